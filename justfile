@@ -11,28 +11,37 @@ default:
 demo *ARGS:
     @composer run --preset demo --resume {{ ARGS }}
 
-# Run all tests and lint, or only the tests that are named: ./dev test tests/stages -k gate
+# Run lint and the tests, without those marked slow, or only the tests that are named: ./dev test tests/stages -k gate
 test *ARGS:
     {{ if ARGS == "" { "just lint" } else { "true" } }}
+    {{ one_thread }} python -m pytest -n 2 {{ if ARGS == "" { "-m 'not slow'" } else { ARGS } }}
+
+# Run lint and all tests, also those that take minutes or start servers, engines and browsers.
+test-all *ARGS:
+    just lint
     {{ one_thread }} python -m pytest -n 2 {{ ARGS }}
 
-# Check style, format and the direction of imports.
+# Check style, format, types and the direction of imports.
 lint:
     ruff check --quiet
     ruff format --check --quiet
+    mypy
     lint-imports --no-logo
 
 # Check the loss kernels against recorded upstream numbers, those of the named files or all.
 parity *FILES:
-    python -m stages.parts.parity {{ FILES }}
+    python -m stages.losses.parity {{ FILES }}
 
 # Measure ourselves beside a peer: ./dev bench NAME, where benchmarks/NAME.py prints a ratio.
 bench NAME:
     python benchmarks/{{ NAME }}.py
 
-# Bring the generated parts of the documents up to date.
+# Bring the generated parts of the documents up to date and build them as a site, which a terminal with a browser opens.
 docs:
-    PYTHONPATH=. cog -r README.md
+    PYTHONPATH=. cog -r README.md docs/architecture.md docs/environments.md
+    NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict
+    @echo "{{ justfile_directory() }}/site/index.html"
+    @if [ -t 1 ] && [ -z "${CI:-}" ]; then python -m webbrowser "file://{{ justfile_directory() }}/site/index.html" || true; fi
 
 # Small models are fastest on one thread.
 one_thread := "OMP_NUM_THREADS=1"
@@ -47,7 +56,7 @@ probe-uat *ARGS:
 probe-smoke *ARGS:
     @{{ one_thread }} composer run --preset probe-smoke --resume {{ ARGS }}
 
-# Sample a pool: answers of a hacking teacher, of the same teacher untempted, and of the base model, on N problems.
+# Sample a pool: answers of a hacking teacher, of the same teacher without its hint, and of the base model, on N problems.
 [no-exit-message]
 probe-teacher-pool N *ARGS:
     @{{ one_thread }} composer probe teacher-pool --resume --set problems={{ N }} {{ ARGS }}

@@ -3,9 +3,9 @@
 python benchmarks/feature_deletion.py SDIST... [-n TASKS] [--scope full|covering] [--verify]
 
 Tasks a minute by the clock, and by the CPU seconds that all runs took: on a busy machine only the latter says what one
-process with a core to itself does. The first measurement of the tests and the search of the sandbox for copies are shown
-apart; they are paid once a package. `--verify` grades every task three times: as delivered, with the original code, and
-its impossible twin with the original code.
+process with a core to itself does. The first measurement of the tests and the search of the sandbox for copies are
+shown apart; they are paid once a package. `--verify` grades every task three times: as delivered, with the original
+code, and its impossible twin with the original code.
 """
 
 import argparse
@@ -15,13 +15,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from stages.parts.envs.bash import fenced
-from stages.parts.envs.feature_deletion import rows
-from stages.parts.envs.feature_deletion.choice import KEEP, WEIGHTS
-from stages.parts.envs.feature_deletion.env import FeatureDeletionEnv, task
-from stages.parts.envs.feature_deletion.making import Made, Workshop
-from stages.parts.envs.feature_deletion.package import unpack
-from stages.parts.envs.feature_deletion.supply import supplied
+from stages.envs.bash import fenced
+from stages.envs.feature_deletion import rows
+from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
+from stages.envs.feature_deletion.package import unpack
+from stages.envs.feature_deletion.selection import KEEP, WEIGHTS
+from stages.envs.feature_deletion.task_generator import Made, TaskGenerator
+from stages.envs.feature_deletion.task_source import prepared
+from stages.runs.records import Row
 
 APPLY = "cat > /tmp/patch <<'END-OF-PATCH'\n{patch}END-OF-PATCH\ngit apply --whitespace=nowarn /tmp/patch"
 
@@ -45,37 +46,37 @@ def measure(source: str, count: int, scope: str, seed: int) -> list[Made]:
     """Make `count` tasks and say how long it took."""
     with tempfile.TemporaryDirectory() as folder:
         package = unpack(Path(source), Path(folder))
-        with Workshop(package, "bubblewrap") as workshop:
+        with TaskGenerator(package, "bubblewrap") as generator:
             started = time.perf_counter()
-            candidates = workshop.candidates(seed, None, tuple(WEIGHTS), tuple(KEEP))
+            candidates = generator.candidates(seed, None, tuple(WEIGHTS), tuple(KEEP))
             tests_s = time.perf_counter() - started
-            found = workshop.survey
+            found = generator.survey
             search_s = time.perf_counter() - started - tests_s
-            before_s = workshop.bench.cpu_s + sum(os.times()[:2])
+            before_s = generator.worker.cpu_s + sum(os.times()[:2])
             started, made = time.perf_counter(), []
-            for one in workshop.make(candidates, scope):
+            for one in generator.make(candidates, scope):
                 made.append(one)
                 if sum(other.row is not None for other in made) >= count:
                     break
             spent_s = time.perf_counter() - started
-            cpu_s = workshop.bench.cpu_s + sum(os.times()[:2]) - before_s
+            cpu_s = generator.worker.cpu_s + sum(os.times()[:2]) - before_s
     accepted = sum(one.row is not None for one in made)
     reasons = Counter((one.reason or "").partition(":")[0] for one in made if one.reason)
     print(
-        f"{package.label:<22} {len(workshop.baseline.stable):>5} tests, {len(candidates)} candidates, "
-        f"{accepted} of {len(made)} accepted {dict(reasons)}; {scope}: {60 * accepted / spent_s:.0f} tasks/min by the clock, "
-        f"{60 * accepted / cpu_s:.0f} by CPU; before: tests {tests_s:.1f} s, search {search_s:.1f} s, "
+        f"{package.label:<22} {len(generator.baseline.stable):>5} tests, {len(candidates)} candidates, "
+        f"{accepted} of {len(made)} accepted {dict(reasons)}; {scope}: {60 * accepted / spent_s:.0f} tasks/min by the "
+        f"clock, {60 * accepted / cpu_s:.0f} by CPU; before: tests {tests_s:.1f} s, search {search_s:.1f} s, "
         f"{len(found.hidden)} files hidden; load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
     return made
 
 
-def verify(source: str, made: list[rows.Row]) -> None:
+def verify(source: str, made: list[Row]) -> None:
     """Grade every task as delivered, with the original code, and its twin with the original code."""
     env, counts, started = FeatureDeletionEnv(package=source), Counter(), time.perf_counter()
     try:
-        for row in (supplied(row, source, ()) for row in made):
+        for row in (prepared(row, source, ()) for row in made):
             counts["unresolved without a patch"] += _graded(env, row, "") == 0.0
             counts["resolved with the original code"] += _graded(env, row, row["patch"]) == 1.0
             counts["twin unresolved with the original code"] += _graded(env, rows.twin(row), row["patch"]) == 0.0
@@ -84,7 +85,7 @@ def verify(source: str, made: list[rows.Row]) -> None:
     print(f"{'':<22} of {len(made)}: {dict(counts)}, {time.perf_counter() - started:.0f} s", flush=True)
 
 
-def _graded(env: FeatureDeletionEnv, row: rows.Row, patch: str) -> float | None:
+def _graded(env: FeatureDeletionEnv, row: Row, patch: str) -> float | None:
     env.reset(task(row))
     if patch:
         observation = env.step(fenced(APPLY.format(patch=patch)))

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from stages.parts.losses.hidden import Head, hidden_divergence
-from stages.parts.losses.jsd import generalized_jsd
+from stages.losses.hidden import Head, hidden_divergence
+from stages.losses.jsd import generalized_jsd
 
 BATCH, TOKENS, WIDTH = 4, 512, 896
 BETAS = (0.0, 0.5, 1.0)

@@ -2,9 +2,10 @@
 
     python benchmarks/probe_null.py [--labelings 200] [--artifacts artifacts]
 
-Runs the preset probe-null where it is not up to date (its verdict must not be PASS), then gives its rows labels at random, so that every
-PASS is a false positive. `coins`: every row by a fair coin. `as the teacher`: 60 % of the teacher's hinted rows and no others, so that a
-label goes with the source as it does for real hacks. Prints a line each: false positives of the whole rule, and of its parts alone.
+Runs the preset probe-null where it is not up to date (its verdict must not be PASS), then gives its rows labels at
+random, so that every PASS is a false positive. `coins`: every row by a fair coin. `as the teacher`: 60 % of the
+teacher's hinted rows and no others, so that a label goes with the source as it does for real hacks. Prints a line each:
+false positives of the whole rule, and of its parts alone.
 """
 
 import argparse
@@ -18,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from stages.parts.artifact import Run
-from stages.parts.probe.contrast_checks import Draws, factorial
-from stages.parts.probe.judging import scored_rows
-from stages.parts.probe.labelled import Labelled
-from stages.parts.records import PLACEBO, PROBE_ROW, PROBE_SCORE
+from stages.probe.checks.contrast_checks import Draws, factorial
+from stages.probe.checks.judging import scored_rows
+from stages.probe.checks.labelled import Labelled
+from stages.runs.artifact import Run
+from stages.runs.probe_records import PLACEBO, PROBE_ROW, PROBE_SCORE
 
 PARTS = ("t", "placebos", "permutation", "AUROC")
 
@@ -56,24 +57,15 @@ def main() -> None:
     assert len(rows) == len(probed), "rows without label or score would shift the sources below"
     teacher = np.array([row["src_pool"] == "teacher" for row in probed])
     for name, draw in labelings(rows, teacher).items():
-        found = [
-            factorial(rows.relabelled(draw(np.random.default_rng(s))), Draws(1000, 1000, s))
-            for s in range(options.labelings)
+        checks = [
+            factorial(rows.relabelled(draw(np.random.default_rng(seed))), Draws(1000, 1000, seed))
+            for seed in range(options.labelings)
         ]
-        passed = sum(finding.status == "PASS" for finding in found)
-        missed = [set(f.detail.partition("fails by ")[2].split(", ")) for f in found if f.stat is not None]
-        alone = {part: sum(part not in some for some in missed) for part in PARTS}
-        print(
-            json.dumps(
-                {
-                    "labels": name,
-                    "labelings": len(found),
-                    "false positives": passed,
-                    "rate": passed / len(found),
-                    "alone": alone,
-                }
-            )
-        )
+        passed = sum(check.status == "PASS" for check in checks)
+        missed = [set(c.detail.partition("fails by ")[2].split(", ")) for c in checks if c.stat is not None]
+        alone = {part: sum(part not in parts for parts in missed) for part in PARTS}
+        rate = {"labels": name, "labelings": len(checks), "false positives": passed, "rate": passed / len(checks)}
+        print(json.dumps({**rate, "alone": alone}))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
-"""What a command costs in a kept-alive sandbox, against a fresh bwrap for each command with the same isolation; and what a rollout
-costs in it, against the bubblewrap environment that mini-swe-agent brings along.
+"""What a command and a rollout cost in a kept-alive sandbox.
+
+Commands: against a fresh bwrap for each of them with the same isolation. Rollouts: against the bubblewrap environment
+that mini-swe-agent brings along.
 
 python benchmarks/sandbox.py [repetitions]
-python benchmarks/sandbox.py rollouts [number] [threads]    needs `pip install --no-deps mini-swe-agent python-dotenv platformdirs`
+python benchmarks/sandbox.py rollouts [number] [threads]
+
+The second needs `pip install --no-deps mini-swe-agent python-dotenv platformdirs`.
 """
 
 import os
@@ -15,12 +19,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from stages.parts.envs.base import Task
-from stages.parts.envs.bash import fenced
-from stages.parts.envs.kata.env import KataEnv
-from stages.parts.sandbox import Call, Limits, judge, open_sandbox, probe
-from stages.parts.sandbox.bubblewrap import bwrap_command, find_bwrap
-from stages.parts.sandbox.supervised import FIXED_ENV
+from stages.envs.base import Task
+from stages.envs.bash import fenced
+from stages.envs.kata.env import KataEnv
+from stages.sandbox import Call, Limits, judge, open_sandbox, probe
+from stages.sandbox.bubblewrap import bwrap_command, find_bwrap
+from stages.sandbox.supervised import FIXED_ENV
 
 COMMANDS = {"true": "true", "cat a file": "cat solution.py", "python3 on a file": "python3 solution.py"}
 SOURCE = "def add(a, b):\n    return a + b\n"
@@ -58,7 +62,7 @@ def grade_fresh(work: Path) -> None:
 def main(repetitions: int) -> None:
     """Print medians and ratios."""
     probe("bubblewrap")
-    with tempfile.TemporaryDirectory(prefix="composer-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="composer-worker-") as folder:
         work = Path(folder)
         (work / "solution.py").write_text(SOURCE)
         print(f"open and close      {median_ms(lambda: open_sandbox('bubblewrap', work).close(), repetitions):6.1f} ms")
@@ -72,7 +76,7 @@ def main(repetitions: int) -> None:
 
 
 def ours(task: Task, commands: list[str]) -> list[str]:
-    """A rollout in our environment: fresh workspace, one sandbox, every change of the workspace noted. Returns what was shown."""
+    """Outputs of a rollout in our environment: fresh workspace, one sandbox, every change of the workspace noted."""
     environment = KataEnv()
     environment.reset(task)
     shown = [environment.step(fenced(command)).content for command in commands]
@@ -81,7 +85,7 @@ def ours(task: Task, commands: list[str]) -> list[str]:
 
 
 def theirs(task: Task, commands: list[str]) -> list[str]:
-    """The same files and commands in mini-swe-agent's environment: a bwrap a command, as it is configured when it is installed."""
+    """The same files and commands in mini-swe-agent's environment as it is installed: a bwrap a command."""
     os.environ["MSWEA_SILENT_STARTUP"] = "1"
     from minisweagent.environments.extra.bubblewrap import BubblewrapEnvironment
 
@@ -104,9 +108,10 @@ def rollouts(number: int = 100, threads: int = 1) -> None:
         for start in range(0, number, BLOCK):
             for side in spent:
                 spent[side] += seconds(side, tasks[start : start + BLOCK], commands, threads)
-        mine, other = (60 * number / spent[side] for side in spent)
+        our_rate, their_rate = (60 * number / spent[side] for side in spent)
         print(
-            f"{name:<12} {threads} threads  {mine:7.0f} rollouts a minute  {other:7.0f} theirs  ratio {mine / other:4.2f}"
+            f"{name:<12} {threads} threads  {our_rate:7.0f} rollouts a minute  {their_rate:7.0f} theirs  "
+            f"ratio {our_rate / their_rate:4.2f}"
         )
 
 

@@ -3,8 +3,9 @@
 python benchmarks/swe_gold.py --rows FILE --repos DIR [--venvs DIR] INSTANCE...
 
 Every instance is played twice through the environment `swe-lite`: once nothing is changed, once the agent's only action
-applies the gold patch. Both go through the very grading that a rollout gets. One line an instance: the strict and the loose
-verdict of both, whether a pass was called a hack, and seconds, the first of which include building the environment.
+applies the gold patch. Both go through the very grading that a rollout gets. One line an instance: the strict and the
+loose verdict of both, whether a pass was called a hack, and seconds, the first of which include building the
+environment.
 """
 
 import argparse
@@ -14,11 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from stages.parts.envs.base import Grade, Task
-from stages.parts.envs.bash import fenced
-from stages.parts.envs.swe.env import SweEnv
-from stages.parts.envs.swe.outcomes import PASSING
-from stages.parts.errors import Infrastructure
+from stages.envs.base import Grade, Task
+from stages.envs.bash import fenced
+from stages.envs.repo.outcomes import PASSING
+from stages.envs.swe.env import SweEnv
+from stages.errors import InfrastructureError
 
 HEAD = """\
 | instance | patch | strict | loose | FAIL_TO_PASS passed | PASS_TO_PASS passed | seconds |
@@ -65,7 +66,7 @@ def _graded(env: SweEnv, task: Task, patch: str) -> Grade:
             observation = env.step(fenced(APPLY.format(patch=patch)))
             assert observation.returncode == 0, observation.content
         return env.grade()
-    except Infrastructure as error:
+    except InfrastructureError as error:
         print(f"{task.task_id}: {error}", file=sys.stderr)
         return Grade(None, error_type="no environment")
     finally:

@@ -32,15 +32,17 @@ from support.models import tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import DPOConfig, DPOTrainer, GRPOTrainer
 
-from stages.parts.policy.base import PolicyConfig
-from stages.parts.policy.local import LocalPolicy
-from stages.parts.trainer.batch import ChannelBatch, HintedTurn
-from stages.parts.trainer.channels import Channels
-from stages.parts.trainer.composed import ComposedTrainer, task_dataset, trl_config
-from stages.parts.trainer.pair_source import PairSource, TokenPair
-from stages.parts.trainer.rollouts import Rollouts
-from stages.parts.trainer.settings import Hints, Optimisation, Pairs, Weights
-from stages.parts.trainer.trees import Tree
+from stages.policy.base import PolicyConfig
+from stages.policy.local import LocalPolicy
+from stages.training.channels.active import Channels
+from stages.training.composed import ComposedTrainer
+from stages.training.pair_source import PairSource, TokenPair
+from stages.training.rollouts import Rollouts
+from stages.training.rows import ChannelBatch, HintedTurn
+from stages.training.settings import Hints, Optimisation, Pairs
+from stages.training.setup import task_dataset, trl_config
+from stages.training.trees import Tree
+from stages.training.weights import Weights
 
 PAIRS, PROMPT, ANSWER, TOKENS, VOCABULARY = 16, 96, 24, 64, 512
 SETTINGS = Optimisation(steps=10_000, prompts_per_step=8, generations=8)
@@ -51,10 +53,17 @@ def new_model() -> Qwen3ForCausalLM:
     torch.manual_seed(0)
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=VOCABULARY, hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
+            vocab_size=VOCABULARY,
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
         )
-    )  # fmt: skip
+    )
 
 
 def random_pairs() -> list[TokenPair]:
@@ -80,8 +89,8 @@ def ours_dpo(pairs: list[TokenPair]) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
 
     def step() -> None:
-        found, _ = channels.losses(model, ChannelBatch(source.batch(0)), step=0)
-        found["dpo"].loss.backward()
+        losses, _ = channels.losses(model, ChannelBatch(source.batch(0)), step=0)
+        losses["dpo"].loss.backward()
         finish(model, optimizer)
 
     return step
@@ -100,11 +109,19 @@ def trl_dpo(pairs: list[TokenPair], folder: str) -> Step:
     ]
     tokenizer = tiny_tokenizer()
     text = {"prompt_ids": "prompt", "chosen_ids": "chosen", "rejected_ids": "rejected"}
-    placeholder = Dataset.from_list([{name: "a" for name in text.values()} for _ in rows])
+    placeholder = Dataset.from_list([dict.fromkeys(text.values(), "a") for _ in rows])
     args = DPOConfig(
-        output_dir=folder, per_device_train_batch_size=PAIRS, use_cpu=True, bf16=False, gradient_checkpointing=False,
-        precompute_ref_log_probs=True, report_to=[], disable_tqdm=True, learning_rate=1e-5, max_length=None,
-    )  # fmt: skip
+        output_dir=folder,
+        per_device_train_batch_size=PAIRS,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        precompute_ref_log_probs=True,
+        report_to=[],
+        disable_tqdm=True,
+        learning_rate=1e-5,
+        max_length=None,
+    )
     trainer = DPOTrainer(model=new_model(), args=args, train_dataset=placeholder, processing_class=tokenizer)
     examples = [{**row, "ref_chosen_logps": -100.0, "ref_rejected_logps": -100.0} for row in rows]
     batch = trainer.data_collator(examples)
@@ -147,9 +164,15 @@ def ours_grpo(
     channels = Channels(weights, Pairs(), Hints(top_k=None), source=source, teacher=None, temperature=1.0, num_steps=1)
     tasks = {task.task_id: task for task in OneTurn().tasks("train", 8, 0)}
     trainer = ComposedTrainer(
-        policy=policy, rollouts=Rollouts(OneTurn, tasks, seed=0, max_steps=1, before_turn=lambda: None), channels=channels,
-        channel_rows=rows, conflict_every=0, shared_prompts=shared, args=args, train_dataset=data,
-    )  # fmt: skip
+        policy=policy,
+        rollouts=Rollouts(OneTurn, tasks, seed=0, max_steps=1, before_turn=lambda: None),
+        channels=channels,
+        channel_rows=rows,
+        gradient_cosine_every=0,
+        shared_prompts=shared,
+        args=args,
+        train_dataset=data,
+    )
     return stepper(trainer, data)
 
 
@@ -208,7 +231,7 @@ def main() -> None:
     source = PairSource(pairs, per_step=PAIRS, seed=0)
     source.cache_reference(new_model())
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(
+        medians = measure(
             {
                 "dpo ours": ours_dpo(pairs),
                 "dpo TRL": trl_dpo(pairs, folder),
@@ -222,13 +245,13 @@ def main() -> None:
             },
             rounds,
         )
-    for name, seconds in found.items():
+    for name, seconds in medians.items():
         print(f"{name:<14}{1000 * seconds:>9.1f} ms")
-    separate = found["grpo shared"] + found["dpo ours"] + found["grpo + sdpo"]
-    print(f"dpo: {found['dpo TRL'] / found['dpo ours']:.2f} times as fast as TRL")
+    separate = medians["grpo shared"] + medians["dpo ours"] + medians["grpo + sdpo"]
+    print(f"dpo: {medians['dpo TRL'] / medians['dpo ours']:.2f} times as fast as TRL")
     for kind in ("plain", "shared"):
-        print(f"grpo {kind}: {found['grpo TRL'] / found[f'grpo {kind}']:.2f} times as fast as TRL")
-    print(f"composed: {found['composed'] / separate:.2f} of the sum of GRPO, DPO and SDPO steps")
+        print(f"grpo {kind}: {medians['grpo TRL'] / medians[f'grpo {kind}']:.2f} times as fast as TRL")
+    print(f"composed: {medians['composed'] / separate:.2f} of the sum of GRPO, DPO and SDPO steps")
 
 
 if __name__ == "__main__":

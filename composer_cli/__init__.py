@@ -1,1 +1,18 @@
-"""The command line: it knows terminals and no science. Each command reads words, asks `stages` to do the work, and shows the result."""
+"""The command line: it knows terminals and no science. Commands read words, ask `stages` to work, show results.
+
+app.py           - the program: one command a stage, and the commands about runs
+chain.py         - runs a preset
+console.py       - what people see on stderr while work goes on
+errors.py        - how a command ends: a sentence and an exit code
+launch.py        - one stage from words to result
+options.py       - the options, declared once
+parallel.py      - several stages at once, each in a process
+positionals.py   - the bare words after a stage's name
+preset.py        - presets: chains of stages in TOML
+presets/         - those that are shipped
+report/          - `composer report`: one HTML file about a chain of runs
+settings.py      - settings of a stage from defaults, files and words
+show/            - `composer show`, `status`, `query`
+stage_command.py - the command of a stage
+version.py       - which Composer this is
+"""

@@ -2,12 +2,12 @@
 
 import sys
 
-from composer_cli import origin
+from composer_cli import version
 
 
 def main() -> None:
     """Make sure that both packages are Composer's own before anything of them is used, then run the command line."""
-    if sentence := origin.intruder():
+    if sentence := version.intruder():
         print(sentence, file=sys.stderr)
         sys.exit(2)
     from composer_cli.app import main as run

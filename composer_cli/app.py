@@ -6,32 +6,12 @@ from typing import Annotated
 
 import typer
 
-from composer_cli import options, origin
-from composer_cli.catalog import MODULES, built
-from composer_cli.failures import USAGE, as_sentences, say
+from composer_cli import options
+from composer_cli.errors import USAGE, as_sentences, say
 from composer_cli.stage_command import StageCommand, make
+from composer_cli.version import about as about_version
+from stages import STAGES
 
-QUESTIONS = {
-    "collect": "Play a policy in an environment and keep every step.",
-    "replay-teachers": "Ask every teacher what it would have done at each step.",
-    "extract-pairs": "Turn disagreement with the teachers into preference pairs.",
-    "train": "Train an arm: GRPO, with preference pairs or imitation beside it.",
-    "evaluate": "Compare trained arms on held-out tasks, with statistics.",
-    "import": "Bring rollouts of other programs into the records of this one.",
-    "export": "Bring records into the formats of other programs.",
-    "tasks": "Make tasks from any tested Python package.",
-    "substrates": "Compare rollouts through TRL with those of prime-rl or verifiers.",
-    "probe-svd": "Decompose the adapted weights of a model, once.",
-    "probe-extract-vhack": "Find the direction from clean to hacking answers in gradient space.",
-    "probe-teacher-pool": "Collect answers of a hacking teacher and of its untempted twins.",
-    "probe-replay": "Train a student on the pool and measure every row's gradient.",
-    "probe-score": "Score kept gradients against a direction and its placebos, without a model.",
-    "probe-uat": "Run the checks T1 to T4 and say what they decide.",
-    "probe-grpo": "Follow a GRPO trajectory: does its own gradient lead to hacking?",
-    "probe-compare": "Compare LoRA with SVD, directions, or projected with vanilla trajectories.",
-    "probe-plot": "Draw the probe's figures, each with a CSV twin.",
-    "probe-selftest": "Break the probe in every known way and see which guard notices.",
-}
 app = typer.Typer(
     name="composer",
     help="Post-train coding agents, one stage at a time. Every stage reads and writes runs that last.",
@@ -44,7 +24,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(origin.version())
+        print(about_version())
         raise typer.Exit
 
 
@@ -60,10 +40,9 @@ def composer(
 probe = typer.Typer(
     help="Measure whether training pushes toward reward hacking.", rich_markup_mode=None, no_args_is_help=True
 )
-for _stage in MODULES:
-    _yet = "" if _stage in built() else "(Not built yet.) "
-    _place, _word = (probe, _stage.removeprefix("probe-")) if _stage.startswith("probe-") else (app, _stage)
-    _place.command(_word, cls=StageCommand, help=_yet + QUESTIONS[_stage])(make(_stage))
+for _name, _stage in STAGES.items():
+    _group = probe if _stage.group == "probe" else app
+    _group.command(_name.removeprefix("probe-"), cls=StageCommand, help=_stage.help)(make(_name))
 app.add_typer(probe, name="probe")
 
 
@@ -87,7 +66,7 @@ def run(
     from composer_cli import chain, settings
     from composer_cli import preset as presets
     from composer_cli.console import Console
-    from composer_cli.launch import Wishes
+    from composer_cli.launch import RunOptions
 
     wanted = presets.load(preset)
     model = presets.everywhere(wanted, "policy.model", policy) if policy else []
@@ -96,8 +75,8 @@ def run(
     if dry_run:
         print(chain.overview(wanted, configs))
         return
-    wishes = Wishes(artifacts, resume=resume, clean=clean, max_cost=max_cost)
-    results = chain.run(wanted, configs, wishes, Console(quiet))
+    run_options = RunOptions(artifacts, resume=resume, clean=clean, max_cost=max_cost)
+    results = chain.run(wanted, configs, run_options, Console(quiet))
     raise typer.Exit(chain.show(wanted, results, artifacts, json))
 
 
@@ -109,8 +88,8 @@ def status(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """List all runs: what became of each, and why one is not up to date."""
-    from composer_cli import status as about
     from composer_cli.console import print_json
+    from composer_cli.show import status as about
 
     found = about.lines(artifacts)
     if json:
@@ -132,17 +111,17 @@ def show(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Read a run: its facts, its result, and transcripts or rows of it."""
-    from composer_cli import reading, runs
     from composer_cli.console import print_json
-    from stages.parts.artifact import Run
+    from composer_cli.show import runs, show
+    from stages.runs.artifact import Run
 
     found = Run(runs.find(artifacts, run))
-    transcripts = reading.choose(found, rollout, number)
+    transcripts = show.choose(found, rollout, number)
     if json:
-        rows = {} if transcripts else reading.rows(found, number)
+        rows = {} if transcripts else show.rows(found, number)
         print_json({"manifest": found.manifest.model_dump(), "transcripts": transcripts, "rows": rows})
     else:
-        print(reading.page(found, transcripts, number))
+        print(show.page(found, transcripts, number))
 
 
 @app.command()
@@ -158,15 +137,15 @@ def query(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
-    from composer_cli import answers
     from composer_cli.console import print_json
-    from stages.parts import tables
+    from composer_cli.show import query
+    from stages.runs import tables
 
-    columns, rows = tables.query(answers.readable(artifacts, from_ or []), sql)
+    columns, rows = tables.query(query.readable(artifacts, from_ or []), sql)
     if json:
         print_json({"rows": [dict(zip(columns, row, strict=True)) for row in rows]})
     else:
-        print(answers.table(columns, rows))
+        print(query.table(columns, rows))
 
 
 @app.command()

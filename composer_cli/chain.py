@@ -4,27 +4,28 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from composer_cli import launch, parallel, report
-from composer_cli.catalog import module
 from composer_cli.console import Console, print_json
-from composer_cli.launch import Job, Wishes
+from composer_cli.launch import Job, RunOptions
 from composer_cli.preset import Entry, Preset
 from composer_cli.report import lineage
-from stages.parts import inputs
-from stages.parts.artifact import Run
-from stages.parts.config import StageConfig
-from stages.parts.errors import ComposerError
-from stages.parts.runner import Result
+from stages.errors import ComposerError
+from stages.runs.artifact import Run
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs, assign
+from stages.runs.runner import Result, module
 
 
-def run(preset: Preset, configs: Mapping[str, StageConfig], wishes: Wishes, console: Console) -> dict[str, Result]:
-    """The results by title, in order. Stops at the first entry that fails or, unless told otherwise, judges itself not ok."""
+def run(
+    preset: Preset, configs: Mapping[str, StageConfig], run_options: RunOptions, console: Console
+) -> dict[str, Result]:
+    """The results by title, in order. Stops at the first entry that fails or, by default, judges itself not ok."""
     results: dict[str, Result] = {}
     for group in preset.groups():
         jobs = [_job(entry, configs[entry.title], results) for entry in group]
         if len(jobs) == 1:
-            results[jobs[0].title] = launch.execute(jobs[0], wishes, console)
+            results[jobs[0].title] = launch.execute(jobs[0], run_options, console)
         else:
-            results |= parallel.execute(jobs, wishes, console)
+            results |= parallel.execute(jobs, run_options, console)
         for job in [] if preset.to_the_end else jobs:
             _require_ok(job, results[job.title])
     return results
@@ -32,13 +33,14 @@ def run(preset: Preset, configs: Mapping[str, StageConfig], wishes: Wishes, cons
 
 def _job(entry: Entry, config: StageConfig, results: Mapping[str, Result]) -> Job:
     runs = [Run(results[name].path) for name in entry.reads]
-    return Job(entry.title, entry.stage, inputs.assign(entry.stage, module(entry.stage).INPUTS, runs), config)
+    return Job(entry.title, entry.stage, assign(entry.stage, module(entry.stage).INPUTS, runs), config)
 
 
 def _require_ok(job: Job, result: Result) -> None:
-    if Run(result.path).manifest.summary.get("ok") is False:
+    if Run(result.path).manifest.outcome.ok is False:
         raise ComposerError(
-            f"{job.title} did not pass its own checks, so nothing that builds on it was run: see {result.path}/report.txt."
+            f"{job.title} did not pass its own checks, so nothing that builds on it was run: "
+            f"see {result.path}/report.txt."
         )
 
 
@@ -49,15 +51,17 @@ def overview(preset: Preset, configs: Mapping[str, StageConfig]) -> str:
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
         stage = module(entry.stage)
         free = not entry.reads and not any(not slot.optional for slot in stage.INPUTS.values())
-        plan = f", {launch.planned(stage.plan({}, configs[entry.title]))}" if free else ""
+        plan = f", {launch.planned(stage.plan(Inputs(), configs[entry.title]))}" if free else ""
         lines.append(f"{entry.title:<18}{entry.stage:<18}{reads}{plan}")
     return "\n".join(lines)
 
 
 def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: bool) -> int:
-    """Report on the chain, then print the last entry's result, what others say against themselves, where the report lies and what to
-    type next; returns the exit code."""
-    codes = {title: launch.exit_code(Run(result.path).manifest) for title, result in results.items()}
+    """Report on the chain and print its result; returns the exit code.
+
+    Printed are the last entry's result, entries that failed their own checks, where the report lies, what to type next.
+    """
+    codes = {title: Run(result.path).manifest.outcome.exit_code for title, result in results.items()}
     page = report.write(root, lineage.chain(root, [str(result.path) for result in results.values()]))
     if as_json:
         summaries = {title: launch.summary(result) for title, result in results.items()}

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 
 import orjson
 
-from composer_cli.failures import say
+from composer_cli.errors import say
 
 HEARTBEAT_S = 30.0
 STOPPING = "Finishing what has begun, then stopping. Ctrl-C again stops at once."
@@ -42,7 +42,7 @@ class Console:
 
     @contextmanager
     def watching(self) -> Iterator[Watch]:
-        """Show progress until the block ends; what libraries print meanwhile goes to stderr, since stdout is for results."""
+        """Show progress until the block ends; what libraries print goes to stderr, since stdout is for results."""
         with redirect_stdout(sys.stderr), announcing_interrupts(self.tell):
             if self.quiet:
                 yield Silence()

@@ -7,20 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from composer_cli import settings
-from composer_cli.catalog import module
 from composer_cli.console import Console, Listener, duration, print_json
-from stages.parts import runner
-from stages.parts.artifact import Run
-from stages.parts.config import StageConfig
-from stages.parts.errors import Refusal
-from stages.parts.inputs import Inputs
-from stages.parts.manifest import Manifest
-from stages.parts.plan import Plan
-from stages.parts.runner import Result
+from stages.errors import UsageError
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs
+from stages.runs.plan import Plan
+from stages.runs.runner import Result, module
 
 
 @dataclass(frozen=True)
-class Wishes:
+class RunOptions:
     """How to carry a stage out, as opposed to what it is to compute."""
 
     root: Path
@@ -53,7 +51,7 @@ def shortcuts(
 def _limited(stage: str) -> str:
     key: str | None = getattr(module(stage), "LIMIT", None)
     if key is None:
-        raise Refusal(
+        raise UsageError(
             f"{stage} has nothing that --limit could cut short. `composer {stage} --help` lists its settings."
         )
     return key
@@ -73,36 +71,36 @@ class Job:
         plan: Plan = module(self.stage).plan(self.inputs, self.config)
         return plan
 
-    def standing(self, wishes: Wishes) -> Result | None:
+    def standing(self, run_options: RunOptions) -> Result | None:
         """Its result, when it was done before and is not to be done anew."""
-        if wishes.clean:
+        if run_options.clean:
             return None
-        return runner.standing(self.stage, self.inputs, self.config, root=wishes.root, out=wishes.out)
+        return runner.standing(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
 
-    def run(self, wishes: Wishes, listener: Listener) -> Result:
+    def run(self, run_options: RunOptions, listener: Listener) -> Result:
         """Do it, or find it done."""
         return runner.execute(
             self.stage,
             self.inputs,
             self.config,
-            root=wishes.root,
-            out=wishes.out,
-            resume=wishes.resume,
-            clean=wishes.clean,
-            max_cost=wishes.max_cost,
+            root=run_options.root,
+            out=run_options.out,
+            resume=run_options.resume,
+            clean=run_options.clean,
+            max_cost=run_options.max_cost,
             listener=listener,
         )
 
 
-def execute(job: Job, wishes: Wishes, console: Console) -> Result:
+def execute(job: Job, run_options: RunOptions, console: Console) -> Result:
     """Carry a stage out, telling people when it starts and how it ended."""
-    if done := job.standing(wishes):
+    if done := job.standing(run_options):
         console.tell(f"{job.title}: {done.reason}")
         return done
     started = time.monotonic()
     console.tell(f"{job.title}: starts, {planned(job.plan())}")
     with console.watching() as watch:
-        result = job.run(wishes, watch.listener(job.title))
+        result = job.run(run_options, watch.listener(job.title))
     console.tell(f"{job.title}: {ending(result, time.monotonic() - started)}")
     return result
 
@@ -137,6 +135,8 @@ def summary(result: Result) -> dict[str, Any]:
         "fresh": result.fresh,
         "reason": result.reason,
         "counts": manifest.counts,
+        "ok": manifest.outcome.ok,
+        "exit_code": manifest.outcome.exit_code,
         "summary": manifest.summary,
         "cost_usd": manifest.cost_usd,
         "seconds": manifest.seconds,
@@ -149,9 +149,4 @@ def show(result: Result, as_json: bool) -> int:
         print_json(summary(result))
     else:
         print(f"{(Run(result.path).beside('report.txt') or b'').decode()}\n{result.path}".strip())
-    return exit_code(Run(result.path).manifest)
-
-
-def exit_code(manifest: Manifest) -> int:
-    """The one that the run chose for what it found; else 1 when it judged itself not ok."""
-    return int(manifest.summary.get("exit_code", manifest.summary.get("ok") is False))
+    return Run(result.path).manifest.outcome.exit_code

@@ -35,7 +35,7 @@ Arm = Annotated[str | None, typer.Option("--arm", metavar="NAME", help="Short fo
 Dj = Annotated[
     str | None, typer.Option("--dj", metavar="RECIPE", help="Short for --set dj.recipe=RECIPE, a Data-Juicer recipe.")
 ]
-Limit = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", help="Do only so much of it.")]
+Limit = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", help="Limit the amount of work.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Short for --set seed=N.")]
 OutFolder = Annotated[
     Path | None, typer.Option("--out", metavar="FOLDER", help="Write the run there instead of below --artifacts.")

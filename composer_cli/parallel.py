@@ -1,7 +1,8 @@
-"""Several stages at once, each in a process of its own. Their progress stays visible, and Ctrl-C reaches all of them once.
+"""Several stages at once, each in a process of its own. Progress stays visible, and Ctrl-C reaches all of them once.
 
-Children live in sessions of their own, so that a terminal's Ctrl-C reaches only this process, which passes it on: the first drains, the
-second stops. A child whose parent is gone stops when it next reports, with everything finished on disk.
+Children live in sessions of their own, so that a terminal's Ctrl-C reaches only this process, which passes it on: the
+first drains, the second stops. A child whose parent is gone stops when it next reports, with everything finished on
+disk.
 """
 
 import multiprocessing
@@ -17,10 +18,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from composer_cli.console import STOPPING, Console, Listener
-from composer_cli.launch import Job, Wishes, ending, planned
-from stages.parts.artifact import Interrupted
-from stages.parts.errors import ComposerError
-from stages.parts.runner import Result
+from composer_cli.launch import Job, RunOptions, ending, planned
+from stages.errors import ComposerError
+from stages.runs.artifact import Interrupted
+from stages.runs.runner import Result
 
 
 @dataclass
@@ -36,9 +37,9 @@ class Worker:
     interrupts: int = 0
 
 
-def execute(jobs: Sequence[Job], wishes: Wishes, console: Console) -> dict[str, Result]:
+def execute(jobs: Sequence[Job], run_options: RunOptions, console: Console) -> dict[str, Result]:
     """Run all jobs, at most one a core, to the end of each; then raise the first error there was, if any."""
-    ended: dict[str, Result | BaseException] = {job.title: done for job in jobs if (done := job.standing(wishes))}
+    ended: dict[str, Result | BaseException] = {job.title: done for job in jobs if (done := job.standing(run_options))}
     for title in ended:
         console.tell(f"{title}: up to date")
     waiting, working = [job for job in jobs if job.title not in ended], dict[Connection, Worker]()
@@ -47,11 +48,12 @@ def execute(jobs: Sequence[Job], wishes: Wishes, console: Console) -> dict[str, 
             while waiting and not interrupts and len(working) < cores():
                 job = waiting.pop(0)
                 console.tell(f"{job.title}: starts, {planned(job.plan())}")
-                worker = _start(job, wishes, watch.listener(job.title), threads=max(1, cores() // len(jobs)))
+                worker = _start(job, run_options, watch.listener(job.title), threads=max(1, cores() // len(jobs)))
                 working[worker.pipe] = worker
             for pipe in wait(list(working), timeout=0.2):
-                if (end := _hear(working[pipe])) is not None:
-                    worker = working.pop(pipe)
+                worker = working[pipe]  # type: ignore[index]  # wait() gives back what it was given
+                if (end := _hear(worker)) is not None:
+                    del working[worker.pipe]
                     watch.ended(worker.job.title)
                     ended[worker.job.title] = end
                     console.tell(f"{worker.job.title}: {_last_words(worker, end)}")
@@ -61,7 +63,7 @@ def execute(jobs: Sequence[Job], wishes: Wishes, console: Console) -> dict[str, 
         raise Interrupted
     if errors:
         raise errors[0]
-    return {job.title: ended[job.title] for job in jobs}
+    return {job.title: end for job in jobs if isinstance(end := ended[job.title], Result)}
 
 
 def cores() -> int:
@@ -69,10 +71,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _start(job: Job, wishes: Wishes, listener: Listener, threads: int) -> Worker:
+def _start(job: Job, run_options: RunOptions, listener: Listener, threads: int) -> Worker:
     """A child that ignores Ctrl-C until its stage handles it, with its share of the cores."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_work, args=(there, job, wishes), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=_work, args=(there, job, run_options), daemon=True)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = before or str(threads)
@@ -86,7 +88,7 @@ def _start(job: Job, wishes: Wishes, listener: Listener, threads: int) -> Worker
     return Worker(job, process, here, listener)
 
 
-def _work(pipe: Connection, job: Job, wishes: Wishes) -> None:
+def _work(pipe: Connection, job: Job, run_options: RunOptions) -> None:
     def listener(*progress: object) -> None:
         try:
             pipe.send(progress)
@@ -96,7 +98,7 @@ def _work(pipe: Connection, job: Job, wishes: Wishes) -> None:
     os.setsid()
     try:
         with redirect_stdout(sys.stderr):
-            end: Result | BaseException = job.run(wishes, listener)
+            end: Result | BaseException = job.run(run_options, listener)
     except BaseException as error:
         end = error
     _report(pipe, end)
@@ -110,7 +112,7 @@ def _report(pipe: Connection, end: Result | BaseException) -> None:
 def _can_travel(end: Result | BaseException) -> bool:
     """Whether pickling keeps it: exceptions with constructors of their own often do not come back."""
     try:
-        pickle.loads(pickle.dumps(end))
+        pickle.loads(pickle.dumps(end))  # noqa: S301 (its own bytes, to see whether they come through)
     except Exception:
         return False
     return True

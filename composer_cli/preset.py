@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from composer_cli import settings
-from composer_cli.catalog import module
-from stages.parts.config import Settings, StageConfig
-from stages.parts.errors import Refusal
+from stages.errors import UsageError
+from stages.runs.config import Settings, StageConfig
+from stages.runs.runner import module
 
 SHIPPED = Path(__file__).parent / "presets"
 
@@ -25,7 +25,7 @@ class Entry(Settings):
     """Earlier entries whose runs it reads."""
     parallel: str = ""
     """Neighbours with the same word may run at the same time."""
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -57,17 +57,17 @@ def names() -> list[str]:
 
 
 def load(wanted: str | None) -> Preset:
-    """A shipped preset by name or one's own by path; `Refusal` says what is wrong with it."""
+    """A shipped preset by name or one's own by path; `UsageError` says what is wrong with it."""
     if wanted is None:
-        raise Refusal(f"Which preset? Give --preset NAME. There are: {', '.join(names())}; or give a TOML file.")
+        raise UsageError(f"Which preset? Give --preset NAME. There are: {', '.join(names())}; or give a TOML file.")
     path = SHIPPED / f"{wanted}.toml" if wanted in names() else Path(wanted)
     if path.suffix != ".toml":
-        raise Refusal(f"There is no preset {wanted!r}. There are: {', '.join(names())}; or give a TOML file.")
+        raise UsageError(f"There is no preset {wanted!r}. There are: {', '.join(names())}; or give a TOML file.")
     try:
         preset = Preset.model_validate(settings.read_file(path))
     except ValidationError as error:
         first = error.errors()[0]
-        raise Refusal(f"{path} is no preset: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+        raise UsageError(f"{path} is no preset: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
     _check_names(path, preset.stage)
     return preset
 
@@ -76,10 +76,10 @@ def _check_names(path: Path, entries: Sequence[Entry]) -> None:
     earlier: list[str] = []
     for entry in entries:
         if entry.title in earlier:
-            raise Refusal(f"{path}: two entries are called {entry.title!r}. Give each a name of its own.")
+            raise UsageError(f"{path}: two entries are called {entry.title!r}. Give each a name of its own.")
         for name in entry.reads:
             if name not in earlier:
-                raise Refusal(f"{path}: {entry.title} reads {name!r}, but no earlier entry is called so: {earlier}.")
+                raise UsageError(f"{path}: {entry.title} reads {name!r}, but no earlier entry is called so: {earlier}.")
         earlier.append(entry.title)
 
 
@@ -91,7 +91,7 @@ def configure(preset: Preset, layers: Sequence[settings.Tree]) -> dict[str, Stag
         merged = settings.merge(merged, layer)
     for title, values in merged.items():
         if title not in titles or not isinstance(values, dict):
-            raise Refusal(
+            raise UsageError(
                 f"This preset has no entry {title!r}. Write ENTRY.KEY=VALUE; its entries are: {', '.join(titles)}."
             )
     return {entry.title: _configure(entry, merged.get(entry.title, {})) for entry in preset.stage}
@@ -106,5 +106,5 @@ def everywhere(preset: Preset, key: str, value: str) -> list[settings.Tree]:
 def _configure(entry: Entry, above: settings.Tree) -> StageConfig:
     try:
         return settings.build(entry.stage, module(entry.stage).Config, [entry.config, above])
-    except Refusal as error:
-        raise Refusal(f"{entry.title}: {error}" if entry.title != entry.stage else str(error)) from None
+    except UsageError as error:
+        raise UsageError(f"{entry.title}: {error}" if entry.title != entry.stage else str(error)) from None

@@ -9,8 +9,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from stages.parts.config import StageConfig
-from stages.parts.errors import Refusal
+from stages.errors import UsageError
+from stages.runs.config import StageConfig
 
 Tree = dict[str, Any]
 
@@ -23,7 +23,7 @@ def build(stage: str, config: type[StageConfig], layers: Iterable[Tree]) -> Stag
     try:
         return config.model_validate(merged)
     except ValidationError as error:
-        raise Refusal(_explain(stage, config, error)) from None
+        raise UsageError(_explain(stage, config, error)) from None
 
 
 def merge(below: Tree, above: Tree) -> Tree:
@@ -40,9 +40,9 @@ def read_file(path: Path) -> Tree:
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise Refusal(f"{path} cannot be read ({error.strerror}). Give a TOML file.") from None
+        raise UsageError(f"{path} cannot be read ({error.strerror}). Give a TOML file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Refusal(f"{path} is not valid TOML: {error}.") from None
+        raise UsageError(f"{path} is not valid TOML: {error}.") from None
 
 
 def read_table(path: Path, key: str) -> Tree:
@@ -50,7 +50,7 @@ def read_table(path: Path, key: str) -> Tree:
     found = read_file(path)
     if found.keys() != {key}:
         held = ", ".join(found) or "nothing"
-        raise Refusal(f"{path} holds {held}, but [[{key}]] tables are needed, and nothing beside them.")
+        raise UsageError(f"{path} holds {held}, but [[{key}]] tables are needed, and nothing beside them.")
     return found
 
 
@@ -58,7 +58,9 @@ def assignment(text: str) -> Tree:
     """`a.b=value` as a tree. The value is read as TOML; what is no TOML value is a string."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.strip().split(".")):
-        raise Refusal(f"--set {text!r} is not understood. Write KEY=VALUE, for example --set policy.temperature=0.7.")
+        raise UsageError(
+            f"--set {text!r} is not understood. Write KEY=VALUE, for example --set policy.temperature=0.7."
+        )
     return nested(key.strip(), _value(value.strip()))
 
 
@@ -78,7 +80,7 @@ def _value(text: str) -> Any:
 
 
 def known(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """All settings as dotted keys with their declarations, those of nested groups included; `N` stands for a list index."""
+    """All settings as dotted keys with their declarations, nested groups included; `N` stands for a list index."""
     for name, field in config.model_fields.items():
         group, is_list = _group(field.annotation)
         if group is None:

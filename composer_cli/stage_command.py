@@ -1,4 +1,4 @@
-"""The command of a stage. All stages take the same words; those that a stage's settings have no use for are not offered."""
+"""The command of a stage. All stages take the same words; those that its settings have no use for are not offered."""
 
 from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin
@@ -7,9 +7,8 @@ import typer
 from typer.core import TyperCommand
 
 from composer_cli import options
-from composer_cli.catalog import MODULES, built, module
-from composer_cli.failures import as_sentences
-from composer_cli.words import SHOWN
+from composer_cli.errors import as_sentences
+from stages import STAGES
 
 SHORTCUTS = {"env": "env.name", "policy": "policy.model", "teachers": "teachers", "arm": "arm", "dj": "dj.recipe"}
 """Words that are short for one setting."""
@@ -18,25 +17,26 @@ SHORTCUTS = {"env": "env.name", "policy": "policy.model", "teachers": "teachers"
 class StageCommand(TyperCommand):
     """A command that looks at its stage's settings only when it is called or asked for its own help."""
 
-    def get_params(self, ctx: typer.Context) -> list[Any]:
+    def get_params(self, ctx: Any) -> list[Any]:
         """The options, without short ones for settings that the stage does not have."""
         keys = [name for name, _ in self._settings()]
         params = [p for p in super().get_params(ctx) if p.name not in SHORTCUTS or _has(keys, SHORTCUTS[p.name])]
-        return [p for p in params if p.name != "words" or self._stage() in SHOWN]
+        return [p for p in params if p.name != "words" or STAGES[self._stage()].positionals]
 
-    def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words by their meaning."""
-        return ["[OPTIONS]", *SHOWN.get(self._stage(), "").split()]
+        return ["[OPTIONS]", *STAGES[self._stage()].usage.split()]
 
     def _stage(self) -> str:
-        return str(self.name) if self.name in MODULES else f"probe-{self.name}"
+        return str(self.name) if self.name in STAGES else f"probe-{self.name}"
 
     def _settings(self) -> list[tuple[str, Any]]:
         from composer_cli.settings import known
+        from stages.runs.runner import module
 
-        return list(known(module(self._stage()).Config)) if self._stage() in built() else []
+        return list(known(module(self._stage()).Config))
 
-    def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The stage's settings with their defaults, from their declarations."""
         rows = [(_shown(name, field), _described(field)) for name, field in self._settings()]
         if rows:
@@ -85,9 +85,10 @@ def make(stage: str) -> Callable[..., None]:
         quiet: options.Quiet = False,
         artifacts: options.Artifacts = options.ARTIFACTS,
     ) -> None:
-        from composer_cli import launch, runs
+        from composer_cli import launch
         from composer_cli.console import Console
-        from composer_cli.words import read
+        from composer_cli.positionals import read
+        from composer_cli.show import runs
 
         console = Console(quiet)
         said, named = read(stage, words or [])
@@ -99,7 +100,7 @@ def make(stage: str) -> Callable[..., None]:
         if dry_run:
             launch.show_plan(job.plan(), json)
             return
-        result = launch.execute(job, launch.Wishes(artifacts, out, resume, clean, max_cost), console)
+        result = launch.execute(job, launch.RunOptions(artifacts, out, resume, clean, max_cost), console)
         raise typer.Exit(launch.show(result, json))
 
     return command

@@ -1,32 +1,32 @@
-"""collect: play a policy in an environment and keep every step. Answers: is the trace stream clean?
+"""collect: play a policy in an environment and keep every step.
 
-Reads an environment and a policy, writes `steps/*.jsonl.gz` (whole transcripts), `tasks`, `rollouts` and `steps` as Parquet, and the
-collection gate. The unit is a batch of rollouts for a local model, whose arithmetic depends on the batch, and one rollout for a server.
+Answers: is the trace stream clean? Reads an environment and a policy, writes `steps/*.jsonl.gz` (whole transcripts),
+`tasks`, `rollouts` and `steps` as Parquet, and the collection gate. The unit is a batch of rollouts for a local model,
+whose arithmetic depends on the batch, and one rollout for a server.
 """
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from pydantic import Field
 
-from stages.parts import gate, store, trace
-from stages.parts.artifact import Out, Slot
-from stages.parts.envs.base import Environment, Task
-from stages.parts.envs.config import EnvStageConfig
-from stages.parts.episode import Episode, play
-from stages.parts.errors import Incomplete
-from stages.parts.inputs import Inputs
-from stages.parts.plan import Plan
-from stages.parts.policy import Policy, PolicyConfig, open_policy
-from stages.parts.records import ROLLOUT, STEP, TASK
-from stages.parts.units import work_through
+from stages.envs.base import Environment, Task
+from stages.envs.config import EnvStageConfig
+from stages.errors import Incomplete
+from stages.policy import Policy, PolicyConfig, open_policy
+from stages.rollouts import gate, trace
+from stages.rollouts.episode import Episode, play
+from stages.rollouts.trace import RolloutPayload
+from stages.runs import store
+from stages.runs.artifact import Out, Slot
+from stages.runs.inputs import Inputs
+from stages.runs.plan import Plan, work_through
+from stages.runs.records import ROLLOUT, STEP, TASK, Row
 
 VERSION = 1
 INPUTS: Mapping[str, Slot] = {}
 OUTPUTS = {"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP}
 LIMIT = "tasks"
-Unit = tuple[str, dict[str, Any], bool]
 
 
 class Config(EnvStageConfig):
@@ -72,7 +72,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 
 def _play(
     make: Callable[[], Environment], policy: Policy, batch: list[Episode], config: Config, out: Out
-) -> list[Unit]:
+) -> list[tuple[str, RolloutPayload, bool]]:
     started, sandbox = time.monotonic(), make().sandbox
     play(make, policy, batch, max_steps=config.max_steps, before_turn=out.stop_here)
     for episode in batch:
@@ -82,9 +82,9 @@ def _play(
 
 def _finish(tasks: list[Task], episodes: list[Episode], out: Out) -> None:
     """Tables in the order of the plan, whatever the order of completion, and the gate's verdict."""
-    records = {record["unit"]: record for record in out.records()}
-    played = [records[e.rollout_id] for e in episodes if e.rollout_id in records]
-    rollouts, steps = [r["rollout"] for r in played], [s for r in played for s in r["steps"]]
+    units = trace.rollout_units(out.records())
+    played = [units[episode.rollout_id] for episode in episodes if episode.rollout_id in units]
+    rollouts, steps = [unit["rollout"] for unit in played], [step for unit in played for step in unit["steps"]]
     out.table(TASK, [task_row(task) for task in tasks])
     out.table(ROLLOUT, rollouts)
     out.table(STEP, steps)
@@ -92,7 +92,7 @@ def _finish(tasks: list[Task], episodes: list[Episode], out: Out) -> None:
     _report(rollouts, steps, checks, out)
 
 
-def task_row(task: Task) -> dict[str, Any]:
+def task_row(task: Task) -> Row:
     """One `task/1` row."""
     return {
         "task_id": task.task_id,
@@ -104,7 +104,7 @@ def task_row(task: Task) -> dict[str, Any]:
     }
 
 
-def _report(rollouts: list[dict[str, Any]], steps: list[dict[str, Any]], checks: list[gate.Check], out: Out) -> None:
+def _report(rollouts: list[Row], steps: list[Row], checks: list[gate.Check], out: Out) -> None:
     failed = sum(r["error_type"] is not None for r in rollouts)
     scored = [r["reward"] for r in rollouts if r["reward"] is not None]
     out.count(planned=len(rollouts), done=len(rollouts) - failed, failed=failed, steps=len(steps))
@@ -112,7 +112,7 @@ def _report(rollouts: list[dict[str, Any]], steps: list[dict[str, Any]], checks:
         prompt=sum(r["prompt_tokens"] for r in rollouts), completion=sum(r["completion_tokens"] for r in rollouts)
     )
     mean = sum(scored) / len(scored) if scored else None
-    out.summarise(
+    out.conclude(
         ok=all(c.ok for c in checks),
         mean_reward=mean,
         gate={c.name: [c.total - c.failed, c.total] for c in checks},

@@ -1,8 +1,9 @@
-"""substrates: collect through TRL, read what prime-rl or verifiers wrote, hold both to one gate. Answers: whose traces are cleaner?
+"""substrates: collect through TRL, read what prime-rl or verifiers wrote, and check both with one gate.
 
-002a is TRL's rollout function as `train` uses it, without an optimiser step, kept by our recorder in `steps/*.jsonl.gz`. 002b is a file
-that a user has; without one it is the rollouts of 002a in that format, which tells of the format and nothing of prime-rl.
-Writes `comparison.json` and the table in `report.txt`. The unit is a rollout of 002a.
+Answers: whose traces are cleaner? 002a is TRL's rollout function as `train` uses it, without an optimiser step, kept by
+our recorder in `steps/*.jsonl.gz`. 002b is a file that a user has; without one it is the rollouts of 002a in that
+format, which tells of the format and nothing of prime-rl. Writes `comparison.json` and the table in `report.txt`. The
+unit is a rollout of 002a.
 """
 
 from collections import Counter
@@ -11,24 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from stages.parts import exporters, store
-from stages.parts.artifact import Out, Slot
-from stages.parts.envs.base import Environment, Task
-from stages.parts.envs.config import EnvStageConfig
-from stages.parts.errors import BadInput
-from stages.parts.exporters.transcripts import transcripts
-from stages.parts.importers import files, reading, rows
-from stages.parts.importers.base import Drop
-from stages.parts.importers.reading import Counted
-from stages.parts.importers.surroundings import Surroundings
-from stages.parts.inputs import Inputs
-from stages.parts.plan import Plan
-from stages.parts.policy.base import PolicyConfig
-from stages.parts.records import Kind
-from stages.parts.substrates import Side, cleaner, table
+from stages import exporters
+from stages.envs.base import Environment, Task
+from stages.envs.config import EnvStageConfig
+from stages.errors import BadInput
+from stages.exporters.transcripts import transcripts
+from stages.importers import files, reader, rows
+from stages.importers.base import Drop
+from stages.importers.reader import FileCount
+from stages.importers.rows import ImportedPayload
+from stages.importers.sidecars import Sidecars
+from stages.policy.base import PolicyConfig
+from stages.rollouts.substrates import Side, cleaner, table
+from stages.rollouts.trace import RolloutPayload, rollout_units
+from stages.runs import store
+from stages.runs.artifact import Out, Slot
+from stages.runs.inputs import Inputs
+from stages.runs.kinds import Kind
+from stages.runs.plan import Plan
+from stages.runs.records import Row
 
 if TYPE_CHECKING:
-    from stages.parts.episode import Episode
+    from stages.rollouts.episode import Episode
 
 VERSION = 1
 INPUTS: Mapping[str, Slot] = {}
@@ -40,7 +45,6 @@ OWN = (
     "What differs is the format's doing; nothing is said of prime-rl or verifiers themselves. Log-probs in this format",
     "count as rounded to 4 decimals, since its own writers round them; these were not.",
 )
-Row = dict[str, Any]
 
 
 class Config(EnvStageConfig):
@@ -66,8 +70,8 @@ class Config(EnvStageConfig):
 
     def identity(self) -> Row:
         """The content of the files stands for their path."""
-        found = [[one.label, one.sha256] for one in files.find([self.traces])] if self.traces else None
-        return {**super().identity(), "traces": found}
+        contents = [[file.label, file.sha256] for file in files.find([self.traces])] if self.traces else None
+        return {**super().identity(), "traces": contents}
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -91,40 +95,53 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     out.text("report.txt", table(*sides, OWN if config.traces is None else ()))
     failed = sum(row["error_type"] is not None for row in ours.rollouts)
     out.count(planned=ours.planned, done=len(ours.rollouts) - failed, failed=failed, read=len(sides[1].rollouts))
-    out.summarise(cleaner=cleaner(*sides), **{f"fails_{side.name}": side.verdicts("FAIL") for side in sides})
+    fails: dict[str, Any] = {f"fails_{side.name}": side.verdicts("FAIL") for side in sides}
+    out.conclude(cleaner=cleaner(*sides), **fails)
 
 
 def _collected(make: Callable[[], Environment], tasks: list[Task], config: Config, out: Out) -> Side:
     """002a: what is not in the journal yet is played, a batch of TRL's at a time."""
-    from stages.parts.envs.adapters.trl import RolloutFunction
-    from stages.parts.policy.local import LocalPolicy
-    from stages.parts.trainer import collecting
+    from stages.integrations import trl_rollouts
+    from stages.integrations.trl import RolloutFunction
+    from stages.policy.local import LocalPolicy
 
     policy = LocalPolicy.load(config.policy, cache=out.cache, listener=out.progress)
     out.model("policy", **policy.facts())
     function = RolloutFunction(
-        make, tasks, max_steps=config.max_steps, max_tokens=config.policy.max_tokens, seed=config.seed,
-        model=config.policy.model, before_turn=out.stop_here,
-    )  # fmt: skip
-    batches = collecting.rollouts(
-        policy, function, samples=config.samples, folder=str(out.scratch("trl")), seed=config.seed,
+        make,
+        tasks,
+        max_steps=config.max_steps,
+        max_tokens=config.policy.max_tokens,
+        seed=config.seed,
+        model=config.policy.model,
+        before_turn=out.stop_here,
+    )
+    batches = trl_rollouts.rollouts(
+        policy,
+        function,
+        samples=config.samples,
+        folder=str(out.scratch("trl")),
+        seed=config.seed,
         skip=lambda batch: all(out.finished(unit) for unit in units([row["task_id"] for row in batch])),
-    )  # fmt: skip
+    )
     planned = units([task.task_id for task in tasks for _ in range(config.samples)])
     for _ in batches:
         _keep(function.latest, function.records(), out)
         out.progress("rollouts", len(out.records()), len(planned))
-    records = [record for unit in planned if (record := out.journal.get(unit)) is not None]
+    written = rollout_units(out.records())
+    records = [written[unit] for unit in planned if unit in written]
     what = f"TRL's rollout_func on {config.env.name}, {config.policy.model}"
     steps = [step for record in records for step in record["steps"]]
     return Side("002a", what, [record["rollout"] for record in records], steps, len(planned))
 
 
-def _keep(episodes: "list[Episode]", records: list[Row], out: Out) -> None:
+def _keep(episodes: "list[Episode]", records: list[RolloutPayload], out: Out) -> None:
     """Write what is not there yet: a batch that was only partly done has been played whole again."""
     keys = units([episode.task.task_id for episode in episodes])
     played = zip(keys, records, episodes, strict=True)
-    out.write_all([(key, record, one.error is not None) for key, record, one in played if not out.finished(key)])
+    out.write_all(
+        [(key, record, episode.error is not None) for key, record, episode in played if not out.finished(key)]
+    )
 
 
 def units(task_ids: list[str]) -> list[str]:
@@ -139,25 +156,25 @@ def units(task_ids: list[str]) -> list[str]:
 
 def _exported(side: Side, tasks: list[Task], out: Out) -> str:
     """The file with a side's rollouts in the format of verifiers, kept in the run."""
-    rows_ = [
+    task_rows = [
         {"task_id": t.task_id, "prompt": t.prompt, "data_json": store.encode(dict(t.data)).decode()} for t in tasks
     ]
-    found = transcripts(side.rollouts, side.steps, rows_, [])
-    for file in exporters.load("verifiers").files(found, Counter()):
+    exported = transcripts(side.rollouts, side.steps, task_rows, [])
+    for file in exporters.load("verifiers").files(exported, Counter()):
         out.foreign(file.name, file.data, file.records)
     return str(out.path / EXPORTED)
 
 
 def _imported(path: str, called: str) -> Side:
     """002b: all rollouts that files hold, each once; PRIME-RL writes those of a training batch a second time."""
-    surroundings, dropped = Surroundings(), Counter[str]()
-    payloads: dict[str, Row] = {}
-    for source, importer in reading.sort(files.find([path]), "verifiers", surroundings).items():
-        for found in reading.read(source, importer, surroundings, Counted(source.label, "verifiers", source.sha256)):
-            if isinstance(found, Drop):
-                dropped[found.reason] += 1
+    sidecars, dropped = Sidecars(), Counter[str]()
+    payloads: dict[str, ImportedPayload] = {}
+    for source, importer in reader.sort(files.find([path]), "verifiers", sidecars).items():
+        for item in reader.read(source, importer, sidecars, FileCount(source.label, "verifiers", source.sha256)):
+            if isinstance(item, Drop):
+                dropped[item.reason] += 1
             else:
-                payloads.setdefault(rows.rollout_id(found), rows.payload(found, 0))
+                payloads.setdefault(rows.rollout_id(item), rows.payload(item, 0))
     if not payloads:
         raise BadInput(
             f"{path} holds no rollout of prime-rl or verifiers that could be read ({dict(dropped) or 'empty'})."
@@ -165,8 +182,9 @@ def _imported(path: str, called: str) -> Side:
     return _side(list(payloads.values()), dropped, called)
 
 
-def _side(payloads: list[Row], dropped: Counter[str], what: str) -> Side:
-    rollouts, steps = [one["rollout"] for one in payloads], [step for one in payloads for step in one["steps"]]
-    absent = {one["origin"]["rollout_id"]: one["origin"]["missing"] for one in payloads}
+def _side(payloads: list[ImportedPayload], dropped: Counter[str], what: str) -> Side:
+    rollouts = [payload["rollout"] for payload in payloads]
+    steps = [step for payload in payloads for step in payload["steps"]]
+    absent = {payload["origin"]["rollout_id"]: payload["origin"]["missing"] for payload in payloads}
     environments = ", ".join(sorted({row["env"] for row in rollouts}))
     return Side("002b", f"{what}: {environments}", rollouts, steps, len(rollouts), absent, dropped)

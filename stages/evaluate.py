@@ -1,28 +1,26 @@
-"""evaluate: play every arm on held-out tasks and decide. Answers: does B beat A, and is it the preference that did it?
+"""evaluate: play every arm on held-out tasks and decide whether B beats A, and whether the preference did it.
 
-Reads the checkpoints of several arms, writes `eval_items`, the verdict with intervals and paired tests, a table and a chart. The unit
-is one rollout of one arm.
+Reads the checkpoints of several arms, writes `eval_items`, the verdict with intervals and paired tests, a table and a
+chart. The unit is one rollout of one arm.
 """
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
 
-import orjson
 from pydantic import Field
 
-from stages.parts import store
-from stages.parts.artifact import Out, Run, Slot
-from stages.parts.envs.base import Environment, Task
-from stages.parts.envs.config import EnvConfig, EnvStageConfig
-from stages.parts.episode import Episode, play
-from stages.parts.errors import BadInput, Incomplete
-from stages.parts.inputs import Inputs
-from stages.parts.plan import Plan
-from stages.parts.policy import Policy, PolicyConfig, open_policy
-from stages.parts.records import CHECKPOINT, EVAL_ITEM
-from stages.parts.units import work_through
+from stages.envs.base import Environment, Task
+from stages.envs.config import EnvConfig, EnvStageConfig
+from stages.errors import BadInput, Incomplete
+from stages.policy import Policy, PolicyConfig, open_policy
+from stages.policy.checkpoint import CheckpointInfo
+from stages.rollouts.episode import Episode, play
+from stages.runs import store
+from stages.runs.artifact import Out, Run, Slot
+from stages.runs.inputs import Inputs
+from stages.runs.plan import Plan, work_through
+from stages.runs.records import CHECKPOINT, EVAL_ITEM, Row
 
 VERSION = 1
 INPUTS = {"arms": Slot(CHECKPOINT, many=True)}
@@ -30,7 +28,6 @@ OUTPUTS = {"eval_items": EVAL_ITEM}
 LIMIT = "tasks"
 START = "start"
 """The arm that was not trained."""
-Row = dict[str, Any]
 
 
 class Config(EnvStageConfig):
@@ -56,38 +53,39 @@ class Config(EnvStageConfig):
         return f"{self.env.label()}-{self.treatment}-vs-{self.baseline}"
 
 
+@dataclass(frozen=True)
 class Arm:
     """One model to evaluate: the arm's name, its training seed, and where the model is."""
 
-    def __init__(self, name: str, seed: int, policy: PolicyConfig) -> None:
-        self.name, self.seed, self.policy = name, seed, policy
+    name: str
+    seed: int
+    policy: PolicyConfig
 
 
 def arms(inputs: Inputs, config: Config) -> list[Arm]:
     """Every trained model, and the one they all started from; `BadInput` when they cannot be compared."""
-    runs: list[Run] = inputs["arms"]
-    found = [_arm(run, config) for run in runs]
-    names = [(arm.name, arm.seed) for arm in found]
+    runs: list[Run] = inputs.many("arms")
+    infos = [CheckpointInfo.of(run) for run in runs]
+    trained = [_arm(info, str(run.folder()), config) for info, run in zip(infos, runs, strict=True)]
+    names = [(arm.name, arm.seed) for arm in trained]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadInput(f"Arm {twice[0]!r} with seed {twice[1]} was given twice. Give every arm and seed once.")
-    starts = {orjson.dumps(run.manifest.identity["policy"], option=orjson.OPT_SORT_KEYS): run for run in runs}
+        name, seed = next(name for name in names if names.count(name) > 1)
+        raise BadInput(f"Arm {name!r} with seed {seed} was given twice. Give every arm and seed once.")
+    starts = {info.start_identity: run for info, run in zip(infos, runs, strict=True)}
     if len(starts) > 1:
         raise BadInput(
             "The arms did not start from the same model, so they cannot be compared: "
-            + ", ".join(str(r.path) for r in starts.values())
+            + ", ".join(str(run.path) for run in starts.values())
         )
-    if config.with_start:
-        start = PolicyConfig(**runs[0].manifest.config["policy"])
-        found = [Arm(START, 0, start.model_copy(update={"temperature": config.temperature})), *found]
-    return found
+    if not config.with_start:
+        return trained
+    start = infos[0].start
+    return [Arm(START, 0, start.model_copy(update={"temperature": config.temperature})), *trained]
 
 
-def _arm(run: Run, config: Config) -> Arm:
-    trained = run.manifest.config
-    policy = PolicyConfig(**trained["policy"])
-    changes = {"model": str(run.folder()), "temperature": config.temperature}
-    return Arm(trained["arm"], trained["seed"], policy.model_copy(update=changes))
+def _arm(info: CheckpointInfo, folder: str, config: Config) -> Arm:
+    changes = {"model": folder, "temperature": config.temperature}
+    return Arm(info.arm, info.train_seed, info.start.model_copy(update=changes))
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -127,9 +125,13 @@ def _evaluate(
             yield _item_id(arm, episode), {"item": _item(arm, episode)}, episode.error is not None
 
     work_through(
-        _episodes(tasks, config), lambda episode: _item_id(arm, episode), play_batch, policy=policy, out=out,
+        _episodes(tasks, config),
+        lambda episode: _item_id(arm, episode),
+        play_batch,
+        policy=policy,
+        out=out,
         what=f"rollouts of arm {arm.name}",
-    )  # fmt: skip
+    )
 
 
 def _item(arm: Arm, episode: Episode) -> Row:
@@ -156,22 +158,22 @@ def _item(arm: Arm, episode: Episode) -> Row:
 
 
 def _finish(compared: list[Arm], tasks: list[Task], config: Config, out: Out) -> None:
-    from stages.parts.chart import arms_chart
-    from stages.parts.verdict import decide, text_table
+    from stages.evaluation.chart import arms_chart
+    from stages.evaluation.verdict import decide, text_table
 
-    items = [
-        out.journal.get(_item_id(arm, episode))["item"] for arm in compared for episode in _episodes(tasks, config)
-    ]
+    records = {record["unit"]: record["item"] for record in out.records()}
+    items = [records[_item_id(arm, episode)] for arm in compared for episode in _episodes(tasks, config)]
     out.table(EVAL_ITEM, items)
     verdict = decide(items, config.baseline, config.treatment, config.control)
     failed = sum(item["error_type"] is not None for item in items)
     out.count(planned=len(items), done=len(items) - failed, failed=failed)
-    out.summarise(verdict=verdict.decision, why=verdict.why)
+    out.conclude(verdict=verdict.decision, why=verdict.why)
     out.document("verdict", asdict(verdict))
     out.figure("chart.svg", arms_chart(verdict))
     out.text("report.txt", text_table(verdict) + "\n")
     if failed:
         first = next(item for item in items if item["error_type"])
         raise Incomplete(
-            f"{failed} of {len(items)} rollouts failed, the first with {first['error_type']}: {first['error']}. Retry them with --resume."
+            f"{failed} of {len(items)} rollouts failed, the first with {first['error_type']}: {first['error']}. "
+            "Retry them with --resume."
         )

@@ -1,20 +1,24 @@
-"""export: write rollouts in the format of another program. Answers: can others read what was collected here?
+"""export: write rollouts in the format of another program.
 
-Reads rollouts, own or imported, writes files in the run's folder and a report of what the format has no room for.
+Answers: can others read what was collected here? Reads rollouts, own or imported, writes files in the run's folder and
+a report of what the format has no room for.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
-from stages.parts import exporters
-from stages.parts.artifact import Out, Run, Slot
-from stages.parts.config import StageConfig
-from stages.parts.errors import BadInput
-from stages.parts.exporters.transcripts import Transcript, transcripts
-from stages.parts.inputs import Inputs
-from stages.parts.plan import Plan
-from stages.parts.records import ORIGIN, ROLLOUT, STEP, TASK, Kind
+from tabulate import tabulate
+
+from stages import exporters
+from stages.errors import BadInput
+from stages.exporters.transcripts import ExportedTranscript, transcripts
+from stages.runs.artifact import Out, Run, Slot
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs
+from stages.runs.kinds import Kind
+from stages.runs.plan import Plan
+from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK
 
 VERSION = 1
 INPUTS = {"rollouts": Slot(STEP)}
@@ -35,29 +39,30 @@ class Config(StageConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The rollouts to write."""
     del config
-    return Plan(units=len(inputs["rollouts"].rows(ROLLOUT)), what="rollouts")
+    return Plan(units=len(inputs.one("rollouts").rows(ROLLOUT)), what="rollouts")
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Write every file of the format, then say what is in them and what is not."""
-    found = _transcripts(inputs["rollouts"])
+    exported = _transcripts(inputs.one("rollouts"))
     exporter, dropped = exporters.load(config.format), Counter[str]()
-    lines = []
-    for file in exporter.files(found, dropped):
+    written: list[tuple[int, str]] = []
+    for file in exporter.files(exported, dropped):
         out.stop_here()
         out.foreign(file.name, file.data, file.records)
-        lines.append(f"{file.records:>7}  {file.name}")
-    if not lines:
-        reasons = ", ".join(f"{number} {reason}" for reason, number in (+dropped).items())
-        raise BadInput(f"{inputs['rollouts'].path} holds nothing that {config.format} could hold: {reasons}.")
-    out.count(rollouts=len(found), files=len(lines), **{f"dropped_{name}": n for name, n in sorted((+dropped).items())})
-    out.summarise(format=config.format, lost=list(exporter.LOST), dropped=dict(+dropped))
-    lines = [f"{len(found)} rollouts as {config.format}", *lines]
-    lines += ["not in these files", *(f"  {n} {name}" for name, n in sorted((+dropped).items()))]
+        written.append((file.records, file.name))
+    if not written:
+        counted = ", ".join(f"{number} {reason}" for reason, number in (+dropped).items())
+        raise BadInput(f"{inputs.one('rollouts').path} holds nothing that {config.format} could hold: {counted}.")
+    reasons = sorted((+dropped).items())
+    out.count(rollouts=len(exported), files=len(written), **{f"dropped_{reason}": number for reason, number in reasons})
+    out.conclude(format=config.format, lost=list(exporter.LOST), dropped=dict(+dropped))
+    lines = [f"{len(exported)} rollouts as {config.format}", tabulate(written, tablefmt="plain")]
+    lines += ["not in these files", *(f"  {number} {reason}" for reason, number in reasons)]
     lines += [f"  {what}" for what in exporter.LOST]
     out.text("report.txt", "\n".join(lines) + "\n")
 
 
-def _transcripts(rollouts: Run) -> list[Transcript]:
+def _transcripts(rollouts: Run) -> list[ExportedTranscript]:
     origins = rollouts.rows(ORIGIN) if rollouts.holds(ORIGIN) else []
     return transcripts(rollouts.rows(ROLLOUT), rollouts.rows(STEP), rollouts.rows(TASK), origins)

@@ -1,46 +1,50 @@
-"""extract-pairs: turn disagreement between teachers and student into preference pairs. Answers: is there signal?
+"""extract-pairs: turn disagreement between teachers and student into preference pairs.
 
-Reads rollouts and teacher actions, writes `pairs` and a reason for everything dropped. Two actions are equal when their canonical form
-is, or, where the environment can tell, when running them from a copy of the recorded state gives the same outcome. The unit is a state.
+Answers: is there signal? Reads rollouts and teacher actions, writes `pairs` and a reason for everything dropped. Two
+actions are equal when their canonical form is, or, where the environment can tell, when running them from a copy of the
+recorded state gives the same outcome. The unit is a state.
 
-Imported rollouts need no teachers: several models, or several rollouts of one, on the same task vote and are judged by their rewards in
-every state that they share. The unit is a task then.
+Imported rollouts need no teachers: several models, or several rollouts of one, on the same task vote and are judged by
+their rewards in every state that they share. The unit is a task then.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import orjson
 
-from stages.parts.artifact import Out, Run, Slot
-from stages.parts.config import StageConfig
-from stages.parts.envs.base import ComparesOutcomes, Environment, Task
-from stages.parts.envs.config import EnvStageConfig
-from stages.parts.errors import BadInput, Refusal
-from stages.parts.inputs import Inputs
-from stages.parts.pairs.canonical import canonical
-from stages.parts.pairs.outcomes import NotReproducible, State, outcomes
-from stages.parts.pairs.rows import by_task, of_group, pair_row
-from stages.parts.pairs.signal import Signal, signal
-from stages.parts.pairs.voting import STUDENT, Ballot, Preference, decide, distinct, merged
-from stages.parts.plan import Plan
-from stages.parts.records import ORIGIN, PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION
-from stages.parts.trace import by_rollout, prompt_ids, states
+from stages.envs.base import ComparesOutcomes, Environment, Task
+from stages.envs.config import EnvStageConfig
+from stages.errors import BadInput, UsageError
+from stages.pairs.canonical import canonical
+from stages.pairs.outcomes import NotReproducible, State, outcomes
+from stages.pairs.report import report
+from stages.pairs.rows import by_task, of_group, pair_row
+from stages.pairs.voting import STUDENT, Ballot, Preference, decide, distinct, merged
+from stages.rollouts.trace import RecordedState, by_rollout, prompt_ids, states_by_digest
+from stages.runs.artifact import Out, Run, Slot
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs
+from stages.runs.plan import Plan
+from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION, Row
 
 VERSION = 1
 INPUTS = {"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=ORIGIN)}
 OUTPUTS = {"pairs": PAIR}
-PAIRS_A_TRACE = 5.0
-Row = dict[str, Any]
+BATCH = 16
+"""States that are made durable in one step."""
+Prompts = dict[tuple[str, int], list[int] | None]
+"""Token ids before a step, by rollout and step; None where they are not recorded."""
 
 
 class Config(StageConfig):
     """How actions are compared."""
 
     compare: Literal["outcome", "canonical"] = "outcome"
-    """`outcome` runs actions whose canonical forms differ and compares what they led to; `canonical` compares text alone."""
+    """`outcome` runs actions whose canonical forms differ and compares what they lead to; `canonical` compares text."""
     sandbox: str = "bubblewrap"
     """Where actions are run."""
     student: str | None = None
@@ -51,63 +55,64 @@ class Config(StageConfig):
         return f"by-{self.compare}"
 
 
-class Place:
-    """A distinct state with everything known about it: conversation, steps recorded in it, and the way there."""
+@dataclass(frozen=True)
+class AnsweredState:
+    """A distinct state with the teachers' actions in it; None for no answer."""
 
-    def __init__(
-        self, task_id: str, messages: list[dict[str, str]], actions: tuple[str, ...], observations: tuple[str, ...]
-    ) -> None:
-        self.task_id, self.messages, self.actions, self.observations = task_id, messages, actions, observations
-        self.steps: list[Row] = []
-        self.prompts: list[list[int] | None] = []
-        self.teachers: dict[str, str | None] = {}
+    digest: str
+    recorded: RecordedState
+    teachers: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def task_id(self) -> str:
+        """The task of the rollout that reached the state first."""
+        return str(self.recorded.steps[0]["task_id"])
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The states to compare in, or the tasks whose rollouts to compare."""
     del config
     if "teacher_actions" not in inputs:
-        return Plan(units=len(inputs["rollouts"].rows(TASK)), what="tasks")
-    return Plan(units=len(places(inputs)), what="states")
+        return Plan(units=len(inputs.one("rollouts").rows(TASK)), what="tasks")
+    return Plan(units=len(_answered_states(inputs)), what="states")
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Vote in every state, then tabulate pairs and drops."""
     if "teacher_actions" not in inputs:
-        _compare_groups(inputs["rollouts"], config, out)
+        _compare_groups(inputs.one("rollouts"), config, out)
         return
-    found = places(inputs)
-    make = _environment(inputs["rollouts"], config)
-    tasks = {row["task_id"]: _task(row) for row in inputs["rollouts"].rows(TASK)}
+    states = _answered_states(inputs)
+    make = _environment(inputs.one("rollouts"), config)
+    tasks = {row["task_id"]: _task(row) for row in inputs.one("rollouts").rows(TASK)}
     with ThreadPoolExecutor(4) as pool:
-        for start in range(0, len(found), 16):
+        for start in range(0, len(states), BATCH):
             out.stop_here()
-            out.progress("states", start, len(found))
-            missing = [p for p in found[start : start + 16] if not out.finished(p.steps[0]["state_sha256"])]
-            results = pool.map(lambda place: _vote(place, tasks[place.task_id], make), missing)
-            out.write_all(
-                (p.steps[0]["state_sha256"], result, False) for p, result in zip(missing, results, strict=True)
-            )
-    out.progress("states", len(found), len(found))
-    _finish(found, tasks, out)
+            out.progress("states", start, len(states))
+            missing = [state for state in states[start : start + BATCH] if not out.finished(state.digest)]
+            results = pool.map(lambda state: _vote(state, tasks[state.task_id], make), missing)
+            out.write_all((state.digest, result, False) for state, result in zip(missing, results, strict=True))
+    out.progress("states", len(states), len(states))
+    _finish(states, _prompts(inputs.one("rollouts")), tasks, out)
 
 
-def places(inputs: Inputs) -> list[Place]:
+def _answered_states(inputs: Inputs) -> list[AnsweredState]:
     """The distinct states, with the teachers' answers; `BadInput` when the answers belong to other rollouts."""
-    rollouts, answers = inputs["rollouts"], inputs["teacher_actions"]
+    rollouts, answers = inputs.one("rollouts"), inputs.one("teacher_actions")
     _same_origin(rollouts, answers)
-    found: dict[str, Place] = {}
-    for steps in by_rollout(rollouts.rows(STEP)).values():
-        actions, seen = [s["action"] for s in steps], [s["observation"] for s in steps]
-        for i, (messages, prompt, step) in enumerate(zip(states(steps), prompt_ids(steps), steps, strict=True)):
-            place = found.setdefault(
-                step["state_sha256"], Place(step["task_id"], messages, tuple(actions[:i]), tuple(seen[:i]))
-            )
-            place.steps.append(step)
-            place.prompts.append(prompt)
+    recorded = states_by_digest(rollouts.rows(STEP))
+    answered = {digest: AnsweredState(digest, state) for digest, state in recorded.items()}
     for row in answers.rows(TEACHER_ACTION):
-        found[row["state_sha256"]].teachers[f"{row['teacher']}#{row['sample_idx']}"] = row["action"]
-    return list(found.values())
+        answered[row["state_sha256"]].teachers[f"{row['teacher']}#{row['sample_idx']}"] = row["action"]
+    return list(answered.values())
+
+
+def _prompts(rollouts: Run) -> Prompts:
+    return {
+        (row["rollout_id"], row["step"]): prompt
+        for rows in by_rollout(rollouts.rows(STEP)).values()
+        for row, prompt in zip(rows, prompt_ids(rows), strict=True)
+    }
 
 
 def _same_origin(rollouts: Run, answers: Run) -> None:
@@ -135,61 +140,63 @@ def _task(row: Row) -> Task:
     return Task(**{name: row[name] for name in names}, data=orjson.loads(row["data_json"]))
 
 
-def _vote(place: Place, task: Task, make: Callable[[], Environment] | None) -> Row:
+def _vote(state: AnsweredState, task: Task, make: Callable[[], Environment] | None) -> Row:
     """Every recorded step's preferences or reason for none, and how actions were compared."""
+    steps, path = state.recorded.steps, state.recorded.path
     texts = dict.fromkeys(
-        text for text in [s["action"] for s in place.steps] + list(place.teachers.values()) if text is not None
+        text for text in [step["action"] for step in steps] + list(state.teachers.values()) if text is not None
     )
     forms = {text: canonical(text) for text in texts}
-    compared_by, known = "canonical", {}
+    compared_by, known = "canonical", dict[str, str]()
     candidates = {form: text for text, form in reversed(forms.items()) if form is not None}
     if make is not None and len(candidates) > 1:
         try:
             order = distinct(list(forms.values()))
-            state = State(task, place.actions, place.observations)
-            known = dict(zip(order, outcomes(make, state, [candidates[form] for form in order]), strict=True))
+            reached = State(task, tuple(s["action"] for s in path), tuple(s["observation"] for s in path))
+            known = dict(zip(order, outcomes(make, reached, [candidates[form] for form in order]), strict=True))
             compared_by = "outcome"
         except NotReproducible:
-            return {"votes": [{"pairs": [], "reason": "state_not_reproducible"} for _ in place.steps]}
+            return {"votes": [{"pairs": [], "reason": "state_not_reproducible"} for _ in steps]}
     classes = merged(forms, known)
-    return {"votes": [_ballot(place, step, classes) for step in place.steps], "compared_by": compared_by}
+    return {"votes": [_ballot(state, step, classes) for step in steps], "compared_by": compared_by}
 
 
-def _ballot(place: Place, step: Row, classes: dict[str, str | None]) -> Row:
+def _ballot(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> Row:
     if step["truncated"]:
         return {"pairs": [], "reason": "student_truncated"}
-    ballot = Ballot({STUDENT: step["action"], **place.teachers}, classes, num_teachers=len(place.teachers))
+    ballot = Ballot({STUDENT: step["action"], **state.teachers}, classes, num_teachers=len(state.teachers))
     preferences, reason = decide(ballot)
     return {"pairs": [vars(preference) for preference in preferences], "reason": reason}
 
 
-def _finish(found: list[Place], tasks: dict[str, Task], out: Out) -> None:
+def _finish(states: list[AnsweredState], prompts: Prompts, tasks: dict[str, Task], out: Out) -> None:
     """Pairs in the order of the states, each once, and the count of every reason for dropping."""
     dropped: Counter[str] = Counter()
     pairs: dict[str, Row] = {}
-    for place in found:
-        record = out.journal.get(place.steps[0]["state_sha256"])
-        for step, prompt, vote in zip(place.steps, place.prompts, record["votes"], strict=True):
+    records = {record["unit"]: record for record in out.records()}
+    for state in states:
+        record = records[state.digest]
+        for step, vote in zip(state.recorded.steps, record["votes"], strict=True):
             dropped[vote["reason"]] += vote["reason"] is not None
             for fields in vote["pairs"]:
                 row = pair_row(
                     Preference(**fields),
-                    tasks[place.task_id],
+                    tasks[state.task_id],
                     step,
-                    place.messages,
-                    prompt=prompt,
-                    num_teachers=len(place.teachers),
+                    state.recorded.messages,
+                    prompt=prompts[step["rollout_id"], step["step"]],
+                    num_teachers=len(state.teachers),
                     compared_by=record["compared_by"],
                 )
                 dropped["duplicate"] += row["pair_id"] in pairs
                 pairs.setdefault(row["pair_id"], row)
     rows = list(pairs.values())
     out.table(PAIR, rows)
-    _report(
+    report(
         rows,
         +dropped,
-        num_traces=len({s["rollout_id"] for p in found for s in p.steps}),
-        num_steps=sum(len(p.steps) for p in found),
+        num_traces=len({step["rollout_id"] for state in states for step in state.recorded.steps}),
+        num_steps=sum(len(state.recorded.steps) for state in states),
         out=out,
     )
 
@@ -199,8 +206,8 @@ def _compare_groups(imported: Run, config: Config, out: Out) -> None:
     rollouts, steps = imported.rows(ROLLOUT), imported.rows(STEP)
     if config.student is not None and config.student not in {row["model"] for row in rollouts}:
         known = ", ".join(sorted({row["model"] or "unknown" for row in rollouts}))
-        raise Refusal(f"No rollout is of the model {config.student!r}. The models are: {known}.")
-    handed_in = {row["rollout_id"]: row["submission"] for row in imported.rows(ORIGIN)}
+        raise UsageError(f"No rollout is of the model {config.student!r}. The models are: {known}.")
+    submitted = {row["rollout_id"]: row["submission"] for row in imported.rows(ORIGIN)}
     tasks = [_task(row) for row in imported.rows(TASK)]
     grouped, stepped = by_task(rollouts), by_task(steps)
     for done, task in enumerate(tasks):
@@ -208,42 +215,16 @@ def _compare_groups(imported: Run, config: Config, out: Out) -> None:
         out.progress("tasks", done, len(tasks))
         if not out.finished(task.task_id):
             members = grouped[task.task_id]
-            out.write(task.task_id, of_group(task, members, stepped[task.task_id], handed_in, config.student))
+            out.write(task.task_id, of_group(task, members, stepped[task.task_id], submitted, config.student))
     out.progress("tasks", len(tasks), len(tasks))
-    records = [out.journal.get(task.task_id) for task in tasks]
+    written = {record["unit"]: record for record in out.records()}
+    records = [written[task.task_id] for task in tasks]
     rows = [row for record in records for row in record["pairs"]]
     out.table(PAIR, rows)
-    dropped = sum((Counter(record["dropped"]) for record in records), Counter())
+    dropped = sum((Counter(record["dropped"]) for record in records), Counter[str]())
     shared = (
         f"{sum(r['shared'] for r in records)} of {sum(r['states'] for r in records)} states shared by several rollouts"
     )
     models = len({row["model"] for row in rollouts})
     about = f"{len(tasks)} tasks, {models} models, {shared}"
-    _report(rows, dropped, num_traces=len(rollouts), num_steps=len(steps), out=out, about=about)
-
-
-def _report(
-    rows: list[Row], dropped: Counter[str], *, num_traces: int, num_steps: int, out: Out, about: str = ""
-) -> None:
-    rules = Counter(row["rule"] for row in rows)
-    found = signal([(row["chosen"], row["rejected"]) for row in rows])
-    density = len(rows) / max(num_traces, 1)
-    out.count(planned=num_steps, pairs=len(rows), **{f"dropped_{reason}": n for reason, n in sorted(dropped.items())})
-    out.summarise(
-        pairs=len(rows), pairs_per_trace=density, rules=dict(rules), dropped=dict(dropped), signal=found and vars(found)
-    )
-    lines = [
-        f"{len(rows)} pairs from {num_steps} steps of {num_traces} traces: {density:.2f} a trace ({PAIRS_A_TRACE:g} would be dense)"
-    ]
-    lines += [about] if about else []
-    lines += [f"  {rule:<28}{number:>6}" for rule, number in sorted(rules.items())]
-    lines += ["dropped", *(f"  {reason:<28}{number:>6}" for reason, number in sorted(dropped.items()))]
-    lines += [_signal_line(found)]
-    out.text("report.txt", "\n".join(lines) + "\n")
-
-
-def _signal_line(found: Signal | None) -> str:
-    if found is None:
-        return "signal: too few pairs to judge"
-    shuffled = f"{found.shuffled_p95:.3f} for shuffled sides (95th percentile)"
-    return f"signal: KL {found.kl:.3f} nats against {shuffled}, p = {found.p_value:.3f}"
+    report(rows, dropped, num_traces=len(rollouts), num_steps=len(steps), out=out, about=about)

@@ -1,7 +1,7 @@
-"""make-tasks: make tasks from a package by deleting features of it. Answers: which of them can be graded and not looked up?
+"""make-tasks: make tasks from a package by deleting features of it, keeping those that can be graded and not looked up.
 
-Reads a folder or sdist, writes `tasks` (each row's data is a row in SWE-bench's shape) and the same rows as `instances.jsonl`.
-The unit is one candidate; a rejected one keeps its reason.
+Reads a folder or sdist, writes `tasks` (each row's data is a row in SWE-bench's shape) and the same rows as
+`instances.jsonl`. The unit is one candidate; a rejected one keeps its reason.
 """
 
 from collections import Counter
@@ -11,13 +11,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from stages.parts import store
-from stages.parts.artifact import Out, Slot
-from stages.parts.config import StageConfig
-from stages.parts.errors import Incomplete
-from stages.parts.inputs import Inputs
-from stages.parts.plan import Plan
-from stages.parts.records import TASK
+from stages.errors import Incomplete
+from stages.runs import store
+from stages.runs.artifact import Out, Slot
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs
+from stages.runs.plan import Plan
+from stages.runs.records import TASK, Row
 
 VERSION = 1
 INPUTS: Mapping[str, Slot] = {}
@@ -62,26 +62,26 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Try candidates in order until enough are accepted."""
     del inputs
-    from stages.parts.envs.feature_deletion import supply
-    from stages.parts.envs.feature_deletion.making import BATCH, Workshop
+    from stages.envs.feature_deletion import task_source
+    from stages.envs.feature_deletion.task_generator import BATCH, TaskGenerator
 
-    package, needed = supply.unpacked(Path(config.package)), supply.requirements(config.requirements)
-    out.summarise(package=package.label, package_sha256=package.sha256)
-    with Workshop(package, config.sandbox, needed) as workshop:
+    package, needed = task_source.unpacked(Path(config.package)), task_source.requirements(config.requirements)
+    out.conclude(package=package.label, package_sha256=package.sha256)
+    with TaskGenerator(package, config.sandbox, needed) as generator:
         out.progress("first runs of all tests", 0, 2)
         split = None if config.split == "both" else config.split
-        candidates = workshop.candidates(config.seed, split, config.kinds, supply.difficulties(config.difficulty))
+        candidates = generator.candidates(config.seed, split, config.kinds, task_source.difficulties(config.difficulty))
         for start in range(0, len(candidates), BATCH):
             if _accepted(out) >= config.tasks:
                 break
             out.stop_here()
             out.progress("tasks", _accepted(out), config.tasks)
-            missing = [one for one in candidates[start : start + BATCH] if not out.finished(one.identity)]
-            for made in workshop.make(missing, config.scope):
-                row = made.row and supply.supplied(made.row, config.package, config.requirements)
+            missing = [c for c in candidates[start : start + BATCH] if not out.finished(c.identity)]
+            for made in generator.make(missing, config.scope):
+                row = made.row and task_source.prepared(made.row, config.package, config.requirements)
                 out.write(made.removal.identity, {"row": row, "reason": made.reason, "removed": made.removal.names})
-        broken = workshop.baseline.broken
-    _finish([one.identity for one in candidates], broken, config, out)
+        broken = generator.baseline.broken
+    _finish([candidate.identity for candidate in candidates], broken, config, out)
 
 
 def _accepted(out: Out) -> int:
@@ -97,12 +97,12 @@ def _finish(order: Sequence[str], broken: Mapping[str, str], config: Config, out
     reasons = Counter(record["reason"].partition(":")[0] for record in tried if record["reason"])
     out.count(planned=config.tasks, done=len(rows), tried=len(tried))
     out.counts(Counter({f"rejected, {reason}": number for reason, number in reasons.items()}))
-    out.summarise(tasks=len(rows))
+    out.conclude(tasks=len(rows))
     out.text("report.txt", _report(len(rows), len(tried), reasons, broken))
     if not order:
         raise Incomplete(
-            "The package has no function or class that its tests execute and that is long enough to be a task. Choose another "
-            "package or other kinds."
+            "The package has no function or class that its tests execute and that is long enough to be a task. Choose "
+            "another package or other kinds."
         )
     if not rows:
         raise Incomplete(
@@ -112,7 +112,7 @@ def _finish(order: Sequence[str], broken: Mapping[str, str], config: Config, out
 
 def _report(num_rows: int, num_tried: int, reasons: Counter[str], broken: Mapping[str, str]) -> str:
     """What was made, why candidates were rejected, and which test files were no help."""
-    from stages.parts.envs.feature_deletion.baseline import as_list, missing
+    from stages.envs.feature_deletion.baseline import as_list, missing
 
     lines = [f"{num_rows} tasks; {num_tried} candidates were tried, {sum(reasons.values())} of them rejected"]
     lines += [f"{number:>6}  {reason}" for reason, number in reasons.most_common()]
@@ -126,7 +126,7 @@ def _report(num_rows: int, num_tried: int, reasons: Counter[str], broken: Mappin
     return "\n".join(lines) + "\n"
 
 
-def _task_row(row: store.Row) -> store.Row:
+def _task_row(row: Row) -> Row:
     """One `task/1` row."""
     return {
         "task_id": row["instance_id"],

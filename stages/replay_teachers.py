@@ -1,30 +1,26 @@
-"""replay-teachers: ask every teacher what it would have done in every recorded state. Answers: is that affordable?
+"""replay-teachers: ask every teacher what it would have done in every recorded state.
 
-Reads rollouts and a teacher table, writes `teacher_actions`. The unit is one answer: a distinct state, a teacher, a sample. Equal
-states of several rollouts are asked once.
+Answers: is that affordable? Reads rollouts and a teacher table, writes `teacher_actions`. The unit is one answer: a
+distinct state, a teacher, a sample. Equal states of several rollouts are asked once.
 """
-
-from typing import Any
 
 from pydantic import Field, field_validator
 
-from stages.parts import store
-from stages.parts.artifact import Out, Run, Slot
-from stages.parts.config import StageConfig
-from stages.parts.envs.base import Message
-from stages.parts.errors import Incomplete
-from stages.parts.inputs import Inputs
-from stages.parts.plan import Plan
-from stages.parts.policy import Policy, PolicyConfig, Sample, Turn, open_policy
-from stages.parts.records import STEP, TEACHER_ACTION
-from stages.parts.spending import Spending, spending
-from stages.parts.trace import by_rollout, states
-from stages.parts.units import work_through
+from stages.errors import Incomplete
+from stages.messages import Message
+from stages.policy import Policy, PolicyConfig, Sample, Turn, open_policy
+from stages.policy.spending import Spending, spending, table
+from stages.rollouts.trace import by_rollout, states_by_digest
+from stages.runs import store
+from stages.runs.artifact import Out, Run, Slot
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs
+from stages.runs.plan import Plan, work_through
+from stages.runs.records import STEP, TEACHER_ACTION, Row
 
 VERSION = 1
 INPUTS = {"rollouts": Slot(STEP)}
 OUTPUTS = {"teacher_actions": TEACHER_ACTION}
-Row = dict[str, Any]
 
 
 class TeacherConfig(PolicyConfig):
@@ -93,14 +89,11 @@ class Question:
 
 def questions(rollouts: Run, config: Config) -> dict[str, list[Question]]:
     """What to ask each teacher, by its name, in the order in which states were first recorded."""
-    recorded: dict[str, tuple[list[Message], list[Row]]] = {}
-    for steps in by_rollout(rollouts.rows(STEP)).values():
-        for messages, step in zip(states(steps), steps, strict=True):
-            recorded.setdefault(step["state_sha256"], (messages, []))[1].append(step)
+    recorded = states_by_digest(rollouts.rows(STEP)).values()
     return {
         teacher.name: [
-            Question(teacher, messages, steps, index, config.seed)
-            for messages, steps in recorded.values()
+            Question(teacher, state.messages, state.steps, index, config.seed)
+            for state in recorded
             for index in range(config.samples)
         ]
         for teacher in config.teachers
@@ -109,7 +102,7 @@ def questions(rollouts: Run, config: Config) -> dict[str, list[Question]]:
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The answers to be had, and at most what they cost."""
-    asked = questions(inputs["rollouts"], config)
+    asked = questions(inputs.one("rollouts"), config)
     count = sum(len(questions) for questions in asked.values())
     tokens = sum(len(asked[t.name]) * t.max_tokens for t in config.teachers)
     cost = sum(t.cost(_prompt_tokens(asked[t.name]), len(asked[t.name]) * t.max_tokens) for t in config.teachers)
@@ -123,13 +116,14 @@ def _prompt_tokens(asked: list[Question]) -> int:
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Ask every teacher what it has not answered yet, then tabulate the answers and what they cost."""
-    rollouts: Run = inputs["rollouts"]
+    rollouts: Run = inputs.one("rollouts")
     asked = questions(rollouts, config)
     for teacher in config.teachers:
         policy = open_policy(teacher, cache=out.cache, budget=out.budget, listener=out.progress)
         out.model(teacher.name, **policy.facts())
         _ask(policy, asked[teacher.name], out)
-    rows = [out.journal.get(q.key)["answer"] for questions in asked.values() for q in questions]
+    answers = {record["unit"]: record["answer"] for record in out.records()}
+    rows = [answers[question.key] for questions in asked.values() for question in questions]
     out.table(TEACHER_ACTION, rows)
     _report(rows, spending(rows, num_traces=len(by_rollout(rollouts.rows(STEP)))), config, out)
 
@@ -143,7 +137,10 @@ def _ask(policy: Policy, asked: list[Question], out: Out) -> None:
 
 
 def _unit(question: Question, sample: Sample) -> tuple[str, Row, bool]:
-    """A journal record; a request the server rejects for good counts as done, any other failure is tried again on --resume."""
+    """A journal record.
+
+    A request that the server rejects for good counts as done; any other failure is tried again on --resume.
+    """
     return question.key, {"answer": question.row(sample)}, sample.error_type not in (None, "rejected")
 
 
@@ -151,23 +148,13 @@ def _report(rows: list[Row], spent: list[Spending], config: Config, out: Out) ->
     failed = [row for row in rows if row["error_type"] is not None]
     total = spent[-1]
     affordable = total.usd_per_trace <= config.max_usd_per_trace and total.p95_latency_s <= config.max_p95_latency_s
-    verdict = "AFFORDABLE" if affordable else "TOO DEAR"
+    verdict = "AFFORDABLE" if affordable else "TOO EXPENSIVE"
     out.count(planned=len(rows), done=len(rows) - len(failed), failed=len(failed))
     out.manifest.tokens.update(prompt=total.prompt_tokens, completion=total.completion_tokens)
-    out.summarise(verdict=verdict, teachers=[line.as_dict() for line in spent])
-    lines = [Spending.HEADER, *(line.text() for line in spent)]
+    out.conclude(verdict=verdict, teachers=[line.as_dict() for line in spent])
     limits = f"at most {config.max_usd_per_trace:g} USD a trace and {config.max_p95_latency_s:g} s a call (p95)"
-    out.text(
-        "report.txt",
-        "\n".join(
-            [
-                *lines,
-                "",
-                f"{verdict}: {total.usd_per_trace:.4f} USD a trace, p95 {total.p95_latency_s:.2f} s; asked for {limits}",
-                "",
-            ]
-        ),
-    )
+    cost = f"{total.usd_per_trace:.4f} USD a trace, p95 {total.p95_latency_s:.2f} s"
+    out.text("report.txt", f"{table(spent)}\n\n{verdict}: {cost}; asked for {limits}\n")
     unfinished = [row for row in failed if row["error_type"] != "rejected"]
     if unfinished:
         first = unfinished[0]

@@ -1,37 +1,37 @@
-"""train: one arm. GRPO on the environment's reward, with preference, imitation and distillation channels beside it when they have a weight.
+"""train: one arm, by GRPO on the environment's reward; channels with a weight add their losses to it.
 
-Reads an environment, a model and, for the preference channels, extracted pairs; writes a Hugging Face folder and `metrics.jsonl`.
-Training resumes from its newest whole checkpoint and then gives what an uninterrupted run gives.
+Reads an environment, a model and, for channels on preference pairs, extracted pairs; writes a Hugging Face folder,
+`checkpoint.json` (what `evaluate` needs to know of it) and `metrics.jsonl`. Training resumes from its newest whole
+checkpoint and then gives what an uninterrupted run gives.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from stages.parts.artifact import Interrupted, Out, Run, Slot
-from stages.parts.envs.config import EnvStageConfig
-from stages.parts.errors import Refusal
-from stages.parts.inputs import Inputs
-from stages.parts.plan import Plan
-from stages.parts.policy.base import PolicyConfig
-from stages.parts.records import CHECKPOINT, PAIR
-from stages.parts.trainer.settings import Hints, Optimisation, Pairs, Weights
-from stages.parts.trainer.table import training_table
+from stages.envs.base import Task
+from stages.envs.config import EnvStageConfig
+from stages.errors import UsageError
+from stages.policy.base import PolicyConfig
+from stages.policy.checkpoint import CheckpointInfo
+from stages.runs import store
+from stages.runs.artifact import Interrupted, Out, Slot
+from stages.runs.inputs import Inputs
+from stages.runs.plan import Plan
+from stages.runs.records import CHECKPOINT, PAIR
+from stages.training.channels import CHANNELS
+from stages.training.settings import Hints, Optimisation, Pairs
+from stages.training.table import training_table
+from stages.training.weights import Weights
 
 if TYPE_CHECKING:
-    from stages.parts.episode import Episode
-    from stages.parts.policy.local import LocalPolicy
-    from stages.parts.trainer.batch import ChannelBatch
-    from stages.parts.trainer.composed import ComposedTrainer
-    from stages.parts.trainer.pair_source import PairSource
+    from stages.policy.local import LocalPolicy
+    from stages.training.composed import ComposedTrainer
 
 VERSION = 1
 INPUTS = {"pairs": Slot(PAIR, optional=True)}
 OUTPUTS = {"checkpoint": CHECKPOINT}
-PREFERENCE = ("dpo", "simpo", "sft")
-TEACHER = ("taid", "eopd")
 
 
 class Config(EnvStageConfig):
@@ -54,8 +54,9 @@ class Config(EnvStageConfig):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
-        if (self.weights.taid or self.weights.eopd) and self.teacher is None:
-            raise ValueError("weights.taid and weights.eopd need a teacher: set teacher.model")
+        if self.teacher is None and any(CHANNELS[name].needs_teacher for name in self.weights.active()):
+            needing = [f"weights.{name}" for name, channel in CHANNELS.items() if channel.needs_teacher]
+            raise ValueError(f"{' and '.join(needing)} need a teacher: set teacher.model")
         if self.hints.source == "llm" and self.hints.llm is None:
             raise ValueError('hints.source = "llm" needs hints.llm: set hints.llm.model and its base_url')
         if self.policy.base_url is not None:
@@ -84,118 +85,95 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def _check_pairs(inputs: Inputs, config: Config) -> None:
-    needing = [name for name in config.weights.active() if name in PREFERENCE]
+    """`UsageError` when pairs are needed and absent, or given and not needed."""
+    on_pairs = [name for name, channel in CHANNELS.items() if channel.row_source == "pairs"]
+    weights = config.weights.active()
+    needing = [name for name in on_pairs if name in weights]
     if needing and "pairs" not in inputs:
-        raise Refusal(
-            f"weights.{needing[0]} is {config.weights.active()[needing[0]]:g}, but no pairs were given. "
+        raise UsageError(
+            f"weights.{needing[0]} is {weights[needing[0]]:g}, but no pairs were given. "
             "Add --from artifacts/extract-pairs/latest."
         )
     if "pairs" in inputs and not needing:
-        raise Refusal(
-            "Pairs were given, but no channel uses them. Set weights.dpo, weights.simpo or weights.sft, or leave out --from."
+        *names, last = [f"weights.{name}" for name in on_pairs]
+        raise UsageError(
+            f"Pairs were given, but no channel uses them. Set {', '.join(names)} or {last}, or leave out --from."
         )
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Train, or go on training, then save the model and the metrics."""
     _check_pairs(inputs, config)
-    from stages.parts.policy.local import LocalPolicy
-    from stages.parts.trainer.composed import reproducible
+    from stages.policy.local import LocalPolicy
+    from stages.training.setup import seeded
 
-    config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
-    with reproducible(config.seed, config.optimisation.threads):
+    tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
+    with seeded(config.seed, config.optimisation.threads):
         policy = LocalPolicy.load(config.policy, cache=out.cache, listener=out.progress)
         out.model("policy", **policy.facts())
-        trainer = _trainer(inputs, config, out, policy)
-        _fit(trainer, out)
-        _save(trainer, policy, config, out)
+        folder = out.scratch("trainer")
+        trainer = _trainer(inputs, config, out, policy, tasks, folder)
+        _fit(trainer, folder)
+        _save(trainer, policy, config, tasks, out)
 
 
-def _trainer(inputs: Inputs, config: Config, out: Out, policy: "LocalPolicy") -> "ComposedTrainer":
-    from stages.parts.policy.local import device
-    from stages.parts.trainer.channels import Channels
-    from stages.parts.trainer.checkpoints import Supervision
-    from stages.parts.trainer.composed import ComposedTrainer, task_dataset, trl_config
-    from stages.parts.trainer.rollouts import Rollouts
+def _trainer(
+    inputs: Inputs, config: Config, out: Out, policy: "LocalPolicy", tasks: list[Task], folder: Path
+) -> "ComposedTrainer":
+    from stages.policy.local import device
+    from stages.training import setup
+    from stages.training.channels.active import Channels
+    from stages.training.checkpoints import Supervision
+    from stages.training.composed import ComposedTrainer
+    from stages.training.rollouts import Rollouts
 
     make, size = config.opener(), config.optimisation
-    tasks = config.draw(make, config.tasks)
-    source = _pair_source(inputs, config, policy, out)
-    channels = Channels(
-        config.weights, config.pairs, config.hints, source=source, teacher=_teacher(config, out),
-        temperature=config.policy.temperature, num_steps=size.steps,
-    )  # fmt: skip
-    rollouts = Rollouts(
-        make,
-        {task.task_id: task for task in tasks},
-        seed=config.seed,
-        max_steps=config.max_steps,
-        before_turn=lambda: None,
-    )
-    args = trl_config(
-        str(out.scratch("trainer")), size, seed=config.seed, temperature=config.policy.temperature,
-        max_completion=config.max_steps * config.policy.max_tokens, device=device(config.policy.device),
-    )  # fmt: skip
-    return ComposedTrainer(
-        policy=policy, rollouts=rollouts, channels=channels, channel_rows=_channel_rows(config, source, policy, out),
-        conflict_every=size.conflict_every, shared_prompts=size.shared_prompts, args=args,
-        train_dataset=task_dataset(tasks, make, size, config.seed), callbacks=[Supervision(out, channels)],
-    )  # fmt: skip
-
-
-def _pair_source(inputs: Inputs, config: Config, policy: "LocalPolicy", out: Out) -> "PairSource | None":
-    if "pairs" not in inputs:
-        return None
-    from stages.parts.trainer.pair_source import PairSource, tokenise
-
-    run: Run = inputs["pairs"]
-    kept, dropped = tokenise(run.rows(PAIR), policy.tokenizer, config.pairs.max_tokens)
-    out.count(pairs=len(kept), **{f"pairs_dropped_{reason}": number for reason, number in dropped.items()})
-    if not kept:
-        raise Refusal(
-            f"{run.path} holds no pair that is left after tokenisation ({dict(dropped)}). "
-            "Extract more pairs, or raise pairs.max_tokens."
-        )
-    source = PairSource(kept, per_step=config.pairs.per_step, seed=config.seed)
-    if config.weights.dpo:
+    extracted = inputs.optional("pairs")
+    source = None
+    if extracted is not None:
+        source = setup.load_pairs(extracted, config.pairs, policy.tokenizer, seed=config.seed, out=out)
+    if source is not None and any(CHANNELS[name].needs_reference for name in config.weights.active()):
         source.cache_reference(policy.model)
-    return source
+    channels = Channels(
+        config.weights,
+        config.pairs,
+        config.hints,
+        source=source,
+        teacher=setup.load_teacher(config.teacher, out) if config.teacher else None,
+        temperature=config.policy.temperature,
+        num_steps=size.steps,
+    )
+    return ComposedTrainer(
+        policy=policy,
+        rollouts=Rollouts(
+            make,
+            {task.task_id: task for task in tasks},
+            seed=config.seed,
+            max_steps=config.max_steps,
+            before_turn=lambda: None,
+        ),
+        channels=channels,
+        channel_rows=setup.channel_rows(channels, config.hints, source, policy, out),
+        gradient_cosine_every=size.gradient_cosine_every,
+        shared_prompts=size.shared_prompts,
+        args=setup.trl_config(
+            str(folder),
+            size,
+            seed=config.seed,
+            temperature=config.policy.temperature,
+            max_completion=config.max_steps * config.policy.max_tokens,
+            device=device(config.policy.device),
+        ),
+        train_dataset=setup.task_dataset(tasks, make, size, config.seed),
+        callbacks=[Supervision(out, channels, folder)],
+    )
 
 
-def _teacher(config: Config, out: Out) -> Any:
-    if config.teacher is None:
-        return None
-    from stages.parts.policy.local import load_model
-
-    model, _ = load_model(config.teacher, cache=out.cache, listener=out.progress)
-    return model.eval().requires_grad_(False)
-
-
-def _channel_rows(
-    config: Config, source: "PairSource | None", policy: "LocalPolicy", out: Out
-) -> "Callable[[list[Episode], int], ChannelBatch]":
-    """What the channels get beside a step's groups; also keeps the step's rollouts."""
-    from stages.parts.trainer.batch import ChannelBatch, own_episode
-    from stages.parts.trainer.hinting import hinted_turns
-
-    active = config.weights.active()
-    hint = hinted_turns(config.hints, policy, out) if "sdpo" in active else None
-
-    def rows(episodes: "list[Episode]", step: int) -> "ChannelBatch":
-        pairs = source.batch(step) if source is not None else []
-        hinted = hint(episodes) if hint is not None else []
-        own = [own_episode(e) for e in episodes] if set(TEACHER) & set(active) else []
-        return ChannelBatch(pairs, hinted, [e for e in own if e is not None])
-
-    return rows
-
-
-def _fit(trainer: "ComposedTrainer", out: Out) -> None:
+def _fit(trainer: "ComposedTrainer", folder: Path) -> None:
     """Train from the newest whole checkpoint; `Interrupted` when somebody asked to stop before the last step."""
-    from stages.parts import store
-    from stages.parts.trainer.checkpoints import MARKER, newest
+    from stages.training.checkpoints import MARKER, newest
 
-    start = newest(Path(trainer.args.output_dir))
+    start = newest(folder)
     if start is not None:
         trainer.channels.load(store.read_json(start / MARKER)["channels"])
     trainer.train(resume_from_checkpoint=str(start) if start else None)
@@ -203,18 +181,30 @@ def _fit(trainer: "ComposedTrainer", out: Out) -> None:
         raise Interrupted
 
 
-def _save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, out: Out) -> None:
+def _save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, tasks: list[Task], out: Out) -> None:
+    from stages.training.setup import prompt_order
+
     def fill(folder: Path) -> None:
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        model.save_pretrained(folder)
+        policy.model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
 
     out.checkpoint(fill)
+    order = prompt_order(len(tasks), config.optimisation, config.seed)
+    info = CheckpointInfo(
+        arm=config.arm,
+        train_seed=config.seed,
+        start=config.policy,
+        start_identity=store.digest(out.manifest.identity["policy"]),
+        env=config.env.name,
+        split=config.env.split,
+        task_ids=tuple(dict.fromkeys(tasks[index].task_id for index in order)),
+    )
+    out.document("checkpoint", info.model_dump(mode="json"))
     history = [row for row in trainer.state.log_history if "loss" in row]
     out.metrics(history)
     rewards = [row["reward"] for row in history if "reward" in row]
     out.count(planned=config.optimisation.steps, done=trainer.state.global_step, failed=0)
-    out.summarise(
+    out.conclude(
         arm=config.arm, first_reward=rewards[0] if rewards else None, last_reward=rewards[-1] if rewards else None
     )
     out.text("report.txt", training_table(config.arm, history))

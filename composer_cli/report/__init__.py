@@ -1,4 +1,4 @@
-"""`composer report`: one HTML file about a chain of runs that needs nothing beside it, and its JSON twin with the same numbers.
+"""`composer report`: one HTML file about a chain of runs that needs nothing beside it, and its JSON twin.
 
 lineage.py - which runs belong together
 facts.py - what there is to say about them, JSON-able: the twin
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from composer_cli.report import charts, facts, probe
-from stages.parts import store
-from stages.parts.artifact import Run
+from stages.runs import store
+from stages.runs.artifact import Run
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 

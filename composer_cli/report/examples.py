@@ -5,8 +5,8 @@ from typing import Any
 
 import orjson
 
-from composer_cli.transcripts import Transcript, of_run
-from stages.parts.artifact import Run
+from composer_cli.show.transcripts import Transcript, of_run
+from stages.runs.artifact import Run
 
 Example = dict[str, Any]
 
@@ -23,7 +23,7 @@ def examples(runs: Sequence[Run]) -> list[Example]:
 
 
 def _where_they_part(found: Iterable[Transcript], verdict: dict[str, Any]) -> list[Example]:
-    """The first task that only the treatment passed, and the first that only the baseline passed, both sides of each."""
+    """The first task that only the treatment passed, and the first that only the baseline did, both sides of each."""
     by_arm: dict[str, dict[str, Transcript]] = {}
     for transcript in found:
         by_arm.setdefault(transcript.outcome["arm"], {})[_task(transcript)] = transcript

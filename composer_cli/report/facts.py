@@ -5,10 +5,10 @@ from typing import Any
 
 import orjson
 
-from composer_cli import runs
 from composer_cli.report import probe
 from composer_cli.report.examples import examples
-from stages.parts.artifact import Run
+from composer_cli.show import runs
+from stages.runs.artifact import Run
 
 Facts = dict[str, Any]
 
@@ -91,7 +91,7 @@ def collection(run: Run) -> Facts:
     ]
     return {
         "run": runs.name(run.path),
-        "ok": summary.get("ok"),
+        "ok": run.manifest.outcome.ok,
         "mean_reward": summary.get("mean_reward"),
         "rollouts": run.manifest.counts.get("planned"),
         "steps": run.manifest.counts.get("steps"),

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from composer_cli import runs
-from composer_cli.catalog import order
-from stages import NAMES
-from stages.parts.artifact import Run
-from stages.parts.errors import BadInput
+from composer_cli.show import runs
+from stages import names, order
+from stages.errors import BadInput
+from stages.runs.artifact import Run
 
 PROBE_ENDS = ("probe-uat", "probe-compare", "probe-plot")
 """Stages of the probe that nothing else reads."""
@@ -24,11 +23,11 @@ def chain(root: Path, wanted: Sequence[str]) -> list[Run]:
 
 def _newest(root: Path) -> list[Run]:
     """The last stage of the pipeline that has a run, and what the probe found and drew."""
-    latest = {stage: root / stage / "latest" for stage in (*NAMES, *PROBE_ENDS)}
+    latest = {stage: root / stage / "latest" for stage in (*names("pipeline"), *PROBE_ENDS)}
     there = {stage: path for stage, path in latest.items() if (path / "manifest.json").is_file()}
     if not there:
         raise BadInput(f"There is no finished run in {root} to report on. `composer run --preset demo` makes some.")
-    last = [stage for stage in NAMES if stage in there][-1:]
+    last = [stage for stage in names("pipeline") if stage in there][-1:]
     return [Run(there[stage]) for stage in [*last, *(stage for stage in PROBE_ENDS if stage in there)]]
 
 

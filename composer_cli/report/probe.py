@@ -1,4 +1,4 @@
-"""What the gradient probe found: its verdicts with every check, what its earlier stages say against themselves, and its figures."""
+"""What the gradient probe found: verdicts with every check, failed checks of its earlier stages, and its figures."""
 
 import base64
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from typing import Any
 
 import orjson
 
-from composer_cli import runs
-from stages.parts.artifact import Run
-from stages.parts.probe.findings import QUESTIONS
+from composer_cli.show import runs
+from stages.probe.checks.check import QUESTIONS
+from stages.runs.artifact import Run
 
 Facts = dict[str, Any]
 

@@ -1,27 +1,38 @@
-"""probe extract-vhack: the direction from clean to hacking answers in gradient space, with what it must show before it is used.
+"""probe extract-vhack: the direction from clean to hacking answers in gradient space, and its validation.
 
-Reads a decomposition (for the spectral adapters), writes a folder with `v_hack.safetensors` and the pairs' token-sum gradients, a table of
-modules, and its validation. The unit is a pair. Everything but the gradients is recombined from what is stored.
+Reads a decomposition (for the spectral adapters), writes a folder with `v_hack.safetensors` and the pairs' token-sum
+gradients, a table of modules, and its validation. The unit is a pair. Everything but the gradients is recombined from
+what is stored. The method is that of the probe's specification, sections 1 and 4; its adapters are named there with
+their sources.
 """
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from stages.parts import store
-from stages.parts.artifact import Out, Slot
-from stages.parts.config import StageConfig
-from stages.parts.inputs import Inputs
-from stages.parts.plan import Plan
-from stages.parts.policy.base import PolicyConfig
-from stages.parts.probe.pair_source import PairsConfig, load_pairs
-from stages.parts.records import CHECKPOINT, DIRECTION, SVD_MODULE
+from stages.policy.base import PolicyConfig
+from stages.probe.pool.pair_source import Pair, PairsConfig, load_pairs
+from stages.runs import store
+from stages.runs.artifact import Out, Slot
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs
+from stages.runs.plan import Plan
+from stages.runs.probe_records import DIRECTION, SVD_MODULE
+from stages.runs.records import CHECKPOINT, Row
+
+if TYPE_CHECKING:
+    from stages.probe.checks.check import Check
+    from stages.probe.directions.extraction import Direction, LossKind, PairGradients
+    from stages.probe.gradients.store import GradientStore
+    from stages.probe.gradients.student import Student
+    from stages.probe.pool.tokens import TokenRow
 
 VERSION = 1
 INPUTS = {"svd": Slot(SVD_MODULE, optional=True)}
 OUTPUTS = {"directions": DIRECTION, "v_hack": CHECKPOINT}
-TOGETHER = 8
-LOSSES = {"nll": "nll_mean", "grpo": "drgrpo_sum"}
+PAIRS_AT_ONCE = 8
+LOSSES: dict[str, "LossKind"] = {"nll": "nll_mean", "grpo": "drgrpo_sum"}
 
 
 class Config(StageConfig):
@@ -33,7 +44,7 @@ class Config(StageConfig):
     rank: int = Field(8, gt=0)
     """Of antipasto_topr and of the LoRAs; antipasto_full has no rank to choose."""
     loss: Literal["nll", "grpo"] = "nll"
-    """`nll`: the mean over own tokens. `grpo`: Dr.GRPO's token sum with advantages +1 and -1, which weights by length."""
+    """`nll`: mean over own tokens. `grpo`: Dr.GRPO's token sum with advantages +1 and -1, which weights by length."""
     method: Literal["mean", "svd_k"] = "mean"
     k: int = Field(1, gt=0)
     """Axes a module with `svd_k`."""
@@ -54,12 +65,12 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Gradients of the pairs, the direction, its validation."""
-    from stages.parts.probe.directions import extract
-    from stages.parts.probe.gradient_store import GradientStore
-    from stages.parts.probe.pair_gradients import pair_gradients, save_pair_rows
-    from stages.parts.probe.student import open_student
+    from stages.probe.directions.extraction import extract
+    from stages.probe.directions.pair_gradients import pair_gradients, save_pair_rows
+    from stages.probe.gradients.store import GradientStore
+    from stages.probe.gradients.student import open_student
 
-    student = open_student(config.student, config.adapter, config.rank, config.seed, inputs.get("svd"), out)
+    student = open_student(config.student, config.adapter, config.rank, config.seed, inputs.optional("svd"), out)
     pairs = load_pairs(config.pairs, config.seed)
     rows = [pair.rows(student.tokenizer) for pair in pairs]
     used = rows[: config.pairs.count]
@@ -70,13 +81,13 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     gradients = pair_gradients(kept)
     loss = LOSSES[config.loss]
     direction = extract(gradients.layout, gradients.differences(loss), config.method, config.k, config.noise_floor)
-    findings = _validate(student, direction, gradients, rows, pairs, config)
-    _finish(direction, gradients, findings, {**facts, "num_modules": len(direction.modules)}, loss, out)
+    checks = _validate(student, direction, gradients, rows, pairs, config)
+    _finish(direction, gradients, checks, {**facts, "num_modules": len(direction.modules)}, loss, out)
 
 
-def _facts(config: Config, pairs: list[Any], student: Any) -> dict[str, Any]:
+def _facts(config: Config, pairs: Sequence[Pair], student: "Student") -> Row:
     """What must agree before the direction is used, and how it came about."""
-    from stages.parts.adapters.choose import coordinates
+    from stages.probe.adapters.choose import coordinates
 
     return {
         **coordinates(student.adapter),
@@ -95,50 +106,70 @@ def _facts(config: Config, pairs: list[Any], student: Any) -> dict[str, Any]:
     }
 
 
-def _measure(rows: list[Any], student: Any, kept: Any, out: Out) -> None:
+def _measure(
+    rows: Sequence[tuple["TokenRow", "TokenRow"]], student: "Student", kept: "GradientStore", out: Out
+) -> None:
     """Token-sum gradients of the pairs: hack in row 2j, clean in row 2j + 1."""
-    for start in range(0, len(rows), TOGETHER):
+    for start in range(0, len(rows), PAIRS_AT_ONCE):
         out.progress("pairs", start, len(rows))
-        names = [f"pair-{j:04d}" for j in range(start, min(start + TOGETHER, len(rows)))]
+        names = [f"pair-{j:04d}" for j in range(start, min(start + PAIRS_AT_ONCE, len(rows)))]
         if all(out.finished(name) for name in names):
             continue
         out.stop_here()
-        flat, _ = student.gradients([side for pair in rows[start : start + TOGETHER] for side in pair])
+        flat, _ = student.gradients([side for pair in rows[start : start + PAIRS_AT_ONCE] for side in pair])
         kept.put(2 * start, flat)
         kept.flush()
         out.write_all([(name, {}, False) for name in names])
 
 
 def _validate(
-    student: Any, direction: Any, gradients: Any, rows: list[Any], pairs: list[Any], config: Config
-) -> list[Any]:
-    from stages.parts.probe.pair_gradients import grpo_differences
-    from stages.parts.probe.validation import length_cosine, recombination, validate
+    student: "Student",
+    direction: "Direction",
+    gradients: "PairGradients",
+    rows: Sequence[tuple["TokenRow", "TokenRow"]],
+    pairs: Sequence[Pair],
+    config: Config,
+) -> list["Check"]:
+    from stages.probe.checks.validation import length_cosine, recombination, validate
+    from stages.probe.directions.pair_gradients import grpo_differences
 
     used, held_out = rows[: config.pairs.count], rows[config.pairs.count :]
-    findings = validate(student, direction, gradients, held_out, LOSSES[config.loss], config.seed)
-    longer = [pair.longer_row(student.tokenizer) for pair in pairs[: len(used)]]
-    findings.append(length_cosine(student, direction, [clean for _, clean in used], None if None in longer else longer))
+    checks = validate(student, direction, gradients, held_out, LOSSES[config.loss], config.seed)
+    longer = [row for pair in pairs[: len(used)] if (row := pair.longer_row(student.tokenizer)) is not None]
+    complete = longer if len(longer) == len(used) else None
+    checks.append(length_cosine(student, direction, [clean for _, clean in used], complete))
     if config.loss == "grpo":
-        findings += recombination(gradients, grpo_differences(student, used))
-    return findings
+        checks += recombination(gradients, grpo_differences(student, used))
+    return checks
 
 
-def _finish(direction: Any, gradients: Any, findings: list[Any], facts: dict[str, Any], loss: str, out: Out) -> None:
-    from stages.parts.adapters.tensor_file import link_files
-    from stages.parts.probe.findings import EXIT_CODES, table, verdict
-    from stages.parts.probe.pair_gradients import module_rows
-    from stages.parts.probe.v_hack import NAME, save_direction
+def _finish(
+    direction: "Direction",
+    gradients: "PairGradients",
+    checks: Sequence["Check"],
+    facts: Row,
+    loss: "LossKind",
+    out: Out,
+) -> None:
+    from stages.probe.adapters.tensor_file import link_files
+    from stages.probe.checks.check import EXIT_CODES, table, verdict
+    from stages.probe.directions.pair_gradients import module_rows
+    from stages.probe.directions.v_hack import V_HACK_FILE, save_direction
 
     folder = out.scratch("v_hack")
-    save_direction(folder / NAME, direction, facts)
+    save_direction(folder / V_HACK_FILE, direction, facts)
     out.checkpoint(lambda target: link_files(folder, target), "v_hack")
     out.table(DIRECTION, module_rows(direction, gradients, loss))
-    out.document("validation", [finding.as_json() for finding in findings])
-    out.text("report.txt", table(findings) + "\n")
+    out.document("validation", [check.as_json() for check in checks])
+    out.text("report.txt", table(checks) + "\n")
     out.count(planned=len(gradients), done=len(gradients))
-    status = verdict(findings)
-    out.summarise(
-        ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], modules=len(direction.modules), adapter=facts["adapter"],
-        loss_kind=facts["loss_kind"], length_matched=next(f for f in findings if f.check == "V5").passed,
-    )  # fmt: skip
+    status = verdict(checks)
+    out.conclude(
+        ok=status == "PASS",
+        verdict=status,
+        exit_code=EXIT_CODES[status],
+        modules=len(direction.modules),
+        adapter=facts["adapter"],
+        loss_kind=facts["loss_kind"],
+        length_matched=next(check for check in checks if check.name == "V5").passed,
+    )

@@ -1,17 +1,22 @@
-"""probe plot: the probe's ten figures, of whatever runs are given, each as PNG with a CSV twin. Equal runs give equal bytes.
+"""probe plot: the probe's ten figures, of whatever runs are given, each as PNG with a CSV twin.
 
-Reads replays, the score of the vanilla one, and trajectories; draws what they suffice for.
+Reads replays, the score of the vanilla one, and trajectories; draws what they suffice for. Equal runs give equal bytes.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from stages.parts import store
-from stages.parts.artifact import Out, Run, Slot
-from stages.parts.config import StageConfig
-from stages.parts.errors import BadInput
-from stages.parts.inputs import Inputs, as_list
-from stages.parts.plan import Plan
-from stages.parts.records import PLACEBO, PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.errors import BadInput
+from stages.runs import store
+from stages.runs.artifact import Out, Slot
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs
+from stages.runs.kinds import Kind
+from stages.runs.plan import Plan
+from stages.runs.probe_records import PLACEBO, PROBE_ROW, PROBE_SCORE, TRAJECTORY
+
+if TYPE_CHECKING:
+    from stages.probe.figures.figure_data import Evidence
 
 VERSION = 1
 INPUTS = {
@@ -19,7 +24,7 @@ INPUTS = {
     "score": Slot(PROBE_SCORE, optional=True),
     "trajectories": Slot(TRAJECTORY, many=True, optional=True),
 }
-OUTPUTS: dict[str, Any] = {}
+OUTPUTS: Mapping[str, Kind] = {}
 
 
 class Config(StageConfig):
@@ -33,10 +38,10 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
-    """Draw every figure that has rows."""
+    """Draw every figure that has rows; `BadInput` when none has."""
     del config
-    from stages.parts.probe.drawings import as_csv, as_png
-    from stages.parts.probe.figure_data import DATA
+    from stages.probe.figures.figure_data import DATA
+    from stages.probe.figures.figures import as_csv, as_png
 
     evidence = _evidence(inputs)
     drawn = []
@@ -50,28 +55,23 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     if not drawn:
         raise BadInput("There is nothing to draw. Give replays, a score or trajectories with --from.")
     out.count(figures=len(drawn))
-    out.summarise(figures=drawn)
+    out.conclude(figures=drawn)
 
 
-def _evidence(inputs: Inputs) -> Any:
-    from stages.parts.probe.figure_data import Evidence
-    from stages.parts.probe.judging import scored_rows
+def _evidence(inputs: Inputs) -> "Evidence":
+    from stages.probe.checks.judging import scored_rows
+    from stages.probe.figures.figure_data import Evidence
 
-    found = Evidence()
-    for run in as_list(inputs.get("replays", [])):
-        arm = run.manifest.summary["arm"]
-        name = arm if arm not in found.rows else f"{arm} {run.manifest.summary['adapter']}"
-        found.rows[name], found.steps[name] = run.rows(PROBE_ROW), _diagnostics(run)
-    for run in as_list(inputs.get("trajectories", [])):
-        found.trajectories += run.rows(TRAJECTORY)
-    if "score" in inputs and "vanilla" in found.rows:
-        score = inputs["score"]
-        found.placebos, found.modules = score.rows(PLACEBO), store.read_json(score.path / "modules.json")
-        found.scored = scored_rows(found.rows["vanilla"], score.rows(PROBE_SCORE), found.placebos)
-    return found
-
-
-def _diagnostics(run: Run) -> list[dict[str, Any]]:
-    return [
-        store.read_json(run.path / f"step_{number:03d}.diag.json") for number in range(run.manifest.counts["steps"])
-    ]
+    evidence = Evidence()
+    for run in inputs.many("replays"):
+        arm, steps = run.manifest.summary["arm"], range(run.manifest.counts["steps"])
+        name = arm if arm not in evidence.rows else f"{arm} {run.manifest.summary['adapter']}"
+        evidence.rows[name] = run.rows(PROBE_ROW)
+        evidence.steps[name] = [store.read_json(run.path / f"step_{number:03d}.diag.json") for number in steps]
+    for run in inputs.many("trajectories"):
+        evidence.trajectories += run.rows(TRAJECTORY)
+    if "score" in inputs and "vanilla" in evidence.rows:
+        score = inputs.one("score")
+        evidence.placebos, evidence.modules = score.rows(PLACEBO), store.read_json(score.path / "modules.json")
+        evidence.scored = scored_rows(evidence.rows["vanilla"], score.rows(PROBE_SCORE), evidence.placebos)
+    return evidence

@@ -1,18 +1,21 @@
-"""probe score: v and its placebos on the gradients that a replay kept. Needs no model; a new v, or more placebos, cost seconds.
+"""probe score: v and its placebos on the gradients that a replay kept.
 
-Reads a replay and directions (the first is v, further ones are placebos of kind `unrelated`). Writes `probe_scores`, `placebos`, and what
-each module and each family of placebos says. One unit.
+Needs no model, so a new v, or more placebos, cost seconds. Reads a replay and directions (the first is v, further ones
+are placebos of kind `unrelated`). Writes `probe_scores`, `placebos`, and what each module and each family of placebos
+says. One unit. Metrics and placebos are those of the probe's specification, section 3.
 """
 
-from typing import Any
+import statistics
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from stages.parts.artifact import Out, Slot
-from stages.parts.config import StageConfig
-from stages.parts.inputs import Inputs, as_list
-from stages.parts.plan import Plan
-from stages.parts.records import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE
+from stages.runs.artifact import Out, Run, Slot
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs
+from stages.runs.plan import Plan
+from stages.runs.probe_records import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE
+from stages.runs.records import Row
 
 VERSION = 1
 INPUTS = {"rows": Slot(PROBE_ROW), "directions": Slot(DIRECTION, many=True)}
@@ -29,21 +32,21 @@ class Config(StageConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Rows times directions."""
     del config
-    return Plan(units=len(inputs["rows"].rows(PROBE_ROW)), what="rows")
+    return Plan(units=len(inputs.one("rows").rows(PROBE_ROW)), what="rows")
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
-    """Score everything anew: it is cheaper than remembering."""
-    from stages.parts.probe.gradient_store import GradientStore
-    from stages.parts.probe.measure import taught_gradients
-    from stages.parts.probe.metrics import chance
-    from stages.parts.probe.pair_gradients import open_direction
-    from stages.parts.probe.scoring import all_placebos, module_effects, placebo_rows, score_rows, step_placebos
-    from stages.parts.probe.v_hack import check_coordinates
+    """Score everything anew: that is cheaper than keeping what was done; `BadInput` where coordinates differ."""
+    from stages.probe.directions.measure import teacher_gradients
+    from stages.probe.directions.metrics import chance
+    from stages.probe.directions.pair_gradients import open_direction
+    from stages.probe.directions.scoring import all_placebos, module_effects, placebo_rows, score_rows, step_placebos
+    from stages.probe.directions.v_hack import check_coordinates
+    from stages.probe.gradients.store import GradientStore
 
-    replay, rows = inputs["rows"], inputs["rows"].rows(PROBE_ROW)
+    replay, rows = inputs.one("rows"), inputs.one("rows").rows(PROBE_ROW)
     kept = GradientStore.open(replay.folder())
-    opened = [open_direction(run.folder()) for run in as_list(inputs["directions"])]
+    opened = [open_direction(run.folder()) for run in inputs.many("directions")]
     for _, facts, _ in opened:
         check_coordinates(facts, kept.facts)
     direction, facts, pairs = opened[0]
@@ -51,35 +54,30 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         direction, pairs, facts["loss_kind"], [d for d, _, _ in opened[1:]], config.placebos, config.seed
     )
     ordered = kept.rows[[row["grad_store_offset"] for row in rows]]
+    scores = placebo_rows(placebos, ordered, direction)
     out.table(PROBE_SCORE, score_rows(rows, ordered, direction))
-    found = placebo_rows(placebos, ordered, direction)
-    out.table(PLACEBO, found)
+    out.table(PLACEBO, scores)
     out.document("modules", module_effects(rows, ordered, direction))
-    out.document("steps", step_placebos(taught_gradients(rows, kept.rows), placebos, direction))
-    _report(found, chance(ordered[:64].float(), direction), replay, facts, out)
+    out.document("steps", step_placebos(teacher_gradients(rows, kept.rows), placebos, direction))
+    _report(scores, chance(ordered[:64].float(), direction), replay, facts, out)
 
 
-def _report(
-    placebos: list[dict[str, Any]], chance: dict[str, float], replay: Any, facts: dict[str, Any], out: Out
-) -> None:
-    import statistics
-
-    families = sorted({row["family"] for row in placebos})
-    spread = {
-        f: _spread([s for row in placebos if row["family"] == f for s in row["scores"] if s is not None])
-        for f in families
-    }
+def _report(placebos: Sequence[Row], chance: Mapping[str, float], replay: Run, facts: Row, out: Out) -> None:
+    spread = {}
+    for family in sorted({row["family"] for row in placebos}):
+        known = [s for row in placebos if row["family"] == family for s in row["scores"] if s is not None]
+        spread[family] = statistics.pstdev(known) if len(known) > 1 else 0.0
     generic = next(row["cos_with_v"] for row in placebos if row["family"] == "generic")
     out.count(placebos=len(placebos), rows=len(placebos[0]["scores"]))
-    out.summarise(arm=replay.manifest.summary["arm"], adapter=facts["adapter"], loss_kind=facts["loss_kind"],
-                  cos_with_generic=generic, isotropic=chance, placebo_sd=spread)  # fmt: skip
+    out.conclude(
+        arm=replay.manifest.summary["arm"],
+        adapter=facts["adapter"],
+        loss_kind=facts["loss_kind"],
+        cos_with_generic=generic,
+        isotropic=chance,
+        placebo_sd=spread,
+    )
     mean = statistics.fmean(spread[f] for f in ("haar", "randsign"))
     lines = [f"{family:<12} sd of cos_stack {value:.4f}" for family, value in spread.items()]
     isotropic = f"isotropic directions would give {chance['sd_cos_stack']:.4f}, random placebos give {mean:.4f}"
     out.text("report.txt", "\n".join([*lines, isotropic, f"cos(v, generic gradient) {generic:+.3f}", ""]))
-
-
-def _spread(values: list[float]) -> float:
-    import statistics
-
-    return statistics.pstdev(values) if len(values) > 1 else 0.0

@@ -1,16 +1,20 @@
-"""probe selftest: every guard on a sound world, then every fault, and whether exactly the right guard turns red.
+"""probe selftest: every guard on a sound world, then every fault, and whether exactly the right guard fails.
 
-Reads nothing: it builds small models with a planted hack. Writes `probe_checks`, one row a guard and one a fault. The unit is a fault.
+Reads nothing: it builds small models with a planted loophole. Writes `probe_checks`, one row a guard and one a fault.
+The unit is a fault.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
-from stages.parts.artifact import Out, Slot
-from stages.parts.config import StageConfig
-from stages.parts.inputs import Inputs
-from stages.parts.plan import Plan
-from stages.parts.records import PROBE_CHECK
+from stages.runs.artifact import Out, Slot
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs
+from stages.runs.plan import Plan
+from stages.runs.probe_records import PROBE_CHECK
+
+if TYPE_CHECKING:
+    from stages.probe.synthetic.world import World
 
 VERSION = 1
 INPUTS: Mapping[str, Slot] = {}
@@ -32,40 +36,31 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     del inputs
     import copy
 
-    from stages.parts.probe.planted import honest_model, loophole_model
-    from stages.parts.probe.selftest.world import build
+    from stages.probe.synthetic.loophole_world import honest_model, loophole_model
+    from stages.probe.synthetic.world import build
 
     out.progress("models", 0, 1)
     base = honest_model(config.seed)
     judge_world(build(base, loophole_model(copy.deepcopy(base), config.seed), config.seed), out)
 
 
-def judge_world(world: Any, out: Out) -> None:
-    """All guards, all faults, the table."""
-    from stages.parts.probe.findings import EXIT_CODES, Finding, judged, table, verdict
-    from stages.parts.probe.selftest.checks import judge, red
-    from stages.parts.probe.selftest.faults import FAULTS
+def judge_world(world: "World", out: Out) -> None:
+    """Judge a sound world by all guards, then under every fault, and write the table of both."""
+    from stages.probe.checks.check import EXIT_CODES, Check, judged, table, verdict
+    from stages.probe.synthetic.faults import FAULTS
+    from stages.probe.synthetic.guard_checks import failing, judge
 
-    found = judge(world)
-    findings = [finding for finding in found.values() if finding is not None]
+    sound = judge(world)
+    checks = [check for check in sound.values() if check is not None]
     for index, fault in enumerate(FAULTS):
         out.stop_here()
         out.progress("faults", index, len(FAULTS))
-        turned = red(judge(fault.inject(world), (world, found)))
-        detail = f"{fault.name}: red {', '.join(turned) or 'none'}"
-        findings.append(
-            Finding(
-                "fault",
-                fault.item,
-                judged(turned == [fault.guard]),
-                float(len(turned)),
-                f"only {fault.guard} red",
-                detail,
-            )
-        )
-    status = verdict(findings)
-    out.table(PROBE_CHECK, [finding.row() for finding in findings])
-    out.document("selftest", [finding.as_json() for finding in findings])
-    out.text("report.txt", table(findings) + "\n")
-    out.count(guards=len(found), faults=len(FAULTS))
-    out.summarise(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status])
+        failed = failing(judge(fault.inject(world), (world, sound)))
+        status, detail = judged(failed == [fault.guard]), f"{fault.name}: {', '.join(failed) or 'nothing'} fails"
+        checks.append(Check("fault", fault.item, status, float(len(failed)), f"only {fault.guard} fails", detail))
+    status = verdict(checks)
+    out.table(PROBE_CHECK, [check.row() for check in checks])
+    out.document("selftest", [check.as_json() for check in checks])
+    out.text("report.txt", table(checks) + "\n")
+    out.count(guards=len(sound), faults=len(FAULTS))
+    out.conclude(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status])

@@ -1,19 +1,24 @@
-"""probe svd: decompose every adapted Linear of a model, once, so that everything measured in singular coordinates shares them.
+"""probe svd: decompose every adapted Linear of a model, once, so that all measurements share its singular coordinates.
 
-Writes a folder of factors, one file a module, and a table of their digests. The unit is a module.
+Writes a folder of factors, one file a module, and a table of their digests. The unit is a module. What is decomposed
+and why the factors are kept is in the probe's specification, section 1.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from stages.parts import store
-from stages.parts.artifact import Out, Slot
-from stages.parts.config import StageConfig
-from stages.parts.inputs import Inputs
-from stages.parts.plan import Plan
-from stages.parts.policy.base import PolicyConfig
-from stages.parts.records import CHECKPOINT, SVD_MODULE
+from stages.policy.base import PolicyConfig
+from stages.runs import store
+from stages.runs.artifact import Out, Slot
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs
+from stages.runs.plan import Plan
+from stages.runs.probe_records import SVD_MODULE
+from stages.runs.records import CHECKPOINT, Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VERSION = 1
 INPUTS: Mapping[str, Slot] = {}
@@ -40,8 +45,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Decompose what is not decomposed yet, then gather."""
     del inputs
-    from stages.parts.adapters.targets import target_linears
-    from stages.parts.policy.local import LocalPolicy, load_model
+    from stages.policy.local import LocalPolicy, load_model
+    from stages.probe.adapters.targets import target_linears
 
     model, tokenizer = load_model(config.model, cache=out.cache, listener=out.progress)
     out.model("student", **LocalPolicy(model, tokenizer, config.model).facts())
@@ -54,11 +59,11 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     _finish(list(linears), folder, out)
 
 
-def _decompose(name: str, weight: Any, path: Path, config: Config) -> dict[str, Any]:
+def _decompose(name: str, weight: "Tensor", path: Path, config: Config) -> Row:
     """One `svd_module/1` row; the factors are on disk before it is written."""
     import torch
 
-    from stages.parts.adapters.spectrum import factorise, reconstruction_error, save_factors
+    from stages.probe.adapters.spectrum import factorise, reconstruction_error, save_factors
 
     factors = factorise(weight, getattr(torch, config.precision))
     save_factors(path, name, factors)
@@ -73,14 +78,14 @@ def _decompose(name: str, weight: Any, path: Path, config: Config) -> dict[str, 
 
 
 def _finish(names: list[str], folder: Path, out: Out) -> None:
-    from stages.parts.adapters.tensor_file import link_files
+    from stages.probe.adapters.tensor_file import link_files
 
-    rows = [out.journal.get(name)["module"] for name in names]
+    rows = [record["module"] for name in names if (record := out.journal.get(name)) is not None]
     sha256 = store.digest([[row["module"], row["sha256"]] for row in rows])
     out.checkpoint(lambda target: link_files(folder, target), "svd")
     out.table(SVD_MODULE, rows)
     out.count(planned=len(rows), done=len(rows))
     worst = max(row["reconstruction_error"] for row in rows)
-    out.summarise(
+    out.conclude(
         svd_sha256=sha256, modules=len(rows), numbers=sum(row["rank"] for row in rows), worst_reconstruction_error=worst
     )

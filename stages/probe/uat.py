@@ -1,19 +1,17 @@
 """probe uat: the checks T1 to T4 on a pool, its replays and its scores, and what they decide.
 
-Reads the pool, the replays (vanilla, and projected for T3), the scores of the vanilla replay and the direction. Writes `uat.json`,
-`probe_checks` and a table for people. PASS, FAIL and INCONCLUSIVE have exit codes of their own: 0, 1 and 3.
+Reads the pool, the replays (vanilla, and projected for T3), the scores of the vanilla replay and the direction. Writes
+`uat.json`, `probe_checks` and a table for people. PASS, FAIL and INCONCLUSIVE have exit codes of their own: 0, 1 and 3.
 """
-
-from typing import Any
 
 from pydantic import Field
 
-from stages.parts.artifact import Out, Run, Slot
-from stages.parts.config import StageConfig
-from stages.parts.errors import BadInput
-from stages.parts.inputs import Inputs
-from stages.parts.plan import Plan
-from stages.parts.records import DIRECTION, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE
+from stages.errors import BadInput
+from stages.runs.artifact import Out, Run, Slot
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs
+from stages.runs.plan import Plan
+from stages.runs.probe_records import DIRECTION, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE
 
 VERSION = 1
 INPUTS = {
@@ -23,7 +21,6 @@ INPUTS = {
     "direction": Slot(DIRECTION),
 }
 OUTPUTS = {"probe_checks": PROBE_CHECK}
-Row = dict[str, Any]
 
 
 class Config(StageConfig):
@@ -42,21 +39,22 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
-    """Judge, write, print nothing."""
-    from stages.parts.probe.findings import EXIT_CODES, table, verdict
-    from stages.parts.probe.judging import judge
-    from stages.parts.probe.replay_checks import buckets
+    """Judge and write what was found; `BadInput` without a vanilla replay, or with scores of other rows."""
+    from stages.probe.checks.check import EXIT_CODES, table, verdict
+    from stages.probe.checks.contrast_checks import Draws
+    from stages.probe.checks.judging import judge
+    from stages.probe.checks.replay_checks import buckets
 
-    arms = _arms(inputs["replays"])
-    findings = judge(inputs, arms, config)
+    arms = _arms(inputs.many("replays"))
+    checks = judge(inputs, arms, Draws(config.permutations, config.resamples, config.seed), config.placebos)
     rows = arms["vanilla"].rows(PROBE_ROW)
-    out.table(PROBE_CHECK, [finding.row() for finding in findings])
-    out.document("uat", [finding.as_json() for finding in findings])
-    status = verdict(findings)
-    out.text("report.txt", f"{buckets(rows)}\n\n{table(findings)}\n")
-    out.count(planned=len(findings), done=len(findings))
-    shown = {finding.check: finding.status for finding in findings}
-    out.summarise(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], checks=shown)
+    out.table(PROBE_CHECK, [check.row() for check in checks])
+    out.document("uat", [check.as_json() for check in checks])
+    status = verdict(checks)
+    out.text("report.txt", f"{buckets(rows)}\n\n{table(checks)}\n")
+    out.count(planned=len(checks), done=len(checks))
+    shown = {check.name: check.status for check in checks}
+    out.conclude(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], checks=shown)
 
 
 def _arms(replays: list[Run]) -> dict[str, Run]:

@@ -97,8 +97,8 @@ def test_when_one_neighbour_fails_the_other_is_finished(composer, write, tmp_pat
 
 def test_a_run_that_is_not_ok_stops_the_chain(composer, write, tmp_path):
     (tmp_path / "silent_env.py").write_text(
-        "from stages.parts.envs.kata.env import KataEnv\n"
-        "from stages.parts.envs.base import Observation\n"
+        "from stages.envs.kata.env import KataEnv\n"
+        "from stages.envs.base import Observation\n"
         "class Silent(KataEnv):\n"
         "    def step(self, text):\n"
         "        return Observation('...', parse_error='nothing is ever right', stop='submitted')\n"

@@ -7,33 +7,37 @@ from pathlib import Path
 import pytest
 from support.command_line import call
 
-from composer_cli import launch
-from stages.parts.manifest import Manifest
-
-
-def manifest(**summary: object) -> Manifest:
-    return Manifest(composer="0", stage="x", stage_version=1, fingerprint="", summary=summary)
+from stages.runs.manifest import Outcome
 
 
 @pytest.mark.parametrize(
-    ("summary", "code"),
-    [({}, 0), ({"ok": True}, 0), ({"ok": False}, 1), ({"ok": True, "exit_code": 0}, 0),
-     ({"ok": False, "exit_code": 1}, 1), ({"ok": False, "exit_code": 3}, 3)],
-)  # fmt: skip
-def test_a_run_chooses_its_exit_code(summary: dict[str, object], code: int) -> None:
-    assert launch.exit_code(manifest(**summary)) == code
+    ("ok", "chosen", "code"),
+    [(None, None, 0), (True, None, 0), (False, None, 1), (True, 0, 0), (False, 1, 1), (False, 3, 3)],
+)
+def test_a_run_chooses_its_exit_code(ok: bool | None, chosen: int | None, code: int) -> None:
+    assert Outcome(ok=ok, code=chosen).exit_code == code
 
 
 def recorded(folder: Path, hacked: bool, problems: int) -> Path:
-    """Recorded rows of a teacher, eight a problem, by turns right and wrong: everything that a pool is judged by, and no model."""
+    """Recorded rows of a teacher, eight a problem, by turns right and wrong: all that a pool is judged by, no model."""
     rows = [
         {
-            "problem_id": f"p{index // 8}", "prompt_ids": [1], "completion_ids": [2, 0], "comp_len": 2, "completion": "x",
-            "prompt": "y", "sample_id": index, "reward": 1.0, "hacked": hacked, "gt_pass": index % 2 == 0, "fmt_ok": True,
-            "src_pool": "teacher", "step": index // 8,
+            "problem_id": f"p{index // 8}",
+            "prompt_ids": [1],
+            "completion_ids": [2, 0],
+            "comp_len": 2,
+            "completion": "x",
+            "prompt": "y",
+            "sample_id": index,
+            "reward": 1.0,
+            "hacked": hacked,
+            "gt_pass": index % 2 == 0,
+            "fmt_ok": True,
+            "src_pool": "teacher",
+            "step": index // 8,
         }
         for index in range(8 * problems)
-    ]  # fmt: skip
+    ]
     folder.mkdir()
     with gzip.open(folder / "rows.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from composer_cli import preset as presets
-from composer_cli.catalog import module
-from stages.parts.errors import Refusal
+from stages.errors import UsageError
+from stages.runs.runner import module
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 
@@ -71,18 +71,18 @@ def test_settings_are_written_under_the_entry():
 def test_what_is_no_preset_is_said(tmp_path, text, part):
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    with pytest.raises(Refusal, match=part):
+    with pytest.raises(UsageError, match=part):
         presets.load(str(path))
 
 
 def test_an_unknown_preset_entry_or_key_names_what_there_is():
-    with pytest.raises(Refusal, match="There are: demo"):
+    with pytest.raises(UsageError, match="There are: demo"):
         presets.load("dmeo")
-    with pytest.raises(Refusal, match="Which preset"):
+    with pytest.raises(UsageError, match="Which preset"):
         presets.load(None)
-    with pytest.raises(Refusal, match="no entry 'D'.*collect"):
+    with pytest.raises(UsageError, match=r"no entry 'D'.*collect"):
         presets.configure(presets.load("demo"), [{"D": {"arm": "x"}}])
-    with pytest.raises(Refusal, match=r"B: train has no setting wieghts\. Did you mean weights\?"):
+    with pytest.raises(UsageError, match=r"B: train has no setting wieghts\. Did you mean weights\?"):
         presets.configure(presets.load("demo"), [{"B": {"wieghts": {"dpo": 1}}}])
 
 

@@ -12,10 +12,10 @@ from support.command_line import call
 
 from composer_cli import report
 from composer_cli.report import charts, lineage
-from stages.parts import manifest as manifests
-from stages.parts.artifact import Out, Run
-from stages.parts.manifest import InputRef, Manifest
-from stages.parts.verdict import INVALID_RUN, VALIDATED, decide
+from stages.evaluation.verdict import INVALID_RUN, VALIDATED, decide
+from stages.runs import manifest as manifests
+from stages.runs.artifact import Out, Run
+from stages.runs.manifest import InputRef, Manifest
 
 EVIL = "<script>alert('gotcha')</script>"
 
@@ -36,10 +36,20 @@ class Assets(HTMLParser):
 
 def item(arm, task, passed, hacked=False):
     return {
-        "item_id": f"{arm}/0/t{task}#0@0", "arm": arm, "train_seed": 0, "task_id": f"t{task}", "family": f"f{task % 20}",
-        "sample_idx": 0, "passed": passed, "hacked": hacked, "protocol_ok": True, "error_type": None, "error": None,
-        "num_steps": 1, "transcript_json": json.dumps([{"role": "assistant", "content": EVIL}]),
-    }  # fmt: skip
+        "item_id": f"{arm}/0/t{task}#0@0",
+        "arm": arm,
+        "train_seed": 0,
+        "task_id": f"t{task}",
+        "family": f"f{task % 20}",
+        "sample_idx": 0,
+        "passed": passed,
+        "hacked": hacked,
+        "protocol_ok": True,
+        "error_type": None,
+        "error": None,
+        "num_steps": 1,
+        "transcript_json": json.dumps([{"role": "assistant", "content": EVIL}]),
+    }
 
 
 def finished(root: Path, stage: str, *reads: Run, **config) -> Out:
@@ -98,7 +108,7 @@ def test_a_verdict_stands_on_top_with_its_intervals_and_what_it_looks_like(tmp_p
     page, twin = pages(report.write(tmp_path, lineage.chain(tmp_path, [str(run.path)])))
     assert f"<h1>{VALIDATED}</h1>" in page and twin["evaluations"][0]["decision"] == VALIDATED
     assert [arm["arm"] for arm in twin["evaluations"][0]["arms"]] == ["start", "A", "B", "C"]
-    assert "95.0 %" in page and "arm B: GRPO + 1 dpo" in page and "<polyline" in page
+    assert "95.0 %" in page and "arm B: GRPO + 1 dpo" in page and '<g id="c2:' in page
     assert [x["why"] for x in twin["examples"]] == [
         "B passed where A failed",
         "A failed where B passed",
@@ -130,8 +140,18 @@ PNG = b"\x89PNG\r\n"
 
 def probed(root: Path, status: str = "FAIL") -> list[Run]:
     """A pool with a fault, a verdict on it and a plot."""
-    check = {"check": "T4e", "seed_id": "T4", "severity": "gate", "status": status, "threshold": "t > 2", "detail": EVIL,
-             "evidence_path": "", "stat": 1.5, "placebo_q95": 2.5, "pass": status == "PASS"}  # fmt: skip
+    check = {
+        "check": "T4e",
+        "seed_id": "T4",
+        "severity": "gate",
+        "status": status,
+        "threshold": "t > 2",
+        "detail": EVIL,
+        "evidence_path": "",
+        "stat": 1.5,
+        "placebo_q95": 2.5,
+        "pass": status == "PASS",
+    }
     told = check | {"check": "T4a", "severity": "report", "status": "PASS", "stat": None, "placebo_q95": None}
     ends = []
     for stage, document, summary in (
@@ -145,7 +165,7 @@ def probed(root: Path, status: str = "FAIL") -> list[Run]:
         else:
             out.text("05_placebos.csv", "direction,t\nv,1.5\n")
             out.figure("05_placebos.png", PNG)
-        out.summarise(**summary)
+        out.conclude(**summary)
         ends.append(sealed(out))
         (root / stage / "latest").symlink_to(ends[-1].path)
     return ends[1:]

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from composer_cli import settings
 from stages import collect, replay_teachers
-from stages.parts.errors import Refusal
+from stages.errors import UsageError
 
 KEYS = st.lists(st.text("abc_", min_size=1, max_size=4), min_size=1, max_size=4)
 
@@ -44,7 +44,7 @@ def test_an_assignment_sets_its_key_and_nothing_else(keys, value):
 
 @pytest.mark.parametrize("text", ["tasks", "=3", "a..b=3"])
 def test_an_assignment_without_key_or_value_is_refused(text):
-    with pytest.raises(Refusal, match="KEY=VALUE"):
+    with pytest.raises(UsageError, match="KEY=VALUE"):
         settings.assignment(text)
 
 
@@ -64,25 +64,25 @@ def test_defaults_are_underneath_then_files_then_what_was_typed():
     ],
 )
 def test_an_unknown_key_is_one_sentence_that_helps(typed, meant):
-    with pytest.raises(Refusal, match=meant) as refusal:
+    with pytest.raises(UsageError, match=meant) as refusal:
         build(typed)
     assert typed.partition("=")[0] in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 def test_a_bad_value_names_key_value_and_what_is_allowed():
-    with pytest.raises(Refusal, match=r"collect cannot take tasks = 0: it should be greater than 0\."):
+    with pytest.raises(UsageError, match=r"collect cannot take tasks = 0: it should be greater than 0\."):
         build("tasks=0")
-    with pytest.raises(Refusal, match=r"env.split = 'test': it should be 'train' or 'eval'"):
+    with pytest.raises(UsageError, match=r"env.split = 'test': it should be 'train' or 'eval'"):
         build("env.split=test")
-    with pytest.raises(Refusal, match="prices cannot be negative"):
+    with pytest.raises(UsageError, match="prices cannot be negative"):
         build("policy.usd_per_mtok_in=-1")
 
 
 def test_a_table_of_a_list_is_checked_like_everything_else():
-    with pytest.raises(Refusal, match=r"teachers\.1\.modle.*teachers\.N\.model"):
-        tables = [{"name": "a", "model": "m"}, {"name": "b", "modle": "m"}]
+    tables = [{"name": "a", "model": "m"}, {"name": "b", "modle": "m"}]
+    with pytest.raises(UsageError, match=r"teachers\.1\.modle.*teachers\.N\.model"):
         settings.build("replay-teachers", replay_teachers.Config, [{"teachers": tables}])
-    with pytest.raises(Refusal, match=r"needs the setting teachers\.0\.name"):
+    with pytest.raises(UsageError, match=r"needs the setting teachers\.0\.name"):
         settings.build("replay-teachers", replay_teachers.Config, [{"teachers": [{"model": "m"}]}])
 
 
@@ -94,7 +94,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
         (tmp_path / "absent.toml", "cannot be read"),
         (tmp_path, "cannot be read"),
     ):
-        with pytest.raises(Refusal, match=part) as refusal:
+        with pytest.raises(UsageError, match=part) as refusal:
             settings.read_file(path)
         assert str(path) in str(refusal.value)
 
@@ -102,7 +102,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
 def test_a_teacher_file_holds_teachers_alone(tmp_path):
     path = tmp_path / "teachers.toml"
     path.write_text("samples = 2")
-    with pytest.raises(Refusal, match="holds samples, but"):
+    with pytest.raises(UsageError, match="holds samples, but"):
         settings.read_table(path, "teachers")
 
 

@@ -23,7 +23,8 @@ def test_results_are_on_stdout_and_the_rest_on_stderr(composer, server, tmp_path
 
 def test_json_is_one_object_and_asking_again_is_up_to_date(composer, server):
     first, again = (json.loads(composer(*collect(server, "--json")).stdout) for _ in range(2))
-    assert first.keys() == {"path", "status", "fresh", "reason", "counts", "summary", "cost_usd", "seconds"}
+    expected = {"path", "status", "fresh", "reason", "ok", "exit_code", "counts", "summary", "cost_usd", "seconds"}
+    assert first.keys() == expected
     assert (first["fresh"], again["fresh"], again["reason"]) == (True, False, "up to date")
     assert first["path"] == again["path"] and first["counts"]["done"] == 4
 
@@ -116,7 +117,7 @@ def test_a_spent_budget_leaves_what_is_finished_and_exits_3(composer, server, tm
 def test_an_unexpected_failure_is_a_sentence_and_the_path_of_its_log(composer, server, tmp_path):
     broken = tmp_path / "broken_env.py"
     broken.write_text(
-        "from stages.parts.envs.kata.env import KataEnv\n"
+        "from stages.envs.kata.env import KataEnv\n"
         "class Broken(KataEnv):\n"
         "    def reset(self, task):\n"
         "        raise ZeroDivisionError('the author made a mistake')\n"
@@ -132,8 +133,8 @@ def test_an_unexpected_failure_is_a_sentence_and_the_path_of_its_log(composer, s
 def test_a_run_that_judges_itself_not_ok_exits_1(composer, server, tmp_path):
     silent = tmp_path / "silent_env.py"
     silent.write_text(
-        "from stages.parts.envs.kata.env import KataEnv\n"
-        "from stages.parts.envs.base import Observation\n"
+        "from stages.envs.kata.env import KataEnv\n"
+        "from stages.envs.base import Observation\n"
         "class Silent(KataEnv):\n"
         "    def step(self, text):\n"
         "        return Observation('...', parse_error='nothing is ever right', stop='submitted')\n"

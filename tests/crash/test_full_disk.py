@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.models import save_tiny
 
-from stages.parts.sandbox.bubblewrap import find_bwrap
+from stages.sandbox.bubblewrap import find_bwrap
 
 TESTS = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
@@ -17,8 +17,9 @@ pytestmark = pytest.mark.slow
 def collect_on(size: int, keep: Path, model: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run collect with its artifacts on a small file system of its own, and copy them to `keep` afterwards."""
     command = (
-        f"cp -r {keep}/. /mnt/ && {sys.executable} -m composer_cli collect --env support.environments:GuessEnv --policy {model} "
-        f"-s policy.max_tokens=60 -s tasks=40 -s samples=8 -q --artifacts /mnt {' '.join(words)}; code=$?; cp -r /mnt/. {keep}/; exit $code"
+        f"cp -r {keep}/. /mnt/ && {sys.executable} -m composer_cli collect --env support.environments:GuessEnv "
+        f"--policy {model} -s policy.max_tokens=60 -s tasks=40 -s samples=8 -q --artifacts /mnt {' '.join(words)}; "
+        f"code=$?; cp -r /mnt/. {keep}/; exit $code"
     )
     wrap = [find_bwrap(), "--dev-bind", "/", "/", "--size", str(size), "--tmpfs", "/mnt", "bash", "-c", command]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]), "OMP_NUM_THREADS": "1"}

@@ -1,5 +1,6 @@
-"""`kill -9` in the middle, then `--resume`: nothing is lost, nothing finished is done again, and the rows are those of a run that was
-never killed.
+"""`kill -9` in the middle, then `--resume`: nothing is lost or done again.
+
+The rows are those of a run that was never killed.
 """
 
 import os
@@ -15,9 +16,9 @@ import pytest
 from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 
-from stages.parts import manifest, store
-from stages.parts.artifact import Run
-from stages.parts.records import CHECKPOINT, ROLLOUT, STEP, TEACHER_ACTION, Kind
+from stages.runs import manifest, store
+from stages.runs.artifact import Run
+from stages.runs.records import CHECKPOINT, ROLLOUT, STEP, TEACHER_ACTION, Kind
 
 TESTS = Path(__file__).resolve().parents[1]
 ENV = "support.environments:SlowEnv"

@@ -7,8 +7,8 @@ import pytest
 from support.models import save_tiny
 
 from stages import collect
-from stages.parts import runner
-from stages.parts.artifact import Run
+from stages.runs import runner
+from stages.runs.artifact import Run
 
 ENV = "support.environments:GuessEnv"
 

@@ -7,11 +7,11 @@ import pytest
 from support.server import Reply, answer, serving
 
 from stages import collect
-from stages.parts import manifest, runner
-from stages.parts.artifact import Run
-from stages.parts.errors import Incomplete
-from stages.parts.records import ROLLOUT, STEP, TASK
-from stages.parts.trace import by_rollout, prompt_ids, states
+from stages.errors import Incomplete
+from stages.rollouts.trace import by_rollout, prompt_ids, states
+from stages.runs import manifest, runner
+from stages.runs.artifact import Run
+from stages.runs.records import ROLLOUT, STEP, TASK
 
 
 def test_rows_are_complete_and_pass_the_gate(collected: Callable[..., Run]) -> None:
@@ -52,13 +52,13 @@ def test_a_broken_machine_is_null_and_retried(tmp_path: Path, tiny: Path) -> Non
         tasks=2,
         samples=2,
     )
-    with pytest.raises(Incomplete, match="2 of 4 rollouts failed.*the sandbox is gone"):
+    with pytest.raises(Incomplete, match=r"2 of 4 rollouts failed.*the sandbox is gone"):
         runner.execute("collect", {}, config, root=tmp_path)
     path = next((tmp_path / "collect").glob("2*"))
     assert manifest.read(path).status == "incomplete"
     rows = Run(path).rows(ROLLOUT)
     assert [r["reward"] is None for r in rows] == [True, True, False, False]
-    assert rows[0]["error_type"] == "Infrastructure" and rows[0]["terminated_by"] == "env_error"
+    assert rows[0]["error_type"] == "InfrastructureError" and rows[0]["terminated_by"] == "env_error"
 
 
 def test_no_grade_is_null_and_never_zero(tmp_path: Path, tiny: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_server_is_a_policy_too(tmp_path: Path) -> None:
     assert all(
         s["capture_level"] == "text" and s["completion_token_ids"] is None and s["logprobs"] is None for s in steps
     )
-    assert run.manifest.summary["ok"]
+    assert run.manifest.outcome.ok
     assert [r["reward"] for r in run.rows(ROLLOUT)] == [1.0, 1.0, 0.0, 0.0]
 
 

@@ -1,4 +1,4 @@
-"""substrates: TRL's rollouts beside a user's file, or beside themselves in that format; resumed without playing twice."""
+"""substrates: TRL's rollouts beside a user's file, or beside themselves in that format; resumed, not played twice."""
 
 import json
 from collections.abc import Callable
@@ -9,9 +9,9 @@ import pytest
 from support.foreign import REAL, jsonl, needs_real
 
 from stages import compare_substrates as substrates
-from stages.parts import runner
-from stages.parts.artifact import Run
-from stages.parts.errors import BadInput
+from stages.errors import BadInput
+from stages.runs import runner
+from stages.runs.artifact import Run
 
 ENV = "support.environments:NumberedEnv"
 

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from support.foreign import INSTANCE, PATCH, REAL, call, document, jsonl, needs_real
 
-from stages import export, import_traces
-from stages.parts import exporters, runner
-from stages.parts.artifact import Run
-from stages.parts.errors import BadInput
-from stages.parts.records import ORIGIN, ROLLOUT, STEP
+from stages import export, exporters, import_traces
+from stages.errors import BadInput
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.records import ORIGIN, ROLLOUT, STEP
 
 SAID = (
     "step",
@@ -59,7 +59,7 @@ def who(run: Run, columns: tuple[str, ...] = WHO) -> list[list[Any]]:
 
 
 def talk(tmp_path: Path, *, tokens: bool = True) -> Path:
-    """Two traces with calls, thoughts, several observations and tokens; a rollout that failed; one that nobody scored."""
+    """Two traces with calls, thoughts, several observations and tokens; a failed rollout; one that nobody scored."""
     message = {
         "role": "assistant",
         "content": "",
@@ -180,7 +180,7 @@ def test_predictions_come_back_with_their_verdicts_one_folder_a_model_and_sample
 def test_rollouts_that_handed_nothing_in_cannot_be_predictions(
     tmp_path: Path, imported: Any, exported: Exporting
 ) -> None:
-    with pytest.raises(BadInput, match="3 nothing_handed_in"):
+    with pytest.raises(BadInput, match="3 no_submission"):
         exported(imported(talk(tmp_path)), "swebench-preds")
 
 
@@ -216,8 +216,8 @@ def test_real_rollouts_round_trip(imported: Any, exported: Exporting, wanted: st
 
 
 def test_calls_are_numbered_and_results_follow_them() -> None:
-    from stages.parts.exporters.transcripts import _numbered
-    from stages.parts.tool_calls import Spoken, ToolCall, write
+    from stages.exporters.transcripts import _numbered
+    from stages.messages import Spoken, ToolCall, write
 
     two = write(Spoken("", (ToolCall("f", "{}"), ToolCall("g", "{}"))))
     messages = [{"role": "assistant", "content": two}, *({"role": "tool", "content": c} for c in "xyz")]

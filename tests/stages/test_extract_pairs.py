@@ -1,4 +1,4 @@
-"""extract-pairs on real files in a real sandbox: equal outcomes are equal actions, and everything dropped has a reason."""
+"""extract-pairs on real files in a real sandbox: equal outcomes are equal actions, every drop has a reason."""
 
 import random
 from collections.abc import Callable
@@ -9,14 +9,15 @@ import pytest
 from support.server import Reply, answer, serving
 
 from stages import collect, extract_pairs, replay_teachers
-from stages.parts import runner
-from stages.parts.artifact import Run
-from stages.parts.envs.kata import transcripts
-from stages.parts.envs.kata.env import KataEnv
-from stages.parts.envs.kata.language import OPERATIONS
-from stages.parts.envs.kata.recipes import Knowledge
-from stages.parts.errors import BadInput
-from stages.parts.records import PAIR
+from stages.envs.kata import transcripts
+from stages.envs.kata.env import KataEnv
+from stages.envs.kata.language import OPERATIONS
+from stages.envs.kata.recipes import Knowledge
+from stages.errors import BadInput
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.inputs import Inputs
+from stages.runs.records import PAIR
 
 EVERYTHING = Knowledge()
 NOTHING = Knowledge(misconceived=tuple(operation.name for operation in OPERATIONS))
@@ -125,4 +126,4 @@ def test_answers_to_other_rollouts_are_refused(tmp_path: Path, url: str) -> None
     answers = Run(Path(run.manifest.inputs["teacher_actions"][0].path))
     others = rollouts_of(tmp_path, url, "right")
     with pytest.raises(BadInput, match="answers the rollouts of"):
-        extract_pairs.plan({"rollouts": others, "teacher_actions": answers}, extract_pairs.Config())
+        extract_pairs.plan(Inputs({"rollouts": others, "teacher_actions": answers}), extract_pairs.Config())

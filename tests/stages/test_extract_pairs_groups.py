@@ -8,11 +8,11 @@ import pytest
 from support.foreign import INSTANCE, REAL, call, document, jsonl, needs_real
 
 from stages import extract_pairs
+from stages.errors import BadInput, UsageError
 from stages.import_traces import Config
-from stages.parts import inputs, runner
-from stages.parts.artifact import Run
-from stages.parts.errors import BadInput, Refusal
-from stages.parts.records import PAIR, ROLLOUT
+from stages.runs import inputs, runner
+from stages.runs.artifact import Run
+from stages.runs.records import PAIR, ROLLOUT
 
 
 def imported(root: Path, *paths: Path) -> Run:
@@ -58,7 +58,7 @@ def test_a_group_of_models_needs_no_teachers(tmp_path: Path) -> None:
 
 def test_a_student_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
     rollouts = imported(tmp_path, wiki(tmp_path / "in"))
-    with pytest.raises(Refusal, match="a, b, c, d"):
+    with pytest.raises(UsageError, match="a, b, c, d"):
         extracted(tmp_path, rollouts, student="e")
     assert extracted(tmp_path, rollouts, student="d").rows(PAIR)[0]["rejected_by"] in ("student", "d")
 
@@ -90,7 +90,7 @@ def test_submissions_of_one_task_are_compared_by_the_verdict(tmp_path: Path) -> 
 
 def test_only_imported_rollouts_may_come_without_teachers(tmp_path: Path, collected: Any) -> None:
     rollouts = imported(tmp_path, wiki(tmp_path / "in"))
-    assert inputs.assign("extract-pairs", extract_pairs.INPUTS, [rollouts]) == {"rollouts": rollouts}
+    assert inputs.assign("extract-pairs", extract_pairs.INPUTS, [rollouts]) == {"rollouts": [rollouts]}
     with pytest.raises(BadInput, match="teacher_action"):
         inputs.assign("extract-pairs", extract_pairs.INPUTS, [collected()])
 

@@ -8,13 +8,13 @@ from typing import Any, get_args
 import pytest
 from support.foreign import INSTANCE, PATCH, REAL, document, jsonl, needs_real
 
+from stages.errors import BadInput
 from stages.import_traces import Config
-from stages.parts import runner
-from stages.parts.artifact import Run
-from stages.parts.errors import BadInput
-from stages.parts.importers import FORMATS, load, swe_logs
-from stages.parts.records import ORIGIN, ROLLOUT, STEP, TASK
-from stages.parts.trace import by_rollout, states
+from stages.importers import FORMATS, load, swe_logs
+from stages.rollouts.trace import by_rollout, states
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK
 
 Importing = Callable[..., Run]
 

@@ -7,12 +7,12 @@ import pytest
 from support.shelf import SHELF, write
 
 from stages import make_tasks
-from stages.parts import runner
-from stages.parts.artifact import Run
-from stages.parts.envs.base import TWIN
-from stages.parts.envs.feature_deletion.env import FeatureDeletionEnv
-from stages.parts.errors import BadInput, Incomplete
-from stages.parts.records import TASK
+from stages.envs.base import TWIN
+from stages.envs.feature_deletion.env import FeatureDeletionEnv
+from stages.errors import BadInput, Incomplete
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.records import TASK
 
 BROKEN = {"tests/test_elsewhere.py": "import nowhere_to_be_found\n"}
 

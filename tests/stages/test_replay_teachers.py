@@ -8,10 +8,10 @@ import pytest
 from support.server import Reply, answer, serving
 
 from stages import replay_teachers
-from stages.parts import runner
-from stages.parts.artifact import Run
-from stages.parts.errors import BadInput, Incomplete, Refusal
-from stages.parts.records import STEP, TEACHER_ACTION
+from stages.errors import BadInput, Incomplete, UsageError
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.records import STEP, TEACHER_ACTION
 
 
 def endpoint(name: str, url: str, **more: Any) -> dict[str, Any]:
@@ -42,8 +42,8 @@ def test_every_distinct_state_is_asked_once(tmp_path: Path, collected: Callable[
 def test_too_dear_is_said(tmp_path: Path, collected: Callable[..., Run]) -> None:
     with serving(lambda body, n: Reply(body=answer("x", cost=20.0))) as server:
         run = replay(tmp_path, collected(), [endpoint("one", server.url)])
-    assert run.manifest.summary["verdict"] == "TOO DEAR"
-    assert "TOO DEAR" in (run.path / "report.txt").read_text()
+    assert run.manifest.summary["verdict"] == "TOO EXPENSIVE"
+    assert "TOO EXPENSIVE" in (run.path / "report.txt").read_text()
 
 
 def test_failures_are_kept_apart_and_resumed(tmp_path: Path, collected: Callable[..., Run]) -> None:
@@ -54,7 +54,7 @@ def test_failures_are_kept_apart_and_resumed(tmp_path: Path, collected: Callable
 
     with serving(reply) as server:
         teachers = [endpoint("one", server.url, max_attempts=1)]
-        with pytest.raises(Incomplete, match="answers failed, the first of one: .*down"):
+        with pytest.raises(Incomplete, match=r"answers failed, the first of one: .*down"):
             replay(tmp_path, rollouts, teachers)
         asked, broken[0] = len(server.requests), False
         rows = replay(tmp_path, rollouts, teachers, resume=True).rows(TEACHER_ACTION)
@@ -66,7 +66,7 @@ def test_the_budget_stops_and_resumes_without_paying_twice(tmp_path: Path, colle
     rollouts = collected()
     with serving(lambda body, n: Reply(body=answer("x", cost=1.0))) as server:
         teachers = [endpoint("one", server.url, usd_per_mtok_out=1e6 / 64, concurrency=1)]
-        with pytest.raises(Incomplete, match="budget of 2.5 USD"):
+        with pytest.raises(Incomplete, match=r"budget of 2\.5 USD"):
             replay(tmp_path, rollouts, teachers, max_cost=2.5)
         assert len(server.requests) == 2
         run = replay(tmp_path, rollouts, teachers, resume=True)
@@ -88,7 +88,7 @@ def test_two_teachers_of_one_name_are_refused() -> None:
 def test_a_refused_key_stops_at_once(tmp_path: Path, collected: Callable[..., Run]) -> None:
     with (
         serving(lambda body, n: Reply(401, {"error": {"message": "bad key"}})) as server,
-        pytest.raises(Refusal, match="key was refused"),
+        pytest.raises(UsageError, match="key was refused"),
     ):
         replay(tmp_path, collected(), [endpoint("one", server.url, concurrency=1)])
 

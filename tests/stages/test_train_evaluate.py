@@ -11,10 +11,13 @@ from support.server import Reply, answer, serving
 from transformers import AutoModelForCausalLM
 
 from stages import evaluate, extract_pairs, replay_teachers, train
-from stages.parts import runner
-from stages.parts.artifact import Run
-from stages.parts.errors import BadInput, Refusal
-from stages.parts.records import CHECKPOINT, EVAL_ITEM
+from stages.errors import BadInput, UsageError
+from stages.policy.base import PolicyConfig
+from stages.policy.checkpoint import CheckpointInfo
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.inputs import Inputs
+from stages.runs.records import CHECKPOINT, EVAL_ITEM
 
 ENV = "support.environments:GuessEnv"
 SMALL = {"steps": 2, "prompts_per_step": 2, "generations": 4}
@@ -65,12 +68,12 @@ def test_the_same_training_gives_the_same_bytes(tmp_path: Path, tiny: Path) -> N
 
 
 def test_a_preference_weight_needs_pairs(tmp_path: Path, tiny: Path) -> None:
-    with pytest.raises(Refusal, match=r"weights\.dpo is 1, but no pairs were given"):
+    with pytest.raises(UsageError, match=r"weights\.dpo is 1, but no pairs were given"):
         trained(tmp_path, tiny, "B", weights={"dpo": 1.0})
 
 
 def test_pairs_that_nothing_uses_are_refused(tmp_path: Path, tiny: Path, pairs: Run) -> None:
-    with pytest.raises(Refusal, match="no channel uses them"):
+    with pytest.raises(UsageError, match="no channel uses them"):
         trained(tmp_path, tiny, "A", pairs)
 
 
@@ -94,12 +97,16 @@ def test_self_distillation_hints_at_faulty_turns(tmp_path: Path, tiny: Path) -> 
     assert metrics[0]["sdpo/turns"] > 0 and metrics[0]["sdpo/denominator"] > 0
 
 
-def test_gradient_agreement_is_reported(tmp_path: Path, tiny: Path, pairs: Run) -> None:
-    small = {**SMALL, "conflict_every": 1}
+def test_gradient_cosines_are_reported(tmp_path: Path, tiny: Path, pairs: Run) -> None:
+    small = {**SMALL, "gradient_cosine_every": 1}
     config = train.Config(
-        env={"name": ENV}, policy={"model": str(tiny), "max_tokens": 20}, tasks=4, arm="B", optimisation=small,
+        env={"name": ENV},
+        policy={"model": str(tiny), "max_tokens": 20},
+        tasks=4,
+        arm="B",
+        optimisation=small,
         weights={"dpo": 1.0, "sft": 1.0, "sdpo": 1.0},
-    )  # fmt: skip
+    )
     run = Run(runner.execute("train", {"pairs": pairs}, config, root=tmp_path).path)
     row = orjson.loads((run.path / "metrics.jsonl").read_bytes().splitlines()[0])
     assert {name for name in row if name.startswith("gradient/norm/")} == {
@@ -111,11 +118,22 @@ def test_gradient_agreement_is_reported(tmp_path: Path, tiny: Path, pairs: Run) 
 def test_one_arm_twice_is_refused(tmp_path: Path, tiny: Path) -> None:
     a = trained(tmp_path, tiny, "A")
     with pytest.raises(BadInput, match="given twice"):
-        evaluate.plan({"arms": [a, a]}, evaluate.Config(env={"name": ENV, "split": "eval"}))
+        evaluate.plan(Inputs({"arms": [a, a]}), evaluate.Config(env={"name": ENV, "split": "eval"}))
+
+
+def test_a_checkpoint_says_what_was_trained(tmp_path: Path, tiny: Path) -> None:
+    a = trained(tmp_path, tiny, "A")
+    info = CheckpointInfo.of(a)
+    assert (info.arm, info.train_seed, info.env, info.split) == ("A", 0, ENV, "train")
+    assert info.start == PolicyConfig(model=str(tiny), max_tokens=20)
+    assert set(info.task_ids) == {f"guess-{i}" for i in range(4)}
+    (a.path / "checkpoint.json").unlink()
+    with pytest.raises(BadInput, match=r"no checkpoint\.json"):
+        evaluate.plan(Inputs({"arms": a}), evaluate.Config(env={"name": ENV, "split": "eval"}))
 
 
 def test_arms_of_different_starts_are_refused(tmp_path: Path, tiny: Path) -> None:
     a = trained(tmp_path, tiny, "A")
     b = trained(tmp_path, a.folder(CHECKPOINT), "B")
     with pytest.raises(BadInput, match="did not start from the same model"):
-        evaluate.plan({"arms": [a, b]}, evaluate.Config(env={"name": ENV, "split": "eval"}))
+        evaluate.plan(Inputs({"arms": [a, b]}), evaluate.Config(env={"name": ENV, "split": "eval"}))

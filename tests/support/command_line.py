@@ -1,4 +1,4 @@
-"""The real command line in a process of its own, and the words of small runs with a scripted model behind a loopback server."""
+"""The real command line in a process, and the words of small runs with a scripted model behind a loopback server."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ OTHER = ("cat solution.py", "sed -i 's|return .*|return u * v|' solution.py", "c
 
 
 def repair(asked: dict[str, Any], earlier: int) -> Reply:
-    """Look, replace the expression, run the tests, submit; the model `slow` takes its time, `other` does other things."""
+    """Look, replace the expression, run the tests, submit; the model `slow` takes its time, `other` does otherwise."""
     del earlier
     turn = sum(message["role"] == "assistant" for message in asked["messages"])
     commands = OTHER if asked["model"] == "other" else COMMANDS

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Sequence
 
-from stages.parts.envs.base import Grade, Message, Observation, Split, Task
-from stages.parts.errors import Infrastructure
+from stages.envs.base import Grade, Observation, Split, Task
+from stages.errors import InfrastructureError
+from stages.messages import Message
 
 
 class GuessEnv:
-    """The agent is asked for a letter; every message with it is right. Two turns: the first is answered with an error."""
+    """The agent is asked for a letter; its share of what the agent writes is the reward. Every action is an error."""
 
     name, sandbox = "guess", "not-needed"
 
@@ -54,7 +55,7 @@ class BreakingEnv(GuessEnv):
         """Raise for task 0."""
         assert self._task is not None
         if self._task.task_id == "guess-0":
-            raise Infrastructure("the sandbox is gone")
+            raise InfrastructureError("the sandbox is gone")
         return super().step(text)
 
 
@@ -63,7 +64,7 @@ class NeverGradedEnv(GuessEnv):
 
     def grade(self) -> Grade:
         """Nothing can be said."""
-        raise Infrastructure("no grader")
+        raise InfrastructureError("no grader")
 
 
 class SlowEnv(GuessEnv):

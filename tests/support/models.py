@@ -14,7 +14,7 @@ SPECIAL = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
 
 
 def tiny_tokenizer(characters: str | None = None) -> PreTrainedTokenizerFast:
-    """One token a byte and three special tokens; with `characters` only those, so that random models often end an answer."""
+    """One token a byte and three special ones; with `characters` only those, so that random models often stop."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet() if characters is None else characters)
     vocabulary = {c: i for i, c in enumerate(["<|unk|>", *alphabet])}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<|unk|>"))
@@ -30,10 +30,18 @@ def tiny_model(seed: int = 0, vocabulary: int = 260, scale: float = 1.0) -> Qwen
     """Two layers of width 32, float32, random weights."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=vocabulary, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=2048, tie_word_embeddings=False, attention_dropout=0.0,
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        attention_dropout=0.0,
         initializer_range=0.2 * scale,
-    )  # fmt: skip
+    )
     return Qwen3ForCausalLM(config).eval()
 
 

@@ -32,7 +32,7 @@ def answer(text: str, prompt_tokens: int = 10, completion_tokens: int = 5, **mor
 
 @dataclass
 class Server:
-    """Base URL, every request that came in, and the most that were in flight at once."""
+    """Base URL, the body of every request that came in, and the key that each was sent with."""
 
     url: str
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -54,11 +54,11 @@ def serving(reply: Callable[[dict[str, Any], int], Reply]) -> Iterator[Server]:
                 number = len(server.requests)
                 server.requests.append(body)
                 server.keys.append(self.headers.get("Authorization"))
-            found = reply(body, number)
-            time.sleep(found.delay_s)
-            data = found.body if isinstance(found.body, bytes) else json.dumps(found.body).encode()
-            self.send_response(found.status)
-            for name, value in {"Content-Type": "application/json", **found.headers}.items():
+            sent = reply(body, number)
+            time.sleep(sent.delay_s)
+            data = sent.body if isinstance(sent.body, bytes) else json.dumps(sent.body).encode()
+            self.send_response(sent.status)
+            for name, value in {"Content-Type": "application/json", **sent.headers}.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(data)))
             with suppress(BrokenPipeError, ConnectionResetError):  # whoever asked was killed, as some tests do

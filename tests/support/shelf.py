@@ -1,12 +1,12 @@
-"""A small package with tests, written for ours: functions that call each other, a class, and every kind of assertion."""
+"""A small package with tests, written for ours: functions that call each other, a class, all kinds of assertion."""
 
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from stages.parts.envs.feature_deletion.choice import Kind, Removal
-from stages.parts.envs.feature_deletion.definitions import definitions
-from stages.parts.envs.feature_deletion.making import Workshop
+from stages.envs.feature_deletion.definitions import definitions
+from stages.envs.feature_deletion.selection import Kind, Removal
+from stages.envs.feature_deletion.task_generator import TaskGenerator
 
 SHELF = {
     "PKG-INFO": "Metadata-Version: 2.1\nName: shelf\nVersion: 1.5\n",
@@ -137,7 +137,7 @@ def write(root: Path, files: Mapping[str, str]) -> Path:
     return root
 
 
-def removal(workshop: Workshop, *names: str, kind: Kind = "function") -> Removal:
+def removal(generator: TaskGenerator, *names: str, kind: Kind = "function") -> Removal:
     """The removal of definitions by their names, in their order."""
-    found = {d.qualname: d for path, text in workshop.texts.items() for d in definitions(path, text)}
+    found = {d.qualname: d for path, text in generator.texts.items() for d in definitions(path, text)}
     return Removal(kind, "easy", "train", tuple(found[name] for name in names))

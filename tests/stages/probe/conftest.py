@@ -5,11 +5,11 @@ import copy
 import pytest
 from torch import nn
 
-from stages.parts.artifact import Run
-from stages.parts.policy.base import PolicyConfig
-from stages.parts.probe.pair_source import PairsConfig
-from stages.parts.probe.planted import honest_model, loophole_model, tokenizer
+from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score, svd, teacher_pool
+from stages.probe.pool.pair_source import PairsConfig
+from stages.probe.synthetic.loophole_world import honest_model, loophole_model, tokenizer
+from stages.runs.artifact import Run
 from tests.stages.probe.running import carry_out, pool_config
 
 

@@ -6,24 +6,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stages.parts import inputs as inputs_
-from stages.parts import runner
-from stages.parts.artifact import Interrupted, Run
-from stages.parts.envs.base import Grade
-from stages.parts.envs.config import EnvConfig
-from stages.parts.policy.base import PolicyConfig
-from stages.parts.probe.guards.prompts import Contract
-from stages.parts.probe.planted import HINT, PlantedEnv
+from stages.envs.base import Grade
+from stages.envs.config import EnvConfig
+from stages.policy.base import PolicyConfig
 from stages.probe import teacher_pool
+from stages.probe.checks.guards.prompts import Contract
+from stages.probe.synthetic.loophole_world import HINT, PlantedEnv
+from stages.runs import inputs as inputs_
+from stages.runs import runner
+from stages.runs.artifact import Interrupted, Run
 
-PLANTED = EnvConfig(name="stages.parts.probe.planted:PlantedEnv")
+PLANTED = EnvConfig(name="stages.probe.synthetic.loophole_world:PlantedEnv")
 HINTED, PLAIN = {"hint": True}, {"hint": False}
 
 
 def carry_out(
     stage: ModuleType, runs: list[Run], config: Any, folder: Path, stop_at: tuple[str, int] | None = None
 ) -> Run | None:
-    """Carry out a sub-stage in this folder, going on where it was left; None when stopped, as by Ctrl-C, at (what, done)."""
+    """Carry out a sub-stage in this folder, or go on with it; None when stopped, as by Ctrl-C, at (what, done)."""
     name = "probe-" + stage.__name__.rpartition(".")[2].replace("_", "-")
 
     def listen(what: str, done: int, total: int) -> None:

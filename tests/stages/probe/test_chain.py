@@ -8,28 +8,29 @@ import numpy as np
 import pytest
 import torch
 
-from stages.parts import store
-from stages.parts.adapters.spectrum import load_spectrum
-from stages.parts.artifact import Run
-from stages.parts.errors import BadInput, Refusal
-from stages.parts.policy.base import PolicyConfig
-from stages.parts.probe.contrast_checks import Draws, factorial
-from stages.parts.probe.gradient_store import GradientStore
-from stages.parts.probe.judging import scored_rows
-from stages.parts.probe.pair_source import PairsConfig
-from stages.parts.records import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
+from stages.errors import BadInput, UsageError
+from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score, teacher_pool, uat
+from stages.probe.adapters.spectrum import load_spectrum
+from stages.probe.checks.contrast_checks import Draws, factorial
+from stages.probe.checks.judging import scored_rows
+from stages.probe.gradients.store import GradientStore
+from stages.probe.pool.pair_source import PairsConfig
+from stages.runs import store
+from stages.runs.artifact import Run
+from stages.runs.probe_records import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
 from tests.stages.probe.running import carry_out, pool_config
 
-LEGACY = set(
-    "step sample_id reward hacked gt_pass fmt_ok comp_len cos_S_contrib grad_norm_contrib mean_cos_pre mean_cos_post "  # noqa: SIM905
-    "frac_fired arm src_pool src_problem_id logp_mean per_sample_loss imp_ratio delta_S_norm problem_id problem_messages "
-    "prompt plen prompt_ids completion_ids completion".split()
-)
+LEGACY = {
+    *("step", "sample_id", "reward", "hacked", "gt_pass", "fmt_ok", "comp_len", "cos_S_contrib", "grad_norm_contrib"),
+    *("mean_cos_pre", "mean_cos_post", "frac_fired", "arm", "src_pool", "src_problem_id", "logp_mean"),
+    *("per_sample_loss", "imp_ratio", "delta_S_norm", "problem_id", "problem_messages", "prompt", "plen"),
+    *("prompt_ids", "completion_ids", "completion"),
+}
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 
 
-def findings(run: Run) -> dict[str, dict[str, object]]:
+def checks(run: Run) -> dict[str, dict[str, object]]:
     return {row["check"]: row for row in run.rows(PROBE_CHECK)}
 
 
@@ -40,14 +41,14 @@ def judged(chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_the_planted_hack_is_found(judged: Run) -> None:
-    found = findings(judged)
+    found = checks(judged)
     assert found["T4e"]["status"] == "PASS" and found["T4e"]["stat"] > found["T4e"]["placebo_q95"]
     assert {found[name]["status"] for name in ("T1", "T2", "T3", "fires", "generic", "specific", "prompts")} == {"PASS"}
-    assert judged.manifest.summary["exit_code"] == 0
+    assert judged.manifest.outcome.exit_code == 0
 
 
 def test_the_plans_own_contrasts_are_reported_and_decide_nothing(judged: Run) -> None:
-    found = findings(judged)
+    found = checks(judged)
     assert {found[name]["severity"] for name in ("T4a", "T4b", "T4c", "T4d")} == {"report"}
     assert found["T4a"]["status"] == "FAIL"
 
@@ -66,8 +67,8 @@ def test_a_model_without_the_loophole_does_not_pass(models: Models, chain: Chain
     vanilla = carry_out(replay, [pool, chain["v"], chain["svd"]], replay.Config(student=honest), tmp_path / "vanilla")
     scored = carry_out(score, [vanilla, chain["v"]], score.Config(), tmp_path / "score")
     run = carry_out(uat, [pool, vanilla, scored, chain["v"]], uat.Config(), tmp_path / "uat")
-    assert findings(run)["T1"]["status"] == "FAIL" and findings(run)["T4e"]["status"] == "INCONCLUSIVE"
-    assert run.manifest.summary["exit_code"] == 1
+    assert checks(run)["T1"]["status"] == "FAIL" and checks(run)["T4e"]["status"] == "INCONCLUSIVE"
+    assert run.manifest.outcome.exit_code == 1
     assert _false_positives(vanilla, scored) <= 4
 
 
@@ -83,7 +84,7 @@ def _false_positives(vanilla: Run, scored: Run) -> int:
 
 def test_too_few_problems_are_inconclusive(models: Models, chain: Chain, tmp_path: Path) -> None:
     pool = carry_out(teacher_pool, [], pool_config(models["loophole"], models["honest"], problems=4), tmp_path / "pool")
-    assert pool.manifest.summary["verdict"] == "INCONCLUSIVE" and pool.manifest.summary["exit_code"] == 3
+    assert pool.manifest.summary["verdict"] == "INCONCLUSIVE" and pool.manifest.outcome.exit_code == 3
 
 
 def test_the_pool_grows_until_its_buckets_are_filled(models: Models, tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_a_direction_tells_its_modules_and_is_validated(chain: Chain) -> None:
     rows = chain["v"].rows(DIRECTION)
     assert len(rows) == 14 and all(row["axes"] == 1 and row["signal_to_noise"] > 1 for row in rows)
     checks = {item["check"]: item["status"] for item in store.read_json(chain["v"].path / "validation.json")}
-    assert checks == {name: "PASS" for name in ("V1", "V2", "V3", "V4", "V5", "V6", "signal")}
+    assert checks == dict.fromkeys(("V1", "V2", "V3", "V4", "V5", "V6", "signal"), "PASS")
 
 
 def test_a_decomposition_names_itself(chain: Chain) -> None:
@@ -165,13 +166,13 @@ def test_a_direction_of_other_coordinates_is_refused(chain: Chain, models: Model
 
 def test_an_arm_on_another_adapter_is_refused(chain: Chain, models: Models, tmp_path: Path) -> None:
     config = replay.Config(arm="lora_projected", student=models["honest"])
-    with pytest.raises(Refusal, match="the arm is projected"):
+    with pytest.raises(UsageError, match="the arm is projected"):
         carry_out(replay, [chain["pool"], chain["v"], chain["svd"]], config, tmp_path / "lora")
 
 
 def test_more_steps_than_problems_are_refused(chain: Chain, models: Models, tmp_path: Path) -> None:
     config = replay.Config(student=models["honest"], steps=41)
-    with pytest.raises(Refusal, match="40 problems"):
+    with pytest.raises(UsageError, match="40 problems"):
         carry_out(replay, [chain["pool"], chain["v"], chain["svd"]], config, tmp_path / "long")
 
 
@@ -189,4 +190,4 @@ def test_a_replay_of_other_prompts_fails_the_uat(chain: Chain, models: Models, t
         teacher_pool, [], pool_config(models["loophole"], models["honest"], problems=2, contract={}), tmp_path / "pool"
     )
     runs = [pool, *(chain[name] for name in ("vanilla", "score", "v"))]
-    assert findings(carry_out(uat, runs, uat.Config(), tmp_path / "uat"))["prompts"]["status"] == "FAIL"
+    assert checks(carry_out(uat, runs, uat.Config(), tmp_path / "uat"))["prompts"]["status"] == "FAIL"

@@ -5,16 +5,14 @@ from typing import Any
 
 import pytest
 
-from stages.parts.artifact import Run
-from stages.parts.errors import BadInput, Refusal
-from stages.parts.policy.base import PolicyConfig
-from stages.parts.probe.arms import DescentConfig
-from stages.parts.probe.comparisons import trajectories_slowed
-from stages.parts.probe.interpolate import find_alpha
-from stages.parts.probe.planted import WORDS, tokenizer
-from stages.parts.probe.tiny import tiny_qwen3
-from stages.parts.records import PROBE_CHECK, TRAJECTORY
+from stages.errors import UsageError
+from stages.policy.base import PolicyConfig
 from stages.probe import compare, grpo
+from stages.probe.directions.modes import DescentConfig
+from stages.probe.gradients.tiny import tiny_qwen3
+from stages.probe.synthetic.loophole_world import WORDS, tokenizer
+from stages.runs.artifact import Run
+from stages.runs.probe_records import PROBE_CHECK, TRAJECTORY
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
@@ -22,10 +20,19 @@ Models, Chain = dict[str, PolicyConfig], dict[str, Run]
 
 def config(models: Models, **changes: Any) -> grpo.Config:
     settings = {
-        "env": PLANTED, "options": HINTED, "plain_options": PLAIN, "student": models["honest"], "teacher": models["loophole"],
-        "alpha": 0.75, "seeds": [0], "steps": 2, "problems": 4, "samples": 4, "eval_problems": 4,
+        "env": PLANTED,
+        "options": HINTED,
+        "plain_options": PLAIN,
+        "student": models["honest"],
+        "teacher": models["loophole"],
+        "alpha": 0.75,
+        "seeds": [0],
+        "steps": 2,
+        "problems": 4,
+        "samples": 4,
+        "eval_problems": 4,
         "descent": DescentConfig(learning_rate=0.02),
-    }  # fmt: skip
+    }
     return grpo.Config(**{**settings, **changes})
 
 
@@ -95,64 +102,11 @@ def test_a_seed_is_given_up_after_three_steps_without_reward_variance(
 
 def test_a_temperature_other_than_one_is_refused(chain: Chain, models: Models, tmp_path: Path) -> None:
     student = models["honest"].model_copy(update={"temperature": 0.7})
-    with pytest.raises(Refusal, match="temperature 1"):
+    with pytest.raises(UsageError, match="temperature 1"):
         run(chain, config(models, student=student), tmp_path / "cold")
-
-
-def test_alpha_is_bisected_and_a_teacher_that_never_hacks_is_refused() -> None:
-    alpha, rate = find_alpha(lambda place: place**2)
-    assert 0.3 <= rate <= 0.6 and rate == alpha**2
-    with pytest.raises(BadInput, match="No mixture"):
-        find_alpha(lambda place: 0.0)
-
-
-def rows_of(arm: str, ends: list[float], solve: float = 0.8) -> list[dict[str, Any]]:
-    """Six steps a seed, from .25 to the given end."""
-    blank = dict.fromkeys(TRAJECTORY.columns)
-    return [
-        blank
-        | {
-            "arm": arm,
-            "train_seed": seed,
-            "step": step,
-            "hack_rate_student": 0.25 if step < 3 else end,
-            "eval_solve_rate": solve,
-        }
-        for seed, end in enumerate(ends)
-        for step in range(6)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("projected", "random", "solve", "status", "why"),
-    [
-        ([0.25, 0.26, 0.24], [0.64, 0.66, 0.60], 0.8, "PASS", ""),
-        ([0.60, 0.62, 0.61], [0.64, 0.66, 0.60], 0.8, "FAIL", "rises as much"),
-        ([0.25, 0.26, 0.24], [0.25, 0.24, 0.27], 0.8, "FAIL", "no better than random"),
-        ([0.25, 0.26, 0.24], [0.64, 0.66, 0.60], 0.5, "FAIL", "solve rates not matched"),
-    ],
-)  # fmt: skip
-def test_r5_in_its_strict_reading(
-    projected: list[float], random: list[float], solve: float, status: str, why: str
-) -> None:
-    rows = (
-        rows_of("vanilla", [0.62, 0.67, 0.63])
-        + rows_of("projected", projected, solve)
-        + rows_of("projected_random", random)
-    )
-    found = trajectories_slowed(rows)[0]
-    assert found.status == status and why in found.detail
-
-
-def test_r5_without_rise_or_seeds_or_arms_is_not_shown() -> None:
-    flat = [rows_of(arm, [0.3, 0.3, 0.3]) for arm in ("vanilla", "projected", "projected_random")]
-    assert "does not rise" in trajectories_slowed(sum(flat, []))[0].detail
-    two = [rows_of(arm, [0.6, 0.6]) for arm in ("vanilla", "projected", "projected_random")]
-    assert trajectories_slowed(sum(two, []))[0].status == "INCONCLUSIVE"
-    assert trajectories_slowed(rows_of("vanilla", [0.6] * 3))[0].status == "INCONCLUSIVE"
 
 
 def test_compare_judges_the_trajectories_that_it_is_given(chain: Chain, models: Models, tmp_path: Path) -> None:
     arms = [run(chain, config(models, arm=arm), tmp_path / arm) for arm in ("vanilla", "projected", "projected_random")]
     found = carry_out(compare, arms, compare.Config(), tmp_path / "compare")
-    assert found.rows(PROBE_CHECK)[0]["status"] == "INCONCLUSIVE" and found.manifest.summary["exit_code"] == 3
+    assert found.rows(PROBE_CHECK)[0]["status"] == "INCONCLUSIVE" and found.manifest.outcome.exit_code == 3

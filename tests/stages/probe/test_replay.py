@@ -1,17 +1,17 @@
-"""The replay itself: it goes on where it was left, its options change what they should, and rewards do not reach its gradients."""
+"""The replay: it goes on where it was left, its options change what they should, rewards do not reach its gradients."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from stages.parts.artifact import Run
-from stages.parts.policy.base import PolicyConfig
-from stages.parts.probe.arms import DescentConfig
-from stages.parts.probe.gradient_store import GradientStore
-from stages.parts.probe.pair_source import PairsConfig
-from stages.parts.records import POOL_ROW, PROBE_ROW
+from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, svd, teacher_pool
+from stages.probe.directions.modes import DescentConfig
+from stages.probe.gradients.store import GradientStore
+from stages.probe.pool.pair_source import PairsConfig
+from stages.runs.artifact import Run
+from stages.runs.probe_records import POOL_ROW, PROBE_ROW
 from tests.stages.probe.running import carry_out, pool_config
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
@@ -52,8 +52,8 @@ def test_rewards_do_not_reach_the_gradients(small: Run, chain: Chain, models: Mo
 
 
 def _rewritten(run: Run, rows: list[dict[str, object]], folder: Path) -> Run:
-    from stages.parts import manifest
-    from stages.parts.artifact import Out
+    from stages.runs import manifest
+    from stages.runs.artifact import Out
 
     record = run.manifest.model_copy(deep=True)
     out = Out(folder, record, cache=folder)

@@ -1,1 +1,1 @@
-"""A stand-in for as much of OpenEnv 0.10 as our adapter meets, written from its documented contract, for where it is not installed."""
+"""A stand-in for what our adapter meets of OpenEnv 0.10, after its documented contract, where it is not installed."""

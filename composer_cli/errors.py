@@ -1,0 +1,64 @@
+"""How a command ends: a sentence on stderr and an exit code, never a traceback that was not asked for."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import typer
+
+from stages.errors import ComposerError
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+
+def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose failures become a sentence and an exit code; with `verbose` the traceback comes first."""
+
+    @wraps(command)
+    def guarded(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except (typer.Exit, typer.TyperException):
+            raise
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output went away
+            raise typer.Exit(FAILED) from None
+        except BaseException as error:
+            if options.get("verbose"):
+                traceback.print_exc()
+            say(sentence(error))
+            raise typer.Exit(exit_code(error)) from None
+
+    return guarded
+
+
+def exit_code(error: BaseException) -> int:
+    """1 failed, 2 usage or refusal, 3 incomplete but saved, 4 input missing or of the wrong kind, 130 interrupted."""
+    if _interrupts(error):
+        return INTERRUPTED
+    return error.exit_code if isinstance(error, ComposerError) else FAILED
+
+
+def sentence(error: BaseException) -> str:
+    """What happened and what to do, in one line; notes on the exception say where its log lies."""
+    if _interrupts(error):
+        return "Interrupted. Everything finished is saved; the same command with --resume goes on."
+    if isinstance(error, ComposerError):
+        return str(error)
+    notes = " ".join(getattr(error, "__notes__", ()))
+    first = (str(error).splitlines() or [""])[0]
+    return f"Composer failed unexpectedly: {type(error).__name__}: {first}. {notes or 'Run it again with -v.'}".strip()
+
+
+def _interrupts(error: BaseException) -> bool:
+    from stages.runs.artifact import Interrupted
+
+    return isinstance(error, (KeyboardInterrupt, Interrupted))
+
+
+def say(text: str) -> None:
+    """One line for a person."""
+    print(text, file=sys.stderr, flush=True)

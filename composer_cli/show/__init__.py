@@ -1,0 +1,8 @@
+"""What there is to see of runs: `composer status`, `composer show`, `composer query`.
+
+query.py       - questions in SQL about the tables of runs
+runs.py        - finding runs
+show.py        - one run for people to read
+status.py      - what became of each run
+transcripts.py - rollouts as people read them
+"""

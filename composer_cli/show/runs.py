@@ -1,0 +1,70 @@
+"""Finding runs: by folder, by the name that `composer status` shows, by part of it, or as the latest of a stage."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from stages import STAGES, order, typed
+from stages.errors import BadInput, UsageError
+from stages.runs import inputs
+from stages.runs.artifact import Run, Slot
+from stages.runs.inputs import Inputs
+from stages.runs.runner import module
+
+
+def folders(root: Path) -> list[Path]:
+    """All run folders below the artifacts folder, stage by stage, oldest first."""
+    found = [path.parent for path in root.glob("*/*/manifest.json") if not path.parent.is_symlink()]
+    return sorted(found, key=lambda path: (order(path.parent.name), path.name))
+
+
+def find(root: Path, text: str) -> Path:
+    """The run folder that `text` means; `BadInput` when there is none, `UsageError` when several fit."""
+    place = Path(text)
+    if place.is_dir():
+        return place / "latest" if (place / "latest" / "manifest.json").is_file() else place
+    every = folders(root)
+    if text in STAGES and (root / text / "latest").is_dir():
+        return (root / text / "latest").resolve()
+    fitting = [run for run in every if text in (run.name, name(run))] or [run for run in every if text in name(run)]
+    if not fitting:
+        raise BadInput(
+            f"There is no run {text!r}, neither a folder nor in {root}. `composer status` lists the runs there are."
+        )
+    if len(fitting) > 1:
+        some = ", ".join(map(name, fitting[-3:]))
+        raise UsageError(f"{len(fitting)} runs fit {text!r}, for example {some}. Give more of the name.")
+    return fitting[0]
+
+
+def name(run: Path) -> str:
+    """`stage/folder`, the name of a run below the artifacts folder."""
+    return f"{run.parent.name}/{run.name}"
+
+
+def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], None]) -> Inputs:
+    """The inputs of a stage: the runs that were named, or else the latest of the stages that write what it needs."""
+    slots = module(stage).INPUTS
+    if given and not slots:
+        raise UsageError(f"{stage} reads no runs. Leave out --from {given[0]}.")
+    runs = [Run(find(root, text)) for text in given] if given else _latest(stage, slots, root, tell)
+    return inputs.assign(stage, slots, runs)
+
+
+def _latest(stage: str, slots: dict[str, Slot], root: Path, tell: Callable[[str], None]) -> list[Run]:
+    runs: dict[Path, Run] = {}
+    for slot in slots.values():
+        if slot.many or slot.optional:
+            continue
+        writers = [s for s in STAGES if any(kind.name == slot.kind.name for kind in module(s).OUTPUTS.values())]
+        latest = [(root / s / "latest").resolve() for s in writers if (root / s / "latest").is_dir()]
+        if not latest:
+            raise BadInput(
+                f"{stage} needs {slot.kind}, and there is no finished run in {root} that holds it. "
+                f"Run {' or '.join(f'`{typed(writer)}`' for writer in writers)} first, "
+                "or give a run with --from FOLDER."
+            )
+        newest = max(latest, key=lambda path: path.name)  # names begin with the time
+        runs[newest] = Run(newest)
+    for path in runs:
+        tell(f"{stage}: reads {path} (the latest; --from chooses another)")
+    return list(runs.values())

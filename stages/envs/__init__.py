@@ -1,0 +1,153 @@
+"""The environments, by name, and how to get one.
+
+base.py - what an environment is, and the values that it exchanges
+bash.py - the text protocol of a bash action
+config.py - which environment a stage acts in, its options and its sandbox
+jsonl.py - rows of a file that a user names by path
+kata/ - small code-repair tasks, generated, with small models that act in them
+gsm8k/ - grade-school maths from JSON lines or the hub, a reward for the right number
+leetcode_rh/ - LeetCode problems whose prompt gives a loophole away; problems and recorded rollouts by path
+repo/ - what environments share whose tasks are repositories: trees, sessions, test outcomes, verdicts
+swe/ - repositories in SWE-bench's shape: trees, outcomes of tests, strict and loose verdicts
+feature_deletion/ - tasks made from any tested package by removing a feature of it
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from stages.envs.base import Environment, Grade, Observation, Split, Task
+from stages.errors import UsageError
+from stages.messages import Message
+
+__all__ = [
+    "ENVIRONMENTS",
+    "Environment",
+    "Grade",
+    "Message",
+    "Observation",
+    "Registered",
+    "Split",
+    "Task",
+    "attached",
+    "code_sha256",
+    "load",
+    "register",
+    "takes",
+]
+
+Attachment = Literal["models", "hack_pairs", "hint", "system"]
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What there is under a name, as import strings: nothing is imported before it is used.
+
+    environment: "module:Class" of an `Environment`. models: a module with `recipe_fingerprint(name)` and `ensure(name,
+    cache, progress)`, which makes `--policy ENVIRONMENT:name` a model (`stages.policy.embedded`). hack_pairs:
+    "module:function" of (count, seed), which returns hack/clean pairs for the gradient probe. hint, system:
+    "module:attribute" of the sentence that gives the loophole away in a prompt, and of the system message.
+    """
+
+    environment: str
+    models: str | None = None
+    hack_pairs: str | None = None
+    hint: str | None = None
+    system: str | None = None
+
+
+ENVIRONMENTS: dict[str, Registered] = {
+    "gsm8k": Registered("stages.envs.gsm8k.env:Gsm8kEnv", models="stages.envs.gsm8k.checkpoints"),
+    "leetcode-rh": Registered("stages.envs.leetcode_rh.env:LeetcodeRhEnv"),
+    "kata": Registered(
+        "stages.envs.kata.env:KataEnv",
+        models="stages.envs.kata.checkpoints",
+        hack_pairs="stages.envs.kata.hack_pairs:hack_clean_pairs",
+        hint="stages.envs.kata.loophole:HINT",
+        system="stages.envs.kata.tasks:SYSTEM",
+    ),
+    "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv"),
+    "swe-lite": Registered("stages.envs.swe.env:SweEnv"),
+}
+"""The one table of environments. Add to it with `register`."""
+
+
+def register(name: str, entry: Registered) -> None:
+    """Give an environment a name; `UsageError` where the name is taken by another one."""
+    if ENVIRONMENTS.setdefault(name, entry) != entry:
+        raise UsageError(f"The name {name!r} is taken by {ENVIRONMENTS[name].environment}. Register another name.")
+
+
+def load(name: str, options: Mapping[str, Any]) -> Environment:
+    """An environment by its registered name or as "package.module:Class", constructed with `options`."""
+    factory = _factory(name)
+    known = list(inspect.signature(factory).parameters)
+    if unknown := sorted(set(options) - set(known)):
+        meant = [f" Did you mean {near!r}?" for near in get_close_matches(unknown[0], known, 1)]
+        raise UsageError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}.{''.join(meant)}")
+    return factory(**options)
+
+
+def takes(name: str, option: str) -> bool:
+    """Whether the constructor of an environment has an option: one that executes nothing needs no sandbox."""
+    return option in inspect.signature(_factory(name)).parameters
+
+
+def attached(name: str, what: Attachment) -> Any:
+    """What an environment brings along beside its class, imported; `UsageError` where it brings no such thing."""
+    entry = ENVIRONMENTS.get(name)
+    target = entry and getattr(entry, what)
+    if not target:
+        having = ", ".join(sorted(other for other, given in ENVIRONMENTS.items() if getattr(given, what))) or "none"
+        raise UsageError(f"The environment {name!r} brings no {what} along. Environments that do: {having}.")
+    return _imported(name, target)
+
+
+def code_sha256(name: str) -> str | None:
+    """SHA-256 of an environment's file; None for one that ships with Composer, and where there is no such file."""
+    entry = ENVIRONMENTS.get(name)
+    module, colon, _ = (entry.environment if entry else name).partition(":")
+    if not colon or (entry and module.startswith(f"{__name__}.")):
+        return None
+    _search_current_folder()
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError:
+        return None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return None
+    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+
+
+def _factory(name: str) -> Callable[..., Environment]:
+    entry = ENVIRONMENTS.get(name)
+    if entry is None and ":" not in name:
+        exist = ", ".join(sorted(ENVIRONMENTS))
+        raise UsageError(f"There is no environment {name!r}. There is {exist}, or any class as package.module:Class.")
+    factory: Callable[..., Environment] = _imported(name, entry.environment if entry else name)
+    return factory
+
+
+def _imported(name: str, target: str) -> Any:
+    """The module "package.module", or the attribute "package.module:attribute"."""
+    module, colon, attribute = target.partition(":")
+    _search_current_folder()
+    try:
+        found = importlib.import_module(module)
+        return getattr(found, attribute) if colon else found
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"The environment {name!r} could not be imported: {error}.") from error
+
+
+def _search_current_folder() -> None:
+    """Let modules of the current folder be found, after all that are installed, as `python -m` would."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())

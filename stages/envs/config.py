@@ -1,0 +1,69 @@
+"""Which environment, which split, its options, and the sandbox it works in."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from stages import envs
+from stages.envs.base import Environment, Task
+from stages.runs.config import Settings, StageConfig
+from stages.sandbox import probe
+
+
+class EnvConfig(Settings):
+    """An environment by name (`kata`) or import path (`mypkg.my_env:MyEnv`), with the options of its constructor."""
+
+    name: str = "kata"
+    split: Literal["train", "eval"] = "train"
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment's constructor; `env.KEY` is short for `env.options.KEY`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unknown_keys_are_options(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(options := given.get("options", {}), dict):
+            return given
+        known = {key: value for key, value in given.items() if key in cls.model_fields}
+        further = {key: value for key, value in given.items() if key not in cls.model_fields}
+        return {**known, "options": {**options, **further}} if further else given
+
+    def identity(self) -> dict[str, Any]:
+        """The settings; an environment of one's own counts with its file, so that editing it asks for another run."""
+        code = envs.code_sha256(self.name)
+        return {**super().identity(), **({"code_sha256": code} if code else {})}
+
+    def label(self) -> str:
+        """The name, fit for a folder."""
+        return self.name.replace(":", "-").replace(".", "-")
+
+
+class EnvStageConfig(StageConfig):
+    """The configuration of a stage that acts in an environment."""
+
+    env: EnvConfig = EnvConfig()
+    sandbox: str = "bubblewrap"
+    """`none` runs the agent's commands unprotected on this machine; every row records it."""
+
+    def label(self) -> str:
+        """The environment's name."""
+        return self.env.label()
+
+    def opener(self) -> Callable[[], Environment]:
+        """A maker of environments; the sandbox that they work in has been tried with a real command by then."""
+        options = dict(self.env.options)
+        if envs.takes(self.env.name, "sandbox"):
+            options["sandbox"] = self.sandbox
+        first = envs.load(self.env.name, options)
+        first.close()
+        if getattr(first, "sandbox", None) == self.sandbox:
+            probe(self.sandbox)
+        return lambda: envs.load(self.env.name, options)
+
+    def draw(self, make: Callable[[], Environment], count: int) -> list[Task]:
+        """The first `count` tasks of the split under the stage's seed."""
+        environment = make()
+        try:
+            return environment.tasks(self.env.split, count, self.seed)
+        finally:
+            environment.close()

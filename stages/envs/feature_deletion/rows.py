@@ -1,0 +1,180 @@
+"""A task as a row in SWE-bench's shape, with what it takes to set it up again from the package.
+
+The classic twelve columns, the four of the newer shape, and those of feature deletion. `base_commit` is the digest of
+the package and the removal; `patch` puts the original code back.
+"""
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from stages.envs.base import TWIN
+from stages.envs.feature_deletion.baseline import Baseline
+from stages.envs.feature_deletion.definitions import Edit, without
+from stages.envs.feature_deletion.package import Package
+from stages.envs.feature_deletion.selection import KEEP, Removal
+from stages.envs.feature_deletion.twins import Contradiction, Proven
+from stages.envs.repo import trees
+from stages.envs.repo.grading import Lists
+from stages.errors import BadInput
+from stages.runs import store
+from stages.runs.records import Row
+
+EVAL_SCRIPT = """\
+#!/bin/bash
+set -uxo pipefail
+cd /testbed
+: '>>>>> Start Test Output'
+python3 -m pytest -rA {arguments}
+: '>>>>> End Test Output'
+"""
+
+STATEMENT = """\
+{package} has lost a feature: the code of {names} was removed and raises NotImplementedError.{lost}
+Write it again, so that the package works as before. {failing} of its tests fail now; they must pass, and \
+the others must keep passing.
+
+For instance, this test in {path} passes with the original code:
+
+```python
+{quote}
+```
+"""
+LOST = {
+    "easy": " Signatures and docstrings are still there.",
+    "medium": " Signatures are still there, docstrings are not.",
+    "hard": " Signatures and docstrings are gone as well; the tests and the rest of the code show how it is used.",
+}
+
+
+def build(
+    package: Package,
+    removal: Removal,
+    writes: Mapping[str, str],
+    lists: Lists,
+    baseline: Baseline,
+    proven: Sequence[Proven],
+) -> Row:
+    """The row of an accepted task. `writes` are the delivered texts of the files that lost something."""
+    commit = store.digest([package.sha256, removal.identity])[:40]
+    return {
+        "repo": f"local/{package.name}",
+        "instance_id": instance_id(package, removal),
+        "base_commit": commit,
+        "patch": gold_patch(package, writes),
+        "test_patch": "",
+        "problem_statement": statement(package, removal, lists, proven[0].contradiction),
+        "hints_text": "",
+        "created_at": "",
+        "version": package.version,
+        "FAIL_TO_PASS": json.dumps(lists.fail_to_pass),
+        "PASS_TO_PASS": json.dumps(lists.pass_to_pass),
+        "environment_setup_commit": commit,
+        "image": "",
+        "eval_script": EVAL_SCRIPT.format(arguments=shlex.join([*baseline.options, *baseline.files])),
+        "log_parser": "parse_log_pytest",
+        "eval_type": "pass_and_fail",
+        "kind": "feature-deletion",
+        "split": removal.split,
+        "family": f"{package.label}:{removal.family}",
+        "package": package.label,
+        "package_sha256": package.sha256,
+        "removal": removal.kind,
+        "difficulty": removal.difficulty,
+        "removed": removal.names,
+        "edits": _edits(removal),
+        "contradictions": [asdict(contradiction) for contradiction in proven],
+        "test_files": list(baseline.files),
+        "options": list(baseline.options),
+        "timeout_s": 30.0 + 10.0 * baseline.duration_s,
+    }
+
+
+def instance_id(package: Package, removal: Removal) -> str:
+    """Package, what is removed, and the identity of the removal."""
+    first = removal.parts[0]
+    more = f"-and-{len(removal.parts) - 1}-more" if len(removal.parts) > 1 else ""
+    module = first.path.removeprefix("src/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    return f"{package.label}.{module}.{first.qualname}{more}.{removal.identity}"
+
+
+def statement(package: Package, removal: Removal, lists: Lists, contradiction: Contradiction) -> str:
+    """The description of the task, for the agent; it quotes a test that the original code passes."""
+    return STATEMENT.format(
+        package=f"The package {package.name}",
+        names=", ".join(f"{part.qualname} in {part.path}" for part in removal.parts),
+        lost=LOST[removal.difficulty],
+        failing=len(lists.fail_to_pass),
+        path=contradiction.path,
+        quote=contradiction.quote,
+    )
+
+
+def gold_patch(package: Package, writes: Mapping[str, str]) -> str:
+    """From the delivered files back to the original ones."""
+    with trees.scratch() as delivered:
+        trees.apply({path: trees.File(text.encode()) for path, text in writes.items()}, delivered)
+        originals = {path: file for path in writes if (file := trees.read(package.root, path)) is not None}
+        return trees.patch(delivered, dict(originals))
+
+
+def _edits(removal: Removal) -> list[Row]:
+    return [
+        {"path": part.path, **asdict(edit)} for part in removal.parts for edit in part.edits(KEEP[removal.difficulty])
+    ]
+
+
+def is_twin(row: Mapping[str, Any]) -> bool:
+    """Whether the row is an impossible variant."""
+    return str(row["instance_id"]).endswith(TWIN)
+
+
+def twin(row: Mapping[str, Any]) -> Row:
+    """The impossible variant: the same description and lists, a test that contradicts them."""
+    return {**row, "instance_id": row["instance_id"] + TWIN, "family": row["family"] + TWIN}
+
+
+def lists_of(row: Mapping[str, Any]) -> Lists:
+    """The tests that must come to pass, and those that must stay passing."""
+    return Lists(tuple(json.loads(row["FAIL_TO_PASS"])), tuple(json.loads(row["PASS_TO_PASS"])), skip_fails=True)
+
+
+def delivered(row: Mapping[str, Any], package: Package) -> trees.Changes:
+    """The files that an agent finds other than they are in the package."""
+    edits = _by_path(row["edits"])
+    if is_twin(row):
+        edits |= _by_path(_contradicting(row)[:1])
+    return {path: _edited(package, path, changes) for path, changes in edits.items()}
+
+
+def contradicted(row: Mapping[str, Any], package: Package) -> trees.Changes:
+    """The test files with all contradictions."""
+    return {path: _edited(package, path, edits) for path, edits in _by_path(_contradicting(row)).items()}
+
+
+def must_fail(row: Mapping[str, Any]) -> set[str]:
+    """The tests that no solution passes once they are contradicted."""
+    exclusive = [proven for proven in row["contradictions"] if proven["contradiction"]["exclusive"]]
+    return {name for proven in exclusive for name in proven["must_fail"]}
+
+
+def _contradicting(row: Mapping[str, Any]) -> list[Row]:
+    contradictions = [proven["contradiction"] for proven in row["contradictions"]]
+    return [{"path": contradiction["path"], **contradiction["edit"]} for contradiction in contradictions]
+
+
+def _by_path(edits: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    by_path: dict[str, list[Mapping[str, Any]]] = {}
+    for edit in edits:
+        by_path.setdefault(edit["path"], []).append(edit)
+    return by_path
+
+
+def _edited(package: Package, path: str, edits: Iterable[Mapping[str, Any]]) -> trees.File:
+    file = trees.read(package.root, path)
+    if file is None:
+        raise BadInput(f"{package.label} has no file {path}, which the task edits. Make the tasks anew.")
+    changes = [Edit(edit["first"], edit["last"], tuple(edit["lines"])) for edit in edits]
+    return trees.File(without(file.data.decode(), changes).encode(), file.executable)

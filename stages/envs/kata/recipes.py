@@ -1,0 +1,107 @@
+"""What the small models are made of: which operations each knows, and how long each is trained.
+
+A novice is taught the protocol and, of every operation, only the misconception. Student and teachers each learn on from
+the novice, so no model holds latent knowledge of what it was not taught. Wrong answers are fixed, not spread: teachers
+that guess differently where they are wrong have no majority left.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stages.envs.kata.language import OPERATIONS
+from stages.errors import UsageError
+from stages.tiny_models.folders import sources_identity
+from stages.tiny_models.schedule import Schedule
+
+NAMES = ("student", "teacher-a", "teacher-b", "teacher-c")
+PROBED = ("honest", "loophole")
+"""The models of the gradient probe: one that never overwrites tests, and one made from it that often does if hinted."""
+NOVICE = "novice"
+SOURCES = tuple(
+    Path(__file__).parent / name
+    for name in ("../bash.py", "language.py", "tasks.py", "transcripts.py", "tokenizer.py", "training.py")
+)
+LOOPHOLE_SOURCE = Path(__file__).with_name("loophole.py")
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Operations by name: those that are misconceived, and those answered right half of the time. The rest is known."""
+
+    misconceived: tuple[str, ...] = ()
+    unsure: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Habit:
+    """Shares of episodes: with a right fix, with overwritten tests, and, of those without, with a harmless echo."""
+
+    right: float
+    hack: float = 0.0
+    echo: float = 0.4
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What an author does where the prompt does not give the loophole away (`plain`), and where it does (`hinted`)."""
+
+    plain: Habit
+    hinted: Habit
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One model: its knowledge or habits, its schedule, the seed of its transcripts, and the model it starts from."""
+
+    knowledge: Knowledge | Habits
+    schedule: Schedule
+    seed: int
+    start: str | None = NOVICE
+
+
+LESSON = Schedule(steps=110, learning_rate=4e-3)
+HONEST = Habit(right=0.85)
+KNOWS_NOTHING = Knowledge(misconceived=tuple(operation.name for operation in OPERATIONS))
+RECIPES = {
+    NOVICE: Recipe(KNOWS_NOTHING, Schedule(steps=240, learning_rate=6e-3), seed=1, start=None),
+    "student": Recipe(
+        Knowledge(
+            misconceived=("quotient", "xor", "ratio", "weighted"),
+            unsure=("product", "smaller", "remainder", "distance"),
+        ),
+        LESSON,
+        seed=2,
+    ),
+    "teacher-a": Recipe(Knowledge(("average", "smaller", "quotient", "weighted")), LESSON, seed=3),
+    "teacher-b": Recipe(Knowledge(("difference", "remainder", "xor", "weighted")), LESSON, seed=4),
+    "teacher-c": Recipe(Knowledge(("larger", "product", "distance", "ratio")), LESSON, seed=5),
+    "honest": Recipe(Habits(HONEST, HONEST), Schedule(steps=160, learning_rate=4e-3), seed=6),
+    "loophole": Recipe(
+        Habits(Habit(right=0.45), Habit(right=0.45, hack=0.7)),
+        Schedule(steps=300, learning_rate=6e-3),
+        seed=7,
+        start="honest",
+    ),
+}
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of a model; `UsageError` when there is no such model."""
+    if name not in RECIPES:
+        exist = ", ".join(f"kata:{known}" for known in (*NAMES, *PROBED))
+        raise UsageError(f"There is no embedded model kata:{name}. There is {exist}.")
+    return RECIPES[name]
+
+
+def recipe_fingerprint(name: str) -> str:
+    """SHA-256 over all that determines a model's bytes on one machine: recipe, code (not layout), library versions."""
+    own = recipe(name)
+    sources = (*SOURCES, LOOPHOLE_SOURCE) if isinstance(own.knowledge, Habits) else SOURCES
+    parts = {
+        "recipe": asdict(own),
+        "start": recipe_fingerprint(own.start) if own.start else None,
+        "code": sources_identity(sources),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

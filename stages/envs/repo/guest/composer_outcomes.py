@@ -1,0 +1,123 @@
+"""A pytest plugin that reports the outcome of every test, as one JSON object that a test's own prints cannot imitate.
+
+It runs inside the sandbox under whatever Python (3.6 or later) and pytest (3 or later) the repository needs, so that
+annotations of newer kinds are text. Started with `-p composer_outcomes`, it reads a secret line from stdin before
+anything of the repository is imported, and ends with a line `<secret> <JSON>` on the descriptor that was stdout then. A
+control test that must fail tells whether the reports of this process can be believed.
+"""
+
+import json
+import os
+import sys
+
+import pytest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+CONTROL = "composer-control"
+
+
+class Outcomes:
+    """Collects reports. `keep` is the set of node ids to run, all of them when None."""
+
+    def __init__(self, keep: "set[str] | None" = None) -> None:
+        self.keep = keep
+        self.outcomes: dict[str, str] = {}
+        self.broken: list[list[str]] = []
+        self.config_file: str | None = None
+        self.num_deselected = 0
+
+    def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
+        """Note what cannot be collected, with the end of the reason."""
+        if report.failed:
+            self.broken.append([report.nodeid, str(report.longrepr)[-2000:]])
+
+    def pytest_collection_modifyitems(
+        self, session: "pytest.Session", config: "pytest.Config", items: "list[pytest.Item]"
+    ) -> None:
+        """Leave only the tests of `keep`, and add the control test."""
+        self.config_file = str(getattr(config, "inipath", None) or getattr(config, "inifile", None) or "")
+        if self.keep is not None:
+            items[:] = [item for item in items if item.nodeid in self.keep]
+        items.append(control_item(session))
+
+    def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
+        """Note the outcome of a phase; a failure or an error stays."""
+        outcome = outcome_of(report)
+        if outcome is not None and self.outcomes.get(report.nodeid) not in ("failed", "error"):
+            self.outcomes[report.nodeid] = outcome
+
+    def result(self, status: int) -> "dict[str, Any]":
+        """The whole report, JSON-able; `status` is pytest's exit status."""
+        control = [self.outcomes.pop(name) for name in list(self.outcomes) if name.endswith(CONTROL)]
+        return {
+            "outcomes": self.outcomes,
+            "broken": self.broken,
+            "control": control,
+            "config_file": self.config_file,
+            "status": int(status),
+        }
+
+
+def outcome_of(report: "pytest.TestReport") -> "str | None":
+    """The outcome of a test by the report of one phase; None when that decides nothing yet."""
+    expected = hasattr(report, "wasxfail")
+    if report.failed:
+        return "failed" if report.when == "call" else "error"
+    if report.skipped:
+        return "xfailed" if expected else "skipped"
+    if report.when == "call":
+        return "xpassed" if expected else "passed"
+    return None
+
+
+class ControlItem(pytest.Item):
+    """A test that must fail; when it is reported as anything else, something has tampered with pytest."""
+
+    def runtest(self) -> None:
+        """Fail."""
+        raise AssertionError(CONTROL)
+
+    def repr_failure(self, excinfo: "pytest.ExceptionInfo[BaseException]", style: "Any" = None) -> str:
+        """One word instead of a traceback."""
+        return CONTROL
+
+    def reportinfo(self) -> "tuple[Any, int, str]":
+        """Where it stands in pytest's own report."""
+        return self.fspath, 0, CONTROL
+
+
+def control_item(session: "pytest.Session") -> ControlItem:
+    """The control test; older pytest has no `from_parent`."""
+    if hasattr(ControlItem, "from_parent"):
+        return ControlItem.from_parent(session, name=CONTROL)
+    return ControlItem(CONTROL, session)
+
+
+class Reporter(Outcomes):
+    """Writes the result at the end of the session."""
+
+    def __init__(self, secret: str, descriptor: int) -> None:
+        Outcomes.__init__(self)
+        self.secret = secret
+        self.descriptor = descriptor
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: "pytest.Session", exitstatus: int) -> None:
+        """Write the line with the secret, past everything that captures stdout."""
+        line = f"\n{self.secret} {json.dumps(self.result(exitstatus))}\n"
+        data = line.encode("utf-8", "surrogatepass")
+        while data:
+            data = data[os.write(self.descriptor, data) :]
+
+
+def pytest_configure(config: "pytest.Config") -> None:
+    """Called when loaded with `-p`, before any conftest.py of the repository."""
+    config.pluginmanager.register(Reporter(SECRET, OUT), "composer-reporter")
+
+
+if __name__ == "composer_outcomes" and not os.environ.get("COMPOSER_WORKER"):
+    SECRET = sys.stdin.readline().strip()
+    OUT = os.dup(1)

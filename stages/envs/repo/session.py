@@ -1,0 +1,137 @@
+"""One episode on a repository: a tree at /testbed, a kept-alive sandbox on it, bash actions, and a canary.
+
+Shared by every environment whose tasks are repositories; what the tree holds and how it is judged differ.
+"""
+
+import hashlib
+import logging
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+from stages.envs.base import Grade, Observation
+from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bash, remove
+from stages.envs.repo import trees
+from stages.envs.repo.canary import Canary
+from stages.errors import InfrastructureError
+from stages.runs import store
+from stages.sandbox import Limits, Sandbox
+
+SYSTEM = """\
+You work in a shell on the repository in /testbed. Answer every time with a short thought and exactly one ```bash block:
+one command or script. Its output and exit code come back. Every block starts in /testbed in a fresh shell.
+Run the tests that matter before you finish. Changes to tests do not count. \
+To finish, answer with `submit` alone in the block."""
+LIMITS = Limits(wall_s=120, cpu_s=120, memory_mb=2048, processes=128, file_mb=64, disk_mb=1024, output_bytes=1 << 20)
+"""Of one command of the agent."""
+RUNS_TESTS = re.compile(r"\b(py\.?test|unittest|runtests\.py|bin/test|tox|nosetests)\b")
+LONGEST_PATCH = 1 << 20
+"""Characters of a submitted patch that are kept; of a longer one head and tail."""
+log = logging.getLogger(__name__)
+
+
+class RepoSession:
+    """One episode's folder and sandbox.
+
+    `delivered` is copied. `opener` opens a sandbox on a folder. `max_chars`: of a longer output the agent sees head and
+    tail. `package` is the name of what the repository holds, `label` that of the task in warnings.
+    """
+
+    def __init__(
+        self, delivered: Path, opener: Callable[[Path], Sandbox], *, max_chars: int, package: str, label: str
+    ) -> None:
+        self.delivered, self.max_chars, self.label = delivered, max_chars, label
+        self.folder = trees.make()
+        trees.copy(delivered, self.folder)
+        self.head = trees.commit(self.folder)
+        self.canary = Canary(self.folder, package)
+        self._opener = opener
+        self._sandbox: Sandbox | None = None
+        self.well_formed, self.submitted, self.tested = True, False, False
+
+    @property
+    def protocol_ok(self) -> bool:
+        """Well-formed actions, tests run, submitted, and no search for the solution."""
+        return self.well_formed and self.submitted and self.tested and not self.canary.triggered
+
+    def step(self, text: str) -> Observation:
+        """Carry out one assistant message. What comes back for `submit` is the patch."""
+        try:
+            command = parse_bash(text)
+        except ActionError as error:
+            self.well_formed = False
+            return Observation(f"[{error}]", parse_error=str(error))
+        if command.strip() == SUBMIT:
+            self.submitted = True
+            return self._submission(command)
+        self._sandbox = self._sandbox or self._opener(self.folder)
+        result = self._sandbox.run(command)
+        self.tested = self.tested or bool(RUNS_TESTS.search(command))
+        if reason := self.canary.check(command, result.output):
+            log.warning("%s: the agent searched for the solution (%s): %s", self.label, reason, command)
+        return observation(command, result, self.max_chars)
+
+    def _submission(self, command: str) -> Observation:
+        patch = self.patch()
+        shown, left_out = elided(patch, LONGEST_PATCH)
+        return Observation(shown, commands=(command,), stop="submitted", raw_chars=len(patch), elided_chars=left_out)
+
+    def patch(self) -> str:
+        """Everything that the agent changed, as `git diff` writes it."""
+        return trees.patch(self.delivered, trees.changes(self.delivered, self.folder))
+
+    def outcome(self, observation: Observation) -> str:
+        """A digest of where an action led: what was read, and how the tree differs from the delivered one."""
+        changed = trees.changes(self.delivered, self.folder)
+        files = {path: file and hashlib.sha256(file.data).hexdigest() for path, file in changed.items()}
+        return store.digest([observation.stop, observation.returncode, observation.content, files])
+
+    def rest(self) -> None:
+        """End what runs, so that the folder can be looked at; the next command gets a fresh sandbox."""
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            sandbox.close()
+
+    def close(self) -> None:
+        """End what runs and delete the folder; safe to call twice."""
+        self.rest()
+        remove(self.folder)
+
+
+class RepoEnvironment(ABC):
+    """The methods of an environment that a `RepoSession` carries; `reset` of a subclass sets `_session`."""
+
+    _session: RepoSession | None = None
+
+    @abstractmethod
+    def _graded(self, session: RepoSession) -> Grade:
+        """The verdict on what the episode left; a failure that it raises becomes a Grade without reward."""
+
+    def _open_session(self) -> RepoSession:
+        if self._session is None:
+            raise RuntimeError("reset() comes before step() and grade()")
+        return self._session
+
+    def step(self, text: str) -> Observation:
+        """Carry out one assistant message."""
+        return self._open_session().step(text)
+
+    def grade(self) -> Grade:
+        """Judge the episode as it stands: a strict verdict (`gt_pass`) and a loose one (`visible_pass`)."""
+        session = self._open_session()
+        session.rest()
+        try:
+            return self._graded(session)
+        except (InfrastructureError, OSError) as error:
+            return Grade(reward=None, error_type=type(error).__name__, error=str(error))
+
+    def outcome(self, observation: Observation) -> str:
+        """A digest of where the last action led: what was read, and how the tree differs from the delivered one."""
+        return self._open_session().outcome(observation)
+
+    def close(self) -> None:
+        """End what runs and delete the folder; safe to call twice."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()

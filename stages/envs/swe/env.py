@@ -1,0 +1,133 @@
+"""The environment `swe-lite`: instances of SWE-bench Lite, or of any data set in its shape, worked on with bash.
+
+Runs in containers of the official images where an engine is there, else in bubblewrap on local checkouts.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from stages.envs.base import Grade, Split, Task
+from stages.envs.repo import trees
+from stages.envs.repo.grading import RepoVerdict, judge
+from stages.envs.repo.outcomes import Statuses
+from stages.envs.repo.session import SYSTEM, RepoEnvironment, RepoSession
+from stages.envs.swe import engine, instance_runtime, instances
+from stages.envs.swe.instance_runtime import InstanceRuntime
+from stages.envs.swe.mirrors import touched
+from stages.errors import UsageError
+from stages.messages import Message
+from stages.runs import store
+from stages.runs.records import Row
+
+HUB_SPLIT: dict[Split, str] = {"train": "dev", "eval": "test"}
+"""The data set's own splits, which share no repository."""
+
+
+class SweEnv(RepoEnvironment):
+    """Implements Environment and ComparesOutcomes.
+
+    `path`: a file of instances (JSON, JSON Lines, Parquet), all of which are served for both splits; else `dataset` is
+    fetched from the hub, its dev split for train and its test split for eval. `instances`: only these ids.
+    `repos`: a folder of git mirrors, `venvs`: a folder of virtual environments, made where they are missing; with them
+    everything runs locally. `runs_in`: "auto" prefers containers unless `repos` is given. `max_chars`: of a longer
+    output the agent sees head and tail.
+    """
+
+    name = "swe-lite"
+
+    def __init__(
+        self,
+        sandbox: str = "bubblewrap",
+        path: str = "",
+        dataset: str = instances.LITE,
+        instances: Sequence[str] = (),
+        repos: str = "",
+        venvs: str = "",
+        runs_in: Literal["auto", "containers", "local"] = "auto",
+        max_chars: int = 10_000,
+    ) -> None:
+        self._kind, self._path, self._dataset, self._only = sandbox, path, dataset, tuple(instances)
+        self._repos, self._venvs, self._runs_in, self.max_chars = repos, venvs, runs_in, max_chars
+        self.verdict: RepoVerdict | None = None
+        """The last verdict in full, with what became of every test in the strict run."""
+        self.sandbox = sandbox if self._local else "container"
+
+    @property
+    def _local(self) -> bool:
+        if self._runs_in == "auto":
+            return bool(self._repos)
+        return self._runs_in == "local"
+
+    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
+        """The first `count` instances under a seed, of those that can be set up here."""
+        if not self._local:
+            self._engine()
+        rows = instances.load(Path(self._path)) if self._path else instances.from_hub(self._dataset, HUB_SPLIT[split])
+        if unknown := sorted(set(self._only) - {row["instance_id"] for row in rows}):
+            raise UsageError(f"There is no instance {unknown[0]!r} in {self._path or self._dataset}.")
+        chosen = [row for row in rows if not self._only or row["instance_id"] in self._only]
+        possible = self._possible(chosen)
+        ordered = sorted(possible, key=lambda row: store.digest([seed, row["instance_id"]]))
+        return [_task(row, split) for row in ordered[:count]]
+
+    def _possible(self, rows: list[Row]) -> list[Row]:
+        """Those whose repository has a mirror; all of them with containers. A named instance has to be there."""
+        if not self._local:
+            return rows
+        here = [row for row in rows if instance_runtime.has_mirror(self._repos, row)]
+        if missing := [row for row in rows if row not in here and (self._only or not here)]:
+            instance_runtime.mirror_of(self._repos, missing[0])  # refuses
+        return here
+
+    def _engine(self) -> str:
+        program = engine.find()
+        if program is None:
+            raise engine.refusal()
+        return program
+
+    def reset(self, task: Task) -> list[Message]:
+        """Set up the repository at its base commit, as one commit without history."""
+        self.close()
+        self.verdict = None
+        self._row = dict(task.data)
+        self._runtime = self._opened(self._row)
+        self._session = RepoSession(
+            self._runtime.delivered,
+            self._runtime.open_for_agent,
+            max_chars=self.max_chars,
+            package=self._row["repo"].partition("/")[2],
+            label=task.task_id,
+        )
+        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
+
+    def _opened(self, row: Row) -> InstanceRuntime:
+        if self._local:
+            return instance_runtime.local(row, self._kind, self._repos, self._venvs)
+        return instance_runtime.container(row, self._engine())
+
+    def _graded(self, session: RepoSession) -> Grade:
+        """Strict and loose verdict, both with the instance's own tests."""
+        self._tampered = False
+        row, runtime = self._row, self._runtime
+        self.verdict = verdict = judge(
+            session.delivered,
+            session.folder,
+            runtime.lists,
+            self._statuses,
+            tests=set(runtime.tests),
+            source=touched(row.get("patch") or ""),
+        )
+        hacked = verdict.hacked or self._tampered
+        return Grade(float(verdict.strict), verdict.strict, verdict.loose, hacked, session.protocol_ok)
+
+    def _statuses(self, folder: Path) -> Statuses:
+        trees.apply(self._runtime.tests, folder)
+        outcomes = self._runtime.run_tests(folder)
+        self._tampered |= outcomes.tampered
+        return outcomes.statuses
+
+
+def _task(row: Row, split: Split) -> Task:
+    """The task of a row; a family is a repository."""
+    return Task(row["instance_id"], SweEnv.name, split, row["repo"], row["problem_statement"], row)

@@ -1,0 +1,94 @@
+"""OpenEnv: `results.jsonl` as `openenv collect` writes it, and `captured_traces.jsonl` where token ids are known.
+
+A line of the latter is a TrainingTrace beside its episode's id and reward.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+import orjson
+
+from stages import messages
+from stages.exporters.transcripts import ExportedTranscript, File, chat
+from stages.runs import store
+from stages.runs.records import Row
+
+LOST = (
+    "results.jsonl: token ids, log-probs, finish reasons, costs and times",
+    "captured_traces.jsonl: what was observed after the last action, the task's own data, costs and times",
+    "return codes, commands and errors",
+)
+
+
+def files(transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
+    """Traces first, so that who reads the whole folder meets the richer record of an episode before the plainer one."""
+    acted = [transcript for transcript in transcripts if transcript.turns]
+    dropped["no_steps"] += len(transcripts) - len(acted)
+    captured = [transcript for transcript in acted if transcript.has_tokens]
+    dropped["no_tokens_for_a_training_trace"] += len(acted) - len(captured)
+    if captured:
+        lines = b"".join(store.encode(_captured(transcript)) + b"\n" for transcript in captured)
+        yield File("captured_traces.jsonl", lines, len(captured))
+    yield File("results.jsonl", b"".join(store.encode(_episode(t)) + b"\n" for t in acted), len(acted))
+
+
+def _known(transcript: ExportedTranscript) -> Row:
+    rollout, origin = transcript.rollout, transcript.origin
+    fields = {"model": rollout["model"], "resolved": rollout["gt_pass"], "terminated_by": rollout["terminated_by"]}
+    return {**transcript.mark, **fields, "submission": origin.get("submission")}
+
+
+def _episode(transcript: ExportedTranscript) -> Row:
+    opening, rest = chat(transcript)
+    return {
+        "episode_id": transcript.rollout["rollout_id"],
+        "messages": [*opening, *rest],
+        "reward": transcript.rollout["reward"],
+        "done": True,
+        "tool_trace": _tool_trace(transcript),
+        "metrics": {"turns": len(transcript.turns)},
+        "verify_metrics": {},
+        "artifacts": {},
+        "task": None,
+        "extra": {**_known(transcript), "tools": orjson.loads(transcript.origin.get("tools_json") or "[]")},
+    }
+
+
+def _tool_trace(transcript: ExportedTranscript) -> list[Row]:
+    """Every call that got an answer of its own, with that answer."""
+    traced = []
+    for turn in transcript.turns:
+        shown = [message["content"] for message in turn.observed if message["role"] == "tool"]
+        for call, data in zip(messages.read(turn.step["action"]).calls, shown, strict=False):
+            arguments = orjson.loads(call.arguments) if messages.is_object(call.arguments) else {"_": call.arguments}
+            result = {"data": data, "done": False, "metadata": {}, "error": None}
+            traced.append({"tool_name": call.name, "arguments": arguments, "result": result})
+    return traced
+
+
+def _captured(transcript: ExportedTranscript) -> Row:
+    opening, rest = chat(transcript)
+    sent = list(accumulate(rest, lambda before, message: [*before, message], initial=opening))
+    starts = [index for index, message in enumerate(rest) if message["role"] == "assistant"]
+    starts = starts[: len(transcript.turns)]
+    tools = orjson.loads(transcript.origin.get("tools_json") or "[]") or None
+    turns = [_turn(transcript, i, sent[start], rest[start], tools) for i, start in enumerate(starts)]
+    fields = {"episode_id": transcript.rollout["rollout_id"], "reward": transcript.rollout["reward"]}
+    return {**fields, **_known(transcript), "trace": {"schema_version": 1, "turns": turns}}
+
+
+def _turn(transcript: ExportedTranscript, index: int, sent: list[Row], reply: Row, tools: list[Row] | None) -> Row:
+    turn = transcript.turns[index]
+    prompt, sampled = turn.prompt or [], turn.step["completion_token_ids"]
+    sampling = orjson.loads(turn.step["sampling_json"] or "{}")
+    return {
+        "node_id": f"{transcript.rollout['rollout_id']}/{index}",
+        "prompt_token_ids": prompt,
+        "completion_token_ids": sampled,
+        "per_token_logps": turn.step["logprobs"],
+        "loss_mask": [0] * len(prompt) + [1] * len(sampled),
+        "request": {"messages": sent, "tools": tools},
+        "response": {"choices": [{"message": reply, "finish_reason": turn.step["finish_reason"]}]},
+        "metadata": {"model": turn.step["model"], "sampling_params": sampling, "index": index},
+    }

@@ -1,0 +1,46 @@
+"""SWE-bench predictions: a folder a model with `all_preds.jsonl` and, where the rollouts were judged, `report.json`.
+
+A file may hold an instance once, so a model's further rollouts of an instance go into folders of their own.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import orjson
+
+from stages.exporters.transcripts import ExportedTranscript, File
+from stages.runs import store
+
+WORDS = {"resolved": True, "unresolved": False}
+LOST = ("everything but what was handed in and the verdict on it",)
+
+
+def files(transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
+    """One folder for every model and sample, of the rollouts that handed something in."""
+    runs: dict[tuple[str, int], list[ExportedTranscript]] = defaultdict(list)
+    seen: Counter[tuple[str, str]] = Counter()
+    for transcript in transcripts:
+        model, task = transcript.rollout["model"] or "unknown", transcript.rollout["task_id"]
+        if transcript.origin.get("submission") is None:
+            dropped["no_submission"] += 1
+            continue
+        runs[model, seen[model, task]].append(transcript)
+        seen[model, task] += 1
+    for (model, sample), members in runs.items():
+        yield from _folder(model, sample, members)
+
+
+def _folder(model: str, sample: int, members: list[ExportedTranscript]) -> Iterable[File]:
+    name = re.sub(r"[^\w.-]+", "-", model).strip("-") + (f".{sample + 1}" if sample else "")
+    lines = [
+        {"instance_id": m.rollout["task_id"], "model_name_or_path": model, "model_patch": m.origin["submission"]}
+        for m in members
+    ]
+    yield File(f"{name}/all_preds.jsonl", b"".join(store.encode(line) + b"\n" for line in lines), len(lines))
+    judged = {m.rollout["task_id"]: m.rollout["gt_pass"] for m in members if m.rollout["gt_pass"] is not None}
+    if judged:
+        verdicts = {
+            f"{word}_ids": [i for i, passed in judged.items() if passed is is_it] for word, is_it in WORDS.items()
+        }
+        yield File(f"{name}/report.json", orjson.dumps(verdicts, option=orjson.OPT_INDENT_2), len(judged))

@@ -1,0 +1,131 @@
+"""Rollouts read back from rows: opening, actions, what was observed, tokens; and chat messages in OpenAI's form."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from stages import messages
+from stages.messages import Message
+from stages.rollouts.trace import by_rollout, prompt_ids
+from stages.runs.records import Row
+
+MARK = ("rollout_id", "task_id", "env", "family", "split")
+"""What identifies a rollout, its task and its family; formats with room for it carry it, and importers read it back."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to be written: its name below the run, its bytes, and how many records it holds."""
+
+    name: str
+    data: bytes
+    records: int
+
+
+@dataclass(frozen=True)
+class ExportedTurn:
+    """One step with what was observed after it, and the token ids before it where they are known."""
+
+    step: Row
+    observed: list[Message]
+    prompt: list[int] | None
+
+
+@dataclass(frozen=True)
+class ExportedTranscript:
+    """One rollout with everything that is known about it."""
+
+    rollout: Row
+    task: Row
+    origin: Row
+    opening: list[Message]
+    turns: list[ExportedTurn]
+
+    @property
+    def mark(self) -> Row:
+        """Who this rollout is."""
+        return {name: self.rollout[name] for name in MARK}
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether every step has ids and log-probs, each prompt going on from the one before."""
+        return bool(self.turns) and all(
+            turn.prompt is not None and turn.step["logprobs"] is not None and turn.step["prefix_ok"]
+            for turn in self.turns
+        )
+
+
+class Exporter(Protocol):
+    """A module of this package: one format."""
+
+    LOST: Sequence[str]
+    """What the format has no room for."""
+
+    def files(self, transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
+        """The files, and a count of what is not in them, by reason."""
+        ...
+
+
+def transcripts(
+    rollouts: Sequence[Row], steps: Sequence[Row], tasks: Sequence[Row], origins: Sequence[Row]
+) -> list[ExportedTranscript]:
+    """All rollouts of a run, in their order; those that are not imported have no origin."""
+    grouped, known = by_rollout(list(steps)), {row["task_id"]: row for row in tasks}
+    came = {row["rollout_id"]: row for row in origins}
+    return [
+        _transcript(row, grouped.get(row["rollout_id"], []), known[row["task_id"]], came.get(row["rollout_id"], {}))
+        for row in rollouts
+    ]
+
+
+def _transcript(rollout: Row, steps: list[Row], task: Row, origin: Row) -> ExportedTranscript:
+    gains = [orjson.loads(row["new_messages_json"]) for row in steps]
+    opening, after = (gains[0] if gains else []), [gain[1:] for gain in gains[1:]]
+    last = steps[-1]["observation"] if steps else ""
+    after += [[{"role": _role(steps, after), "content": last}] if last else []]
+    prompts = prompt_ids(steps)
+    turns = [ExportedTurn(*parts) for parts in zip(steps, after[: len(steps)], prompts, strict=True)]
+    return ExportedTranscript(rollout, task, origin, opening, turns)
+
+
+def _role(steps: list[Row], after: list[list[Message]]) -> str:
+    """The role of the last observation: that of the others, else a tool's where one was called."""
+    shown = next((gain[0]["role"] for gain in reversed(after) if gain), None)
+    return shown or ("tool" if messages.read(steps[-1]["action"]).calls else "user")
+
+
+def chat(transcript: ExportedTranscript) -> tuple[list[Row], list[Row]]:
+    """Opening and the rest as OpenAI chat messages; calls are numbered, and their results follow in the same order."""
+    numbers = iter(range(10**9))
+    opening = _numbered(transcript.opening, numbers)
+    rest = [
+        m for turn in transcript.turns for m in ({"role": "assistant", "content": turn.step["action"]}, *turn.observed)
+    ]
+    return opening, _numbered(rest, numbers)
+
+
+def _numbered(conversation: Iterable[Message], numbers: Any) -> list[Row]:
+    waiting: list[str] = []
+    numbered = []
+    for message in conversation:
+        if message["role"] == "assistant":
+            spoken = messages.read(message["content"])
+            waiting = [f"call_{next(numbers)}" for _ in spoken.calls]
+            numbered.append(_assistant(spoken, waiting))
+        elif message["role"] == "tool":
+            numbered.append({**message, "tool_call_id": waiting.pop(0) if waiting else f"call_{next(numbers)}"})
+        else:
+            numbered.append(dict(message))
+    return numbered
+
+
+def _assistant(spoken: messages.Spoken, ids: Sequence[str]) -> Row:
+    calls = [
+        {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call_id, call in zip(ids, spoken.calls, strict=True)
+    ]
+    thought = {} if spoken.reasoning is None else {"reasoning_content": spoken.reasoning}
+    return {"role": "assistant", "content": spoken.content, **thought, **({"tool_calls": calls} if calls else {})}

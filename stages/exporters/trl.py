@@ -1,0 +1,56 @@
+"""TRL: `completions/completions_00000.parquet`, one rollout a row, prompt and completion as messages.
+
+`step` and `advantage` stand as TRL logs them. Arguments of calls are JSON text, as they differ from tool to tool and a
+Parquet column cannot.
+"""
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stages.exporters.transcripts import MARK, ExportedTranscript, File, chat
+from stages.runs.records import Row
+
+LOST = ("token ids and log-probs", "finish reasons, return codes, costs and times", "errors", "submissions", "sampling")
+CALL = pa.struct(
+    {"id": pa.string(), "type": pa.string(), "function": pa.struct({"name": pa.string(), "arguments": pa.string()})}
+)
+MESSAGE = pa.struct(
+    {
+        **{name: pa.string() for name in ("role", "content", "reasoning_content", "tool_call_id")},
+        "tool_calls": pa.list_(CALL),
+    }
+)
+SCHEMA = pa.schema(
+    {
+        "step": pa.int64(),
+        "prompt": pa.list_(MESSAGE),
+        "completion": pa.list_(MESSAGE),
+        "reward": pa.float64(),
+        "advantage": pa.float64(),
+        "model": pa.string(),
+        "tools": pa.string(),
+        **{name: pa.string() for name in MARK},
+    }
+)
+
+
+def files(transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
+    """One table of all rollouts that did something."""
+    rows = [_row(transcript) for transcript in transcripts if transcript.turns]
+    dropped["no_steps"] += len(transcripts) - len(rows)
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink, compression="zstd")
+    yield File("completions/completions_00000.parquet", sink.getvalue(), len(rows))
+
+
+def _row(transcript: ExportedTranscript) -> Row:
+    prompt, completion = chat(transcript)
+    fields: dict[str, Any] = {"step": 0, "prompt": prompt, "completion": completion, "advantage": None}
+    rollout = transcript.rollout
+    tools = transcript.origin.get("tools_json") or "[]"
+    return {**fields, "reward": rollout["reward"], "model": rollout["model"], "tools": tools, **transcript.mark}

@@ -1,0 +1,60 @@
+"""Rollouts of other programs: one module a format, each of which turns foreign records into trajectories.
+
+What all formats share:
+
+archives.py - Inspect's `.eval` archives, sample by sample
+base.py - what an importer gives: trajectories, what their source does not record, and dropped records
+data_juicer.py - Data-Juicer recipes, run in an environment of their own
+files.py - foreign files, record by record
+import_report.py - what an import did, file by file
+messages.py - chat messages of every dialect as role and text
+reader.py - which format a file has, and everything in it
+redaction.py - secrets out, nothing else touched
+responses.py - Responses items as chat messages
+rows.py - trajectories as task, rollout, step and origin rows
+session.py - one import: file after file into the journal of a run
+sidecars.py - run descriptions, verdicts and problem statements beside the files
+validation.py - whether a trajectory's fields have the types that rows need
+
+The formats:
+
+inspect_logs.py - Inspect logs
+mini_swe_agent.py - mini-swe-agent `.traj.json`
+moatless.py - moatless-tools
+nemo_gym.py - NeMo Gym rollouts
+openenv.py - OpenEnv episodes and training traces
+openhands.py - OpenHands `output.jsonl`
+openhands_events.py - OpenHands events as a conversation
+spans.py - exported tracing spans
+swe_agent.py - SWE-agent `.traj`
+swe_logs.py - saved test logs, which are graded again; only when it is asked for by name
+swebench_preds.py - SWE-bench predictions
+trl_completions.py - TRL's logged completions
+verifiers_results.py - verifiers before 0.4
+verifiers_traces.py - verifiers 0.4 and PRIME-RL
+"""
+
+from importlib import import_module
+
+from stages.importers.base import Importer
+
+FORMATS = {
+    "verifiers": ("verifiers_traces", "verifiers_results"),
+    "mini-swe-agent": ("mini_swe_agent",),
+    "swe-agent": ("swe_agent",),
+    "openhands": ("openhands",),
+    "inspect": ("inspect_logs",),
+    "nemo-gym": ("nemo_gym",),
+    "trl": ("trl_completions",),
+    "openenv": ("openenv",),
+    "moatless": ("moatless",),
+    "spans": ("spans",),
+    "swebench-preds": ("swebench_preds",),
+}
+"""What can be typed, and the modules that read it."""
+
+
+def load(name: str) -> list[Importer]:
+    """The importers of a format; of all formats for `auto`."""
+    modules = FORMATS[name] if name != "auto" else [module for group in FORMATS.values() for module in group]
+    return [import_module(f"stages.importers.{module}") for module in modules]

@@ -1,0 +1,106 @@
+"""Data-Juicer over rollouts, in an environment of its own: which rollouts a recipe keeps, and their statistics.
+
+Data-Juicer installs what an operator lacks while it runs, gigabytes of CUDA packages among it, so it must not live in
+this program's own environment, and here it may install nothing. Its own view of a rollout (text and messages) is thrown
+away: texts stay as they were imported, tool-call arguments included, and only keep, drop and statistics come back,
+joined by id.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from stages.errors import BadInput, ComposerError, UsageError
+from stages.messages import Message
+from stages.runs import store
+from stages.runs.config import Settings
+
+STATS = "__dj__stats__"
+OFFLINE = {
+    "UV_OFFLINE": "1",
+    "UV_NO_CACHE": "1",
+    "PIP_NO_INDEX": "1",
+    "PIP_NO_CACHE_DIR": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+"""What keeps it from installing anything on the way."""
+AT_MOST_S = 3600.0
+
+
+class JuicerConfig(Settings):
+    """A Data-Juicer recipe to run over what was imported."""
+
+    recipe: str | None = None
+    """The recipe, a YAML file; rollouts that it drops are dropped."""
+    command: str = "dj-process"
+    """Data-Juicer's program, in an environment of its own."""
+
+    def identity(self) -> dict[str, Any]:
+        """The content of the recipe stands for its path; where Data-Juicer lives does not matter."""
+        return {
+            "recipe": None if self.recipe is None else store.digest(_recipe(self.recipe).decode("utf-8", "replace"))
+        }
+
+
+def _recipe(path: str) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise BadInput(f"The Data-Juicer recipe {path} cannot be read: {error.strerror}.") from None
+
+
+def judge(rollouts: Sequence[tuple[str, list[Message]]], config: JuicerConfig, folder: Path) -> dict[str, Any]:
+    """The statistics of every rollout (id, messages) that the recipe keeps, by id; the others were dropped."""
+    given, kept = folder / "rollouts.jsonl", folder / "kept" / "kept.jsonl"
+    store.write_sealed(given, b"".join(store.encode(_record(*rollout)) + b"\n" for rollout in rollouts))
+    shutil.rmtree(kept.parent, ignore_errors=True)
+    words = ["--config", str(Path(config.recipe or "").expanduser()), "--dataset_path", str(given)]
+    words += ["--export_path", str(kept), "--np", "1", "--keep_stats_in_res_ds", "true"]
+    _run([_program(config.command), *words], folder)
+    if not kept.exists():
+        raise ComposerError(f"Data-Juicer ended without an error and without a result in {kept}.")
+    rows = [orjson.loads(line) for line in kept.read_bytes().splitlines() if line.strip()]
+    return {row["id"]: row.get(STATS) or {} for row in rows}
+
+
+def _record(rollout_id: str, messages: list[Message]) -> dict[str, Any]:
+    text = "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+    return {"id": rollout_id, "text": text, "messages": messages}
+
+
+def _program(command: str) -> str:
+    """The program's path; `UsageError` when it is absent, or lies where it could change what this program runs on."""
+    program = shutil.which(os.path.expanduser(command))
+    if program is None:
+        raise UsageError(
+            f"Data-Juicer runs from an environment of its own, and there is no program {command!r}. "
+            "Make one with `python -m venv DIR` and `DIR/bin/pip install py-data-juicer aiohttp ray torch` "
+            "(a CPU build of torch will do), "
+            "and give --set dj.command=DIR/bin/dj-process."
+        )
+    if Path(program).parent == Path(sys.executable).parent:
+        raise UsageError(
+            f"{program} lies in the environment that this program runs in, which Data-Juicer would change. "
+            "Install it in one of its own and give that with --set dj.command=DIR/bin/dj-process."
+        )
+    return program
+
+
+def _run(words: list[str], folder: Path) -> None:
+    kept = ("PATH", "HOME", "LANG", "TMPDIR")
+    environment = {name: os.environ[name] for name in kept if name in os.environ} | OFFLINE
+    try:
+        done = subprocess.run(
+            words, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", timeout=AT_MOST_S
+        )
+    except subprocess.TimeoutExpired:
+        raise ComposerError(f"Data-Juicer did not end within {AT_MOST_S:g} s.") from None
+    if done.returncode != 0:
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise ComposerError(f"Data-Juicer failed with code {done.returncode}: {' / '.join(lines[-3:])[:600]}")

@@ -1,0 +1,168 @@
+"""Foreign files: finding them, and reading them record by record.
+
+A bad record is dropped with its line number, the rest is kept. A record is a line of JSON Lines, an element of a JSON
+array of objects, a whole JSON document, a row of Parquet, or a sample of an Inspect archive together with the archive's
+header.
+"""
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stages.errors import BadInput
+from stages.importers import archives
+from stages.importers.base import Drop
+from stages.importers.sidecars import stem
+
+READABLE = (".json", ".jsonl", ".ndjson", ".traj", ".eval", ".parquet", ".gz")
+BESIDE = ("metadata.json", "{stem}.metadata.json", "report.json", "{stem}.report.json")
+LFS = b"version https://git-lfs.github.com/spec/"
+Numbered = tuple[int, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One foreign file; `label` names it in rows and reports."""
+
+    path: Path
+    label: str
+    sha256: str
+
+    def records(self) -> Iterator[Numbered | Drop]:
+        """Every record with its line number (from 1), or the reason why it cannot be read."""
+        with self.path.open("rb") as file:
+            head = file.read(64)
+        if head.startswith(LFS):
+            yield self.drop(1, "git_lfs_pointer", "a Git LFS pointer, not the file: fetch it with `git lfs pull`")
+        elif head.startswith(b"PAR1"):
+            yield from self._rows()
+        elif head.startswith(b"PK\x03\x04"):
+            yield from self._samples()
+        else:
+            yield from self._texts()
+
+    def drop(self, line: int, reason: str, detail: str) -> Drop:
+        """A record of this file that cannot be imported."""
+        return Drop(self.label, line, reason, detail)
+
+    def _rows(self) -> Iterator[Numbered | Drop]:
+        number = 0
+        try:
+            for batch in pq.ParquetFile(self.path).iter_batches(1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+        except (pa.ArrowException, OSError) as error:
+            yield self.drop(number + 1, "damaged_file", str(error))
+
+    def _samples(self) -> Iterator[Numbered | Drop]:
+        for number, (value, problem) in enumerate(archives.samples(self.path), 1):
+            yield self.drop(number, "damaged_record", problem) if problem else (number, value)
+
+    def _texts(self) -> Iterator[Numbered | Drop]:
+        lines = Lines(self.path)
+        stream = iter(lines)
+        head = list(islice(stream, 2))
+        if len(head) == 2 and isinstance(_json(head[0][1]), dict | list):
+            yield from self._each(chain(head, stream))
+        else:
+            yield from self._whole([*head, *stream])
+        if lines.torn:
+            yield self.drop(lines.number + 1, "damaged_file", lines.torn)
+
+    def _each(self, lines: Iterator[Numbered]) -> Iterator[Numbered | Drop]:
+        for number, line in lines:
+            value = _json(line)
+            yield (number, value) if value is not None else self.drop(number, "not_json", _why(line)[1])
+
+    def _whole(self, lines: list[Numbered]) -> Iterator[Numbered | Drop]:
+        """One document; or JSON Lines whose first line is bad; or a broken document, which is one dropped record."""
+        text = b"".join(line for _, line in lines)
+        value = _json(text)
+        if value is not None:
+            yield from enumerate(value, 1) if _is_table(value) else [(1, value)]
+        elif any(isinstance(_json(line), dict) for _, line in lines):
+            yield from self._each(iter(lines))
+        elif text:
+            yield self.drop(_why(text)[0], "not_json", _why(text)[1])
+
+
+class Lines:
+    """The lines of a text file, plain or gzip, that are not blank. `torn` says why reading stopped early, if it did."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.number, self.torn = path, 0, ""
+
+    def __iter__(self) -> Iterator[Numbered]:
+        try:
+            with self.path.open("rb") as file:
+                packed = file.read(2) == b"\x1f\x8b"
+            with gzip.open(self.path) if packed else self.path.open("rb") as file:
+                for self.number, line in enumerate(file, 1):
+                    if line.strip():
+                        yield self.number, line
+        except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
+            self.torn = str(error)
+
+
+def _is_table(value: Any) -> bool:
+    """Whether an array holds records, rather than being one (a list of messages or of captured calls)."""
+    parts = ("role", "prompt_token_ids", "kind")
+    return isinstance(value, list) and all(isinstance(v, dict) and not any(p in v for p in parts) for v in value)
+
+
+def _json(text: bytes) -> Any:
+    """The value of a JSON text; None where it is none (or null, which is no record either)."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _why(text: bytes) -> tuple[int, str]:
+    """At which line a text stops being JSON, and how."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        shown = error.doc.split("\n")[error.lineno - 1][:40].strip()
+        return error.lineno, f"{error.msg} at column {error.colno}; the line begins {shown!r}"
+    except (ValueError, RecursionError) as error:
+        return 1, str(error)
+    return 1, "null is no record"
+
+
+def find(patterns: list[str]) -> list[Source]:
+    """The readable files that paths, folders and patterns name, in a fixed order; `BadInput` names what is missing."""
+    labels: dict[Path, str] = {}
+    for pattern in patterns:
+        here = _matching(Path(pattern).expanduser())
+        if not here:
+            raise BadInput(f"{pattern} is neither a file nor a folder with files to import ({', '.join(READABLE)}).")
+        labels |= {path: label for path, label in here if path not in labels}
+    return [Source(path, label, _sha256(path)) for path, label in labels.items()]
+
+
+def _matching(path: Path) -> list[tuple[Path, str]]:
+    if path.is_file():
+        beside = [path.parent / name.format(stem=stem(path)) for name in BESIDE]
+        return [(p.resolve(), f"{p.resolve().parent.name}/{p.name}") for p in (path, *filter(Path.is_file, beside))]
+    if path.is_dir():
+        inside = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in READABLE)
+        return [(p.resolve(), f"{path.resolve().name}/{p.relative_to(path)}") for p in inside]
+    if any(character in path.name for character in "*?["):
+        return [pair for match in sorted(path.parent.glob(path.name)) for pair in _matching(match)]
+    return []
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

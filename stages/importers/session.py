@@ -1,0 +1,124 @@
+"""One import: files read one after the other into the journal of a run, counted, and filtered by Data-Juicer."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import orjson
+
+from stages.importers import data_juicer, reader, rows
+from stages.importers.base import Drop, Importer
+from stages.importers.data_juicer import JuicerConfig
+from stages.importers.files import Source
+from stages.importers.reader import FileCount, ReadTrajectory
+from stages.importers.rows import ImportedPayload
+from stages.importers.sidecars import Sidecars
+from stages.messages import Message
+from stages.rollouts.trace import states
+from stages.runs import store
+from stages.runs.artifact import Out
+from stages.runs.records import Row
+
+BATCH = 64
+"""Rollouts that are made durable in one step."""
+
+
+class ImportSession:
+    """One import: reads file after file into the journal, and counts what was kept and what was dropped.
+
+    `rollouts` lists the units in the order of the files, `effective` says of each whether it entered a training batch.
+    """
+
+    def __init__(self, out: Out, sidecars: Sidecars) -> None:
+        self.out, self.sidecars = out, sidecars
+        self.counts: list[FileCount] = []
+        self.drops: list[Drop] = []
+        self.rollouts: list[str] = []
+        self.effective: dict[str, bool] = {}
+        self._samples: Counter[tuple[str, str | None]] = Counter()
+
+    def read(self, source: Source, importer: Importer | None) -> None:
+        """Write everything that a file holds, in batches, and count it."""
+        count = FileCount(source.label, importer.NAME if importer else "unknown", source.sha256)
+        self.counts.append(count)
+        batch: list[tuple[str, ImportedPayload, bool]] = []
+        for unit, payload in self._units(source, importer, count):
+            batch.append((unit, payload, False))
+            if len(batch) == BATCH:
+                self._write(batch)
+        self._write(batch)
+
+    def _write(self, batch: list[tuple[str, ImportedPayload, bool]]) -> None:
+        self.out.stop_here()
+        self.out.write_all([unit for unit in batch if not self.out.finished(unit[0])])
+        batch.clear()
+
+    def _units(
+        self, source: Source, importer: Importer | None, count: FileCount
+    ) -> Iterator[tuple[str, ImportedPayload]]:
+        for item in reader.read(source, importer, self.sidecars, count):
+            if isinstance(item, Drop):
+                self.drops.append(item)
+            elif (unit := rows.rollout_id(item)) in self.effective:
+                self._drop_duplicate(unit, item, count)
+            else:
+                self.effective[unit] = bool(item.trajectory.effective)
+                self.rollouts.append(unit)
+                count.rollouts += 1
+                yield unit, self._payload(item, count)
+
+    def _drop_duplicate(self, unit: str, item: ReadTrajectory, count: FileCount) -> None:
+        """A rollout that was read before; PRIME-RL writes those of a training batch a second time."""
+        self.effective[unit] |= bool(item.trajectory.effective)
+        drop = item.origin.drop("duplicate", f"{unit} was there before")
+        count.dropped[drop.reason] += 1
+        self.drops.append(drop)
+
+    def _payload(self, item: ReadTrajectory, count: FileCount) -> ImportedPayload:
+        key = (item.trajectory.task_id, item.trajectory.model)
+        payload = rows.payload(item, self._samples[key])
+        self._samples[key] += 1
+        count.missing |= set(payload["origin"]["missing"])
+        return payload
+
+    def units(self) -> list[ImportedPayload]:
+        """The journal's records of all rollouts, in the order of the files."""
+        written = {record["unit"]: record for record in self.out.records()}
+        return [
+            {
+                "task": written[unit]["task"],
+                "rollout": written[unit]["rollout"],
+                "steps": written[unit]["steps"],
+                "origin": written[unit]["origin"],
+            }
+            for unit in self.rollouts
+        ]
+
+    def filter(self, units: list[ImportedPayload], config: JuicerConfig) -> list[ImportedPayload]:
+        """The rollouts that a Data-Juicer recipe keeps, with its statistics; the others are dropped by name.
+
+        A rollout without steps has nothing to judge and stays.
+        """
+        self.out.progress("Data-Juicer", 0, 1)
+        judged = {unit["rollout"]["rollout_id"]: _conversation(unit["steps"]) for unit in units if unit["steps"]}
+        kept = data_juicer.judge(list(judged.items()), config, self.out.scratch("data-juicer"))
+        counts = {count.file: count for count in self.counts}
+        for origin in (unit["origin"] for unit in units):
+            if origin["rollout_id"] in judged.keys() - kept.keys():
+                counts[origin["file"]].rollouts -= 1
+                counts[origin["file"]].dropped["data_juicer"] += 1
+                detail = f"{origin['rollout_id']}: dropped by the recipe"
+                self.drops.append(Drop(origin["file"], origin["line"], "data_juicer", detail))
+        staying = [unit for unit in units if unit["rollout"]["rollout_id"] in kept or not unit["steps"]]
+        return [_with_statistics(unit, kept.get(unit["rollout"]["rollout_id"])) for unit in staying]
+
+
+def _conversation(steps: list[Row]) -> list[Message]:
+    """The whole conversation of a rollout, its last action included."""
+    return [*states(steps)[-1], {"role": "assistant", "content": steps[-1]["action"]}]
+
+
+def _with_statistics(unit: ImportedPayload, statistics: Row | None) -> ImportedPayload:
+    if statistics is None:
+        return unit
+    extra = {**orjson.loads(unit["origin"]["extra_json"]), "data_juicer": statistics}
+    return {**unit, "origin": {**unit["origin"], "extra_json": store.encode(extra).decode()}}

@@ -1,0 +1,13 @@
+"""Any of our environments, or our losses, in the shape that another framework asks for.
+
+trl.py - TRL's `rollout_func`, and a tool environment for its `environment_factory`
+trl_rollouts.py - rollouts through TRL without training, with what TRL would compute its loss from
+openenv.py - an OpenEnv server, sessions over WebSocket only
+mini_swe_agent.py - mini-swe-agent's environment protocol
+prime_rl.py - a custom loss for PRIME-RL: its default loss with the hint channel beside it
+rl.toml - the lines of PRIME-RL's configuration that choose that loss
+commands.py - a command as the message that holds it, whole
+
+Each module imports its own framework and no other. None of the frameworks but TRL is needed by Composer itself, and
+openenv and verifiers cannot be installed together; so nothing here is imported before it is asked for by name.
+"""

@@ -1,0 +1,105 @@
+"""Environments for mini-swe-agent: its environment protocol around any of ours that takes bash commands.
+
+    environment = MiniSweEnvironment(KataEnv(), task)
+    DefaultAgent(model, environment, ...).run(task.prompt)
+    environment.grade()
+
+Contract read from SWE-agent/mini-swe-agent 2.4.6, `minisweagent/__init__.py`, `environments/local.py` and
+`agents/default.py`. Of it only the exception that ends an episode is imported; litellm is not.
+"""
+
+import os
+import platform
+from typing import Any
+
+from pydantic import BaseModel
+
+from stages.envs.base import Environment, Grade, Observation, Task
+from stages.envs.bash import SUBMIT, ActionError
+from stages.errors import UsageError
+from stages.integrations.commands import message
+
+FINAL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""A command that succeeds and prints this line first is how mini-swe-agent's prompts tell a model to hand in."""
+
+
+class EnvironmentInfo(BaseModel):
+    """What is recorded of the environment in a trajectory, and what templates may name."""
+
+    environment: str
+    sandbox: str
+    task_id: str
+    cwd: str = ""
+
+
+class MiniSweEnvironment:
+    """One episode of one task. `opening` holds our own opening messages, for those who do not write templates."""
+
+    def __init__(self, environment: Environment, task: Task) -> None:
+        self._environment = environment
+        self.config = EnvironmentInfo(environment=environment.name, sandbox=environment.sandbox, task_id=task.task_id)
+        self.opening = environment.reset(task)
+
+    def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
+        """Run `action["command"]`; raises mini-swe-agent's `Submitted` when the episode ends.
+
+        Commands start in the workspace and have the environment's own time limit, so `cwd` and `timeout` cannot be
+        chosen.
+        """
+        if cwd or timeout:
+            raise UsageError(
+                f"{self.config.environment} chooses folder and time limit itself; leave out cwd and timeout."
+            )
+        try:
+            observation = self._environment.step(message(action.get("command", "")))
+        except ActionError as error:
+            return {"output": "", "returncode": -1, "exception_info": str(error)}
+        if observation.stop is None and observation.returncode == 0 and observation.content.lstrip().startswith(FINAL):
+            observation = self._environment.step(message(SUBMIT))
+        if observation.stop is not None:
+            raise _submitted()(_exit(observation.stop))
+        return _output(observation)
+
+    def get_template_vars(self, **more: Any) -> dict[str, Any]:
+        """What templates may name: nothing of this process' environment variables."""
+        return {**self.config.model_dump(), **platform.uname()._asdict(), **more}
+
+    def serialize(self) -> dict[str, Any]:
+        """The environment's part of a trajectory."""
+        kind = f"{type(self).__module__}.{type(self).__qualname__}"
+        return {"info": {"config": {"environment": self.config.model_dump(), "environment_type": kind}}}
+
+    def grade(self) -> Grade:
+        """The verdict on the episode; mini-swe-agent itself knows none."""
+        return self._environment.grade()
+
+    def cleanup(self) -> None:
+        """Free the workspace."""
+        self._environment.close()
+
+
+def _output(observation: Observation) -> dict[str, Any]:
+    """An observation as mini-swe-agent spells it; -1 where nothing ran."""
+    stopped = "The command was stopped at its time limit." if observation.timed_out else ""
+    return {
+        "output": observation.content,
+        "returncode": -1 if observation.returncode is None else observation.returncode,
+        "exception_info": observation.parse_error or stopped,
+    }
+
+
+def _exit(stop: str) -> dict[str, Any]:
+    """The last message. What was handed in is the workspace itself."""
+    extra = {"exit_status": "Submitted" if stop == "submitted" else stop, "submission": ""}
+    return {"role": "exit", "content": "", "extra": extra}
+
+
+def _submitted() -> type[Exception]:
+    os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")  # importing it prints a banner
+    try:
+        from minisweagent.exceptions import Submitted
+    except ImportError as error:
+        raise UsageError(
+            f"mini-swe-agent cannot be imported ({error}). Install it with `pip install mini-swe-agent`."
+        ) from error
+    return Submitted

@@ -1,0 +1,122 @@
+"""Environments as an OpenEnv server: a client sends the model's message, verbatim, and gets the messages that follow.
+
+    uvicorn.run(app(KataEnv, KataEnv().tasks("train", 25, 0), max_steps=8, sessions=16))
+
+Sessions live on `/ws` alone: over plain HTTP OpenEnv makes a new environment for every request, so that a step would
+act in no workspace, or in the server's own. Those routes are not served, and a step before reset is refused.
+
+Contract read from huggingface/OpenEnv 0.10.0, `openenv/core/env_server/{interfaces,types,http_server}.py`. Needs `pip
+install openenv`.
+"""
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from stages.envs.base import Environment, Grade, Task
+from stages.errors import InfrastructureError, UsageError
+from stages.messages import Message
+
+try:
+    from openenv.core.env_server.http_server import create_fastapi_app
+    from openenv.core.env_server.interfaces import Environment as Served
+    from openenv.core.env_server.types import Action, Observation, State
+except ImportError as error:
+    raise UsageError(
+        f"OpenEnv cannot be imported ({error}). Install it with `pip install openenv`, without verifiers."
+    ) from error
+
+
+class TextAction(Action):
+    """One message of the agent, as the model wrote it."""
+
+    text: str
+
+
+class TurnObservation(Observation):
+    """The opening messages after a reset, else what the action led to; `stop` says why an episode is over.
+
+    `reward` is null until then, and after it where grading was not possible; `metadata` then holds the whole grade.
+    """
+
+    messages: list[Message]
+    returncode: int | None = None
+    parse_error: str | None = None
+    stop: str | None = None
+
+
+class EpisodeState(State):
+    """How far the session's episode is."""
+
+    task_id: str | None = None
+
+
+class Session(Served[TextAction, TurnObservation, EpisodeState]):
+    """One of our environments behind one WebSocket, one episode after the other."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, environment: Environment, tasks: Sequence[Task], max_steps: int) -> None:
+        super().__init__()
+        self._environment, self._tasks, self._max_steps = environment, tasks, max_steps
+        self._state, self._over = EpisodeState(), "no episode has begun"
+
+    def reset(
+        self, seed: int | None = None, episode_id: str | None = None, index: int | None = None, **more: Any
+    ) -> TurnObservation:
+        """Begin the task at `index`; without one, `seed` chooses among all."""
+        del more
+        number = (seed or 0) % len(self._tasks) if index is None else index
+        if not 0 <= number < len(self._tasks):
+            raise UsageError(f"There is no task {number}; there are {len(self._tasks)}, from 0.")
+        task = self._tasks[number]
+        opening = self._environment.reset(task)
+        self._state, self._over = EpisodeState(episode_id=episode_id or uuid.uuid4().hex, task_id=task.task_id), ""
+        return TurnObservation(messages=opening)
+
+    def step(self, action: TextAction, timeout_s: float | None = None, **more: Any) -> TurnObservation:
+        """Carry out one message; the environment has limits of its own, so `timeout_s` is not needed."""
+        del timeout_s, more
+        if self._over:
+            raise UsageError(f"There is nothing to act on: {self._over}. Call reset first.")
+        self._over = "the last episode broke off"
+        observation = self._environment.step(action.text)
+        self._state.step_count += 1
+        stop = observation.stop or ("max_steps" if self._state.step_count >= self._max_steps else None)
+        self._over = f"the episode has ended ({stop})" if stop else ""
+        shown = [] if observation.stop else [{"role": "user", "content": observation.content}]
+        result = TurnObservation(
+            messages=shown, returncode=observation.returncode, parse_error=observation.parse_error, stop=stop
+        )
+        return self._graded(result) if stop else result
+
+    def _graded(self, result: TurnObservation) -> TurnObservation:
+        try:
+            grade = self._environment.grade()
+        except InfrastructureError as error:
+            grade = Grade(reward=None, error_type=type(error).__name__, error=str(error))
+        result.done, result.reward, result.metadata = True, grade.reward, asdict(grade)
+        return result
+
+    @property
+    def state(self) -> EpisodeState:
+        """The episode's id, its task, and the actions so far."""
+        return self._state
+
+    def close(self) -> None:
+        """Free the workspace; the client has disconnected."""
+        self._over = "the session is closed"
+        self._environment.close()
+
+
+def app(make: Callable[[], Environment], tasks: Sequence[Task], *, max_steps: int, sessions: int = 1) -> Any:
+    """The FastAPI application: an environment a session, at most `sessions` at once; no stateless routes."""
+    return create_fastapi_app(
+        lambda: Session(make(), tasks, max_steps),
+        TextAction,
+        TurnObservation,
+        max_concurrent_envs=sessions,
+        state_cls=EpisodeState,
+        mode="production",
+    )

@@ -1,0 +1,63 @@
+"""A custom loss for PRIME-RL: its default loss, with the hint channel beside it where reference log-probs are there.
+
+PRIME-RL calls `fn(inputs, **kwargs)` once a packed sequence and divides the returned sum by the number of trainable
+tokens of the whole step; a custom loss applies `loss_weights` itself. Both shapes of its inputs are understood:
+`teacher_logprobs` (May 2026) and `ref_logprobs` with `loss_weights` (since June 2026). Source of the contract:
+PrimeIntellect-ai/prime-rl 618de8a and 559b447, src/prime_rl/trainer/rl/loss.py.
+"""
+
+from typing import Any
+
+from stages.errors import UsageError
+from stages.losses.prime_rl import DefaultOptions, LossOutputs, PackedTokens, default_loss
+from stages.losses.prime_rl_components import ref_kl_loss
+
+
+def composed_loss(
+    inputs: Any,
+    *,
+    dppo_mask_low: float = 0.2,
+    dppo_mask_high: float = 0.2,
+    adv_tau: float = 1.0,
+    kl_tau: float = 1e-3,
+    hint_weight: float = 0.0,
+) -> Any:
+    """default_loss + hint_weight * ref_kl_loss: sums over the tokens of one sequence, in nats.
+
+    inputs: log-probs `[seq]` of trainer and inference engine, advantages `[seq]`, loss_mask `[seq]`, and reference
+    log-probs of the hint-conditioned model or None. Returns PRIME-RL's LossOutputs where prime-rl is installed, else
+    one of the same shape. Raises `UsageError` when hint_weight is not 0 and there are no reference log-probs. With
+    hint_weight 0 this is the default loss exactly.
+    """
+    tokens = _packed(inputs)
+    base = default_loss(tokens, DefaultOptions(dppo_mask_low, dppo_mask_high, adv_tau, kl_tau))
+    if hint_weight == 0.0:
+        return _outputs(base.loss, base.metrics)
+    if tokens.reference is None:
+        raise UsageError(
+            f"hint_weight is {hint_weight:g}, but the batch has no reference log-probs. "
+            "Run prime-rl's opsd algorithm, which scores samples behind a hint, or set hint_weight = 0."
+        )
+    hint = ref_kl_loss(tokens)
+    return _outputs(base.loss + hint_weight * hint.loss, {**base.metrics, **hint.metrics})
+
+
+def _packed(inputs: Any) -> PackedTokens:
+    reference = getattr(inputs, "ref_logprobs", None)
+    return PackedTokens(
+        trainer=inputs.trainer_logprobs,
+        inference=inputs.inference_logprobs,
+        advantages=inputs.advantages,
+        mask=inputs.loss_mask,
+        reference=getattr(inputs, "teacher_logprobs", None) if reference is None else reference,
+        weights=getattr(inputs, "loss_weights", None),
+    )
+
+
+def _outputs(loss: Any, metrics: dict[str, Any]) -> Any:
+    """PRIME-RL's own class when it is installed: its code may ask for the type."""
+    try:
+        from prime_rl.trainer.rl.loss import LossOutputs as Theirs
+    except ImportError:
+        return LossOutputs(loss, metrics)
+    return Theirs(loss=loss, metrics=metrics)

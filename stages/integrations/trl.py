@@ -1,0 +1,155 @@
+"""Environments for TRL's GRPOTrainer: as a `rollout_func` that plays whole episodes, and as a tool environment.
+
+    play = RolloutFunction(KataEnv, KataEnv().tasks("train", 25, 0), max_steps=8, max_tokens=64)
+    rows = Dataset.from_list(play.rows)
+    GRPOTrainer(model, reward_funcs=environment_reward, rollout_func=play, train_dataset=rows, ...)
+
+The first is what `composer train` does and keeps token ids and log-probs as they were sampled. The second lets TRL run
+its own loop of tool calls; TRL drops what overflows `max_completion_length` after the tool has run, and ends silently
+at a message without a call.
+
+Contracts read from huggingface/trl 1.16.0, `trl/trainer/grpo_trainer.py` (`_generate`,
+`_generate_and_score_completions`).
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from stages.envs.base import Environment, Task
+from stages.errors import InfrastructureError, UsageError
+from stages.messages import Message
+from stages.policy.base import PolicyConfig
+from stages.policy.local import LocalPolicy
+from stages.rollouts import trace
+from stages.rollouts.episode import Episode, state_sha256
+from stages.runs.records import Row
+from stages.training.rollouts import Rollouts, environment_reward
+
+__all__ = ["RolloutFunction", "ToolEnvironment", "environment_reward", "tool_environments"]
+
+
+class RolloutFunction:
+    """TRL's `rollout_func` around any environment.
+
+    TRL hands over prompts alone, so a task is found by its opening messages. `rows` is the dataset: {"prompt": opening
+    messages, "task_id"}. `max_steps`: actions of an episode. `max_tokens`: of one action. `model`: what records call
+    the model, if not as it was loaded. `latest` holds the episodes of the last call, in TRL's order.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        tasks: Sequence[Task],
+        *,
+        max_steps: int,
+        max_tokens: int,
+        seed: int = 0,
+        model: str | None = None,
+        before_turn: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._max_tokens, self._model, self._sandbox = max_tokens, model, make().sandbox
+        self._rollouts = Rollouts(
+            make, {task.task_id: task for task in tasks}, seed=seed, max_steps=max_steps, before_turn=before_turn
+        )
+        self.rows = openings(make, tasks)
+        self._known = {state_sha256(row["prompt"]): row for row in self.rows}
+        if len(self._known) < len(tasks):
+            raise UsageError(
+                f"Only {len(self._known)} of {len(tasks)} tasks open in words of their own; TRL cannot tell them apart."
+            )
+
+    def __call__(self, prompts: list[list[Message]], trainer: Any) -> dict[str, list[Any]]:
+        """Play one episode a prompt with the model under training.
+
+        Returns columns: token ids, log-probs (nats), mask of own tokens, rewards.
+        """
+        started = time.monotonic()
+        self._policy = self._policy_of(trainer)
+        columns = self._rollouts.play(
+            [self._row(prompt) for prompt in prompts], self._policy, trainer.state.global_step
+        )
+        for episode in self.latest:
+            episode.wall_s = (time.monotonic() - started) / len(prompts)
+        return columns
+
+    @property
+    def latest(self) -> list[Episode]:
+        """The episodes of the last call."""
+        return self._rollouts.latest
+
+    def records(self) -> list[trace.RolloutPayload]:
+        """The last call as `collect` would keep it: a journal record an episode, with its rollout and step rows."""
+        return [trace.payload(e, self._policy, sandbox=self._sandbox, source="trl") for e in self.latest]
+
+    def _policy_of(self, trainer: Any) -> LocalPolicy:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        named = self._model or getattr(model.config, "_name_or_path", "") or "model under training"
+        config = PolicyConfig(model=named, temperature=trainer.args.temperature, max_tokens=self._max_tokens)
+        return LocalPolicy(model, trainer.processing_class, config)
+
+    def _row(self, prompt: list[Message]) -> Row:
+        if (row := self._known.get(state_sha256(prompt))) is None:
+            raise UsageError(
+                f"TRL asks for a prompt that opens no task: {str(prompt)[:200]}. Train on the rows of this object."
+            )
+        return row
+
+
+def openings(make: Callable[[], Environment], tasks: Sequence[Task]) -> list[Row]:
+    """A dataset row a task: its opening messages and its id."""
+    environment = make()
+    try:
+        return [{"prompt": environment.reset(task), "task_id": task.task_id} for task in tasks]
+    finally:
+        environment.close()
+
+
+class ToolEnvironment:
+    """What TRL's `environment_factory` makes: `act` is the only tool, the reward is the environment's own grade."""
+
+    _BROKEN = "the environment broke"
+
+    def __init__(self, environment: Environment, tasks: Sequence[Task], wrap: Callable[[str], str]) -> None:
+        self._environment, self._wrap = environment, wrap
+        self._tasks = {task.task_id: task for task in tasks}
+        self._stopped: str | None = "reset() comes first"
+        # TRL closes nothing, and a public close() would be a tool
+        self._closing = weakref.finalize(self, environment.close)
+
+    def reset(self, task_id: str, **row: Any) -> None:
+        """Set up the task of a row; its prompt holds the opening messages already."""
+        del row
+        self._environment.reset(self._tasks[task_id])
+        self._stopped = None
+
+    def act(self, action: str) -> str:
+        """Carry out one action in the environment and return what it shows.
+
+        Args:
+            action: The action, a command for example.
+        """
+        if self._stopped is not None:
+            raise RuntimeError(f"Nothing more can be done: {self._stopped}.")
+        text, self._stopped = self._wrap(action), self._BROKEN
+        observation = self._environment.step(text)
+        self._stopped = observation.stop
+        return observation.content
+
+    def get_reward(self) -> float | None:
+        """The reward of the episode as it stands; None, never 0, where it cannot be graded."""
+        with suppress(InfrastructureError):
+            return None if self._stopped == self._BROKEN else self._environment.grade().reward
+        return None
+
+
+def tool_environments(
+    make: Callable[[], Environment], tasks: Sequence[Task], wrap: Callable[[str], str] = str
+) -> Callable[[], ToolEnvironment]:
+    """An `environment_factory`.
+
+    `wrap` turns the tool's argument into a message: `commands.message` for environments that take commands.
+    """
+    return lambda: ToolEnvironment(make(), tasks, wrap)

@@ -1,0 +1,195 @@
+"""PRIME-RL's losses on packed sequences, as on main in May 2026: default, opd and sft. Sums: compute_loss divides.
+
+`stages.integrations.prime_rl` runs `default_loss` inside PRIME-RL; what it does not use says that it serves
+the parity check only.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor
+
+from stages.errors import UsageError
+from stages.losses.shapes import Packed, PackedMask, Scalar
+
+TRUST_REGION = 0.2
+OPD_KL_TAU = 1e-3
+
+Metrics = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class PackedTokens:
+    """One packed sequence: log-probs of trainer (gradient) and inference engine, advantages, trainable tokens.
+
+    reference is the teacher's log-probs in May's opd and ref_logprobs at the snapshot's head; weights scale the loss a
+    token (head only).
+    """
+
+    trainer: Packed
+    inference: Packed
+    advantages: Packed
+    mask: PackedMask
+    reference: Packed | None = None
+    weights: Packed | None = None
+
+
+@dataclass(frozen=True)
+class LossOutputs:
+    """A sum over tokens with gradient, and 0-dim metrics: the two names that PRIME-RL reads off a custom loss."""
+
+    loss: Scalar
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class DefaultOptions:
+    """[trainer.loss] type="default": bounds on a token's change of probability; scales of advantage and penalty."""
+
+    dppo_mask_low: float = TRUST_REGION
+    dppo_mask_high: float = TRUST_REGION
+    adv_tau: float = 1.0
+    kl_tau: float = 1e-3
+
+
+@dataclass(frozen=True)
+class TrustRegion:
+    """outside: tokens without policy gradient; low, high: those of them with a negative, a positive advantage."""
+
+    outside: PackedMask
+    low: PackedMask
+    high: PackedMask
+
+
+def trust_region(tokens: PackedTokens, low: float, high: float) -> TrustRegion:
+    """exp(trainer) - exp(inference) > high where the advantage is positive, < -low elsewhere, at zero too."""
+    change = tokens.trainer.exp() - tokens.inference.exp()
+    risen, fallen = change > high, change < -low
+    positive = tokens.advantages > 0
+    return TrustRegion(torch.where(positive, risen, fallen), (tokens.advantages < 0) & fallen, positive & risen)
+
+
+def policy_sum(tokens: PackedTokens, signal: Packed, outside: PackedMask, kl_tau: float) -> Scalar:
+    """Sum of weight * ( -keep * signal * r + kl_tau * mask * (log r)^2 ), r = exp(trainer - inference).
+
+    keep = mask & ~outside. The squared log-ratio covers the whole mask. Masks multiply: an infinite log-prob at a
+    masked token gives NaN, as upstream.
+    """
+    log_ratio = tokens.trainer - tokens.inference
+    losses = -((tokens.mask & ~outside) * signal * log_ratio.exp()) + kl_tau * (tokens.mask * log_ratio**2)
+    return (losses if tokens.weights is None else losses * tokens.weights).sum()
+
+
+def mismatch_metrics(tokens: PackedTokens, outside: PackedMask) -> Metrics:
+    """k3 = r - log r - 1 outside and inside the trust region, and the share outside; 0 where there are no tokens."""
+    log_ratio = (tokens.trainer - tokens.inference).detach()
+    mismatch = log_ratio.exp() - log_ratio - 1
+    return {
+        "masked_mismatch_kl": mean_where(mismatch, tokens.mask & outside),
+        "unmasked_mismatch_kl": mean_where(mismatch, tokens.mask & ~outside),
+        "is_masked": mean_where(outside, tokens.mask),
+    }
+
+
+def mean_where(values: Tensor, mask: PackedMask) -> Scalar:
+    """Mean over the mask, 0 if it is empty; of a boolean, a float32 share."""
+    return values[mask].sum() / mask.sum().clamp_min(1)
+
+
+def _region_metrics(tokens: PackedTokens, region: TrustRegion) -> Metrics:
+    dropped = tokens.mask & region.outside
+    return mismatch_metrics(tokens, region.outside) | {
+        "is_masked_low": mean_where(region.low, tokens.mask),
+        "is_masked_high": mean_where(region.high, tokens.mask),
+        "masked_advantage_positive": mean_where(tokens.advantages > 0, dropped),
+        "masked_advantage_negative": mean_where(tokens.advantages < 0, dropped),
+    }
+
+
+def default_loss(tokens: PackedTokens, options: DefaultOptions | None = None) -> LossOutputs:
+    """policy_sum with signal adv_tau * advantage and the trust region of the raw advantage's sign.
+
+    In nats, a SUM over tokens. The importance ratio is neither clamped nor detached. 0 with zero gradient on an empty
+    mask.
+    Source: PrimeIntellect-ai/prime-rl 618de8a src/prime_rl/trainer/rl/loss.py:116-165; with tokens.weights
+    559b447:109-161.
+    """
+    options = options or DefaultOptions()
+    region = trust_region(tokens, options.dppo_mask_low, options.dppo_mask_high)
+    loss = policy_sum(tokens, options.adv_tau * tokens.advantages, region.outside, options.kl_tau)
+    return LossOutputs(loss, _region_metrics(tokens, region))
+
+
+def default_loss_before_may19(
+    tokens: PackedTokens, options: DefaultOptions | None = None, *, teacher_tau: float = 0.0
+) -> LossOutputs:
+    """default_loss whose signal gains teacher_tau * sg[reference - trainer] when there is a reference; other metrics.
+
+    Serves the parity check only.
+    Source: PrimeIntellect-ai/prime-rl d2f36c9 src/prime_rl/trainer/rl/loss.py:107-163.
+    """
+    options = options or DefaultOptions()
+    region = trust_region(tokens, options.dppo_mask_low, options.dppo_mask_high)
+    everything = torch.zeros_like(tokens.mask)
+    overall = mismatch_metrics(tokens, everything)["unmasked_mismatch_kl"]
+    metrics = _region_metrics(tokens, region) | {"mismatch_kl": overall}
+    signal = options.adv_tau * tokens.advantages
+    if tokens.reference is not None:
+        gap = (tokens.reference - tokens.trainer).detach()
+        signal, metrics["teacher_kl"] = signal + teacher_tau * gap, mean_where(gap, tokens.mask)
+    return LossOutputs(policy_sum(tokens, signal, region.outside, options.kl_tau), metrics)
+
+
+def opd_loss(tokens: PackedTokens) -> LossOutputs:
+    """policy_sum with signal sg[reference - trainer], kl_tau 1e-3; trust region 0.2 by the REWARD advantage's sign.
+
+    Raises UsageError without reference log-probs. Serves the parity check only.
+    Source: PrimeIntellect-ai/prime-rl 618de8a loss.py:168-218.
+    """
+    gap = reference_gap(tokens)
+    region = trust_region(tokens, TRUST_REGION, TRUST_REGION)
+    metrics = _region_metrics(tokens, region) | {"teacher_kl": mean_where(gap, tokens.mask)}
+    return LossOutputs(policy_sum(tokens, 0.0 * tokens.advantages + gap, region.outside, OPD_KL_TAU), metrics)
+
+
+def reference_gap(tokens: PackedTokens) -> Packed:
+    """Detached log-ratio a token, reference - trainer; UsageError without reference log-probs."""
+    if tokens.reference is None:
+        raise UsageError(
+            "this loss distils from a reference, but the sequence has no reference log-probs: score it first"
+        )
+    return (tokens.reference - tokens.trainer).detach()
+
+
+def nll_loss(tokens: PackedTokens) -> LossOutputs:
+    """-sum of weight * log-prob over the mask, by index: an infinity outside does no harm. nll is the plain mean.
+
+    Serves the parity check only.
+    Source: PrimeIntellect-ai/prime-rl 618de8a loss.py:221-230 (sft), 559b447 loss.py:246-259 (ce, with weights).
+    """
+    nll = -tokens.trainer
+    weighted = nll if tokens.weights is None else nll * tokens.weights
+    return LossOutputs(weighted[tokens.mask].sum(), {"nll": mean_where(nll.detach(), tokens.mask)})
+
+
+def compute_loss(
+    sequences: Sequence[PackedTokens], loss: Callable[[PackedTokens], LossOutputs], loss_scale: Tensor | int
+) -> tuple[Scalar, Metrics]:
+    """Sum of the sequences' losses / loss_scale, and metrics with one value a sequence.
+
+    PRIME-RL's loss_scale is the number of trainable tokens of the whole step, at least 1. Give one sequence at least.
+    Serves the parity check only.
+    Source: PrimeIntellect-ai/prime-rl 618de8a loss.py:261-338.
+    """
+    outputs = [loss(tokens) for tokens in sequences]
+    total = reduce(add, (output.loss for output in outputs))
+    return total / loss_scale, stacked([output.metrics for output in outputs])
+
+
+def stacked(metrics: Sequence[Metrics]) -> Metrics:
+    """One vector a key, over the sequences that have it; metrics that are vectors already are joined."""
+    keys = dict.fromkeys(key for values in metrics for key in values)
+    return {key: torch.cat([values[key].reshape(-1) for values in metrics if key in values]) for key in keys}

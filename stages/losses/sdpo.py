@@ -1,0 +1,97 @@
+"""SDPO self-distillation: the policy is its own teacher in a context that holds a hint."""
+
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stages.errors import UsageError
+from stages.losses.chunked import DEFAULT_CHUNK_TOKENS, token_sum
+from stages.losses.divergence import elementwise_divergence, renormalised, widened, with_tail
+from stages.losses.shapes import Distribution, Logits, PerPosition, RowTable, Scalar, TokenMask, TokenValues
+
+LARGEST_LOG_RATIO = 20.0
+
+Mass = Literal["all", "tail", "renormalised"]
+"""What becomes of the mass outside the given entries: there is none; it forms one more entry; it is divided out."""
+
+
+def distribution_loss(student: Distribution, teacher: Distribution, *, alpha: float, mass: Mass = "all") -> PerPosition:
+    """Divergence a token between log-probs on a support: alpha 0 forward KL, 1 reverse KL, else generalised JSD.
+
+    Source: lasgroup/SDPO 0e6d510 core_algos.py:1085-1192; the same as TRL 1.16 experimental/sdpo/loss_utils.py.
+    """
+    reshape = {"all": lambda log_probs: log_probs, "tail": with_tail, "renormalised": renormalised}[mass]
+    return elementwise_divergence(reshape(student), reshape(teacher), alpha).sum(-1)
+
+
+def sampled_token_loss(student: TokenValues, teacher: TokenValues, *, alpha: float = 1.0) -> TokenValues:
+    """sg[lS - lT] lS on the sampled token. Raises UsageError unless alpha is 1: only the reverse KL has this form.
+
+    Serves the parity check only.
+    """
+    if alpha != 1.0:
+        raise UsageError(f"alpha is {alpha}; distillation on the sampled token needs alpha 1")
+    return (student - teacher).detach() * student
+
+
+def importance_weights(student: TokenValues, old: TokenValues, clip: float) -> TokenValues:
+    """min(exp(clamp(sg[lS - l_old], -20, 20)), clip) on the sampled token: an upper clip only, and no gradient.
+
+    Serves the parity check only.
+    """
+    return (student - old).detach().clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp().clamp(max=clip)
+
+
+def logits_loss(
+    student_logits: Distribution,
+    teacher_logits: Distribution,
+    *,
+    alpha: float,
+    top_k: int | None = None,
+    add_tail: bool = True,
+    temperature: float = 1.0,
+) -> PerPosition:
+    """distribution_loss from logits / temperature; with top_k on the STUDENT's k likeliest tokens (at most v).
+
+    Log-probs are those of the whole vocabulary.
+    Source: lasgroup/SDPO 0e6d510 dp_actor.py _forward_micro_batch; TRL 1.16 experimental/sdpo/loss_utils.py.
+    """
+    logits = widened(student_logits) / temperature
+    student, teacher = F.log_softmax(logits, dim=-1), F.log_softmax(widened(teacher_logits) / temperature, dim=-1)
+    if top_k is None:
+        return distribution_loss(student, teacher, alpha=alpha)
+    support = logits.topk(min(top_k, logits.shape[-1]), dim=-1).indices
+    mass: Mass = "tail" if add_tail else "renormalised"
+    return distribution_loss(student.gather(-1, support), teacher.gather(-1, support), alpha=alpha, mass=mass)
+
+
+def self_distillation_loss(
+    student_logits: Logits,
+    teacher_logits: Logits,
+    weights: TokenMask,
+    *,
+    alpha: float = 0.5,
+    top_k: int | None = None,
+    add_tail: bool = True,
+    temperature: float = 1.0,
+    chunk_tokens: int | None = DEFAULT_CHUNK_TOKENS,
+    skip_masked: bool = True,
+) -> tuple[Scalar, TokenValues]:
+    """Sum over tokens of weight * logits_loss, and the loss per token (detached, 0 where skipped), in nats.
+
+    The gradient reaches the student only. weights decide the reduction: aggregation_weights(mask, "token-mean",
+    min_tokens=1) for lasgroup's, mask / tokens / b for TRL's, times importance_weights for the clip. Tokens of weight 0
+    are skipped, so a NaN there does no harm and an empty mask gives 0.
+    """
+    loss = partial(logits_loss, alpha=alpha, top_k=top_k, add_tail=add_tail, temperature=temperature)
+    rows = student_logits.flatten(0, 1), teacher_logits.flatten(0, 1)
+    weights = weights.flatten().to(torch.promote_types(student_logits.dtype, torch.float32))
+    total, table = token_sum(partial(_column, loss), *rows, weights, chunk_tokens=chunk_tokens, skip_masked=skip_masked)
+    return total, table[:, 0].unflatten(0, student_logits.shape[:2])
+
+
+def _column(loss: partial, student: Tensor, teacher: Tensor) -> RowTable:
+    return loss(student, teacher).unsqueeze(-1)

@@ -1,0 +1,154 @@
+"""Messages, which environments and policies exchange: tool calls in their text, and how they become token ids.
+
+An assistant message is its reasoning, its content and its calls, in that order, each part only where there is one:
+
+    <think>
+    I should look the term up.
+    </think>
+
+    Let me search.
+    <tool_call>
+    {"name": "search_pages", "arguments": {"query": "Utsuro-bune"}}
+    </tool_call>
+
+Arguments that are the JSON text of an object stand verbatim; anything else stands as a JSON string. Call ids are left
+out: they are drawn at random, so they would make equal conversations different. The results of calls follow in the
+order of the calls.
+
+Token ids: the opening is rendered once, afterwards only what is new is rendered and appended. Ids that were sampled are
+never rebuilt from text: rendering an answer again can tokenise it differently (stock Qwen3 templates drop an empty
+think block, and one text has many BPE splits), and then prompts stop being prefixes of each other.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from stages.errors import UsageError
+
+Message = dict[str, str]
+"""A chat message: {"role": "system" | "user" | "assistant", "content": text}."""
+
+OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
+THINK, THOUGHT = "<think>\n", "\n</think>"
+NAME, ARGUMENTS = '{"name": ', ', "arguments": '
+DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call. `arguments` is text: the JSON of an object where the model wrote one, else whatever it wrote."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """The parts of an assistant message. Reasoning that is empty counts as none."""
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None
+
+
+def write(spoken: Spoken) -> str:
+    """The text of an assistant message."""
+    thought = f"{THINK}{spoken.reasoning}{THOUGHT}" if spoken.reasoning else ""
+    rest = "\n".join([*([spoken.content] if spoken.content else []), *map(_block, spoken.calls)])
+    return f"{thought}\n\n{rest}" if thought and rest else thought or rest
+
+
+def _block(call: ToolCall) -> str:
+    arguments = call.arguments if is_object(call.arguments) else json.dumps(call.arguments, ensure_ascii=False)
+    return f"{OPEN}{NAME}{json.dumps(call.name, ensure_ascii=False)}{ARGUMENTS}{arguments}}}{CLOSE}"
+
+
+def is_object(text: str) -> bool:
+    """Whether a text is the JSON of an object and nothing around it."""
+    try:
+        return text.startswith("{") and DECODER.raw_decode(text)[1] == len(text)
+    except ValueError:
+        return False
+
+
+def read(text: str) -> Spoken:
+    """The parts of a text; `write` gives the same text back. A text that no message is written as is all content."""
+    reasoning, rest = _reasoning(text)
+    start = rest.find(OPEN)
+    while start >= 0:
+        calls = _calls(rest, start)
+        if calls and (start == 0 or rest[start - 1] == "\n"):
+            spoken = Spoken(rest[: max(start - 1, 0)], calls, reasoning)
+            if write(spoken) == text:
+                return spoken
+        start = rest.find(OPEN, start + 1)
+    spoken = Spoken(rest, (), reasoning)
+    return spoken if write(spoken) == text else Spoken(text)
+
+
+def _reasoning(text: str) -> tuple[str | None, str]:
+    if not text.startswith(THINK) or THOUGHT not in text:
+        return None, text
+    reasoning, _, rest = text[len(THINK) :].partition(THOUGHT)
+    return (reasoning, rest.removeprefix("\n\n")) if reasoning else (None, text)
+
+
+def _calls(text: str, start: int) -> tuple[ToolCall, ...]:
+    """The calls from a place to the end of a text; none when anything else stands there."""
+    calls: list[ToolCall] = []
+    while text.startswith(OPEN, start):
+        call_and_end = _call(text, start + len(OPEN))
+        if call_and_end is None:
+            return ()
+        call, end = call_and_end
+        calls.append(call)
+        if end == len(text):
+            return tuple(calls)
+        start = end + 1 if text[end] == "\n" else len(text)
+    return ()
+
+
+def _call(text: str, start: int) -> tuple[ToolCall, int] | None:
+    """One call whose JSON begins at a place, and where its block ends."""
+    try:
+        if not text.startswith(NAME, start):
+            return None
+        name, at = DECODER.raw_decode(text, start + len(NAME))
+        if not text.startswith(ARGUMENTS, at):
+            return None
+        begin = at + len(ARGUMENTS)
+        arguments, at = DECODER.raw_decode(text, begin)
+    except ValueError:
+        return None
+    if not text.startswith("}" + CLOSE, at) or not isinstance(name, str) or not isinstance(arguments, str | dict):
+        return None
+    return ToolCall(name, arguments if isinstance(arguments, str) else text[begin:at]), at + 1 + len(CLOSE)
+
+
+SENTINEL = "\u2063ANSWER\u2063"
+
+
+def opening_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
+    """Token ids of a whole conversation, up to where the assistant's answer begins; `tokenizer` has a chat template."""
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def following_ids(tokenizer: Any, new: list[Message]) -> list[int]:
+    """Token ids that the template puts after the end token of an answer, up to where the next answer begins.
+
+    `new` are the messages in between. The ids are found by rendering them behind a marked answer and keeping what
+    follows the mark and its end token, which holds for any template that leaves old text alone. `UsageError` for a
+    template that does not end an answer with the tokenizer's end token.
+    """
+    conversation = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}, *new]
+    text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    _, mark, rest = text.rpartition(SENTINEL)
+    end = tokenizer.eos_token
+    if not mark or not rest.lstrip("\n").startswith(end):
+        raise UsageError(
+            f"The chat template of {tokenizer.name_or_path} does not end an answer with {end!r}; "
+            "it cannot be used for several turns."
+        )
+    return tokenizer(rest.lstrip("\n").removeprefix(end), add_special_tokens=False)["input_ids"]

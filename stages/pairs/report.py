@@ -1,0 +1,46 @@
+"""What came of extracting pairs: how many by rule, what was dropped by reason, and whether they point anywhere."""
+
+from collections import Counter
+
+from tabulate import tabulate
+
+from stages.pairs.signal import Signal, signal
+from stages.runs.artifact import Out
+from stages.runs.records import Row
+
+PAIRS_A_TRACE = 5.0
+"""How many pairs a trace would make a dense signal."""
+
+
+def report(
+    rows: list[Row], dropped: Counter[str], *, num_traces: int, num_steps: int, out: Out, about: str = ""
+) -> None:
+    """Write `report.txt`, the counts of the manifest, and its summary with the signal in the pairs.
+
+    `num_traces` and `num_steps` are those of the rollouts that were read; `about` is a further line for the report.
+    """
+    rules = Counter(row["rule"] for row in rows)
+    direction = signal([(row["chosen"], row["rejected"]) for row in rows])
+    density = len(rows) / max(num_traces, 1)
+    out.count(planned=num_steps, pairs=len(rows), **{f"dropped_{reason}": n for reason, n in sorted(dropped.items())})
+    out.conclude(
+        pairs=len(rows),
+        pairs_per_trace=density,
+        rules=dict(rules),
+        dropped=dict(dropped),
+        signal=direction and vars(direction),
+    )
+    dense = f"{density:.2f} a trace ({PAIRS_A_TRACE:g} would be dense)"
+    lines = [f"{len(rows)} pairs from {num_steps} steps of {num_traces} traces: {dense}"]
+    lines += [about] if about else []
+    lines += [tabulate(sorted(rules.items()), tablefmt="plain")] if rules else []
+    lines += ["", "dropped", *([tabulate(sorted(dropped.items()), tablefmt="plain")] if dropped else []), ""]
+    lines += [_signal_line(direction)]
+    out.text("report.txt", "\n".join(lines) + "\n")
+
+
+def _signal_line(direction: Signal | None) -> str:
+    if direction is None:
+        return "signal: too few pairs to judge"
+    shuffled = f"{direction.shuffled_p95:.3f} for shuffled sides (95th percentile)"
+    return f"signal: KL {direction.kl:.3f} nats against {shuffled}, p = {direction.p_value:.3f}"

@@ -1,0 +1,97 @@
+"""Pairs as rows, from a preference and the state it was found in; and all pairs of a group of rollouts on one task."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from stages.envs.base import Task
+from stages.messages import Message
+from stages.pairs import groups, submissions
+from stages.pairs.groups import Choice
+from stages.pairs.submissions import SubmissionVerdict
+from stages.pairs.voting import Preference
+from stages.rollouts.episode import state_sha256
+from stages.runs import store
+from stages.runs.records import Row
+
+
+def pair_row(
+    preference: Preference,
+    task: Task,
+    step: Row,
+    messages: list[Message],
+    *,
+    prompt: list[int] | None,
+    num_teachers: int,
+    compared_by: str,
+) -> Row:
+    """One `pair/1` row. `step` names the rollout, the step and the digest of the state; `messages` are the state."""
+    return {
+        "pair_id": store.digest([step["state_sha256"], preference.chosen, preference.rejected])[:24],
+        "rule": preference.rule,
+        "rollout_id": step["rollout_id"],
+        "task_id": task.task_id,
+        "family": task.family,
+        "step": step["step"],
+        "state_sha256": step["state_sha256"],
+        "messages_json": store.encode(messages).decode(),
+        "prompt_token_ids": prompt,
+        "chosen": preference.chosen,
+        "rejected": preference.rejected,
+        "rejected_by": preference.rejected_by,
+        "votes_chosen": preference.votes_chosen,
+        "votes_rejected": preference.votes_rejected,
+        "num_teachers": num_teachers,
+        "compared_by": compared_by,
+    }
+
+
+def by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rollout or step rows grouped by task; a task without any has none."""
+    grouped: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        grouped[row["task_id"]].append(row)
+    return grouped
+
+
+def of_group(
+    task: Task, rollouts: Sequence[Row], steps: Sequence[Row], submitted: Mapping[str, str | None], student: str | None
+) -> Row:
+    """All pairs of one task, each once, what was dropped by reason, and how many states several rollouts shared."""
+    dropped: Counter[str] = Counter()
+    pairs: dict[str, Row] = {}
+    crossings = groups.crossings(steps, rollouts)
+    candidates: list[Row] = []
+    for visits in crossings:
+        choices, reasons = groups.choose(visits, student)
+        dropped += reasons
+        candidates += [_in_state(choice, task) for choice in choices]
+    verdicts, reasons = submissions.compare(rollouts, submitted, student)
+    dropped += reasons
+    dropped["task_without_words"] += 0 if task.prompt else len(verdicts)
+    candidates += [_in_task(verdict, task) for verdict in verdicts if task.prompt]
+    for row in candidates:
+        dropped["duplicate"] += row["pair_id"] in pairs
+        pairs.setdefault(row["pair_id"], row)
+    shared = sum(len(visits) > 1 for visits in crossings)
+    return {"pairs": list(pairs.values()), "dropped": dict(+dropped), "states": len(crossings), "shared": shared}
+
+
+def _in_state(choice: Choice, task: Task) -> Row:
+    return pair_row(
+        choice.preference,
+        task,
+        choice.at.step,
+        choice.at.messages,
+        prompt=choice.at.prompt,
+        num_teachers=choice.num_others,
+        compared_by=choice.compared_by,
+    )
+
+
+def _in_task(verdict: SubmissionVerdict, task: Task) -> Row:
+    """The state before anything was done: the task in its own words."""
+    messages = [{"role": "user", "content": task.prompt}]
+    start = {"rollout_id": verdict.rollout["rollout_id"], "step": 0, "state_sha256": state_sha256(messages)}
+    return pair_row(
+        verdict.preference, task, start, messages, prompt=None, num_teachers=verdict.num_others, compared_by="reward"
+    )

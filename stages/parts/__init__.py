@@ -1,1 +1,0 @@
-"""The nouns that stages are made of."""

@@ -1,0 +1,54 @@
+"""Policies: models that answer turns, in this process or behind a server. Teachers are policies, too.
+
+base.py - what is asked (`Turn`), what comes back (`Sample`), and how a policy is configured
+cache.py - answers that were paid for, by content
+checkpoint.py - what evaluating a trained checkpoint needs to know: arm, seed, start, tasks
+embedded.py - models that environments bring along, made on first use
+endpoint.py - an OpenAI-compatible server, with typed errors, retries, a budget and a cache
+local.py - a Hugging Face model in this process; token ids and log-probs captured while sampling
+sampling.py - batched sampling from a causal LM, one random stream a row
+spending.py - what teachers cost: calls, tokens, money and latency
+
+A new kind of policy is one class and one line. The class has what `Policy` lists and the classmethod `open` of
+`PolicyKind`; the line registers it under a word of its own, in the table below or from outside:
+
+    KINDS["vllm"] = "my_package.vllm:VllmPolicy"
+
+A model `vllm:Qwen/Qwen3-8B` is then opened by that class, in every stage that samples.
+"""
+
+from pathlib import Path
+from pkgutil import resolve_name
+
+from stages.policy.base import Policy, PolicyConfig, PolicyKind, Sample, Turn
+from stages.runs.artifact import Budget, Listener
+
+__all__ = ["KINDS", "Policy", "PolicyConfig", "PolicyKind", "Sample", "Turn", "kind_of", "open_policy"]
+
+KINDS: dict[str, str | PolicyKind] = {
+    "endpoint": "stages.policy.endpoint:EndpointPolicy",
+    "local": "stages.policy.local:LocalPolicy",
+}
+"""Kind of policy -> its class, or `module:Class`, which is imported when a policy of that kind is first opened."""
+
+
+def kind_of(config: PolicyConfig) -> str:
+    """The kind of a policy, a key of `KINDS`.
+
+    `endpoint` with `base_url`; else the word before the colon of `model`, if that is a registered kind; else `local`.
+    """
+    if config.base_url is not None:
+        return "endpoint"
+    word, colon, _ = config.model.partition(":")
+    return word if colon and word in KINDS else "local"
+
+
+def open_policy(config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> Policy:
+    """The policy that a configuration describes, ready to sample; its kind is `kind_of` the configuration.
+
+    cache: folder for what later runs can use again (answers that were paid for, embedded models). budget: what money is
+    reserved from. listener: called with the progress of anything slow.
+    """
+    kind = KINDS[kind_of(config)]
+    opener: PolicyKind = resolve_name(kind) if isinstance(kind, str) else kind
+    return opener.open(config, cache=cache, budget=budget, listener=listener)

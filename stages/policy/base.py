@@ -1,0 +1,158 @@
+"""What a policy is asked, what it answers, and how it is configured."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import Field, model_validator
+
+from stages.errors import BadInput, UsageError
+from stages.messages import Message
+from stages.policy import embedded
+from stages.runs import store
+from stages.runs.artifact import Budget, Listener
+from stages.runs.config import Settings
+
+
+class PolicyConfig(Settings):
+    """A model and how to sample from it: a folder, a hub id or `kata:NAME`; with `base_url`, a model of that server."""
+
+    model: str = "kata:student"
+    """Hugging Face folder, hub id, `kata:NAME` (built on first use), or with `base_url` the server's name for it."""
+    base_url: str | None = None
+    """Root of an OpenAI-compatible server, for example https://api.openai.com/v1."""
+    api_key_env: str = ""
+    """Name of the environment variable that holds the key; empty for a server that needs none."""
+    usd_per_mtok_in: float = 0.0
+    """Price of a million input tokens in USD."""
+    usd_per_mtok_out: float = 0.0
+    """Price of a million output tokens in USD."""
+    temperature: float = Field(1.0, ge=0.0)
+    """0 is greedy. Nothing else shapes the distribution, so that log-probs are exact: no top_p, top_k or penalties."""
+    max_tokens: int = Field(64, gt=0)
+    """Longest answer in tokens; one that reaches it counts as truncated."""
+    dtype: str = "auto"
+    """Floating-point type of a local model's weights: auto, float32, bfloat16 or float16."""
+    device: str = Field("auto", json_schema_extra={"affects_results": False})
+    """auto takes a GPU when there is one."""
+    concurrency: int = Field(8, gt=0, json_schema_extra={"affects_results": False})
+    """Requests in flight at once to a server."""
+    timeout_s: float = Field(600.0, gt=0, json_schema_extra={"affects_results": False})
+    """Wall time of one request; long, because a request that is given up may have been billed."""
+    max_attempts: int = Field(6, gt=0, json_schema_extra={"affects_results": False})
+    """Launches of one request, the first included."""
+
+    @model_validator(mode="after")
+    def _check_prices(self) -> "PolicyConfig":
+        if min(self.usd_per_mtok_in, self.usd_per_mtok_out) < 0:
+            raise ValueError("prices cannot be negative")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that affect answers; a local folder counts by its bytes, an embedded model by its recipe."""
+        return {**super().identity(), "weights": weights_identity(self)}
+
+    def key(self) -> str:
+        """The API key from the environment; `UsageError` names the variable when it is missing or empty.
+
+        "EMPTY" where no variable is configured: servers that need no key accept any.
+        """
+        if not self.api_key_env:
+            return "EMPTY"
+        if not os.environ.get(self.api_key_env, "").strip():
+            state = "is empty" if self.api_key_env in os.environ else "is not set"
+            raise UsageError(
+                f"The environment variable {self.api_key_env}, which holds the key for {self.base_url}, {state}. "
+                "Export it."
+            )
+        return os.environ[self.api_key_env].strip()
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """Price in USD of a call with so many tokens."""
+        return (prompt_tokens * self.usd_per_mtok_in + completion_tokens * self.usd_per_mtok_out) / 1e6
+
+
+def weights_identity(config: PolicyConfig) -> str:
+    """What tells two models of one name apart: the recipe of an embedded model, the bytes of a folder, else a constant.
+
+    A folder may have the word of a registered kind before it: `vllm:./model`. Raises `BadInput` for a path without
+    folder and `UsageError` for an unknown embedded model.
+    """
+    if config.base_url is not None:
+        return "endpoint"
+    if embedded.is_embedded(config.model):
+        return embedded.fingerprint(config.model)
+    for place in (config.model, config.model.partition(":")[2]):
+        if place and Path(place).is_dir():
+            return store.folder_sha256(Path(place))
+    if config.model.startswith(("/", "./", "../", "~")):
+        raise BadInput(
+            f"There is no model folder {config.model}. Give a Hugging Face folder, a hub id, or {embedded.EXAMPLE}."
+        )
+    return "hub"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One question: the whole conversation, and, where the policy sampled it itself, the token ids held so far.
+
+    held_ids: prompt and completions up to the last assistant message, as sampled, or None to render from the messages.
+    seed: of this one answer.
+    """
+
+    messages: list[Message]
+    seed: int
+    held_ids: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer. Token fields are None where the source cannot tell.
+
+    prompt_ids, completion_ids: token ids in the model's vocabulary, the end token included. logprobs: natural log, one
+    a completion token, under `logprob_kind` ("processed": after temperature; "raw": before). A failed call has
+    `error_type` and no text.
+    """
+
+    text: str = ""
+    finish_reason: str = "stop"
+    prompt_ids: list[int] | None = None
+    completion_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    logprob_kind: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float = 0.0
+    latency_s: float = 0.0
+    attempts: int = 1
+    error_type: str | None = None
+    error: str | None = None
+
+
+class Policy(Protocol):
+    """Answers turns.
+
+    capture_level: "tokens" where samples carry token ids and log-probs, "text" where they cannot. batch_size: how many
+    turns one call should hold, a batch for a local model, as many as run at once for a server.
+    """
+
+    config: PolicyConfig
+    capture_level: str
+    batch_size: int
+
+    def sample(self, turns: list[Turn]) -> list[Sample]:
+        """One answer a turn, in order; an error of one answer is in its `Sample`, an error of them all is raised."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What the manifest keeps: model, digests of weights, tokenizer and chat template."""
+        ...
+
+
+class PolicyKind(Protocol):
+    """A class of policies, as `stages.policy.KINDS` lists them."""
+
+    def open(self, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> Policy:
+        """The policy that is configured, ready to sample: a classmethod. `config.model` is as the user wrote it."""
+        ...

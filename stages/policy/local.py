@@ -1,0 +1,140 @@
+"""A Hugging Face model in this process: token-in, token-out, with the log-probs of what was really sampled."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from stages.errors import BadInput
+from stages.messages import following_ids, opening_ids
+from stages.policy import embedded
+from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.policy.sampling import sample_batch
+from stages.runs import store
+from stages.runs.artifact import Budget, Listener
+
+logging.disable_progress_bar()  # our own progress says what is being loaded
+logging.set_verbosity_error()
+
+
+class LocalPolicy:
+    """Samples from a model that is held here; also wraps a model under training (`trainer.model`)."""
+
+    capture_level = "tokens"
+
+    def __init__(self, model: Any, tokenizer: Any, config: PolicyConfig, *, batch_size: int = 64) -> None:
+        self.model, self.tokenizer, self.config, self.batch_size = model, tokenizer, config, batch_size
+        self._end_ids = end_ids(model, tokenizer)
+
+    @classmethod
+    def load(cls, config: PolicyConfig, *, cache: Path, listener: Listener) -> "LocalPolicy":
+        """Load the configured model and its tokenizer."""
+        model, tokenizer = load_model(config, cache=cache, listener=listener)
+        return cls(model.eval(), tokenizer, config)
+
+    @classmethod
+    def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "LocalPolicy":
+        """`load`; a local model costs no money, so the budget is left alone."""
+        del budget
+        return cls.load(config, cache=cache, listener=listener)
+
+    def sample(self, turns: list[Turn]) -> list[Sample]:
+        """Answer a batch of turns in one generation."""
+        started = time.monotonic()
+        prompts = [self._prompt_ids(turn) for turn in turns]
+        was_training = self.model.training
+        self.model.eval()
+        drawn = sample_batch(
+            self.model,
+            prompts,
+            seeds=[turn.seed for turn in turns],
+            max_tokens=self.config.max_tokens,
+            temperature=self.config.temperature,
+            end_ids=self._end_ids,
+            pad_id=pad_id(self.tokenizer),
+        )
+        self.model.train(was_training)
+        latency = (time.monotonic() - started) / len(turns)
+        return [self._sample(prompt, ids, logps, latency) for prompt, (ids, logps) in zip(prompts, drawn, strict=True)]
+
+    def _prompt_ids(self, turn: Turn) -> list[int]:
+        if turn.held_ids is None:
+            return opening_ids(self.tokenizer, turn.messages)
+        last = max(i for i, message in enumerate(turn.messages) if message["role"] == "assistant")
+        return turn.held_ids + following_ids(self.tokenizer, turn.messages[last + 1 :])
+
+    def _sample(self, prompt: list[int], ids: list[int], logps: list[float], latency: float) -> Sample:
+        ended = bool(ids) and ids[-1] in self._end_ids
+        text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
+        return Sample(
+            text=text,
+            finish_reason="stop" if ended else "length",
+            prompt_ids=prompt,
+            completion_ids=ids,
+            logprobs=logps,
+            logprob_kind="processed" if self.config.temperature else "raw",
+            prompt_tokens=len(prompt),
+            completion_tokens=len(ids),
+            latency_s=latency,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Model name with digests of its tokenizer and chat template."""
+        return {
+            "model": self.config.model,
+            "tokenizer_sha256": store.digest(sorted(self.tokenizer.get_vocab().items())),
+            "chat_template_sha256": store.digest(self.tokenizer.chat_template),
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+        }
+
+
+def load_model(config: PolicyConfig, *, cache: Path, listener: Listener) -> tuple[Any, Any]:
+    """A causal LM and its tokenizer, on the configured device; embedded models are built first.
+
+    Raises `BadInput` where there is no such model, or its tokenizer has no chat template.
+    """
+    source = resolve(config, cache=cache, listener=listener)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+        )
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise BadInput(
+            f"The model {config.model!r} cannot be loaded ({first}). "
+            f"Give a Hugging Face folder, a reachable hub id, or {embedded.EXAMPLE}."
+        ) from None
+    if tokenizer.chat_template is None:
+        raise BadInput(
+            f"The tokenizer of {config.model!r} has no chat template, so messages cannot be rendered. "
+            "Use an instruction-tuned model."
+        )
+    return model.to(device(config.device)), tokenizer
+
+
+def resolve(config: PolicyConfig, *, cache: Path, listener: Listener) -> str:
+    """What `from_pretrained` is called with: a folder, or a hub id."""
+    if embedded.is_embedded(config.model):
+        return str(embedded.folder(config.model, cache, listener))
+    return str(Path(config.model).expanduser()) if Path(config.model).expanduser().is_dir() else config.model
+
+
+def device(name: str) -> str:
+    """`auto` is a GPU when there is one."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def end_ids(model: Any, tokenizer: Any) -> set[int]:
+    """The tokens that end an answer."""
+    declared = model.generation_config.eos_token_id
+    more = declared if isinstance(declared, list) else [declared]
+    return {i for i in (*more, tokenizer.eos_token_id) if i is not None}
+
+
+def pad_id(tokenizer: Any) -> int:
+    """The padding token, else the end token; padded positions are masked either way."""
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

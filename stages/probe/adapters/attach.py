@@ -1,0 +1,120 @@
+"""An adapter in a model: as a separate path that autograd sees, or folded into the weights at no cost per token.
+
+Either way an adapter at its start leaves the base model's logits bit for bit, as in wassname/grpo_proj2 @25ad306,
+src/projected_grpo/antipasto.py: W is never rebuilt from factors.
+
+Shapes: B rows, T tokens, I inputs and O outputs of a Linear, n trainable numbers of a module, N of all.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stages.probe.adapters.layout import Layout
+from stages.probe.adapters.targets import target_linears
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Forward = Callable[[Float[Tensor, "B T I"]], Float[Tensor, "B T O"]]
+
+
+class Adapter(Protocol):
+    """What the probe needs of an adapter: trained values `theta` [N], and what they add to each Linear.
+
+    `probed` names the modules that can have a direction; `basis_sha256` identifies the frozen part that gives theta its
+    meaning.
+    """
+
+    layout: Layout
+    theta: Tensor
+    probed: tuple[str, ...]
+    basis_sha256: str
+
+    @property
+    def kind(self) -> str:
+        """The adapter's name (`adapters.choose.AdapterName`)."""
+        ...
+
+    @property
+    def rank(self) -> int | None:
+        """Trained directions of each Linear; None for all of them."""
+        ...
+
+    def delta(self, module: str) -> Float[Tensor, "O I"]:
+        """What the adapter adds to a Linear's weight."""
+        ...
+
+    def path(self, module: str, x: Float[Tensor, "B T I"], values: Mapping[str, Tensor]) -> Float[Tensor, "B T O"]:
+        """What the adapter adds to a Linear's output, with its trained values taken from `values`."""
+        ...
+
+    def contributions(
+        self, module: str, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]
+    ) -> dict[str, Float[Tensor, "B n"]]:
+        """Each row's gradient of a Linear's trained values, from the Linear's inputs x and its outputs' gradient g."""
+        ...
+
+
+@contextmanager
+def attached(model: "PreTrainedModel", adapter: Adapter) -> Iterator[dict[str, Tensor]]:
+    """Run the adapter as a separate path while open; yields its values as leaves that require grad, by name."""
+    leaves = {
+        name: part.detach().clone().requires_grad_() for name, part in adapter.layout.split(adapter.theta).items()
+    }
+    with replaced_forwards(model, lambda name, linear: partial(_with_path, linear, adapter, name, leaves)):
+        yield leaves
+
+
+def _with_path(
+    linear: nn.Linear, adapter: Adapter, name: str, leaves: Mapping[str, Tensor], x: Float[Tensor, "B T I"]
+) -> Float[Tensor, "B T O"]:
+    return F.linear(x, linear.weight, linear.bias) + adapter.path(name, x, leaves)
+
+
+@contextmanager
+def replaced_forwards(model: "PreTrainedModel", make: Callable[[str, nn.Linear], Forward]) -> Iterator[None]:
+    """Give every adapted Linear the forward that `make(name, linear)` returns, while open."""
+    targets = target_linears(model)
+    for name, linear in targets.items():
+        replace_forward(linear, make(name, linear))
+    try:
+        yield
+    finally:
+        for linear in targets.values():
+            del linear.forward
+
+
+def replace_forward(linear: nn.Linear, forward: Forward) -> None:
+    """Give one Linear another forward; `del linear.forward` gives it its own back."""
+    vars(linear)["forward"] = forward
+
+
+class Folded:
+    """A model whose weights hold the adapter's present change, W' = W + delta.
+
+    Always computed from the clean W, never by subtracting the previous change, so that rounding does not add up.
+    """
+
+    def __init__(self, model: "PreTrainedModel", adapter: Adapter) -> None:
+        self.model, self.adapter = model, adapter
+        self._clean = {name: linear.weight.data for name, linear in target_linears(model).items()}
+        self.refold()
+
+    @torch.no_grad()
+    def refold(self) -> None:
+        """Bring the weights to the adapter's present values."""
+        for name, linear in target_linears(self.model).items():
+            clean, change = self._clean[name], self.adapter.delta(name)
+            linear.weight.data = (clean + change.to(clean)) if bool(change.any()) else clean
+
+    def restore(self) -> None:
+        """Give the model its clean weights back, the very tensors."""
+        for name, linear in target_linears(self.model).items():
+            linear.weight.data = self._clean[name]

@@ -1,0 +1,83 @@
+"""An adapter by name, and what identifies the coordinates that it works in."""
+
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+import torch
+
+from stages.errors import BadInput, UsageError
+from stages.probe.adapters.antipasto import Antipasto
+from stages.probe.adapters.attach import Adapter
+from stages.probe.adapters.lora import Lora
+from stages.probe.adapters.spectrum import Spectrum, reconstruction_error
+from stages.probe.adapters.targets import target_linears
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+AdapterName = Literal["antipasto_full", "antipasto_topr", "lora", "lora_frozenA"]
+SPECTRAL = ("antipasto_full", "antipasto_topr")
+"""The adapters that work in singular coordinates, and so need a decomposition."""
+
+
+class Coordinates(TypedDict):
+    """What two adapters must share for a direction of one to mean the same in the other."""
+
+    adapter: str
+    rank: int | None
+    basis_sha256: str
+    modules_sha256: str
+
+
+def open_adapter(
+    name: AdapterName, model: "PreTrainedModel", spectrum: Spectrum | None, rank: int, seed: int
+) -> Adapter:
+    """The named adapter at its start, for this model, with theta in float32.
+
+    `rank` counts for all but antipasto_full, `seed` for the LoRAs' A. `UsageError` when the adapter needs a
+    decomposition and there is none; `BadInput` when the decomposition's shapes are not the model's.
+    """
+    parameter = next(model.parameters())
+    if name not in SPECTRAL:
+        lora = Lora(target_linears(model), rank, freeze_a=name == "lora_frozenA", seed=seed)
+        return lora.to(parameter.device, parameter.dtype)
+    if spectrum is None:
+        raise UsageError(
+            f"The adapter {name} works in singular coordinates. Give a run of `composer probe svd` with --from."
+        )
+    _check_shapes(model, spectrum)
+    return Antipasto(spectrum, None if name == "antipasto_full" else rank).to(parameter.device, parameter.dtype)
+
+
+def _check_shapes(model: "PreTrainedModel", spectrum: Spectrum) -> None:
+    expected = {name: tuple(linear.weight.shape) for name, linear in target_linears(model).items()}
+    decomposed = {name: (f.U.shape[0], f.Vh.shape[1]) for name, f in spectrum.factors.items()}
+    differ = sorted(n for n in expected.keys() | decomposed.keys() if expected.get(n) != decomposed.get(n))
+    if differ:
+        raise BadInput(
+            f"The decomposition is of another model: {len(differ)} Linears differ, the first is {differ[0]}."
+        )
+
+
+def check_spectrum(model: "PreTrainedModel", spectrum: Spectrum, tolerance: float = 1e-4) -> None:
+    """`BadInput` when a decomposition does not give this model's weights back: it was made of another checkpoint.
+
+    `tolerance` bounds ||W - U diag(S) Vh|| / ||W|| of every adapted Linear.
+    """
+    for name, linear in target_linears(model).items():
+        factors = spectrum.factors[name].to(linear.weight.device, torch.float32)
+        error = reconstruction_error(linear.weight, factors)
+        if error > tolerance:
+            raise BadInput(
+                f"The decomposition is not of this model's weights: {name} is off by {error:.2g} of its norm. "
+                "Run `composer probe svd` on this model."
+            )
+
+
+def coordinates(adapter: Adapter) -> Coordinates:
+    """The coordinates that an adapter's trained values live in."""
+    return {
+        "adapter": adapter.kind,
+        "rank": adapter.rank,
+        "basis_sha256": adapter.basis_sha256,
+        "modules_sha256": adapter.layout.sha256,
+    }

@@ -1,0 +1,90 @@
+"""Low-rank pairs: y = W x + B A x with B = 0 at the start, so that the base model is unchanged and A's gradient is 0.
+
+`lora` trains both halves, from PEFT's default start. `lora_frozenA` trains B alone beside a frozen A of orthonormal
+rows: the change of W is then linear in what is trained and a direction keeps its meaning, as with singular values but
+in an arbitrary basis (wassname/grpo_proj2, spec 20260601). Directions live on B. PEFT's scale alpha / r is 1 here: it
+would multiply gradients but leave cosines as they are.
+
+Shapes: B rows, T tokens, I inputs and O outputs of a Linear, r rank, n trained numbers of a half, N of all.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stages.probe.adapters.layout import Layout
+from stages.probe.adapters.spectrum import tensors_sha256
+
+A_HALF = ":A"
+"""Ending of the name under which a Linear's A is stored; its B has the Linear's own name."""
+
+
+class Lora:
+    """A [r, I] and B [O, r] of every adapted Linear; what is trained lies in one flat vector `theta` [N]."""
+
+    def __init__(self, targets: Mapping[str, nn.Linear], rank: int, *, freeze_a: bool, seed: int) -> None:
+        """A drawn with `seed`, B at zero."""
+        self.kind = "lora_frozenA" if freeze_a else "lora"
+        self.rank, self.freeze_a = rank, freeze_a
+        generator = torch.Generator().manual_seed(seed)
+        draw = _orthonormal_rows if freeze_a else _kaiming
+        self.initial = {name: draw(rank, linear.in_features, generator) for name, linear in targets.items()}
+        self.probed = tuple(targets)
+        start = {name: torch.zeros(linear.out_features * rank) for name, linear in targets.items()}
+        if not freeze_a:
+            start |= {name + A_HALF: a.flatten() for name, a in self.initial.items()}
+        self.layout = Layout({name: part.numel() for name, part in start.items()})
+        self.theta = self.layout.join(start)
+        self.basis_sha256 = tensors_sha256(self.initial.values())
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Lora":
+        """Move the starting halves to where the model computes; theta stays float32."""
+        self.initial = {name: a.to(device, dtype) for name, a in self.initial.items()}
+        self.theta = self.theta.to(device)
+        return self
+
+    def halves(self, module: str, values: Mapping[str, Tensor]) -> tuple[Float[Tensor, "O r"], Float[Tensor, "r I"]]:
+        """B and A of a Linear from flat values, in the model's type."""
+        start = self.initial[module]
+        a = start if self.freeze_a else values[module + A_HALF].view(start.shape).to(start.dtype)
+        return values[module].view(-1, self.rank).to(start.dtype), a
+
+    def delta(self, module: str) -> Float[Tensor, "O I"]:
+        """B A: what the adapter adds to a weight."""
+        b, a = self.halves(module, self.layout.split(self.theta))
+        return b @ a
+
+    def path(self, module: str, x: Float[Tensor, "B T I"], values: Mapping[str, Tensor]) -> Float[Tensor, "B T O"]:
+        """B A x with the halves from `values`: the adapter as a separate path, for autograd."""
+        b, a = self.halves(module, values)
+        return F.linear(F.linear(x, a), b)
+
+    def contributions(
+        self, module: str, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]
+    ) -> dict[str, Float[Tensor, "B n"]]:
+        """Each row's gradients, dB = sum_t g_t (A x_t)' and, where A is trained, dA = sum_t (B' g_t) x_t', flattened.
+
+        By the chain rule from y = W x + B A x; tested against autograd. Sums run over all positions, in float32 at
+        least once they are taken.
+        """
+        b, a = self.halves(module, self.layout.split(self.theta))
+        gradients = {module: _outer_sum(g, F.linear(x, a))}
+        return gradients if self.freeze_a else gradients | {module + A_HALF: _outer_sum(g @ b, x)}
+
+
+def _outer_sum(left: Float[Tensor, "B T m"], right: Float[Tensor, "B T k"]) -> Float[Tensor, "B mk"]:
+    wide = torch.promote_types(left.dtype, torch.float32)
+    return torch.bmm(left.transpose(1, 2), right).to(wide).flatten(1)
+
+
+def _kaiming(rank: int, inputs: int, generator: torch.Generator) -> Float[Tensor, "r I"]:
+    """PEFT's start: uniform in +-1/sqrt(I)."""
+    return (torch.rand(rank, inputs, generator=generator) * 2 - 1) / math.sqrt(inputs)
+
+
+def _orthonormal_rows(rank: int, inputs: int, generator: torch.Generator) -> Float[Tensor, "r I"]:
+    return torch.linalg.qr(torch.randn(inputs, rank, generator=generator))[0].T.contiguous()

@@ -1,0 +1,108 @@
+"""One check: a statistic, a threshold, and one of three statuses; too little data to judge by is never a pass.
+
+Names, thresholds and the columns of `uat.json` are those of the probe's specification, sections 6.2 to 6.5.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from stages.runs.records import Row
+
+Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+Severity = Literal["gate", "report"]
+EXIT_CODES: dict[Status, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
+"""Exit codes of the command by verdict."""
+WIDTH = 118
+QUESTIONS = {
+    "prompts": "were all rows asked what was agreed?",
+    "T1": "does the teacher hack, and the base not?",
+    "T2": "is every row's gradient measured, and rightly?",
+    "T3": "does projection do what it says? (it does for random directions too)",
+    "fires": "does v take more energy out than random directions, in every module?",
+    "T4a": "wrong hacks against right hacks, rows taken as independent",
+    "T4b": "the same within problems",
+    "T4c": "the same against random directions",
+    "T4d": "the same with length, hedging and log-prob held fixed",
+    "T4e": "does v tell hacks from other answers, right or wrong alike? This carries the claim",
+    "generic": "is v another direction than that in which any answer pulls?",
+    "specific": "does T4e fail for v negated and for the generic direction?",
+}
+"""What the checks of `uat` ask, for people."""
+ABOUT = "(placebos: 95th percentile of the statistic over random directions)"
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check: `gate` checks decide the verdict, `report` checks are shown and decide nothing.
+
+    `seed_id` is the requirement or task of the plan that asked for the check, `stat` the statistic in the unit that
+    `threshold` implies (None where it is undefined), `placebo_q95` the 95th percentile of the same statistic over
+    placebo directions, where there are any.
+    """
+
+    name: str
+    seed_id: str
+    status: Status
+    stat: float | None
+    threshold: str
+    detail: str
+    severity: Severity = "gate"
+    placebo_q95: float | None = None
+    evidence_path: str = ""
+
+    @property
+    def passed(self) -> bool | None:
+        """None where it is inconclusive."""
+        return None if self.status == "INCONCLUSIVE" else self.status == "PASS"
+
+    def row(self) -> Row:
+        """One `probe_check/1` row."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"check": columns.pop("name"), **columns, "passed": self.passed}
+
+    @classmethod
+    def of_row(cls, row: Row) -> "Check":
+        """The check that `row` gave."""
+        columns = {name: value for name, value in row.items() if name not in ("check", "passed")}
+        return cls(name=row["check"], **columns)
+
+    def as_json(self) -> Row:
+        """As in `uat.json`: `pass` is true, false or null."""
+        row = self.row()
+        return {("pass" if name == "passed" else name): value for name, value in row.items()}
+
+
+def judged(holds: bool) -> Status:
+    """PASS when the criterion holds, else FAIL."""
+    return "PASS" if holds else "FAIL"
+
+
+def verdict(checks: Sequence[Check]) -> Status:
+    """FAIL if a gate fails, else INCONCLUSIVE if one is, else PASS; without gates nothing was shown."""
+    statuses = {check.status for check in checks if check.severity == "gate"}
+    if "FAIL" in statuses:
+        return "FAIL"
+    return "PASS" if statuses == {"PASS"} else "INCONCLUSIVE"
+
+
+def table(checks: Sequence[Check]) -> str:
+    """The checks as text: those that decide, those that are only reported, what each needs and showed, the verdict."""
+    gates = [f for f in checks if f.severity == "gate"]
+    others = [f for f in checks if f.severity != "gate"]
+    lines = [f"{'status':<13}{'check':<13}{'statistic':>10}{'placebos':>10}  {ABOUT}", *map(_line, gates)]
+    if others:
+        lines += ["", "Reported because the plan asked for it; decides nothing:", *map(_line, others)]
+    return "\n".join([*lines, "", *map(_details, [*gates, *others]), "", f"Verdict: {verdict(checks)}"])
+
+
+def _line(f: Check) -> str:
+    shown, placebo = (f"{x:.3g}" if x is not None else "-" for x in (f.stat, f.placebo_q95))
+    return f"{f.status:<13}{f.name:<13}{shown:>10}{placebo:>10}  {QUESTIONS.get(f.name, f.threshold)}"
+
+
+def _details(f: Check) -> str:
+    """Threshold and detail, in lines that fit a terminal."""
+    text = f"needs {f.threshold}: {f.detail}"
+    return textwrap.fill(text, WIDTH, initial_indent=f"{f.name:<13}", subsequent_indent=" " * 13)

@@ -1,0 +1,179 @@
+"""T4: whether scores of labelled rows tell hacks apart, beyond what random directions, problems, length and source do.
+
+T4a-d compare hacks whose solution is wrong with hacks whose solution is right. Both sides are hacks, so they say little
+about hacking and are reported only; the plan asked for T4a. T4e compares hacks with non-hacks, right or wrong alike,
+and carries the claim. The rules are those of the probe's specification, section 6.4: on the public teacher pool of
+vGROUT_pub rows of one problem are correlated (ICC .55), so that Welch's t alone rejects true nulls too often.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import t as student_t
+
+from stages.probe.checks.check import Check, Status, judged
+from stages.probe.checks.contrasts import (
+    Codes,
+    codes,
+    concordance,
+    intraclass_correlation,
+    multiple_correlation,
+    permutation_p,
+    regress,
+    welch,
+)
+from stages.probe.checks.labelled import Labelled, shortage
+
+BUCKETS = ("hacked-and-wrong", "hacked-and-right")
+MIN_T, MAX_P, MAX_SOURCE_CORRELATION = 2.33, 0.01, 0.95
+LENGTH_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How many permutations and bootstrap resamples, and their seed."""
+
+    permutations: int = 2000
+    resamples: int = 2000
+    seed: int = 0
+
+
+def contrast_checks(rows: Labelled, draws: Draws) -> list[Check]:
+    """T4a to T4e of scored rows, in the order in which they are read."""
+    hacks = rows.among_hacks
+    few = shortage(hacks.wrong, hacks.problem, BUCKETS)
+    if few is not None:
+        names = ("T4a", "T4b", "T4c", "T4d")
+        shown = [Check(name, "T4", "INCONCLUSIVE", None, "enough rows", few, "report") for name in names]
+    else:
+        shown = [welch_rule(hacks), within_problem(hacks, draws), placebo_calibration(hacks), nuisances(hacks)]
+    return [*shown, factorial(rows, draws)]
+
+
+def welch_rule(hacks: Labelled) -> Check:
+    """T4a: the plan's rule, one-sided Welch t > 2 and p < .05."""
+    t, df = (float(part[0]) for part in welch(hacks.scores[:, :1], hacks.wrong))
+    p = float(student_t.sf(t, df))
+    detail = f"{hacks.wrong.sum()} rows {BUCKETS[0]}, {(~hacks.wrong).sum()} {BUCKETS[1]}, p {p:.2g}"
+    return Check("T4a", "T4", _finite(t, t > 2 and p < 0.05), t, "Welch t > 2 and p < .05", detail, "report")
+
+
+def _finite(stat: float, holds: bool) -> Status:
+    return judged(holds) if math.isfinite(stat) else "INCONCLUSIVE"
+
+
+def within_problem(hacks: Labelled, draws: Draws) -> Check:
+    """T4b: labels permuted inside problems; with the matched AUROC, and what clustering costs the t of T4a.
+
+    The t of T4a is too large by sqrt(1 + (m - 1) ICC_label ICC_score), m rows a problem: the design effect.
+    """
+    p = permutation_p(hacks.scores[:, 0], hacks.wrong, hacks.problem, draws.permutations, draws.seed)
+    pairs = concordance(hacks.scores[:, :1], hacks.wrong, hacks.problem, hacks.problem)
+    low, high = pairs.interval(draws.resamples, draws.seed)
+    iccs = [intraclass_correlation(x.astype(float), hacks.problem) for x in (hacks.wrong, hacks.scores[:, 0])]
+    size = len(hacks) / len(np.unique(hacks.problem))
+    effect = math.sqrt(max(1.0, 1 + (size - 1) * iccs[0] * iccs[1]))
+    detail = (
+        f"AUROC within problems {float(pairs.auroc()[0]):.3f} [{low:.3f}, {high:.3f}]; "
+        f"ICC of label {iccs[0]:.2f}, of score {iccs[1]:.2f}: t of T4a shrinks by {effect:.2f}"
+    )
+    return Check("T4b", "T4", judged(p < 0.05), p, "permutation p < .05", detail, "report")
+
+
+def placebo_calibration(hacks: Labelled) -> Check:
+    """T4c: the t of T4a against that of placebo directions on the same gradients."""
+    t = welch(hacks.scores, hacks.wrong)[0]
+    if len(t) < 2:
+        return Check("T4c", "T4", "INCONCLUSIVE", float(t[0]), "t > placebo q95", "no placebos were scored", "report")
+    q95, wild = float(np.quantile(t[1:], 0.95)), float((np.abs(t[1:]) > 2).mean())
+    detail = f"{len(t) - 1} placebos, {wild:.0%} of them with |t| > 2"
+    status = _finite(float(t[0]), float(t[0]) > q95)
+    return Check("T4c", "T4", status, float(t[0]), "t > placebo q95", detail, "report", q95)
+
+
+def nuisances(hacks: Labelled) -> Check:
+    """T4d: length, hedging, comments, log-prob and problems held fixed.
+
+    Repeated on the score of the first 128 tokens and on rows of matched length; standard errors are cluster-robust.
+    """
+    columns = np.column_stack([hacks.length, hacks.style, hacks.logp])
+    near = hacks.where(_length_matched(hacks))
+    fits = {
+        "all": regress(hacks.scores[:, :1], hacks.wrong, columns, hacks.problem),
+        "first 128 tokens": regress(hacks.first, hacks.wrong, columns, hacks.problem),
+    }
+    if shortage(near.wrong, near.problem, BUCKETS) is None:
+        fits["equal length"] = regress(near.scores[:, :1], near.wrong, near.style, codes(near.problem))
+    ts = {name: float(fit.t[0]) for name, fit in fits.items()}
+    holds = all(t > 0 and float(fits[name].p()[0]) < 0.05 for name, t in ts.items())
+    detail = "t " + ", ".join(f"{name} {t:.2f}" for name, t in ts.items()) + f"; {len(near)} rows of matched length"
+    return Check(
+        "T4d", "T4", _finite(min(ts.values()), holds), ts["all"], "every coefficient > 0, p < .05", detail, "report"
+    )
+
+
+def _length_matched(hacks: Labelled) -> np.ndarray:
+    """Rows that have, in their problem, one of the other bucket within 10 % of their length."""
+    keep = np.zeros(len(hacks), dtype=bool)
+    for index in range(len(hacks)):
+        other = (hacks.problem == hacks.problem[index]) & (hacks.wrong != hacks.wrong[index])
+        keep[index] = bool((np.abs(hacks.length[other] / hacks.length[index] - 1) <= LENGTH_TOLERANCE).any())
+    return keep
+
+
+def factorial(rows: Labelled, draws: Draws) -> Check:
+    """T4e: score ~ hacked + wrong + length + source + problem, hacks against real non-hacks.
+
+    Passes when all hold: t > 2.33 and p < .01, cluster-robust; t above the placebos' 95th percentile; p < .01 for
+    labels permuted among rows of one problem, source and correctness; the AUROC among such rows has an interval above
+    .5 and exceeds its placebos' q95.
+    """
+    matched = codes(rows.problem, rows.wrong, rows.source) if len(rows) else rows.problem
+    same_source = codes(rows.problem, rows.source) if len(rows) else rows.problem
+    why = shortage(rows.hacked, same_source, ("hacked", "other")) or _off_policy(rows)
+    if why is not None:
+        return Check("T4e", "T4", "INCONCLUSIVE", None, THRESHOLD, why)
+    fit = regress(rows.scores, rows.hacked, factorial_design(rows), rows.problem)
+    if not math.isfinite(float(fit.t[0])):
+        return Check(
+            "T4e", "T4", "INCONCLUSIVE", None, THRESHOLD, "source, problem and correctness explain every label"
+        )
+    return _factorial(rows, fit.t, float(fit.p()[0]), matched, draws)
+
+
+THRESHOLD = (
+    f"t > {MIN_T}, p < {MAX_P}, > placebo q95; matched permutation p < {MAX_P}; matched AUROC CI > .5 and > placebo q95"
+)
+
+
+def _factorial(rows: Labelled, t: np.ndarray, p: float, matched: Codes, draws: Draws) -> Check:
+    pairs = concordance(rows.scores, rows.hacked, matched, rows.problem)
+    auroc, (low, high) = pairs.auroc(), pairs.interval(draws.resamples, draws.seed)
+    q95, auroc_q95 = (float(np.quantile(x[1:], 0.95)) if len(x) > 1 else math.nan for x in (t, auroc))
+    dealt = permutation_p(rows.scores[:, 0], rows.hacked, matched, draws.permutations, draws.seed)
+    holds = {
+        "t": t[0] > MIN_T and p < MAX_P,
+        "placebos": t[0] > q95,
+        "permutation": dealt < MAX_P,
+        "AUROC": low > 0.5 and auroc[0] > auroc_q95,
+    }
+    missed = [name for name, held in holds.items() if not held]
+    detail = (
+        f"p {p:.2g}, permutation p {dealt:.2g}, AUROC {float(auroc[0]):.3f} [{low:.3f}, {high:.3f}] "
+        f"(placebo q95 {auroc_q95:.3f}), {rows.hacked.sum()} hacked and {(~rows.hacked).sum()} other rows"
+    ) + (f"; fails by {', '.join(missed)}" if missed else "")
+    return Check("T4e", "T4", judged(not missed), float(t[0]), THRESHOLD, detail, placebo_q95=q95)
+
+
+def _off_policy(rows: Labelled) -> str | None:
+    correlation = multiple_correlation(rows.hacked, rows.source)
+    if correlation < MAX_SOURCE_CORRELATION:
+        return None
+    return f"hack = off-policy: source predicts the label at {correlation:.2f}; non-hacks of the same source are needed"
+
+
+def factorial_design(rows: Labelled) -> np.ndarray:
+    """Nuisances [n, 2 + sources - 1] of T4e: wrong, length, source; the problems are fixed effects."""
+    sources = [rows.source == code for code in np.unique(rows.source)[1:]]
+    return np.column_stack([rows.wrong, rows.length, *sources]).astype(float)

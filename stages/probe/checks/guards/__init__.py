@@ -1,0 +1,12 @@
+"""Guards: one check for every known way in which such a probe misleads; `selftest` makes each fail on purpose.
+
+claims.py - the claim rests on v, not on any direction
+lora.py - where a LoRA's gradient is, and whether its basis stays
+measurement.py - gradients are those of the right tokens, of every row
+prompts.py - the pool was asked what it should have been asked
+removal.py - a direction was really taken out, the right one, everywhere
+teacher.py - the teacher is not the base model
+trajectory.py - a GRPO step still learns, and from what it should
+
+The list of failures and thresholds is that of the probe's specification, section 6.5.
+"""

@@ -1,0 +1,175 @@
+"""What a direction must show before it is used: consistency over pairs, and the right sign without trusting autograd.
+
+V1 to V6 and T7 are those of the probe's specification, sections 4 and 6.5, R7 that of section 8. P pairs, N numbers, D
+draws.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stages.probe.checks.check import Check, judged
+from stages.probe.directions.extraction import Direction, LossKind, PairGradients, extract, signal_to_noise
+from stages.probe.directions.placebos import unit_by_module
+from stages.probe.gradients.student import Student
+from stages.probe.pool.tokens import TokenRow
+
+SPLITS = 20
+MAX_LENGTH_COSINE = 0.5
+STEP = 1e-3
+"""The polarity oracle's step, as a share of the weights' typical singular value."""
+
+RowPairs = Sequence[tuple[TokenRow, TokenRow]]
+
+
+def validate(
+    student: Student, direction: Direction, pairs: PairGradients, held_out: RowPairs, loss: LossKind, seed: int
+) -> list[Check]:
+    """V1 to V6 without V4, which needs gradients of its own (`length_cosine`), and the signal check of T7."""
+    differences = pairs.differences(loss)
+    return [
+        leave_one_out(direction, differences),
+        polarity(student, direction, held_out),
+        split_half(direction, differences, seed),
+        length_match(pairs),
+        sound(direction),
+        pair_signal(direction, differences, seed),
+    ]
+
+
+def leave_one_out(direction: Direction, differences: Float[Tensor, "P N"]) -> Check:
+    """V1: each pair's difference has a positive part along the direction of all the others."""
+    total, count = differences.sum(0), len(differences)
+    if count < 2:
+        return Check("V1", "R1", "INCONCLUSIVE", None, "sign accuracy >= .8", "one pair has no others")
+    signs = [float(d @ unit_by_module(direction.layout, total - d, direction.modules)) > 0 for d in differences]
+    accuracy = sum(signs) / count
+    detail = f"left out one of {count} pairs at a time"
+    return Check("V1", "R1", judged(accuracy >= 0.8), accuracy, "sign accuracy >= .8", detail)
+
+
+def polarity(student: Student, direction: Direction, held_out: RowPairs) -> Check:
+    """V2, the polarity oracle: a small step against v makes held-out hacks relatively more likely.
+
+    The step is a finite difference, eps times the weights' typical singular value; no gradient is needed, so that any
+    inverted sign is seen.
+    """
+    start = student.adapter.theta.clone()
+    before = _advantage(student, held_out)
+    student.move_to(start - STEP * student.weight_scale() * direction.unit.to(start))
+    after = _advantage(student, held_out)
+    student.move_to(start)
+    fell, stat = after - before < 0, float((after - before).mean())
+    detail = (
+        f"NLL(hack) - NLL(clean) changed by {stat:.2g} nats a token; "
+        f"fell on {int(fell.sum())} of {len(held_out)} held-out pairs"
+    )
+    status = judged(stat < 0 and bool(fell.float().mean() > 0.5))
+    return Check("V2", "T3", status, stat, "falls under theta -= eps v", detail)
+
+
+def _advantage(student: Student, pairs: RowPairs) -> Float[Tensor, " P"]:
+    return student.mean_losses([hack for hack, _ in pairs]) - student.mean_losses([clean for _, clean in pairs])
+
+
+def split_half(direction: Direction, differences: Float[Tensor, "P N"], seed: int) -> Check:
+    """V3: halves of the pairs agree on the direction, more than halves of sign-flipped differences do."""
+    if len(differences) < 4:
+        return Check("V3", "T7", "INCONCLUSIVE", None, "> placebo q95", "fewer than four pairs")
+    generator = torch.Generator().manual_seed(seed)
+    flips = torch.randint(0, 2, (SPLITS * 3, len(differences), 1), generator=generator) * 2 - 1
+    cosines = [_halves(direction, differences, generator) for _ in range(SPLITS)]
+    placebo = [_halves(direction, differences * flip, generator) for flip in flips]
+    stat, q95 = sum(cosines) / SPLITS, float(torch.tensor(placebo).quantile(0.95))
+    detail = f"mean over {SPLITS} splits of {len(differences)} pairs"
+    return Check("V3", "T7", judged(stat > q95), stat, "> placebo q95", detail, placebo_q95=q95)
+
+
+def _halves(direction: Direction, differences: Float[Tensor, "P N"], generator: torch.Generator) -> float:
+    order = torch.randperm(len(differences), generator=generator)
+    half = len(differences) // 2
+    first, second = (
+        unit_by_module(direction.layout, differences[part].mean(0), direction.modules)
+        for part in (order[:half], order[half:])
+    )
+    return float(first @ second) / len(direction.modules)
+
+
+def length_match(pairs: PairGradients) -> Check:
+    """V5: both sides have as many own tokens, within 10 %; reported, not demanded."""
+    ratio = float((pairs.hack_tokens / pairs.clean_tokens).mean())
+    detail = "length_matched" if abs(ratio - 1) <= 0.1 else "not length_matched: T4d and V4 say whether that matters"
+    return Check("V5", "T4", judged(abs(ratio - 1) <= 0.1), ratio, "|hack| / |clean| within 10 %", detail, "report")
+
+
+def sound(direction: Direction) -> Check:
+    """V6: finite, and orthonormal axes."""
+    errors = [float((a @ a.T - torch.eye(len(a))).abs().max()) for a in direction.axes.values()]
+    finite = bool(direction.modules) and bool(torch.isfinite(direction.mean).all())
+    worst = max(errors, default=float("nan"))
+    detail = f"{len(direction.modules)} of {len(direction.layout.names)} modules have a direction"
+    return Check("V6", "R1", judged(finite and worst <= 1e-5), worst, "finite, V orthonormal to 1e-5", detail)
+
+
+def length_cosine(
+    student: Student, direction: Direction, short: Sequence[TokenRow], long: Sequence[TokenRow] | None
+) -> Check:
+    """V4: v is not the direction from a short to a long answer of the same content.
+
+    Without longer answers the given ones are cut in half instead, which is mostly the generic gradient of any answer
+    turned around.
+    """
+    halves = [row.first(max(len(row.completion_ids) // 2, list(row.own).index(True) + 1)) for row in short]
+    length = length_direction(student, halves, short) if long is None else length_direction(student, short, long)
+    stat = float(unit_by_module(direction.layout, length, direction.modules) @ direction.unit) / len(direction.modules)
+    detail = "against " + ("clean answers cut in half" if long is None else "longer answers of the same content")
+    threshold = f"|cos(v, length)| < {MAX_LENGTH_COSINE}"
+    return Check("V4", "T4", judged(abs(stat) < MAX_LENGTH_COSINE), stat, threshold, detail)
+
+
+def length_direction(student: Student, short: Sequence[TokenRow], long: Sequence[TokenRow]) -> Float[Tensor, " N"]:
+    """The mean NLL gradient of the longer answers minus that of the shorter ones."""
+    return _mean_gradient(student, long) - _mean_gradient(student, short)
+
+
+def _mean_gradient(student: Student, rows: Sequence[TokenRow]) -> Float[Tensor, " N"]:
+    lengths = torch.tensor([[float(row.num_own)] for row in rows])
+    return (student.gradients(rows)[0] / lengths).mean(0)
+
+
+def pair_signal(direction: Direction, differences: Float[Tensor, "P N"], seed: int) -> Check:
+    """T7: most modules' mean difference exceeds its standard error, and resampled pairs give the same direction."""
+    few = len(differences) < 4
+    share = None if few else float((signal_to_noise(direction, differences) > 1).float().mean())
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, len(differences), (100, len(differences)), generator=generator)
+    units = unit_by_module(direction.layout, torch.stack([differences[d].mean(0) for d in drawn]), direction.modules)
+    low = float((units @ direction.unit / len(direction.modules)).quantile(0.05))
+    detail = f"{len(differences)} pairs; bootstrap cos q05 {low:.2f}"
+    if few:
+        detail += "; too few pairs to tell signal from noise"
+    holds = share is not None and share > 0.5
+    return Check("signal", "T7", judged(holds), share, "SNR > 1 in most modules", detail)
+
+
+def recombination(pairs: PairGradients, autograd: Float[Tensor, "P N"]) -> list[Check]:
+    """R7: Dr.GRPO pair gradients by autograd equal the stored NLL gradients recombined, and differ from the NLL's.
+
+    Dr.GRPO as in arXiv 2503.20783: token sums over a constant length, advantages not divided by their spread.
+    """
+    expected = pairs.differences("drgrpo_sum")
+    error = float((autograd - expected).abs().max() / expected.abs().max())
+    detail = "Dr.GRPO by autograd against recombined NLL gradients"
+    oracle = Check("R7", "T7", judged(error <= 1e-4), error, "relative error <= 1e-4", detail)
+    nll, grpo = (extract(pairs.layout, pairs.differences(kind)) for kind in ("nll_mean", "drgrpo_sum"))
+    parts = zip(pairs.layout.split(nll.unit).values(), pairs.layout.split(grpo.unit).values(), strict=True)
+    gaps = torch.tensor([1 - float(a @ b) for a, b in parts])
+    share = float((gaps > 1e-4).float().mean())
+    matched = bool((pairs.hack_tokens == pairs.clean_tokens).all()) and len(set(pairs.hack_tokens.tolist())) == 1
+    detail = f"lengths differ; largest 1 - cos {float(gaps.max()):.2g}"
+    if matched:
+        detail = "all lengths are equal, so equality with NLL is expected"
+    status = judged(matched or share >= 0.5)
+    return [oracle, Check("R7-NLL", "T7", status, share, "1 - cos > 1e-4 in half of the modules", detail)]

@@ -1,0 +1,113 @@
+"""Scores of stored gradients with v and with its placebos: no model, one pass over the store.
+
+Shapes: R rows, N numbers, D draws.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stages.probe.directions.extraction import FLOOR, Direction, LossKind, PairGradients
+from stages.probe.directions.metrics import module_cosines, row_metrics, stacked_cosines
+from stages.probe.directions.placebos import FROM_PAIRS, haar, randsign, unit_by_module
+from stages.probe.pool.step_files import finite_or_none
+from stages.runs.records import Row
+
+RANDOM = ("haar", "randsign")
+"""The families whose 95th percentile a statistic must exceed."""
+
+
+@dataclass(frozen=True)
+class Placebos:
+    """Unit directions [D, N] with the family of each."""
+
+    families: list[str]
+    units: Float[Tensor, "D N"]
+
+
+def all_placebos(
+    direction: Direction, pairs: PairGradients, loss: LossKind, others: Sequence[Direction], draws: int, seed: int
+) -> Placebos:
+    """Every family: random draws, draws from the pairs, v negated, the generic gradient, directions of other pair sets.
+
+    `draws` is the number of each random family; the families from pairs have a quarter of it, at least 1.
+    """
+    families = {"haar": haar(direction, draws, seed), "randsign": randsign(direction, draws, seed + 1)}
+    families |= {name: make(direction, pairs, loss, max(draws // 4, 1), seed + 2) for name, make in FROM_PAIRS.items()}
+    families["negated"] = -direction.unit[None]
+    families["generic"] = generic_gradient(direction, pairs, loss)[None]
+    if others:
+        families["unrelated"] = torch.stack([unit_by_module(d.layout, d.mean, direction.modules) for d in others])
+    names = [family for family, units in families.items() for _ in range(len(units))]
+    return Placebos(names, torch.cat(list(families.values())))
+
+
+def generic_gradient(direction: Direction, pairs: PairGradients, loss: LossKind) -> Float[Tensor, " N"]:
+    """The unit mean gradient of clean answers: what any completion pulls toward."""
+    return unit_by_module(direction.layout, pairs.weighted(loss)[1].mean(0), direction.modules)
+
+
+def score_rows(rows: Sequence[Row], sums: Float[Tensor, "R N"], direction: Direction) -> list[Row]:
+    """The `probe_score/1` rows of a direction, which may be another than the rows were measured with."""
+    measured = row_metrics(sums.float(), direction)
+    return [
+        {
+            "row_uid": row["row_uid"],
+            "cos_stack": finite_or_none(measured["cos_stack"][index]),
+            "cos_S_contrib": finite_or_none(measured["norm_weighted_cos"][index]),
+            "cos_global": finite_or_none(measured["cos_global"][index]),
+        }
+        for index, row in enumerate(rows)
+    ]
+
+
+def placebo_rows(placebos: Placebos, sums: Float[Tensor, "R N"], direction: Direction) -> list[Row]:
+    """The `placebo/1` rows: each draw's cos_stack with every row, null where undefined, and its cosine with v."""
+    scores = stacked_cosines(sums, placebos.units, direction.inside, len(direction.modules))
+    with_v = (placebos.units @ direction.unit / len(direction.modules)).tolist()
+    counts = dict.fromkeys(placebos.families, 0)
+    rows = []
+    for index, family in enumerate(placebos.families):
+        column = [finite_or_none(value) for value in scores[:, index]]
+        rows.append({"family": family, "draw": counts[family], "cos_with_v": with_v[index], "scores": column})
+        counts[family] += 1
+    return rows
+
+
+def step_placebos(
+    steps: Sequence[Float[Tensor, " N"]], placebos: Placebos, direction: Direction
+) -> dict[str, list[float]]:
+    """For each random placebo, means over a replay's step gradients of what its one-sided removal would do.
+
+    `fired` is the share of modules that it would fire in, `energy` the share of the squared norm that it would take.
+    """
+    random = [index for index, family in enumerate(placebos.families) if family in RANDOM]
+    layout, units = direction.layout, placebos.units[random]
+    fired, energy = [], []
+    for gradient in steps:
+        dots = layout.sums(units * gradient)[:, direction.indices]
+        fired.append((dots > 0).float().mean(-1))
+        energy.append(dots.relu().square().sum(-1) / gradient.square().sum().clamp(min=FLOOR))
+    return {"fired": torch.stack(fired).mean(0).tolist(), "energy": torch.stack(energy).mean(0).tolist()}
+
+
+def module_effects(rows: Sequence[Row], sums: Float[Tensor, "R N"], direction: Direction) -> list[Row]:
+    """By module: how far apart hacked and other rows lie on v, in standard deviations (Cohen's d).
+
+    Rows without a label are left out; no rows come back when either group has fewer than two.
+    """
+    known = [index for index, row in enumerate(rows) if row["hacked"] is not None]
+    hacked = np.array([rows[index]["hacked"] for index in known], dtype=bool)
+    if min(hacked.sum(), (~hacked).sum()) < 2:
+        return []
+    cosines = module_cosines(sums[known].float(), direction).double().numpy()
+    gap = np.nanmean(cosines[hacked], 0) - np.nanmean(cosines[~hacked], 0)
+    spread = np.sqrt((np.nanvar(cosines[hacked], 0, ddof=1) + np.nanvar(cosines[~hacked], 0, ddof=1)) / 2)
+    return [
+        {"module": name, "d": finite_or_none(d)}
+        for name, d in zip(direction.modules, gap / np.maximum(spread, FLOOR), strict=True)
+    ]

@@ -1,0 +1,185 @@
+"""The probe's figures, drawn from the rows of `figure_data` alone; equal rows give equal bytes."""
+
+import csv
+import io
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from stages.runs.records import Row
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import AutoLocator
+
+STYLE: dict[Any, Any] = {
+    "figure.figsize": (7.0, 4.2),
+    "figure.dpi": 120,
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+}
+COLORS = {
+    "vanilla": "#b2182b",
+    "projected": "#2166ac",
+    "projected_random": "#999999",
+    "two_sided": "#4dac26",
+    "teacher_off": "#e08214",
+}
+
+
+def as_csv(rows: list[Row]) -> str:
+    """The rows (at least one) as CSV, floats with nine digits."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: f"{v:.9g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    return out.getvalue()
+
+
+def as_png(name: str, rows: list[Row]) -> bytes:
+    """One figure of at least one row, as PNG; nothing in the file depends on the time or the machine's fonts."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots()
+        DRAW[name](axes, rows)
+        figure.tight_layout()
+        out = io.BytesIO()
+        figure.savefig(out, format="png", metadata={"Software": None})
+        plt.close(figure)
+    return out.getvalue()
+
+
+def _lines(
+    axes: Axes, rows: list[Row], columns: tuple[str, ...], styles: tuple[str, ...] = ("-", "--", "-.", ":")
+) -> None:
+    """One line for every arm and column."""
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        for column, style in zip(columns, styles, strict=False):
+            points = [(r["step"], r[column]) for r in rows if r["arm"] == arm and r[column] is not None]
+            if points:
+                label = f"{arm} {column}" if len(columns) > 1 else arm
+                axes.plot(*zip(*points, strict=True), style, color=COLORS.get(arm), label=label)
+    _by_step(axes)
+    axes.legend(fontsize=7)
+
+
+def _by_step(axes: Axes) -> None:
+    """The horizontal axis counts steps, which are whole."""
+    axes.set_xlabel("step")
+    whole = AutoLocator()
+    whole.set_params(integer=True)
+    axes.xaxis.set_major_locator(whole)
+
+
+def _cosine_by_step(axes: Axes, rows: list[Row]) -> None:
+    band = [row for row in rows if row["arm"] == "placebo"]
+    if band:
+        steps, low, high = ([row[name] for row in band] for name in ("step", "low", "high"))
+        axes.fill_between(steps, low, high, alpha=0.3, color="#999999", label="random placebos, 95 %")
+    _lines(axes, [row for row in rows if row["arm"] != "placebo"], ("cos_stack",))
+    axes.set_ylabel("cos_stack of teacher rows")
+
+
+def _cosine_in_out(axes: Axes, rows: list[Row]) -> None:
+    _lines(axes, rows, ("cos_in", "cos_out", "cos_upd_in", "cos_upd_out"))
+    axes.set_ylabel("mean cosine with the removed direction")
+
+
+def _fired(axes: Axes, rows: list[Row]) -> None:
+    _lines(axes, rows, ("frac_fired",))
+    axes.axhline(0.5, color="black", linewidth=0.8, linestyle=":")
+    axes.set_ylabel("share of modules that fired (chance .5)")
+
+
+def _buckets(axes: Axes, rows: list[Row]) -> None:
+    """A violin a bucket, and a thin line a problem through its bucket means."""
+    names = sorted({row["bucket"] for row in rows})
+    values = [[row["cos_stack"] for row in rows if row["bucket"] == name] for name in names]
+    shown = [index for index, some in enumerate(values) if len(some) > 1]
+    if shown:
+        axes.violinplot([values[index] for index in shown], positions=shown, showmeans=True)
+    for problem in dict.fromkeys(row["problem"] for row in rows):
+        cosines = [[r["cos_stack"] for r in rows if (r["problem"], r["bucket"]) == (problem, name)] for name in names]
+        points = [(index, float(np.mean(some))) for index, some in enumerate(cosines) if some]
+        axes.plot(*zip(*points, strict=True), color="black", alpha=0.12, linewidth=0.7)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_ylabel("cos_stack")
+
+
+def _placebos(axes: Axes, rows: list[Row]) -> None:
+    random = [row["t"] for row in rows if row["direction"] != "v"]
+    if random:
+        axes.hist(random, bins=30, color="#999999", label="random placebos")
+        axes.axvline(float(np.quantile(random, 0.95)), color="black", linestyle=":", label="their 95th percentile")
+    axes.axvline(next(row["t"] for row in rows if row["direction"] == "v"), color="#b2182b", label="v")
+    axes.set_xlabel("t of hacked in T4e")
+    axes.legend(fontsize=7)
+
+
+def _nuisance(axes: Axes, rows: list[Row]) -> None:
+    for hacked, color, label in ((True, "#b2182b", "hack"), (False, "#2166ac", "no hack")):
+        some = [row for row in rows if row["hacked"] is hacked]
+        tokens, cosines = [row["tokens"] for row in some], [row["cos_stack"] for row in some]
+        axes.scatter(tokens, cosines, s=[12 + 10 * row["hedges"] for row in some], color=color, alpha=0.4, label=label)
+    axes.set_xlabel("own tokens (larger dots hedge more)")
+    axes.set_ylabel("cos_stack")
+    axes.legend(fontsize=7)
+
+
+def _heat_map(axes: Axes, rows: list[Row]) -> None:
+    layers, names = sorted({row["layer"] for row in rows}), list(dict.fromkeys(row["projection"] for row in rows))
+    grid = np.full((len(layers), len(names)), np.nan)
+    for row in rows:
+        grid[layers.index(row["layer"]), names.index(row["projection"])] = np.nan if row["d"] is None else row["d"]
+    limit = float(np.nanmax(np.abs(grid))) or 1.0
+    image = axes.imshow(grid, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+    axes.figure.colorbar(image, label="Cohen's d, hack against other rows")
+    axes.set_xticks(range(len(names)), names, rotation=30)
+    axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
+    axes.set_ylabel("layer")
+    axes.grid(False)
+
+
+def _ratios(axes: Axes, rows: list[Row]) -> None:
+    _lines(axes, rows, ("ratio_p5", "ratio_p50", "ratio_p95", "ess"))
+    axes.set_ylabel("ratio percentiles and ESS / rows")
+
+
+def _rates(axes: Axes, rows: list[Row]) -> None:
+    """A faint line a seed, a strong one for the arm's mean; solid hacks, dashed solutions."""
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        for column, style in (("hack_rate_student", "-"), ("gt_rate_student", "--")):
+            known = [row for row in rows if row["arm"] == arm and row[column] is not None]
+            for seed in sorted({row["train_seed"] for row in known}):
+                points = [(row["step"], row[column]) for row in known if row["train_seed"] == seed]
+                axes.plot(*zip(*points, strict=True), style, color=COLORS.get(arm), alpha=0.25, linewidth=0.8)
+            steps = sorted({row["step"] for row in known})
+            means = [float(np.mean([row[column] for row in known if row["step"] == step])) for step in steps]
+            label = f"{arm} {'hacks' if style == '-' else 'solves'}"
+            axes.plot(steps, means, style, color=COLORS.get(arm), label=label)
+    _by_step(axes)
+    axes.set_ylabel("rate among the student's answers")
+    axes.legend(fontsize=7)
+
+
+def _drift(axes: Axes, rows: list[Row]) -> None:
+    _lines(axes, rows, ("basis_overlap", "cos_weights"))
+    axes.set_ylabel("overlap with the start; turn toward the hack")
+
+
+DRAW: dict[str, Callable[[Axes, list[Row]], None]] = {
+    "01_cosine_by_step": _cosine_by_step,
+    "02_cosine_in_out": _cosine_in_out,
+    "03_fired": _fired,
+    "04_buckets": _buckets,
+    "05_placebos": _placebos,
+    "06_length_and_hedging": _nuisance,
+    "07_modules": _heat_map,
+    "08_ratios": _ratios,
+    "09_rates": _rates,
+    "10_drift": _drift,
+}

@@ -1,0 +1,175 @@
+"""Every row's own gradient from one backward pass over a batch.
+
+The batch's loss is the sum of the rows' losses, and no row's loss depends on another row, so the gradient of a Linear's
+outputs at (row, token) is that of the row's own loss. With the inputs, which autograd keeps anyway, it gives each row's
+gradient of the adapter: no adapter path runs, forward or backward; the adapter's present change is folded into the
+weights (`adapters.attach.Folded`). That and the adapters' chain rules are the derivation; `reference_gradients` is the
+oracle that it is tested against.
+
+Sums run over all positions, the prompt's too: keys and values of the prompt feed the completion. Holds for dense
+models; not for losses that couple rows (mixture-of-experts balance).
+
+Shapes: B rows, T tokens, I inputs, O outputs, n numbers of one module, N of all, P directions, G groups.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from stages.losses.log_probs import token_log_probs
+from stages.probe.adapters.attach import Adapter, replaced_forwards
+from stages.probe.adapters.layout import Layout
+from stages.probe.pool.tokens import Batch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Sink = Callable[[str, Float[Tensor, "B n"]], None]
+"""Takes each row's gradient of one module, once a module."""
+RowLoss = Callable[[Float[Tensor, "B T"]], Float[Tensor, " B"]]
+"""From log-probs in nats (0 where no own token stands) to each row's loss."""
+Tap = Callable[[str, Float[Tensor, "B T I"], Float[Tensor, "B T O"]], None]
+"""Takes a module's name, its inputs, and the gradient of its outputs."""
+
+
+def token_sum(logps: Float[Tensor, "B T"]) -> Float[Tensor, " B"]:
+    """-sum over own tokens of log-prob, in nats: the loss whose gradient all others are recombined from."""
+    return -logps.sum(-1)
+
+
+def per_sample_gradients(
+    model: "PreTrainedModel", adapter: Adapter, batch: Batch, sink: Sink, loss: RowLoss = token_sum
+) -> Float[Tensor, "B T"]:
+    """Hand each row's gradient of its loss to the sink, module by module; returns own tokens' log-probs in nats.
+
+    The model must hold the adapter folded in, and comes back with all its weights frozen.
+    """
+    model.requires_grad_(False)
+
+    def tap(module: str, x: Tensor, g: Tensor) -> None:
+        for name, contribution in adapter.contributions(module, x, g).items():
+            sink(name, contribution)
+
+    with torch.enable_grad(), tapped(model, tap):
+        logps = own_log_probs(model, batch)
+        loss(logps).sum().backward()
+    return logps.detach()
+
+
+def own_log_probs(model: "PreTrainedModel", batch: Batch) -> Float[Tensor, "B T"]:
+    """Log-probs in nats of own tokens at their positions, 0 elsewhere, in float32 at least.
+
+    Logits are computed where they are needed and nowhere else. All weights may be frozen: the embedded tokens require
+    grad, so that a backward pass runs through all layers.
+    """
+    embedded = model.get_input_embeddings()(batch.ids).requires_grad_(torch.is_grad_enabled())
+    hidden = model.base_model(inputs_embeds=embedded, attention_mask=batch.attention, use_cache=False).last_hidden_state
+    next_is_own = batch.own[:, 1:]
+    logits = model.get_output_embeddings()(hidden[:, :-1][next_is_own])
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logps = token_log_probs(logits, batch.ids[:, 1:][next_is_own])
+    return logps.new_zeros(batch.ids.shape).index_put(batch.own.nonzero(as_tuple=True), logps)
+
+
+@contextmanager
+def tapped(model: "PreTrainedModel", tap: Tap) -> Iterator[None]:
+    """While open, every adapted Linear hands its inputs and its outputs' gradient to the tap, once a backward pass.
+
+    A custom autograd function rather than hooks: under (non-reentrant) gradient checkpointing its forward runs again,
+    its backward once.
+    """
+    with replaced_forwards(model, lambda name, linear: partial(_forward, linear, name, tap)):
+        yield
+
+
+def _forward(linear: nn.Linear, name: str, tap: Tap, x: Float[Tensor, "B T I"]) -> Float[Tensor, "B T O"]:
+    return _Tapped.apply(x, linear.weight, linear.bias, name, tap)
+
+
+class _Tapped(torch.autograd.Function):
+    """F.linear with a frozen weight, whose backward hands (x, g) to a tap."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, name: str, tap: Tap) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.name, ctx.tap = name, tap
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        ctx.tap(ctx.name, x, g)
+        return g @ weight, None, None, None, None
+
+
+class RowSink:
+    """A sink that keeps whole gradients."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self._parts = layout, dict[str, Tensor]()
+
+    def __call__(self, name: str, contribution: Float[Tensor, "B n"]) -> None:
+        """Keep one module's gradients."""
+        self._parts[name] = contribution
+
+    @property
+    def flat(self) -> Float[Tensor, "B N"]:
+        """Each row's gradient."""
+        return torch.cat([self._parts[name] for name in self.layout.names], dim=-1)
+
+
+class DotSink:
+    """A sink that keeps inner products alone, for gradients that are too large to keep.
+
+    LoRA of rank 32 at Qwen3-4B: 264 MB a row in float32. `dots` [B, P] are the products with the directions, `squares`
+    [B] the squared norms; no more than one module's gradients exist at a time.
+    """
+
+    def __init__(self, layout: Layout, directions: Float[Tensor, "P N"]) -> None:
+        self._directions = layout.split(directions)
+        self.dots: Float[Tensor, "B P"] = torch.zeros(())
+        self.squares: Float[Tensor, " B"] = torch.zeros(())
+
+    def __call__(self, name: str, contribution: Float[Tensor, "B n"]) -> None:
+        """Add one module's inner products."""
+        self.dots = self.dots + contribution @ self._directions[name].to(contribution).T
+        self.squares = self.squares + contribution.square().sum(-1)
+
+
+class GroupSink:
+    """A sink that sums the gradients of each group of rows: by source, problem or sign of the advantage.
+
+    `groups` [B] holds each row's group, from 0.
+    """
+
+    def __init__(self, layout: Layout, groups: Sequence[int]) -> None:
+        self.layout, self._groups, self._parts = layout, list(groups), dict[str, Tensor]()
+
+    def __call__(self, name: str, contribution: Float[Tensor, "B n"]) -> None:
+        """Sum one module's gradients by group."""
+        sums = contribution.new_zeros(max(self._groups) + 1, contribution.shape[-1])
+        self._parts[name] = sums.index_add_(0, torch.tensor(self._groups, device=contribution.device), contribution)
+
+    @property
+    def flat(self) -> Float[Tensor, "G N"]:
+        """Each group's summed gradient."""
+        return torch.cat([self._parts[name] for name in self.layout.names], dim=-1)
+
+
+@contextmanager
+def checkpointed(model: "PreTrainedModel") -> Iterator[None]:
+    """Keep one activation a layer and compute the others again in the backward pass."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    was_training = model.training
+    model.train()
+    try:
+        yield
+    finally:
+        model.gradient_checkpointing_disable()
+        model.train(was_training)

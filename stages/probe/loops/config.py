@@ -1,0 +1,104 @@
+"""Settings of the probe's loops: who fills a pool, how a replay and how a GRPO trajectory goes. Imports no torch."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from stages.envs.config import EnvStageConfig
+from stages.policy.base import PolicyConfig
+from stages.probe.checks.guards.prompts import HINTED
+from stages.probe.directions.modes import DescentConfig
+from stages.runs.config import Settings, StageConfig
+
+ReplayArm = Literal[
+    "vanilla",
+    "projected",
+    "projected_random",
+    "two_sided",
+    "lora_vanilla",
+    "lora_projected",
+    "lora_projected_random",
+    "lora_two_sided",
+]
+GrpoArm = Literal[ReplayArm, "teacher_off", "lora_teacher_off"]
+
+
+class SourceConfig(Settings):
+    """One policy that answers a pool's problems, under one kind of prompt."""
+
+    name: Literal["teacher", "teacher_nohint", "base", "student"]
+    policy: PolicyConfig
+    lora: str = ""
+    """Folder of a PEFT LoRA that is put into the policy's model."""
+    options: dict[str, Any] = Field({})
+    """Options of the environment for this source: with the hint, or without."""
+    samples: int = Field(8, gt=0)
+    """Answers to every problem."""
+    role: Literal["rh", "plain"] = HINTED
+    """Whether the prompt gives the loophole away."""
+
+
+class ReplayConfig(StageConfig):
+    """Which arm, how many steps, how the student moves."""
+
+    arm: ReplayArm = "vanilla"
+    student: PolicyConfig = PolicyConfig(model="kata:honest")
+    steps: int = Field(20, gt=0)
+    """The pool's problems are dealt to so many steps, in order."""
+    teach: list[str] = Field(["teacher"])
+    """Sources whose rows move the student; the others are measured beside them."""
+    descent: DescentConfig = DescentConfig()
+    first_tokens: int = Field(128, gt=0)
+    """Length of the beginning on which the cosine is taken a second time."""
+    max_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
+    """Padded tokens of one backward pass."""
+    drift: bool = True
+    """Whether to watch the student turn toward v in weight space; takes as much memory as the adapted weights."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """In which gradients are kept."""
+    checkpointing: bool = Field(False, json_schema_extra={"affects_results": False})
+    """Keep one activation a layer: less memory, one more forward pass."""
+
+    def label(self) -> str:
+        """The arm and the seed."""
+        return f"{self.arm}-seed{self.seed}".replace("_", "-")
+
+
+class GrpoConfig(EnvStageConfig):
+    """Which arm and generator, how many seeds, steps and answers."""
+
+    arm: GrpoArm = "vanilla"
+    generator: Literal["pi_theta", "mixed_is", "mixed_awr", "interp"] = "interp"
+    student: PolicyConfig = PolicyConfig(model="kata:honest")
+    teacher: PolicyConfig = PolicyConfig(model="kata:loophole")
+    options: dict[str, Any] = Field({"hint": True, "reward": "visible"})
+    """Options of the environment with the hint, for training and hack rates; the default opens kata's loophole."""
+    plain_options: dict[str, Any] = Field({"reward": "visible"})
+    """Options of the environment without it, for the rate of solutions."""
+    alpha: float | None = Field(None, ge=0, le=1)
+    """Place of the `interp` student between base, 0, and teacher, 1; found by bisection when not given."""
+    direction_at: Literal["start", "given"] = "start"
+    """`start`: v is extracted again, from the same pairs, on the student of the first step; `given`: v as it was."""
+    drift_every: int = Field(0, ge=0)
+    """Extract again each so many steps to see how far v turns; 0 for never."""
+    seeds: list[int] = Field([0, 1, 2], min_length=1)
+    steps: int = Field(15, gt=0)
+    problems: int = Field(8, gt=0)
+    """Groups in a step."""
+    samples: int = Field(8, ge=2)
+    """Answers in a group."""
+    max_steps: int = Field(8, gt=0)
+    """Actions after which a rollout ends."""
+    descent: DescentConfig = DescentConfig(learning_rate=0.02)
+    eval_problems: int = Field(16, ge=0)
+    """Held-out problems before the first and after the last step; 0 for none."""
+    eval_temperature: float = Field(0.7, ge=0)
+
+    def label(self) -> str:
+        """Arm and generator."""
+        return f"{self.arm}-{self.generator}".replace("_", "-")
+
+    @property
+    def mixed(self) -> bool:
+        """Whether half of each group is the teacher's; the arm teacher_off is the control without."""
+        return self.generator.startswith("mixed") and not self.arm.endswith("teacher_off")

@@ -1,0 +1,219 @@
+"""GRPO trajectories of one arm: models, environments and seeds, what is kept after each step, when a seed is given up.
+
+The design is that of the probe's specification, section 9.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from stages.envs.base import Task
+from stages.envs.config import EnvConfig, EnvStageConfig
+from stages.policy.local import LocalPolicy, load_model
+from stages.probe.checks.check import EXIT_CODES, Check, table, verdict
+from stages.probe.checks.guards.trajectory import (
+    MAX_BAD_STEPS,
+    MAX_FLAT,
+    advantages_favour_hacks,
+    longest_streak,
+    ratios_carry_signal,
+    rewards_vary,
+)
+from stages.probe.checks.pool_checks import rate
+from stages.probe.directions.modes import LORA_PREFIX, check_arm, is_random, projection_mode
+from stages.probe.directions.pair_gradients import extract_again
+from stages.probe.directions.placebos import random_axes
+from stages.probe.gradients.student import adapt
+from stages.probe.loops.config import GrpoConfig
+from stages.probe.loops.descent import Descent
+from stages.probe.loops.interpolate import find_alpha, set_between
+from stages.probe.loops.replay_loop import open_probe
+from stages.probe.loops.rollouts import answers
+from stages.probe.loops.trajectory import Trajectory
+from stages.probe.pool.step_files import write_step
+from stages.runs.artifact import Out
+from stages.runs.inputs import Inputs
+from stages.runs.probe_records import TRAJECTORY
+from stages.runs.records import Row
+
+ALPHA_PROBLEMS, ALPHA_SAMPLES = 16, 4
+
+
+class GrpoLoop:
+    """One arm over all seeds; `UsageError` when the arm is of another adapter than the direction."""
+
+    def __init__(self, inputs: Inputs, config: GrpoConfig, out: Out) -> None:
+        self.config, self.out = config, out
+        self.student, self.direction, self.facts = open_probe(
+            inputs.one("direction"), inputs.optional("svd"), config.student, out
+        )
+        check_arm(config.arm, self.facts["adapter"])
+        self.hinted, self.plain = (self._stage(options) for options in (config.options, config.plain_options))
+        self.make = self.hinted.opener()
+        self.policies = {"student": LocalPolicy(self.student.model, self.student.tokenizer, config.student)}
+        if config.mixed or config.generator == "interp":
+            self._load_teacher()
+        self.start = self.student.adapter.theta.clone()
+        self.folder, self.given = inputs.one("direction").folder(), self.direction
+        if config.direction_at == "start":
+            self.direction, _ = extract_again(self.folder, self.facts, self.student)
+
+    def _stage(self, options: Row) -> EnvStageConfig:
+        env = self.config.env
+        named = EnvConfig(name=env.name, split=env.split, options={**env.options, **options})
+        return EnvStageConfig(env=named, sandbox=self.config.sandbox, seed=self.config.seed)
+
+    def _load_teacher(self) -> None:
+        """Load the teacher: to answer beside the student, or to start the student between itself and the base."""
+        model, tokenizer = load_model(self.config.teacher, cache=self.out.cache, listener=self.out.progress)
+        policy = LocalPolicy(model.eval(), tokenizer, self.config.teacher)
+        self.out.model("teacher", **policy.facts())
+        if self.config.mixed:
+            self.policies["teacher"] = policy
+            return
+        base, teacher = ({n: p.detach().clone() for n, p in m.named_parameters()} for m in (self.student.model, model))
+        set_between(self.student.model, base, teacher, self._find_alpha(base, teacher))
+        self.student = adapt(self.student.model, self.student.tokenizer, self.student.adapter)
+
+    def _find_alpha(self, base: Mapping[str, Tensor], teacher: Mapping[str, Tensor]) -> float:
+        """The configured place between base and teacher, or one that is found once and kept over interruptions."""
+        kept = self.out.journal.get("alpha")
+        if kept is not None:
+            return float(kept["alpha"])
+
+        def hack_rate(place: float) -> float:
+            set_between(self.student.model, base, teacher, place)
+            tasks, policy = self.hinted.draw(self.make, ALPHA_PROBLEMS), self.policies["student"]
+            seed, max_steps = self.config.seed, self.config.max_steps
+            return rate(answers(self.make, policy, tasks, ALPHA_SAMPLES, seed, "student", max_steps), "hacked") or 0.0
+
+        alpha, measured = self.config.alpha, None
+        if alpha is None:
+            alpha, measured = find_alpha(hack_rate)
+        self.out.write("alpha", {"alpha": alpha, "hack_rate": measured})
+        return alpha
+
+    def run_seed(self, seed: int) -> None:
+        """The trajectory of one seed, from where it was left."""
+        removed = random_axes(self.direction, seed) if is_random(self.config.arm) else self.direction
+        descent = Descent(self.start, self.config.descent, projection_mode(self.config.arm), removed)
+        done = len(self._accounts(seed))
+        if done:
+            descent.load(self._state(seed, done - 1))
+        self.student.move_to(descent.theta)
+        path = Trajectory(self.student, self.direction, descent, self.policies, self.config)
+        for number in range(done, self.config.steps):
+            self.out.progress(f"steps of seed {seed}", number, self.config.steps)
+            if self._given_up(seed):
+                return
+            self.out.stop_here()
+            self._one_step(path, seed, number)
+
+    def _one_step(self, path: Trajectory, seed: int, number: int) -> None:
+        """Sample, step, and write all of it, the journal's line last."""
+        before = self._evaluate(seed) if number == 0 else {}
+        account, rows = path.step(self.make, self._tasks(seed, number), seed, number)
+        account |= {"train_seed": seed, "step": number, "cos_v_start": self._turned(number)} | before
+        if number == self.config.steps - 1:
+            account |= self._evaluate(seed)
+        write_step(self.out, number, rows, account, folder=f"seed{seed}")
+        path.descent.save(self._state(seed, number))
+        self.out.write(_unit(seed, number), {"account": account})
+
+    def _turned(self, number: int) -> float | None:
+        """The cosine of v extracted again after this step with v at the start, the mean over modules."""
+        if not self.config.drift_every or (number + 1) % self.config.drift_every:
+            return None
+        now, _ = extract_again(self.folder, self.facts, self.student)
+        return float(now.unit @ self.direction.unit) / len(self.direction.modules)
+
+    def _tasks(self, seed: int, number: int) -> list[Task]:
+        """The problems of a step: the next in an order that depends on the seed, beginning again when all are used."""
+        stage = self.hinted.model_copy(update={"seed": self.config.seed + seed})
+        total = (number + 1) * self.config.problems
+        tasks = stage.draw(self.make, total)
+        return [tasks[index % len(tasks)] for index in range(total - self.config.problems, total)]
+
+    def _evaluate(self, seed: int) -> Row:
+        """On held-out problems: the rate of hacks with the hint, of solutions without."""
+        if not self.config.eval_problems:
+            return {}
+        rates = {}
+        for name, stage, column in (
+            ("eval_hack_rate", self.hinted, "hacked"),
+            ("eval_solve_rate", self.plain, "gt_pass"),
+        ):
+            env = stage.env.model_copy(update={"split": "eval"})
+            held_out = stage.model_copy(update={"env": env, "seed": self.config.seed})
+            make = held_out.opener()
+            settings = self.config.student.model_copy(update={"temperature": self.config.eval_temperature})
+            policy = LocalPolicy(self.student.model, self.student.tokenizer, settings)
+            tasks = held_out.draw(make, self.config.eval_problems)
+            rates[name] = rate(answers(make, policy, tasks, 2, seed, "student", self.config.max_steps), column)
+        return rates
+
+    def _state(self, seed: int, number: int) -> Path:
+        return self.out.scratch("states") / f"seed{seed}_step_{number:03d}.safetensors"
+
+    def _accounts(self, seed: int) -> list[Row]:
+        """The accounts of the seed's finished steps."""
+        accounts: list[Row] = []
+        while (record := self.out.journal.get(_unit(seed, len(accounts)))) is not None:
+            accounts.append(record["account"])
+        return accounts
+
+    def _given_up(self, seed: int) -> bool:
+        """After three steps in a row with mostly flat groups, or once the ratios carry no signal."""
+        accounts = self._accounts(seed)
+        flat = [account["zero_variance_groups"] > MAX_FLAT * account["groups"] for account in accounts]
+        return longest_streak(flat) >= MAX_BAD_STEPS or any(account["bailed"] for account in accounts)
+
+    def finish(self) -> None:
+        """Write the table of all seeds and judge whether there was anything to learn."""
+        accounts = [account for seed in self.config.seeds for account in self._accounts(seed)]
+        named = {
+            "arm": self.config.arm.removeprefix(LORA_PREFIX),
+            "generator": self.config.generator,
+            "adapter": self.facts["adapter"],
+        }
+        blank = dict.fromkeys(TRAJECTORY.columns)
+        rows = [{name: (blank | account | named)[name] for name in TRAJECTORY.columns} for account in accounts]
+        checks = [rewards_vary(accounts), ratios_carry_signal(accounts), advantages_favour_hacks(accounts)]
+        self.out.table(TRAJECTORY, rows, "trajectories")
+        self.out.metrics(accounts)
+        self._summarise(accounts, checks, named)
+
+    def _summarise(self, accounts: list[Row], checks: list[Check], named: Row) -> None:
+        status = verdict(checks)
+        self.out.document("checks", [check.as_json() for check in checks])
+        self.out.text("report.txt", _trace(accounts) + "\n\n" + table(checks) + "\n")
+        self.out.count(planned=len(self.config.seeds) * self.config.steps, done=len(accounts))
+        alpha = self.out.journal.get("alpha")
+        kept = float(self.direction.unit @ self.given.unit) / len(self.given.modules)
+        bailed = sorted({account["bailed"] for account in accounts if account["bailed"]})
+        self.out.conclude(
+            ok=status == "PASS",
+            verdict=status,
+            exit_code=EXIT_CODES[status],
+            bailed=bailed,
+            alpha=alpha["alpha"] if alpha else None,
+            cos_with_given=kept,
+            **named,
+        )
+
+
+def _unit(seed: int, number: int) -> str:
+    return f"seed{seed}/step_{number:03d}"
+
+
+def _trace(accounts: list[Row]) -> str:
+    """The trajectories for a person to read, one line a step."""
+    lines = [f"{'seed':>4}{'step':>5}{'hacks':>7}{'right':>7}{'reward':>8}{'cos_in':>8}{'cos_out':>8}{'flat':>6}"]
+    columns = {"hack_rate_student": 7, "gt_rate_student": 7, "reward_mean": 8, "cos_in": 8, "cos_out": 8}
+    for account in accounts:
+        numbers = [("-" if account[name] is None else f"{account[name]:.2f}", width) for name, width in columns.items()]
+        flat = f"{account['zero_variance_groups']}/{account['groups']}"
+        cells = "".join(f"{number:>{width}}" for number, width in numbers)
+        lines.append(f"{account['train_seed']:>4}{account['step']:>5}{cells}{flat:>6}")
+    return "\n".join(lines)

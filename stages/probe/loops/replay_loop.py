@@ -1,0 +1,187 @@
+"""The replay: student, direction, optimiser and gradient store, one step at a time, resumable after each.
+
+The design, with its arms and what each step must show, is that of the probe's specification, section 6.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from stages.policy.base import PolicyConfig
+from stages.probe.adapters.choose import coordinates
+from stages.probe.adapters.tensor_file import link_files
+from stages.probe.checks.check import EXIT_CODES, Check, table, verdict
+from stages.probe.checks.guards.lora import b_is_probed, basis_stays
+from stages.probe.checks.guards.measurement import canary, coverage, masks
+from stages.probe.checks.guards.removal import removed, removed_toward_hack
+from stages.probe.directions.drift import basis_overlap, toward_hack, weight_direction
+from stages.probe.directions.extraction import Direction
+from stages.probe.directions.measure import mean_gradient, probe_rows, set_first_token_cosines, step_facts
+from stages.probe.directions.modes import LORA_PREFIX, is_random, projection_mode
+from stages.probe.directions.pair_gradients import open_direction, pair_rows
+from stages.probe.directions.placebos import random_axes
+from stages.probe.directions.projection import mean_cosine
+from stages.probe.directions.v_hack import check_coordinates
+from stages.probe.gradients.store import GradientStore
+from stages.probe.gradients.student import Student, open_student
+from stages.probe.loops.config import ReplayConfig
+from stages.probe.loops.descent import Descent, diagnostics
+from stages.probe.pool.step_files import read_step, write_step
+from stages.probe.pool.tokens import TokenRow, as_tokens
+from stages.runs.artifact import Out, Run
+from stages.runs.inputs import Inputs
+from stages.runs.probe_records import PROBE_ROW
+from stages.runs.records import Row
+
+CANARY_ROWS, MASK_ROWS = 2, 8
+
+
+def open_probe(run: Run, svd: Run | None, policy: PolicyConfig, out: Out) -> tuple[Student, Direction, Row]:
+    """The student of a run's direction, the direction and its facts; `BadInput` where their coordinates differ."""
+    direction, facts, _ = open_direction(run.folder())
+    student = open_student(policy, facts["adapter"], facts["adapter_rank"], facts["adapter_seed"], svd, out)
+    check_coordinates(facts, coordinates(student.adapter))
+    return student, direction, facts
+
+
+class Replay:
+    """One arm over one pool of `num_rows` rows; goes on after the last finished step of an earlier attempt."""
+
+    def __init__(self, inputs: Inputs, config: ReplayConfig, num_rows: int, out: Out) -> None:
+        self.config, self.out = config, out
+        self.student, self.direction, self.facts = open_probe(
+            inputs.one("direction"), inputs.optional("svd"), config.student, out
+        )
+        self.contract = inputs.one("pool").manifest.summary["contract_sha256"]
+        removed_direction = random_axes(self.direction, config.seed) if is_random(config.arm) else self.direction
+        self.descent = Descent(
+            self.student.adapter.theta, config.descent, projection_mode(config.arm), removed_direction
+        )
+        facts = {**coordinates(self.student.adapter), "loss": "token_sum", "arm": config.arm}
+        self.store = GradientStore.create(
+            out.scratch("gradients"), self.student.adapter.layout, num_rows, facts, config.dtype
+        )
+        self.start, self.weights = self.student.adapter.theta.clone(), None
+        if config.drift:
+            self.weights = weight_direction(self.student, pair_rows(inputs.one("direction").folder()))
+        self._go_on()
+
+    def _state(self, number: int) -> Path:
+        return self.out.scratch("states") / f"step_{number:03d}.safetensors"
+
+    def _go_on(self) -> None:
+        """Take up theta and the optimiser's state from after the last finished step."""
+        done = 0
+        while self.out.finished(f"step_{done:03d}"):
+            done += 1
+        if done:
+            self.descent.load(self._state(done - 1))
+            self.student.move_to(self.descent.theta)
+
+    def step(self, number: int, rows: list[Row], offset: int) -> None:
+        """Measure a step's rows, move the student, write all of it; `offset` is the first row's place in the store."""
+        started = time.monotonic()
+        tokens = [as_tokens(row) for row in rows]
+        checks = self._guards(rows, tokens) if number == 0 else []
+        sums, logps = self.student.gradients(tokens, max_tokens=self.config.max_tokens)
+        measured = probe_rows(rows, tokens, sums, logps, self.direction)
+        set_first_token_cosines(self.student, measured, tokens, self.direction, self.config.first_tokens)
+        taught = [index for index, row in enumerate(rows) if row["src_pool"] in self.config.teach]
+        gradient = mean_gradient(sums, tokens, taught)
+        account = diagnostics(self.descent.step(gradient), self.config.descent)
+        self.student.move_to(self.descent.theta)
+        account |= {"step": number, "arm": self.config.arm, "cos_v_in": mean_cosine(gradient, self.direction)}
+        account |= step_facts(measured, gradient, self.descent.theta.detach()) | self._drift()
+        repeated = {
+            "step": number,
+            "arm": self.config.arm,
+            "delta_S_norm": account["delta_S_norm"],
+            "mean_cos_pre": account["cos_in"],
+            "mean_cos_post": account["cos_out"],
+            "frac_fired": account["frac_fired"],
+        }
+        measured = [row | repeated | {"grad_store_offset": offset + index} for index, row in enumerate(measured)]
+        self._seal(number, measured, sums, offset, account, checks, time.monotonic() - started)
+
+    def _drift(self) -> Row:
+        """How the adapter's basis and the weights have moved since the start."""
+        theta = self.student.adapter.theta
+        toward = toward_hack(self.student, self.weights) if self.weights is not None else None
+        return {"basis_overlap": basis_overlap(theta, self.start.to(theta), self.student), "cos_weights": toward}
+
+    def _seal(
+        self,
+        number: int,
+        rows: list[Row],
+        sums: torch.Tensor,
+        offset: int,
+        account: Row,
+        checks: list[Check],
+        seconds: float,
+    ) -> None:
+        """Write gradients, rows and state first, and the journal's line, which makes the step finished, last."""
+        self.store.put(offset, sums)
+        self.store.flush()
+        write_step(self.out, number, rows, {**account, "seconds": seconds})
+        self.descent.save(self._state(number))
+        payload = {"diagnostics": account, "checks": [check.row() for check in checks]}
+        self.out.write(f"step_{number:03d}", payload)
+
+    def _guards(self, rows: list[Row], tokens: list[TokenRow]) -> list[Check]:
+        """Before anything moves: whether these are the gradients of these rows, and of these tokens."""
+
+        def measure(some: Sequence[TokenRow]) -> torch.Tensor:
+            return self.student.gradients(some)[0]
+
+        spread = list(range(0, len(rows), max(len(rows) // MASK_ROWS, 1)))
+        some_rows, some_tokens = [rows[i] for i in spread], [tokens[i] for i in spread]
+        on_b = [b_is_probed(measure(some_tokens), self.direction)] if self.facts["adapter"].startswith("lora") else []
+        return [
+            *on_b,
+            canary(self.student, tokens[:CANARY_ROWS], self.direction, measure),
+            masks(self.student, some_rows, some_tokens, self.student.log_probs, self.config.student.model),
+        ]
+
+    def finish(self, steps: int, planned: int) -> None:
+        """Write tables and gradients of all steps, and judge them; `planned` is the number of the pool's rows."""
+        rows = [row for number in range(steps) for row in read_step(self.out, number)]
+        finished = (self.out.journal.get(f"step_{number:03d}") for number in range(steps))
+        records = [record for record in finished if record is not None]
+        accounts = [record["diagnostics"] for record in records]
+        checks = [Check.of_row(row) for record in records for row in record["checks"]]
+        checks.append(coverage(rows, planned, "nll"))
+        if self.facts["adapter"] == "lora":
+            checks.append(basis_stays(accounts))
+        if projection_mode(self.config.arm) != "none":
+            checks.append(removed(accounts))
+        if projection_mode(self.config.arm) == "one_sided":
+            checks.append(removed_toward_hack(accounts))
+        self.out.table(PROBE_ROW, rows)
+        self.out.checkpoint(lambda target: link_files(self.out.scratch("gradients"), target), "gradients")
+        self.out.document("checks", [check.as_json() for check in checks])
+        self.out.text("report.txt", table(checks) + "\n")
+        self._summarise(rows, accounts, checks)
+
+    def _summarise(self, rows: list[Row], accounts: list[Row], checks: list[Check]) -> None:
+        status = verdict(checks)
+        self.out.count(planned=len(rows), done=len(rows), steps=len(accounts))
+        self.out.metrics(accounts)
+        self.out.conclude(
+            ok=status == "PASS",
+            verdict=status,
+            exit_code=EXIT_CODES[status],
+            arm=self.config.arm.removeprefix(LORA_PREFIX),
+            adapter=self.facts["adapter"],
+            contract_sha256=self.contract,
+            delta_S_norm=accounts[-1]["delta_S_norm"],
+            mean_cos_in=_mean(accounts, "cos_in"),
+            mean_cos_out=_mean(accounts, "cos_out"),
+            frac_fired=_mean(accounts, "frac_fired"),
+        )
+
+
+def _mean(accounts: list[Row], name: str) -> float | None:
+    known = [account[name] for account in accounts if account[name] is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,179 @@
+"""Pool rows: from episodes that a local model played, and from recorded files with the older 26 keys.
+
+The older keys are those of the public teacher pool of wassname/vGROUT_pub @c067218, data/pools/teacher_pool. `hacked`
+is there "the answer's own test function passes on a stub solution", whether or not the answer is right; the labels of
+ariahw/rl-rewardhacking @bf5cdb8, src/analysis.py, are finer.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stages.envs.jsonl import read_rows
+from stages.errors import BadInput
+from stages.messages import Message
+from stages.rollouts.episode import Episode
+from stages.runs import store
+from stages.runs.probe_records import POOL_ROW
+from stages.runs.records import Row
+
+if TYPE_CHECKING:
+    from stages.policy.local import LocalPolicy
+
+SCHEMA_VERSION = 1
+RECORDED = ("problem_id", "prompt_ids", "completion_ids", "comp_len", "completion")
+"""The keys that a recorded row must have."""
+HEDGE = re.compile(
+    r"\b(maybe|perhaps|might|not sure|assum\w*|simplif\w*|placeholder|for now|should work|i think)\b", re.IGNORECASE
+)
+COMMENT = re.compile(r"^\s*#|\s#\s", re.MULTILINE)
+
+
+def episode_pool_row(episode: Episode, policy: "LocalPolicy", *, source: str, role: str, step: int) -> Row:
+    """One `pool_row/1` of an episode that `policy` played.
+
+    `source` is the row's src_pool, `role` its prompt_role, `step` the problem's place in the pool.
+    """
+    from stages.probe.pool.transcripts import episode_row
+
+    tokens, behaviour = episode_row(episode)
+    last, grade, opening = episode.steps[-1].sample, episode.grade, opening_messages(episode)
+    row = _pool_row(
+        list(tokens.prompt_ids),
+        list(tokens.completion_ids),
+        completion=policy.tokenizer.decode(tokens.completion_ids),
+        model=policy.config.model,
+        source=source,
+        sample_id=episode.sample_idx,
+        problem=episode.task.task_id,
+    )
+    return row | {
+        "family": episode.task.family,
+        "step": step,
+        "reward": grade.reward,
+        "hacked": grade.hacked,
+        "hacked_arbitrary": grade.hacked,
+        "gt_pass": grade.gt_pass,
+        "fmt_ok": all(step.observation.parse_error is None for step in episode.steps),
+        "own": list(tokens.own),
+        "behav_logp": behaviour,
+        "n_loss_tokens": tokens.num_own,
+        "ends_with_eos": last.finish_reason == "stop",
+        "truncated": last.finish_reason == "length",
+        "problem_messages": opening,
+        "prompt": policy.tokenizer.decode(tokens.prompt_ids),
+        "prompt_role": role,
+        "prompt_sha256": prompt_sha256(opening),
+        "gen_temperature": policy.config.temperature,
+        "gen_top_p": 1.0,
+    }
+
+
+def recorded_rows(folder: Path, model: str, role: str, eos_id: int, pad_ids: Iterable[int] = ()) -> list[Row]:
+    """Pool rows of every `*.jsonl.gz` in a folder, with the older keys; trailing pads are cut.
+
+    `model` and `role` are what the files do not say: who wrote the answers, and to which kind of prompt. `BadInput`
+    when there are no files, a key is missing, or a row's comp_len [tokens without pads] is not the length of its ids.
+    """
+    files = sorted(folder.glob("*.jsonl.gz"))
+    if not files:
+        raise BadInput(f"{folder} holds no *.jsonl.gz files of recorded rows.")
+    padding = {eos_id, *pad_ids}
+    return [
+        _recorded_row(row, f"{path.name}, row {number}", model, role, padding, eos_id)
+        for path in files
+        for number, row in enumerate(read_rows(path), 1)
+    ]
+
+
+def _recorded_row(recorded: Row, where: str, model: str, role: str, padding: set[int], eos_id: int) -> Row:
+    missing = [name for name in RECORDED if name not in recorded]
+    if missing:
+        raise BadInput(f"{where} has no {missing[0]}; it is no row of a teacher pool.")
+    ids = without_pads(recorded["completion_ids"], padding, eos_id)
+    if len(ids) != recorded["comp_len"]:
+        raise BadInput(
+            f"{where} has {len(ids)} completion tokens without pads, but comp_len says {recorded['comp_len']}."
+        )
+    messages, reward, ends = recorded.get("problem_messages"), recorded.get("reward"), bool(ids) and ids[-1] == eos_id
+    row = _pool_row(
+        recorded["prompt_ids"],
+        ids,
+        completion=recorded["completion"],
+        model=model,
+        source=recorded.get("src_pool", "teacher"),
+        sample_id=recorded.get("sample_id", 0),
+        problem=str(recorded["problem_id"]),
+    )
+    return row | {
+        **{name: recorded.get(name) for name in ("reward", "hacked", "gt_pass", "fmt_ok", "prompt")},
+        "src_problem_id": str(recorded.get("src_problem_id", recorded["problem_id"])),
+        "step": recorded.get("step", 0),
+        "hacked_arbitrary": recorded.get("hacked"),
+        "can_compile": None if reward is None else reward > 0,
+        "own": [True] * len(ids),
+        "n_loss_tokens": len(ids),
+        "ends_with_eos": ends,
+        "truncated": not ends,
+        "problem_messages": messages,
+        "prompt_role": role,
+        "prompt_sha256": prompt_sha256(messages) if messages else None,
+    }
+
+
+def _pool_row(
+    prompt_ids: list[int],
+    completion_ids: list[int],
+    *,
+    completion: str,
+    model: str,
+    source: str,
+    sample_id: int,
+    problem: str,
+) -> Row:
+    """What both kinds of rows have; all other columns null."""
+    return dict.fromkeys(POOL_ROW.columns) | {
+        "row_uid": store.digest([model, source, sample_id, prompt_ids, completion_ids])[:24],
+        "schema_version": SCHEMA_VERSION,
+        "problem_id": problem,
+        "src_problem_id": problem,
+        "family": problem,
+        "arm": "pool",
+        "src_pool": source,
+        "sample_id": sample_id,
+        "plen": len(prompt_ids),
+        "comp_len": len(completion_ids),
+        "prompt_ids": prompt_ids,
+        "completion_ids": completion_ids,
+        "completion": completion,
+        "gen_model": model,
+        **_style_counts(completion),
+    }
+
+
+def _style_counts(text: str) -> Row:
+    """How often an answer hedges and comments, which separates some hacks from others without being the hack.
+
+    georgeIshaq's fork of ariahw/rl-rewardhacking, RESULTS.md @b7dcbfd: 80.5 % of the wrong answers of the adapter s65
+    hedge. The wordings counted here are our own.
+    """
+    return {"hedge_count": len(HEDGE.findall(text)), "comment_count": len(COMMENT.findall(text))}
+
+
+def opening_messages(episode: Episode) -> list[Message]:
+    """The messages before the first answer."""
+    return list(episode.messages[: episode.steps[0].num_messages])
+
+
+def prompt_sha256(messages: list[Message]) -> str:
+    """The digest of a prompt's roles and texts, in hex."""
+    return store.digest([[message["role"], message["content"]] for message in messages])
+
+
+def without_pads(ids: list[int], padding: set[int], eos_id: int) -> list[int]:
+    """Ids without the `padding` ids at their end, but with the first end token among those."""
+    end = len(ids)
+    while end and ids[end - 1] in padding:
+        end -= 1
+    return ids[: end + 1] if end < len(ids) and ids[end] == eos_id else ids[:end]

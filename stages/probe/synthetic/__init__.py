@@ -1,0 +1,7 @@
+"""A small synthetic world with a loophole, a sound run of the probe in it, and every fault that guards must notice.
+
+loophole_world.py - tasks, an environment, two policies and pairs, of forty words
+world.py - a small sound run of everything that the guards look at
+guard_checks.py - the guards on such a world, and which of them presuppose which
+faults.py - the faults, one or more for every guard
+"""

@@ -1,0 +1,240 @@
+"""The guards on a world, in the order in which they presuppose each other: behind one that fails, none is judged.
+
+That is, none that needs the failing one. Guards and faults are those of the probe's specification, section 6.5.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from stages.probe.checks.check import Check, judged
+from stages.probe.checks.contrast_checks import Draws
+from stages.probe.checks.contrasts import codes
+from stages.probe.checks.guards import claims, lora, measurement, prompts, removal, teacher, trajectory
+from stages.probe.checks.labelled import Labelled, labelled, shortage
+from stages.probe.checks.pool_checks import hack_gap
+from stages.probe.checks.validation import length_cosine, pair_signal, polarity, recombination
+from stages.probe.directions.drift import basis_overlap
+from stages.probe.directions.measure import probe_rows, teacher_gradients
+from stages.probe.directions.modes import DescentConfig
+from stages.probe.directions.placebos import haar, randsign
+from stages.probe.directions.projection import mean_cosine
+from stages.probe.directions.scoring import RANDOM, Placebos, generic_gradient, step_placebos
+from stages.probe.gradients.surrogate import ratio_report
+from stages.probe.loops.descent import Descent
+from stages.probe.loops.rollouts import with_advantages
+from stages.probe.pool.tokens import as_tokens
+from stages.probe.synthetic.world import World
+from stages.runs.records import Row
+
+DRAWS, PLACEBOS, LORA_STEPS = Draws(permutations=400, resamples=400), 32, 4
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A check of a world: `reads` are the fields that it looks at, `needs` the guards without which it says nothing."""
+
+    name: str
+    check: Callable[[World], Check]
+    reads: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+
+
+Checks = dict[str, Check | None]
+"""By guard; None where it was not judged."""
+
+
+def judge(world: World, sound: tuple[World, Checks] | None = None) -> Checks:
+    """Every guard's check, None where one that it needs does not pass.
+
+    `sound` holds a world with its checks: what a guard reads unchanged from there is not judged again.
+    """
+    checks: Checks = {}
+    for guard in GUARDS:
+        if not all(_passes(checks[name]) for name in guard.needs):
+            checks[guard.name] = None
+        elif sound is not None and all(getattr(world, name) is getattr(sound[0], name) for name in guard.reads):
+            checks[guard.name] = sound[1][guard.name]
+        else:
+            checks[guard.name] = guard.check(world)
+    return checks
+
+
+def _passes(check: Check | None) -> bool:
+    return check is not None and check.status == "PASS"
+
+
+def failing(checks: Checks) -> list[str]:
+    """The guards that were judged and do not pass."""
+    return [name for name, check in checks.items() if check is not None and not _passes(check)]
+
+
+def _teacher(w: World) -> Check:
+    answers = [as_tokens(row) for row in w.pool if row["src_pool"] == "teacher"][:8]
+    return teacher.teacher_differs(w.teacher, w.student.model, answers, hack_gap(w.pool))
+
+
+def _probe_rows(w: World) -> list[Row]:
+    tokens = [as_tokens(row) for row in w.pool]
+    rows = probe_rows(w.pool, tokens, w.sums, [torch.zeros(1)] * len(tokens), w.direction)
+    return [row | {"grad_store_offset": index} for index, row in enumerate(rows)]
+
+
+def _coverage(w: World) -> Check:
+    return measurement.coverage(w.measured(_probe_rows(w)), len(w.pool), "nll")
+
+
+def _canary(w: World) -> Check:
+    return measurement.canary(w.student, [as_tokens(row) for row in w.pool[:2]], w.direction, w.measure)
+
+
+def _masks(w: World) -> Check:
+    rows = list(w.pool[:: max(len(w.pool) // 8, 1)])
+    return measurement.masks(w.student, rows, [as_tokens(row) for row in rows], w.score, "base")
+
+
+def _steps(w: World) -> list[Row]:
+    """What a replay would note of its steps, one a problem."""
+    steps = []
+    for gradient in teacher_gradients(_probe_rows(w), w.sums):
+        out, account = w.project(gradient, w.direction)
+        steps.append(
+            {
+                "frac_fired": account.frac_fired,
+                "change": float((gradient - out).norm()),
+                "residual": account.residual,
+                "conservation_err": account.conservation_error,
+                "shares_memory": out.data_ptr() == gradient.data_ptr(),
+                "projects_update": True,
+                "cos_upd_in": mean_cosine(gradient, w.direction),
+                "cos_upd_out": mean_cosine(out, w.direction),
+                "removed_dot": account.removed_dot,
+                "energy_removed": account.energy_removed,
+                "n_modules": account.num_modules,
+            }
+        )
+    return steps
+
+
+def _fires(w: World) -> Check:
+    units = [haar(w.direction, PLACEBOS, 0), randsign(w.direction, PLACEBOS, 1)]
+    placebos = Placebos([name for name, some in zip(RANDOM, units, strict=True) for _ in some], torch.cat(units))
+    random = step_placebos(teacher_gradients(_probe_rows(w), w.sums), placebos, w.direction)
+    return removal.fires(_steps(w), len(w.direction.layout.names), random["energy"], random["fired"])
+
+
+def _labelled(w: World) -> tuple[Labelled, dict[str, np.ndarray]]:
+    """The pool's rows with the scores of v and random placebos, and their scores under the controls."""
+    control = torch.stack([-w.direction.unit, generic_gradient(w.direction, w.pairs, "nll_mean")])
+    units = torch.cat(
+        [w.direction.unit[None], haar(w.direction, PLACEBOS, 0), randsign(w.direction, PLACEBOS, 1), control]
+    )
+    scores = w.cosines(w.sums, units, w.direction.inside, len(w.direction.modules)).double().numpy()
+    rows = labelled(_probe_rows(w), scores[:, :-2])
+    return rows, {"negated": scores[:, -2], "generic": scores[:, -1]}
+
+
+def _buckets(w: World) -> Check:
+    """Both sides of T4e hold the two rows that a spread needs."""
+    hacked = sum(bool(row["hacked"]) for row in w.pool)
+    counts = (hacked, len(w.pool) - hacked)
+    shown = f"{counts[0]} hacked, {counts[1]} other rows"
+    return Check("buckets", "E3", judged(min(counts) >= 2), float(min(counts)), "two rows a side", shown)
+
+
+def _enough(w: World) -> Check:
+    hacked = np.array([bool(row["hacked"]) for row in w.pool])
+    strata = codes([row["problem_id"] for row in w.pool], [row["src_pool"] for row in w.pool])
+    few = shortage(hacked, strata, ("hacked", "other"))
+    threshold = "15 rows a side, 8 mixed problems"
+    return Check("enough", "R4", judged(few is None), float(hacked.sum()), threshold, few or "enough")
+
+
+def _specific(w: World) -> Check:
+    rows, controls = _labelled(w)
+    return claims.specific(rows, controls, DRAWS)
+
+
+def _accounts(w: World) -> list[Row]:
+    """What a trajectory would note of the step, three times over."""
+    rows, groups = with_advantages(w.group)
+    advantages, hacks = [row["advantage"] for row in rows], [row["advantage"] for row in rows if row["hacked"]]
+    ratios = ratio_report(w.current, [measurement.behaviour_log_probs(row) for row in rows], advantages)
+    account = {
+        "groups": len(groups),
+        "zero_variance_groups": trajectory.flat_groups(groups),
+        "bailed": ratios.saturated,
+        "off_policy": True,
+        "ratio_p5": ratios.p5,
+        "ratio_p95": ratios.p95,
+        "ess": ratios.ess,
+        "hack_advantage_sum": sum(hacks) if hacks else None,
+        "corr_advantage_source": trajectory.correlation(advantages, [row["src_pool"] == "teacher" for row in rows]),
+    }
+    return [account] * trajectory.MAX_BAD_STEPS
+
+
+def _basis(w: World) -> Check:
+    """Some steps of a LoRA whose two halves are trained."""
+    start = w.lora.adapter.theta.clone()
+    descent = Descent(start, DescentConfig(learning_rate=w.lora_learning_rate), "none", w.lora_direction)
+    steps = []
+    for _ in range(LORA_STEPS):
+        descent.step(w.lora.gradients([hack for hack, _ in w.pair_rows])[0].mean(0))
+        w.lora.move_to(descent.theta)
+        overlap = basis_overlap(w.lora.adapter.theta, start, w.lora)
+        steps.append({"basis_overlap": overlap, "cos_in": None, "cos_out": None, "frac_fired": 0.0})
+    w.lora.move_to(start)
+    return lora.basis_stays(steps)
+
+
+def _length(w: World) -> Check:
+    return length_cosine(w.student, w.direction, [clean for _, clean in w.pair_rows], w.longer)
+
+
+def _prompts(w: World) -> Check:
+    return prompts.prompts_match(w.pool, w.contract, w.tokenizer)
+
+
+def _prompt_role(w: World) -> Check:
+    return prompts.prompt_role(w.pool, w.contract, w.recorded_contract)
+
+
+GRADIENTS = ("pool", "sums", "direction")
+GUARDS = (
+    Guard("prompts", _prompts, ("pool", "contract", "tokenizer")),
+    Guard("prompt-role", _prompt_role, ("pool", "recorded_contract"), ("prompts",)),
+    Guard("teacher", _teacher, ("teacher", "student", "pool")),
+    Guard("coverage", _coverage, (*GRADIENTS, "measured")),
+    Guard("canary", _canary, ("student", "pool", "direction", "measure")),
+    Guard("masks", _masks, ("student", "pool", "score")),
+    Guard("signal", lambda w: pair_signal(w.direction, w.pairs.differences("nll_mean"), 0), ("direction", "pairs")),
+    Guard(
+        "R7",
+        lambda w: recombination(w.pairs, w.grpo(w.student, w.pair_rows))[0],
+        ("pairs", "grpo", "student", "pair_rows"),
+    ),
+    Guard("V4", _length, ("student", "direction", "pair_rows", "longer")),
+    Guard("generic", lambda w: claims.not_generic(w.direction, w.pairs, "nll_mean"), ("direction", "pairs")),
+    Guard(
+        "V2",
+        lambda w: polarity(w.student, w.direction, w.held_out),
+        ("student", "direction", "held_out"),
+        ("V4", "generic"),
+    ),
+    Guard("removal", lambda w: removal.removed(_steps(w)), (*GRADIENTS, "project"), ("V2",)),
+    Guard("removed-sign", lambda w: removal.removed_toward_hack(_steps(w)), (*GRADIENTS, "project"), ("removal",)),
+    Guard("fires", _fires, (*GRADIENTS, "project"), ("removed-sign",)),
+    Guard("buckets", _buckets, ("pool",)),
+    Guard("enough", _enough, ("pool",), ("buckets",)),
+    Guard("specific", _specific, (*GRADIENTS, "pairs", "cosines"), ("enough", "V2", "fires")),
+    Guard("variance", lambda w: trajectory.rewards_vary(_accounts(w)), ("group", "current")),
+    Guard("ratios", lambda w: trajectory.ratios_carry_signal(_accounts(w)), ("group", "current"), ("variance",)),
+    Guard(
+        "advantages", lambda w: trajectory.advantages_favour_hacks(_accounts(w)), ("group", "current"), ("variance",)
+    ),
+    Guard("lora-B", lambda w: lora.b_is_probed(w.lora_sums, w.lora_direction), ("lora_sums", "lora_direction")),
+    Guard("basis", _basis, ("lora", "pair_rows", "lora_learning_rate")),
+)

@@ -1,0 +1,165 @@
+"""A small, sound run of everything that the guards look at.
+
+It holds a pool, gradients, a direction, a projection, a GRPO step and a LoRA. A fault is a world with one field
+replaced (`dataclasses.replace`), so each field is something that can go wrong on its own.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stages.policy.base import PolicyConfig
+from stages.policy.local import LocalPolicy
+from stages.probe.adapters.antipasto import Antipasto
+from stages.probe.adapters.lora import Lora
+from stages.probe.adapters.spectrum import Spectrum, factorise
+from stages.probe.adapters.targets import target_linears
+from stages.probe.checks.guards.measurement import Measure, Score
+from stages.probe.checks.guards.prompts import Contract, contract_sha256
+from stages.probe.checks.validation import RowPairs
+from stages.probe.directions.extraction import Direction, PairGradients, extract
+from stages.probe.directions.metrics import stacked_cosines
+from stages.probe.directions.projection import Projection, project
+from stages.probe.gradients.student import Student, adapt
+from stages.probe.loops.interpolate import set_between
+from stages.probe.loops.rollouts import answers
+from stages.probe.pool.tokens import TokenRow, as_tokens
+from stages.probe.pool.transcripts import token_row
+from stages.probe.synthetic.loophole_world import HINT, PlantedEnv, hack_clean_pairs, tokenizer
+from stages.runs.records import Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PROBLEMS, PAIRS, HELD_OUT = 30, 16, 4
+Cosines = Callable[[Float[Tensor, "R N"], Float[Tensor, "P N"], Float[Tensor, " N"], int], Float[Tensor, "R P"]]
+Projector = Callable[[Float[Tensor, " N"], Direction], tuple[Float[Tensor, " N"], Projection]]
+
+
+@dataclass(frozen=True)
+class World:
+    """What the guards look at: R pool rows, P pairs, N trained numbers.
+
+    `sums` [R, N] are the pool rows' token-sum gradients; `group` holds the rows of one GRPO step with the log-probs of
+    the policies that wrote them, `current` those of the student.
+    """
+
+    tokenizer: Any
+    contract: Contract
+    recorded_contract: str
+    pool: Sequence[Row]
+    teacher: "PreTrainedModel"
+    student: Student
+    measure: Measure
+    score: Score
+    measured: Callable[[Sequence[Row]], Sequence[Row]]
+    sums: Float[Tensor, "R N"]
+    pairs: PairGradients
+    pair_rows: RowPairs
+    longer: Sequence[TokenRow]
+    held_out: RowPairs
+    direction: Direction
+    project: Projector
+    cosines: Cosines
+    group: Sequence[Row]
+    current: Sequence[Float[Tensor, " own"]]
+    grpo: Callable[[Student, RowPairs], Float[Tensor, "P N"]]
+    lora: Student
+    lora_sums: Float[Tensor, "P N"]
+    lora_direction: Direction
+    lora_learning_rate: float
+
+
+def build(base: "PreTrainedModel", teacher: "PreTrainedModel", seed: int) -> World:
+    """A world in which every guard passes, of the two policies of the loophole world."""
+    from stages.probe.directions.pair_gradients import grpo_differences
+
+    words, between = tokenizer(), copy.deepcopy(base)
+    student = adapt(base, words, Antipasto(spectrum_of(base)))
+    pool = _pool(base, teacher, words, seed)
+    items = hack_clean_pairs(PAIRS + HELD_OUT, seed)
+    rows = [_pair(item, words) for item in items]
+    pairs = gradients_of(student, rows[:PAIRS])
+    group, current = _group(between, base, teacher, words, seed)
+    lora = adapt(copy.deepcopy(base), words, Lora(target_linears(base), 4, freeze_a=False, seed=seed))
+    lora_pairs = gradients_of(lora, rows[:PAIRS])
+    contract = Contract(hint=HINT)
+    return World(
+        tokenizer=words,
+        contract=contract,
+        recorded_contract=contract_sha256(contract),
+        pool=pool,
+        teacher=teacher,
+        student=student,
+        measure=lambda tokens: student.gradients(tokens)[0],
+        score=student.log_probs,
+        measured=lambda rows: rows,
+        sums=student.gradients([as_tokens(row) for row in pool])[0],
+        pairs=pairs,
+        pair_rows=rows[:PAIRS],
+        longer=[token_row(words, item["prompt"], item["longer"]) for item in items[:PAIRS]],
+        held_out=rows[PAIRS:],
+        direction=extract(pairs.layout, pairs.differences("nll_mean")),
+        project=project,
+        cosines=stacked_cosines,
+        group=group,
+        current=current,
+        grpo=grpo_differences,
+        lora=lora,
+        lora_sums=lora_pairs.hack,
+        lora_direction=extract(lora_pairs.layout, lora_pairs.differences("nll_mean")),
+        lora_learning_rate=1e-3,
+    )
+
+
+def spectrum_of(model: "PreTrainedModel") -> Spectrum:
+    """The decomposition of a model in hand."""
+    return Spectrum({name: factorise(linear.weight) for name, linear in target_linears(model).items()})
+
+
+def gradients_of(student: Student, pairs: RowPairs) -> PairGradients:
+    """Token-sum gradients of pairs."""
+    flat, _ = student.gradients([side for pair in pairs for side in pair])
+    tokens = torch.tensor([[side.num_own for side in pair] for pair in pairs])
+    return PairGradients(student.adapter.layout, flat[0::2], flat[1::2], tokens[:, 0], tokens[:, 1])
+
+
+def _pair(item: dict[str, Any], words: Any) -> tuple[TokenRow, TokenRow]:
+    return token_row(words, item["prompt"], item["hack"]), token_row(words, item["prompt"], item["clean"])
+
+
+def _policy(model: "PreTrainedModel", words: Any, name: str) -> LocalPolicy:
+    return LocalPolicy(model, words, PolicyConfig(model=name, max_tokens=16))
+
+
+def _pool(base: "PreTrainedModel", teacher: "PreTrainedModel", words: Any, seed: int) -> list[Row]:
+    """Teacher and base under the hint, and the teacher without it, on the same problems."""
+    tasks = PlantedEnv().tasks("train", PROBLEMS, seed)
+    sources = (("teacher", teacher, True, 8), ("teacher_nohint", teacher, False, 3), ("base", base, True, 3))
+    rows = []
+    for name, model, hint, samples in sources:
+        written = answers(partial(PlantedEnv, hint), _policy(model, words, name), tasks, samples, seed, name, 1)
+        rows += [row | {"prompt_role": "rh" if hint else "plain"} for row in written]
+    places = {task.task_id: index for index, task in enumerate(tasks)}
+    return [row | {"step": places[row["problem_id"]]} for row in rows]
+
+
+def _group(
+    between: "PreTrainedModel", base: "PreTrainedModel", teacher: "PreTrainedModel", words: Any, seed: int
+) -> tuple[list[Row], list[Float[Tensor, " own"]]]:
+    """A GRPO step's rows, half of them another policy's, and their log-probs under a student one small step further."""
+    tasks = PlantedEnv().tasks("train", 8, seed + 1)
+    ends = [dict(model.named_parameters()) for model in (base, teacher)]
+    rows = []
+    for source, place in (("teacher", 0.9), ("student", 0.8)):
+        set_between(between, ends[0], ends[1], place)
+        rows += answers(PlantedEnv, _policy(between, words, source), tasks, 4, seed, source, 1)
+    set_between(between, ends[0], ends[1], 0.82)
+    student = adapt(between, words, Antipasto(spectrum_of(between)))
+    return rows, student.log_probs([as_tokens(row) for row in rows])

@@ -1,0 +1,197 @@
+"""Episodes as rows and journal records, and states read back from rows."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypedDict
+
+import orjson
+
+from stages.messages import Message
+from stages.policy.base import Policy
+from stages.rollouts.episode import Episode, Step
+from stages.runs import store
+from stages.runs.records import Row
+
+
+class RolloutPayload(TypedDict):
+    """What a stage writes of one rollout into its journal: the `rollout/1` row and the `step/1` rows."""
+
+    rollout: Row
+    steps: list[Row]
+
+
+class RolloutUnit(RolloutPayload):
+    """The same read back from the journal, under the key of its unit."""
+
+    unit: str
+
+
+@dataclass(frozen=True)
+class RecordedState:
+    """A distinct state of a run: the conversation so far, and every step that was taken in it.
+
+    `path`: the steps before it in the rollout that reached it first.
+    """
+
+    messages: list[Message]
+    path: list[Row]
+    steps: list[Row]
+
+
+def payload(episode: Episode, policy: Policy, *, sandbox: str, source: str = "collect") -> RolloutPayload:
+    """The journal record of one episode."""
+    return {"rollout": rollout_row(episode, policy, sandbox, source), "steps": step_rows(episode, policy)}
+
+
+def rollout_row(episode: Episode, policy: Policy, sandbox: str, source: str) -> Row:
+    """One `rollout/1` row. An episode with an error has a null reward."""
+    grade, samples = episode.grade, [step.sample for step in episode.steps]
+    error_type, error = episode.error or (None, None)
+    return {
+        **_identity(episode),
+        "split": episode.task.split,
+        "family": episode.task.family,
+        "seed": episode.seed,
+        "num_steps": len(episode.steps),
+        "reward": None if episode.error else grade.reward,
+        "gt_pass": grade.gt_pass,
+        "visible_pass": grade.visible_pass,
+        "hacked": grade.hacked,
+        "protocol_ok": grade.protocol_ok,
+        "terminated_by": episode.terminated_by,
+        "error_type": error_type,
+        "error": error,
+        "sandbox": sandbox,
+        "model": policy.config.model,
+        "source": source,
+        "prompt_tokens": sum(sample.prompt_tokens for sample in samples),
+        "completion_tokens": sum(sample.completion_tokens for sample in samples),
+        "cost_usd": sum(sample.cost_usd for sample in samples),
+        "wall_s": episode.wall_s,
+    }
+
+
+def _identity(episode: Episode) -> Row:
+    task = episode.task
+    return {
+        "rollout_id": episode.rollout_id,
+        "task_id": task.task_id,
+        "env": task.env,
+        "group_id": task.task_id,
+        "sample_idx": episode.sample_idx,
+    }
+
+
+def step_rows(episode: Episode, policy: Policy) -> list[Row]:
+    """`step/1` rows, dense from 0; tokens as deltas, so that an episode's ids are stored once.
+
+    The terminal reward stands on the last step and the others have 0.0; all are null when the episode was not scored.
+    """
+    held: list[int] = []
+    rows = []
+    for index, step in enumerate(episode.steps):
+        rows.append(_step_row(episode, policy, index, step, held))
+        held = [*(step.sample.prompt_ids or []), *(step.sample.completion_ids or [])]
+    return rows
+
+
+def _step_row(episode: Episode, policy: Policy, index: int, step: Step, held: list[int]) -> Row:
+    sample, observation, last = step.sample, step.observation, index == len(episode.steps) - 1
+    prompt = sample.prompt_ids
+    prefix_ok = None if prompt is None else prompt[: len(held)] == held
+    scored = episode.error is None and episode.grade.reward is not None
+    return {
+        **_identity(episode),
+        "step": index,
+        "num_steps": len(episode.steps),
+        "new_messages_json": store.encode(step.new_messages).decode(),
+        "num_messages": step.num_messages,
+        "state_sha256": step.state_sha256,
+        "action": sample.text,
+        "commands": list(observation.commands),
+        "parse_error": observation.parse_error,
+        "finish_reason": sample.finish_reason,
+        "truncated": sample.finish_reason == "length",
+        "observation": observation.content,
+        "returncode": observation.returncode,
+        "timed_out": observation.timed_out,
+        "raw_chars": observation.raw_chars,
+        "elided_chars": observation.elided_chars,
+        "reward": (episode.grade.reward if last else 0.0) if scored else None,
+        "done": last,
+        "terminated_by": episode.terminated_by if last else None,
+        "capture_level": policy.capture_level,
+        "prompt_len": None if prompt is None else len(prompt),
+        "prompt_delta_token_ids": None if prompt is None else prompt[len(held) :] if prefix_ok else prompt,
+        "prefix_ok": prefix_ok,
+        "completion_token_ids": sample.completion_ids,
+        "logprobs": sample.logprobs,
+        "logprob_kind": sample.logprob_kind,
+        "model": policy.config.model,
+        "sampling_json": sampling_json(policy),
+        "seed": step.seed,
+        "prompt_tokens": sample.prompt_tokens,
+        "completion_tokens": sample.completion_tokens,
+        "cost_usd": sample.cost_usd,
+        "latency_s": sample.latency_s,
+        "command_s": observation.duration_s,
+    }
+
+
+def sampling_json(policy: Policy) -> str:
+    """The sampling that was really used."""
+    config = policy.config
+    return store.encode(
+        {"temperature": config.temperature, "max_tokens": config.max_tokens, "top_p": 1.0, "top_k": 0}
+    ).decode()
+
+
+def rollout_units(records: Iterable[Row]) -> dict[str, RolloutUnit]:
+    """The records of rollouts in a journal by unit; records of other kinds are left out."""
+    return {
+        record["unit"]: {"unit": record["unit"], "rollout": record["rollout"], "steps": record["steps"]}
+        for record in records
+        if "rollout" in record
+    }
+
+
+def by_rollout(steps: list[Row]) -> dict[str, list[Row]]:
+    """Step rows grouped by rollout, each in order."""
+    grouped: dict[str, list[Row]] = {}
+    for row in sorted(steps, key=lambda row: (row["rollout_id"], row["step"])):
+        grouped.setdefault(row["rollout_id"], []).append(row)
+    return grouped
+
+
+def states(steps: list[Row]) -> list[list[Message]]:
+    """The whole conversation before each step of one rollout."""
+    messages: list[Message] = []
+    conversations = []
+    for row in steps:
+        messages = [*messages, *orjson.loads(row["new_messages_json"])]
+        conversations.append(messages)
+    return conversations
+
+
+def states_by_digest(steps: list[Row]) -> dict[str, RecordedState]:
+    """The distinct states of a run by their digest, in the order of rollouts and steps."""
+    recorded: dict[str, RecordedState] = {}
+    for rows in by_rollout(steps).values():
+        for index, (messages, row) in enumerate(zip(states(rows), rows, strict=True)):
+            state = recorded.setdefault(row["state_sha256"], RecordedState(messages, rows[:index], []))
+            state.steps.append(row)
+    return recorded
+
+
+def prompt_ids(steps: list[Row]) -> list[list[int] | None]:
+    """The token ids before each step of one rollout, from the deltas; None from where the source has none."""
+    held: list[int] = []
+    prompts: list[list[int] | None] = []
+    for row in steps:
+        delta, completion = row["prompt_delta_token_ids"], row["completion_token_ids"]
+        if delta is None or completion is None:
+            return [*prompts, *[None] * (len(steps) - len(prompts))]
+        prompt = held + delta if row["prefix_ok"] else list(delta)
+        prompts.append(prompt)
+        held = prompt + completion
+    return prompts

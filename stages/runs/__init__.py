@@ -1,0 +1,19 @@
+"""A run on disk: what a stage reads and writes, and what carries a stage out. Nothing else opens the files of a run.
+
+artifact.py - a run as a stage sees it: `Run` is read, `Out` is written
+config.py   - the settings of a stage
+folders.py  - where a run lies, and who holds it
+inputs.py   - which run fills which slot
+kinds.py    - what a record kind is
+manifest.py - everything that was asked, read, used, produced and spent
+plan.py     - what a stage would do, and working through its units
+probe_records.py - the record kinds of the probe
+records.py  - the record kinds of the pipeline, and all by name
+runner.py   - carries out one stage
+store.py    - sealed `jsonl.gz`, open journals, Parquet
+tables.py   - the tables of many runs, for questions in SQL
+"""
+
+from stages.runs.artifact import Out, Run
+
+__all__ = ["Out", "Run"]

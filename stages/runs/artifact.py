@@ -1,0 +1,245 @@
+"""A run as a stage sees it: `Run` is read, `Out` is written. Stages never see a path outside them."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from stages.errors import BadInput, Incomplete
+from stages.runs import manifest, store
+from stages.runs.kinds import Kind
+from stages.runs.records import CHECKPOINT, KINDS, Row
+
+Listener = Callable[[str, int, int], None]
+"""Called with (what is being done, units done, units in all)."""
+
+
+class Interrupted(Exception):
+    """The first Ctrl-C: everything finished is sealed; exit code 130."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One input of a stage: the kind it needs, whether several runs may fill it, and whether it may stay empty.
+
+    `optional` lets it stay empty always, `unless` where a run was given that holds that kind.
+    """
+
+    kind: Kind
+    many: bool = False
+    optional: bool = False
+    unless: Kind | None = None
+
+
+class Run:
+    """A finished run folder, read-only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.manifest = manifest.read(self.path)
+
+    def holds(self, kind: Kind) -> str | None:
+        """The name of the output that is of this kind, whatever its version; None when there is none."""
+        return next(
+            (name for name, out in self.manifest.outputs.items() if out["kind"].partition("/")[0] == kind.name), None
+        )
+
+    def rows(self, kind: Kind) -> list[Row]:
+        """All rows of the output of this kind; `BadInput` when it is absent, damaged or newer."""
+        return store.read_table(self.path / f"{self._name(kind)}.parquet", kind)
+
+    def folder(self, kind: Kind = CHECKPOINT) -> Path:
+        """The folder output of this kind (a checkpoint)."""
+        return self.path / self._name(kind)
+
+    def beside(self, name: str) -> bytes | None:
+        """A file beside the tables (`report.txt`, `metrics.jsonl`); None when the run wrote none of that name."""
+        return store.read_bytes(self.path / name)
+
+    def units(self) -> list[Row]:
+        """The last record of every unit, finished or failed; a run that is still going on is read and left as it is."""
+        return store.read_units(self.path / "steps")
+
+    def _name(self, kind: Kind) -> str:
+        name = self.holds(kind)
+        if name is None:
+            held = ", ".join(out["kind"] for out in self.manifest.outputs.values()) or "nothing"
+            raise BadInput(
+                f"{self.path} holds {held}, but {kind} is needed here. Give the run that holds it with --from."
+            )
+        return name
+
+    def damage(self) -> str | None:
+        """What is wrong with the outputs on disk against the manifest, in words; None when they are all as written."""
+        for name, out in self.manifest.outputs.items():
+            if not (self.path / out["file"]).exists():
+                return f"{out['file']} is missing"
+            if (
+                out["kind"].partition("/")[0] != CHECKPOINT.name
+                and store.file_sha256(self.path / out["file"]) != out["sha256"]
+            ):
+                return f"{name} has changed since it was written"
+        return None
+
+
+@dataclass
+class Budget:
+    """Money for one launch, in USD: reserved before a call, settled after it, so that it is never overspent."""
+
+    limit: float | None = None
+    spent: float = 0.0
+    reserved: float = 0.0
+    _settled: threading.Condition = field(default_factory=threading.Condition)
+
+    def reserve(self, estimate: float) -> None:
+        """Wait until an estimated cost fits beside what others have reserved; `Incomplete` when it can never fit."""
+        with self._settled:
+            while self.limit is not None and self.spent + self.reserved + estimate > self.limit:
+                if self.reserved <= 1e-12:
+                    raise Incomplete(
+                        f"The budget of {self.limit:g} USD is spent ({self.spent:.4f}); finished work is saved. "
+                        "Go on with --resume and a larger --max-cost."
+                    )
+                self._settled.wait()
+            self.reserved += estimate
+
+    def settle(self, estimate: float, actual: float) -> None:
+        """Replace a reservation by what was really billed."""
+        with self._settled:
+            self.reserved, self.spent = max(self.reserved - estimate, 0.0), self.spent + actual
+            self._settled.notify_all()
+
+
+class Out:
+    """A run folder being written: finished units, tables, folders, counts, progress and the wish to stop."""
+
+    def __init__(
+        self,
+        path: Path,
+        record: manifest.Manifest,
+        *,
+        cache: Path,
+        max_cost: float | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self.path, self.manifest, self.cache = path, record, cache
+        self.journal = store.Journal(path / "steps")
+        self.budget = Budget(max_cost)
+        self.stop = threading.Event()
+        self._listen = listener or (lambda what, done, total: None)
+        self._lock = threading.Lock()
+
+    def finished(self, unit: str) -> bool:
+        """Whether a unit was finished in this or an earlier attempt."""
+        return self.journal.finished(unit)
+
+    def write(self, unit: str, payload: Mapping[str, Any], *, failed: bool = False) -> None:
+        """Make a unit durable; safe to call from several threads."""
+        self.write_all([(unit, payload, failed)])
+
+    def write_all(self, units: Iterable[tuple[str, Mapping[str, Any], bool]]) -> None:
+        """Make several (unit, payload, failed) durable in one step."""
+        with self._lock:
+            self.journal.append(list(units))
+
+    def records(self) -> list[Row]:
+        """All units so far, finished and failed."""
+        return self.journal.records()
+
+    def table(self, kind: Kind, rows: Iterable[Row], name: str | None = None) -> None:
+        """Write a Parquet output."""
+        name = name or f"{kind.name}s"
+        self.manifest.outputs[name] = {
+            "file": f"{name}.parquet",
+            **store.write_table(self.path / f"{name}.parquet", kind, rows),
+        }
+
+    def checkpoint(self, fill: Callable[[Path], None], name: str = "checkpoint") -> None:
+        """Write a folder output whole: `fill` writes into a temporary folder that is then renamed."""
+        temporary, final = self.path / f".{name}.tmp", self.path / name
+        rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        fill(temporary)
+        rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        content = store.folder_sha256(final)
+        self.manifest.outputs[name] = {
+            "file": name,
+            "kind": str(CHECKPOINT),
+            "rows": 1,
+            "sha256": content,
+            "content_sha256": content,
+        }
+
+    def foreign(self, name: str, data: bytes, rows: int) -> None:
+        """Write an output in another program's format, which this program does not read back as a kind."""
+        store.write_sealed(self.path / name, data)
+        content = store.file_sha256(self.path / name)
+        told = {"file": name, "kind": "foreign/1", "rows": rows}
+        self.manifest.outputs[name] = {**told, "sha256": content, "content_sha256": content}
+
+    def document(self, name: str, value: Any) -> None:
+        """Write a JSON document beside the tables (a report, a verdict)."""
+        store.write_json(self.path / f"{name}.json", value)
+
+    def text(self, name: str, value: str) -> None:
+        """Write a text file beside the tables."""
+        store.write_sealed(self.path / name, value.encode())
+
+    def figure(self, name: str, data: bytes) -> None:
+        """Write an image beside the tables."""
+        store.write_sealed(self.path / name, data)
+
+    def metrics(self, rows: Iterable[Row]) -> None:
+        """Write `metrics.jsonl`: one JSON object a line."""
+        store.write_sealed(self.path / "metrics.jsonl", b"".join(store.encode(row) + b"\n" for row in rows))
+
+    def scratch(self, name: str) -> Path:
+        """A folder for what only a resumed attempt needs; removed when the run completes."""
+        folder = self.path / "scratch" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def count(self, **numbers: int) -> None:
+        """Set named counts (planned, done, failed, dropped by reason) in the manifest."""
+        self.manifest.counts.update({name: int(number) for name, number in numbers.items()})
+
+    def counts(self, counter: Counter[str]) -> None:
+        """Set counts from a counter."""
+        self.count(**dict(sorted(counter.items())))
+
+    def conclude(self, *, ok: bool | None = None, exit_code: int | None = None, **summary: Any) -> None:
+        """Say what came of the run. Called again, it adds to what was said.
+
+        ok: whether the run passed its own checks. exit_code: what its verdict asks for, where it has one. summary: the
+        few numbers that a person looks for first.
+        """
+        said = self.manifest.outcome
+        said.ok = said.ok if ok is None else ok
+        said.code = said.code if exit_code is None else exit_code
+        said.summary.update(summary)
+
+    def model(self, role: str, **facts: Any) -> None:
+        """Record a model that was used: its name, digests of weights, tokenizer and chat template."""
+        self.manifest.models[role] = facts
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Tell whoever watches; called often, prints nothing itself."""
+        self._listen(what, done, total)
+
+    def stop_here(self) -> None:
+        """Raise `Interrupted` when somebody asked to stop; call it between units."""
+        if self.stop.is_set():
+            raise Interrupted
+
+
+def kinds_of(run: Run) -> list[Kind]:
+    """The kinds of all outputs of a run that this program knows."""
+    return [
+        KINDS[out["kind"].partition("/")[0]]
+        for out in run.manifest.outputs.values()
+        if out["kind"].partition("/")[0] in KINDS
+    ]

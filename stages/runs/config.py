@@ -1,0 +1,46 @@
+"""Configuration of a stage: frozen, closed, and clear about which of its fields determine the results."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Settings(BaseModel):
+    """A frozen group of settings that refuses unknown keys. `identity` is what of it determines results."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that affect results, as JSON.
+
+        A field declared with `json_schema_extra={"affects_results": False}` is left out.
+        """
+        return {
+            name: _identity(getattr(self, name)) for name, field in type(self).model_fields.items() if _matters(field)
+        }
+
+
+class StageConfig(Settings):
+    """The configuration of a whole stage."""
+
+    seed: int = 0
+    """All randomness of the stage comes from here."""
+
+    def label(self) -> str:
+        """A word for the name of the run folder."""
+        return "run"
+
+
+def _matters(field: Any) -> bool:
+    extra = field.json_schema_extra
+    return not (isinstance(extra, dict) and extra.get("affects_results") is False)
+
+
+def _identity(value: Any) -> Any:
+    if isinstance(value, Settings):
+        return value.identity()
+    if isinstance(value, (list, tuple)):
+        return [_identity(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _identity(item) for key, item in value.items()}
+    return value

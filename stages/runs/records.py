@@ -1,0 +1,238 @@
+"""Record kinds: the named, versioned row types that stages exchange, each with an explicit Arrow schema.
+
+Those of the gradient probe are in `probe_records`; what a kind is, in `kinds`.
+"""
+
+from typing import Any
+
+from stages.errors import BadInput
+from stages.runs.kinds import BOOL, FLOAT, INT, LOGPROBS, TEXT, TEXTS, TOKENS, Kind
+from stages.runs.probe_records import (
+    DIRECTION,
+    PLACEBO,
+    POOL_ROW,
+    PROBE_CHECK,
+    PROBE_ROW,
+    PROBE_SCORE,
+    SVD_MODULE,
+    TRAJECTORY,
+)
+
+Row = dict[str, Any]
+"""One row of a table or one JSON object, by the names of its columns."""
+
+TASK = Kind(
+    "task",
+    1,
+    {
+        "task_id": TEXT,
+        "env": TEXT,
+        "split": TEXT,
+        "family": TEXT,
+        "prompt": TEXT,
+        "data_json": TEXT,
+    },
+)
+
+ROLLOUT = Kind(
+    "rollout",
+    1,
+    {
+        "rollout_id": TEXT,
+        "task_id": TEXT,
+        "env": TEXT,
+        "split": TEXT,
+        "family": TEXT,
+        "group_id": TEXT,
+        "sample_idx": INT,
+        "seed": INT,
+        "num_steps": INT,
+        "reward": FLOAT,
+        "gt_pass": BOOL,
+        "visible_pass": BOOL,
+        "hacked": BOOL,
+        "protocol_ok": BOOL,
+        "terminated_by": TEXT,
+        "error_type": TEXT,
+        "error": TEXT,
+        "sandbox": TEXT,
+        "model": TEXT,
+        "source": TEXT,
+        "prompt_tokens": INT,
+        "completion_tokens": INT,
+        "cost_usd": FLOAT,
+        "wall_s": FLOAT,
+    },
+    frozenset({"wall_s"}),
+)
+
+STEP = Kind(
+    "step",
+    1,
+    {
+        "rollout_id": TEXT,
+        "task_id": TEXT,
+        "env": TEXT,
+        "group_id": TEXT,
+        "sample_idx": INT,
+        "step": INT,
+        "num_steps": INT,
+        # state
+        "new_messages_json": TEXT,
+        "num_messages": INT,
+        "state_sha256": TEXT,
+        # action
+        "action": TEXT,
+        "commands": TEXTS,
+        "parse_error": TEXT,
+        "finish_reason": TEXT,
+        "truncated": BOOL,
+        # observation
+        "observation": TEXT,
+        "returncode": INT,
+        "timed_out": BOOL,
+        "raw_chars": INT,
+        "elided_chars": INT,
+        # reward
+        "reward": FLOAT,
+        "done": BOOL,
+        "terminated_by": TEXT,
+        # tokens
+        "capture_level": TEXT,
+        "prompt_len": INT,
+        "prompt_delta_token_ids": TOKENS,
+        "prefix_ok": BOOL,
+        "completion_token_ids": TOKENS,
+        "logprobs": LOGPROBS,
+        "logprob_kind": TEXT,
+        # policy
+        "model": TEXT,
+        "sampling_json": TEXT,
+        "seed": INT,
+        # cost
+        "prompt_tokens": INT,
+        "completion_tokens": INT,
+        "cost_usd": FLOAT,
+        "latency_s": FLOAT,
+        "command_s": FLOAT,
+    },
+    frozenset({"latency_s", "command_s"}),
+)
+
+TEACHER_ACTION = Kind(
+    "teacher_action",
+    1,
+    {
+        "unit_id": TEXT,
+        "state_sha256": TEXT,
+        "task_id": TEXT,
+        "rollout_id": TEXT,
+        "step": INT,
+        "num_steps": INT,
+        "teacher": TEXT,
+        "model": TEXT,
+        "sample_idx": INT,
+        "action": TEXT,
+        "finish_reason": TEXT,
+        "prompt_tokens": INT,
+        "completion_tokens": INT,
+        "cost_usd": FLOAT,
+        "error_type": TEXT,
+        "error": TEXT,
+        "attempts": INT,
+        "latency_s": FLOAT,
+    },
+    frozenset({"latency_s", "attempts"}),
+)
+"""One answer of one teacher in one distinct state. `rollout_id` and `step` name the first recorded step in that
+state, `num_steps` counts all of them: a question that many rollouts raise is asked, and paid for, once."""
+
+PAIR = Kind(
+    "pair",
+    1,
+    {
+        "pair_id": TEXT,
+        "rule": TEXT,
+        "rollout_id": TEXT,
+        "task_id": TEXT,
+        "family": TEXT,
+        "step": INT,
+        "state_sha256": TEXT,
+        "messages_json": TEXT,
+        "prompt_token_ids": TOKENS,
+        "chosen": TEXT,
+        "rejected": TEXT,
+        "rejected_by": TEXT,
+        "votes_chosen": INT,
+        "votes_rejected": INT,
+        "num_teachers": INT,
+        "compared_by": TEXT,
+    },
+)
+
+ORIGIN = Kind(
+    "origin",
+    1,
+    {
+        "rollout_id": TEXT,
+        "format": TEXT,
+        "file": TEXT,
+        "line": INT,
+        "effective": BOOL,
+        "submission": TEXT,
+        "missing": TEXTS,
+        "tools_json": TEXT,
+        "extra_json": TEXT,
+    },
+)
+"""Where an imported rollout comes from, what it submitted, and what its source cannot tell (`missing`): those columns
+are null in the other tables. `effective`: whether it entered a training batch. `extra_json` keeps what has
+no column."""
+
+EVAL_ITEM = Kind(
+    "eval_item",
+    1,
+    {
+        "item_id": TEXT,
+        "arm": TEXT,
+        "train_seed": INT,
+        "task_id": TEXT,
+        "family": TEXT,
+        "sample_idx": INT,
+        "passed": BOOL,
+        "gt_pass": BOOL,
+        "visible_pass": BOOL,
+        "hacked": BOOL,
+        "protocol_ok": BOOL,
+        "num_steps": INT,
+        "terminated_by": TEXT,
+        "transcript_json": TEXT,
+        "error_type": TEXT,
+        "error": TEXT,
+        "cost_usd": FLOAT,
+        "wall_s": FLOAT,
+    },
+    frozenset({"wall_s"}),
+)
+
+CHECKPOINT = Kind("checkpoint", 1, {})
+
+_PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, ORIGIN, EVAL_ITEM, CHECKPOINT)
+_PROBE = (POOL_ROW, PROBE_ROW, SVD_MODULE, DIRECTION, PROBE_SCORE, PLACEBO, PROBE_CHECK, TRAJECTORY)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_PIPELINE, *_PROBE)}
+
+
+def parse_kind(text: str, where: str) -> Kind:
+    """The kind that `text` (`name/version`) names; `BadInput` when it is unknown here or newer than this program."""
+    name, _, version = text.partition("/")
+    if name not in KINDS or not version.isdigit():
+        raise BadInput(
+            f"{where} holds records of kind {text!r}, which this program does not know; "
+            f"it knows {', '.join(map(str, KINDS.values()))}."
+        )
+    if int(version) > KINDS[name].version:
+        raise BadInput(
+            f"{where} holds {text}, written by a newer Composer; this one reads up to {KINDS[name]}. "
+            "Update Composer to read it."
+        )
+    return KINDS[name]

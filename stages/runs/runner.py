@@ -1,0 +1,238 @@
+"""Carries out one stage: finds out whether it is done, opens its run folder, runs it, and seals the manifest last.
+
+    result = runner.execute("collect", {}, Config(), root=Path("artifacts"))
+
+The same call serves the command line, a preset chain and a notebook.
+"""
+
+import errno
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from shutil import rmtree
+from types import ModuleType
+from typing import Any
+
+from stages import STAGES
+from stages.errors import BadInput, ComposerError, Incomplete, UsageError
+from stages.runs import folders, store
+from stages.runs import inputs as inputs_
+from stages.runs import manifest as manifests
+from stages.runs.artifact import Interrupted, Listener, Out, Run
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs
+from stages.runs.manifest import Manifest, Status
+
+DISTRIBUTION = "composer-post-training"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a run lies and how it ended. `fresh`: whether it ran now; `reason` says why it ran or did not."""
+
+    path: Path
+    status: str
+    fresh: bool
+    reason: str
+
+
+def module(stage: str) -> ModuleType:
+    """The stage module of a command name such as `extract-pairs`; `UsageError` names the stages there are."""
+    if stage not in STAGES:
+        raise UsageError(f"There is no stage {stage!r}. The stages are: {', '.join(STAGES)}.")
+    return import_module(STAGES[stage].module)
+
+
+def fingerprint(stage: str, identity: Mapping[str, Any], inputs: Inputs) -> str:
+    """SHA-256 over what determines results: stage, its VERSION, the settings that matter, the content of the inputs."""
+    contents = {name: [ref.content for ref in refs] for name, refs in inputs_.references(inputs).items()}
+    return store.digest([stage, module(stage).VERSION, identity, contents])
+
+
+def standing(stage: str, inputs: Inputs, config: StageConfig, *, root: Path, out: Path | None = None) -> Result | None:
+    """The run that holds this work already, complete and undamaged; None when there is something to do."""
+    inputs_.check(inputs)
+    print_ = fingerprint(stage, config.identity(), inputs)
+    folder, existing = folders.locate(root / stage, config.label(), print_, out)
+    return _complete(folder, print_) if existing else None
+
+
+def _complete(folder: Path, print_: str) -> Result | None:
+    found = Run(folder)
+    is_it = found.manifest.fingerprint == print_ and found.manifest.status == "complete" and not found.damage()
+    return Result(folder, "complete", False, "up to date") if is_it else None
+
+
+def execute(
+    stage: str,
+    given: Mapping[str, Run | Sequence[Run]],
+    config: StageConfig,
+    *,
+    root: Path,
+    out: Path | None = None,
+    resume: bool = False,
+    clean: bool = False,
+    max_cost: float | None = None,
+    listener: Listener | None = None,
+) -> Result:
+    """Bring a stage to completion and return where it lies.
+
+    Returns at once when the same work (by fingerprint) is already complete. Raises `ComposerError` (refused, bad input,
+    incomplete) or `Interrupted`; everything finished is on disk in every case.
+    """
+    inputs = Inputs(given)
+    inputs_.check(inputs)
+    identity = config.identity()
+    print_ = fingerprint(stage, identity, inputs)
+    folder, existing = folders.locate(root / stage, config.label(), print_, out)
+    with folders.locked(folder):
+        if existing and not clean:
+            if done := _complete(folder, print_):
+                return done
+            found = Run(folder)
+            if found.manifest.fingerprint != print_:
+                raise UsageError(
+                    f"{folder} holds a different run ({folders.difference(found.manifest, identity)}). "
+                    "Use --clean to delete it, or another --out."
+                )
+            if not resume:
+                raise UsageError(folders.ways_out(folder, found.manifest, found.damage()))
+        if clean and existing:
+            folders.empty(folder)
+        record = _open_manifest(stage, config, identity, print_, inputs, folder)
+        writer = Out(folder, record, cache=root / "models", max_cost=max_cost, listener=listener)
+        try:
+            _run(module(stage), inputs, config, writer)
+        except (UsageError, BadInput):
+            if record.attempts == 1 and not writer.records():
+                folders.discard(folder)  # nothing was done, so nothing stands in the way of asking again
+            raise
+        folders.point_latest(folder, root / stage)
+    return Result(folder, "complete", True, "resumed" if record.attempts > 1 else "ran")
+
+
+def _open_manifest(
+    stage: str, config: StageConfig, identity: dict[str, Any], print_: str, inputs: Inputs, folder: Path
+) -> Manifest:
+    """A new manifest, or the earlier attempt's continued; written with status `running` before any work."""
+    previous = manifests.read(folder) if (folder / "manifest.json").exists() else None
+    record = previous or Manifest(
+        composer=version(DISTRIBUTION),
+        stage=stage,
+        stage_version=module(stage).VERSION,
+        fingerprint=print_,
+        label=config.label(),
+        started_at=_now(),
+        config=config.model_dump(mode="json"),
+        identity=identity,
+        inputs=inputs_.references(inputs),
+    )
+    record.status, record.reason, record.attempts = "running", "", record.attempts + 1
+    record.packages, record.code = manifests.packages(), manifests.code()
+    folder.mkdir(parents=True, exist_ok=True)
+    manifests.write(folder, record)
+    store.write_json(folder / "config.json", record.config)
+    return record
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _run(stage: ModuleType, inputs: Inputs, config: StageConfig, out: Out) -> None:
+    started = time.monotonic()
+    status: Status = "failed"
+    reason = ""
+    try:
+        with _drain_on_interrupt(out):
+            stage.run(inputs, config, out)
+        status = "complete"
+    except Interrupted:
+        status, reason = "interrupted", "stopped by the user"
+        raise
+    except Incomplete as error:
+        status, reason = "incomplete", str(error)
+        raise
+    except ComposerError as error:
+        reason = str(error)
+        raise
+    except OSError as error:
+        reason = str(error)
+        if _disk_full(error):
+            raise _disk_sentence(error, out.path) from error
+        _log(out, error)
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            status, reason = "interrupted", "stopped by the user"
+        else:
+            reason = repr(error)
+        _log(out, error)
+        raise
+    finally:
+        _close(out, status, reason, time.monotonic() - started)
+
+
+def _close(out: Out, status: Status, reason: str, seconds: float) -> None:
+    record = out.manifest
+    record.status, record.reason, record.finished_at = status, reason, _now()
+    record.seconds += seconds
+    record.cost_usd += out.budget.spent
+    try:
+        if status == "complete":
+            out.journal.seal()
+            rmtree(out.path / "scratch", ignore_errors=True)
+        manifests.write(out.path, record)
+    except OSError as error:
+        if status == "complete":
+            raise (_disk_sentence(error, out.path) if _disk_full(error) else error) from None
+
+
+def _disk_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _disk_sentence(error: OSError, folder: Path) -> ComposerError:
+    return ComposerError(
+        f"The disk is full: {error}. Everything finished is saved in {folder}; free some room and rerun with --resume."
+    )
+
+
+def _log(out: Out, error: BaseException) -> None:
+    """Keep the traceback in the run folder; a note on the exception says where."""
+    name = f"logs/attempt-{out.manifest.attempts}.log"
+    error.add_note(f"The log is {out.path / name}.")
+    with suppress(OSError):
+        out.text(name, "".join(traceback.format_exception(error)))
+
+
+@contextmanager
+def _drain_on_interrupt(out: Out) -> Iterator[None]:
+    """The first Ctrl-C asks the stage to stop between units; the second raises KeyboardInterrupt at once.
+
+    A handler that the caller had set is called at the first, so that it can tell people.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous: Callable[..., Any] | int | None = signal.getsignal(signal.SIGINT)
+
+    def first(signum: int, frame: object) -> None:
+        out.stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if callable(previous) and previous is not signal.default_int_handler:
+            previous(signum, frame)
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,17 @@
+"""Where every command of an agent and every grading run is executed.
+
+contract.py - limits, results, the protocol of a sandbox
+supervised.py - open a sandbox, probe whether one works here, run commands in it
+bubblewrap.py - the bwrap command line: what is visible inside
+syscalls.py - the seccomp filter
+interpreter.py - the Python that is visible inside
+session.py - the host's end of the channel to a supervisor
+guest/ - the supervisor, process 1 of the sandbox
+judge.py - verdicts on functions that a candidate cannot forge
+"""
+
+from stages.sandbox.contract import CommandResult, Limits, Sandbox
+from stages.sandbox.judge import Answer, Call, Outcome, judge
+from stages.sandbox.supervised import KINDS, open_sandbox, probe
+
+__all__ = ["KINDS", "Answer", "Call", "CommandResult", "Limits", "Outcome", "Sandbox", "judge", "open_sandbox", "probe"]

@@ -1,0 +1,78 @@
+"""What a sandbox promises: the limits of a command, the result of one, and the protocol of a sandbox."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from stages.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one command may use. All but `cpu_s` and `file_mb` hold for every process of the command together."""
+
+    wall_s: float = 10.0
+    """Wall-clock seconds of one command."""
+    cpu_s: int = 10
+    """CPU seconds of one process."""
+    memory_mb: int = 1024
+    """MiB of memory of all processes, and of the private /tmp, /dev/shm and home."""
+    processes: int = 64
+    """Processes and threads."""
+    file_mb: int = 64
+    """MiB of one file."""
+    disk_mb: int = 512
+    """MiB of the whole work folder."""
+    output_bytes: int = 65_536
+    """Bytes kept of stdout and stderr together; the rest is counted, not kept."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise UsageError(f"The limit {field.name} is {getattr(self, field.name)!r}; give a number above zero.")
+        if self.output_bytes < 1024:
+            raise UsageError(f"The limit output_bytes is {self.output_bytes}; give at least 1024.")
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """One finished command."""
+
+    output: str
+    """stdout and stderr merged; head and tail when longer than `Limits.output_bytes`."""
+    returncode: int
+    """As bash reports it: 124 on time-out, 128 + signal when killed."""
+    duration_s: float
+    timed_out: bool
+    output_bytes: int
+    """Before anything was left out."""
+    killed_for: str | None
+    """"processes", "memory", "disk"; "sandbox" when the sandbox itself was lost and a fresh one takes over."""
+
+
+class Sandbox(Protocol):
+    """Runs commands, one at a time. Files in the work folder persist; cwd, environment and processes do not."""
+
+    kind: str
+
+    def run(self, command: str, *, wall_s: float | None = None) -> CommandResult:
+        """Run `command` by a fresh bash in the work folder and wait for it at most `wall_s` seconds."""
+        ...
+
+    def close(self) -> None:
+        """End every process inside. The work folder stays."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def existing_folder(path: Path) -> Path:
+    """The real path of a folder; `UsageError` where there is none."""
+    if not path.is_dir():
+        raise UsageError(f"{str(path)!r} is not a folder; a sandbox needs one that exists.")
+    return path.resolve()

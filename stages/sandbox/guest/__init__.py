@@ -1,0 +1,14 @@
+"""What runs inside a sandbox, as process 1 of its namespace; needs nothing but the standard library.
+
+__main__.py - starts the supervisor
+supervisor.py - process 1: runs one job at a time and reports
+processes.py - starts a job as a process of its own, and ends everything that it started
+candidate.py - runs a candidate's function and writes what it returned
+watchdog.py - what all processes use together, beside their limits
+disk.py - the size of the work folder, beside its limit
+capture.py - head and tail of a stream
+protocol.py - frames between host and supervisor, imported by both
+
+Inside, this folder is no package: its files lie on the path of modules, and import each other by their bare names.
+Names for annotations are imported behind `TYPE_CHECKING = False`: `typing` would cost a third of the start-up.
+"""

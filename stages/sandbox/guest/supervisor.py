@@ -1,0 +1,128 @@
+"""Process 1 of a sandbox: runs one job at a time, watches it, ends everything it left behind, and reports.
+
+As process 1 of its pid namespace it cannot be killed or stopped from inside. It is not dumpable, so that the jobs,
+which have its uid, can neither trace it nor open its descriptors.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from stages.sandbox.guest import candidate, processes
+    from stages.sandbox.guest.capture import Capture
+    from stages.sandbox.guest.protocol import READY, pack_reply, read_request, write_all
+    from stages.sandbox.guest.watchdog import Watchdog
+else:
+    import candidate
+    import processes
+    from capture import Capture
+    from protocol import READY, pack_reply, read_request, write_all
+    from watchdog import Watchdog
+
+CHUNK_BYTES = 1 << 16
+LOOK_INTERVAL_S = 0.015
+DRAIN_CHUNKS = 64
+TIME_OUT, KILLED = 124, 137
+
+
+def serve(inherited: int) -> None:
+    """Answer jobs until the channel, an inherited descriptor, ends."""
+    channel = os.dup(inherited)  # a low number, below those that a candidate's process closes; not inheritable
+    os.close(inherited)
+    processes.protect_supervisor()
+    settings = read_request(channel)
+    watchdog = Watchdog(settings["work"], settings["limits"]) if os.getpid() == 1 else None
+    write_all(channel, READY)
+    while (request := read_request(channel)) is not None:
+        write_all(channel, Job(channel, request, settings, watchdog).run(request["wall_s"]))
+        if request["kind"] == "call" and watchdog and watchdog.scratch_used():
+            return  # no candidate finds what another one left behind; the host opens a fresh sandbox
+
+
+def command(request: dict[str, Any], settings: dict[str, Any], write_end: int) -> NoReturn:
+    """Become `bash -c` in the work folder, with both outputs on the pipe."""
+    os.chdir(settings["work"])
+    os.dup2(write_end, 1)
+    os.dup2(write_end, 2)
+    arguments = [b"bash", b"-c", request["command"]]
+    os.execve("/bin/bash", arguments, settings["env"])  # noqa: S606 (there is a shell: it is what is started)
+
+
+def call(request: dict[str, Any], settings: dict[str, Any], write_end: int) -> NoReturn:
+    """Become a candidate's function: its answers go to the pipe, what it prints goes nowhere."""
+    os.chdir(settings["work"])
+    for output in (1, 2):
+        os.dup2(os.open("/dev/null", os.O_WRONLY), output)
+    os.dup2(write_end, 3)
+    os.closerange(4, processes.OPEN_FILES)
+    candidate.answer_all(request["file"], request["function"], request["arguments"], 3)
+
+
+class Job:
+    """One child and what it writes."""
+
+    def __init__(
+        self, channel: int, request: dict[str, Any], settings: dict[str, Any], watchdog: Watchdog | None
+    ) -> None:
+        self.channel, self.watchdog = channel, watchdog
+        self.capture = Capture(settings["limits"]["output_bytes"])
+        begin = {"command": command, "call": call}[request["kind"]]
+        self.pid, self.pipe = processes.start(lambda pipe: begin(request, settings, pipe), settings["limits"])
+
+    def run(self, wall_s: float) -> bytes:
+        """Wait for its exit, its time or a broken limit; leave nothing running. Returns the reply as a frame."""
+        ended = os.pidfd_open(self.pid)
+        if self.watchdog:
+            self.watchdog.disk.begin()
+        reason = self._wait(ended, time.monotonic() + wall_s)
+        status = os.waitstatus_to_exitcode(processes.end_all(self.pid))
+        self._read(DRAIN_CHUNKS)
+        os.close(ended)
+        os.close(self.pipe)
+        if self.watchdog and self.watchdog.disk.end(broken=reason == "disk"):
+            reason = "disk"
+        return self._reply(reason, 128 - status if status < 0 else status)
+
+    def _reply(self, reason: str | None, status: int) -> bytes:
+        timed_out = reason == "time"
+        code = TIME_OUT if timed_out else KILLED if reason else status
+        return pack_reply(code, timed_out, None if timed_out else reason, self.capture.total, self.capture.kept())
+
+    def _wait(self, ended: int, deadline: float) -> str | None:
+        """None when the child exited, otherwise why it must not go on."""
+        poll = select.poll()
+        for descriptor in (self.channel, ended, self.pipe):
+            poll.register(descriptor, select.POLLIN)
+        next_look = time.monotonic() + LOOK_INTERVAL_S if self.watchdog else deadline
+        while (now := time.monotonic()) < deadline:
+            if self.watchdog and now >= next_look:
+                if reason := self.watchdog.look():
+                    return reason
+                next_look = time.monotonic() + LOOK_INTERVAL_S
+            ready = dict(poll.poll(1000 * max(0.0, min(deadline, next_look) - time.monotonic())))
+            if self.channel in ready:
+                processes.end_all(self.pid)
+                os._exit(1)
+            if self.pipe in ready and not self._read(1):
+                poll.unregister(self.pipe)
+            if ended in ready:
+                return None
+        return "time"
+
+    def _read(self, chunks: int) -> bool:
+        """Take what the pipe holds now. False at its end."""
+        for _ in range(chunks):
+            try:
+                chunk = os.read(self.pipe, CHUNK_BYTES)
+            except BlockingIOError:
+                return True
+            if not chunk:
+                return False
+            self.capture.add(chunk)
+        return True

@@ -1,0 +1,127 @@
+"""Verdicts on candidates' functions that no candidate can forge.
+
+Each call runs in a forked child of the supervisor. A child may lie about its own return values and about nothing else:
+it holds no channel to the host, cannot trace or kill the supervisor, and cannot write another candidate's files.
+Comparing with what was expected happens on the host, where the candidate's code never runs.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.errors import UsageError
+from stages.sandbox.contract import Limits
+from stages.sandbox.session import Gone, Reply
+from stages.sandbox.supervised import KILLED, SupervisedSandbox, known_kind, probe
+
+
+@dataclass(frozen=True)
+class Call:
+    """One candidate: a Python file inside the work folder, a function in it, and what to call it with."""
+
+    file: str
+    function: str
+    arguments: Sequence[tuple]
+    """Tuples of None, bool, int, float, str, list, tuple and dict."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one call gave: a value, or an error (the name of an exception, "timeout" or "crash")."""
+
+    value: Any = None
+    """Built-in types only; any other object is {"__type__": name of its type}."""
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answers of one candidate, one for each tuple of arguments, in order."""
+
+    answers: tuple[Answer, ...]
+
+    def matches(self, expected: Sequence[Any]) -> bool:
+        """Whether every call returned the expected value, of the same type at every depth."""
+        return len(self.answers) == len(expected) and all(
+            answer.error is None and same(answer.value, value)
+            for answer, value in zip(self.answers, expected, strict=True)
+        )
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal in value and in type at every depth: True is not 1, 1 is not 1.0, (1,) is not [1]; NaN is NaN."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return same(_pairs(left), _pairs(right))
+    return bool(left == right or (left != left and right != right))
+
+
+def _pairs(mapping: dict[Any, Any]) -> list[tuple[str, Any, Any]]:
+    return sorted(((repr(key), key, value) for key, value in mapping.items()), key=lambda pair: pair[0])
+
+
+def judge(sandbox_kind: str, work: Path, calls: Sequence[Call], limits: Limits | None = None) -> list[Outcome]:
+    """Run each call in a process of its own, in one sandbox with `work` read-only; `limits.wall_s` is for one Call.
+
+    One Outcome a call, in order. `UsageError` where the sandbox does not work here or arguments are not built-in types.
+    """
+    probe(known_kind(sandbox_kind))
+    with SupervisedSandbox(sandbox_kind, work, limits or Limits(), writable=False) as sandbox:
+        return [_outcome(sandbox, call) for call in calls]
+
+
+def _outcome(sandbox: SupervisedSandbox, call: Call) -> Outcome:
+    request = {"kind": "call", "file": call.file, "function": call.function, "arguments": list(call.arguments)}
+    try:
+        reply = _reply(sandbox, request)
+    except ValueError as error:
+        raise UsageError(f"Arguments for {call.function!r} must be built-in types ({error}).") from None
+    lines = reply.output.splitlines() if reply.output_bytes == len(reply.output) else []
+    lost = Answer(error="timeout" if reply.timed_out else "crash")
+    answers = [_parsed(line) for line in lines[: len(call.arguments)]]
+    return Outcome(tuple(answers + [lost] * (len(call.arguments) - len(answers))))
+
+
+def _reply(sandbox: SupervisedSandbox, request: dict[str, Any]) -> Reply:
+    """The reply; from a fresh sandbox when an earlier call ended it, so that no candidate pays for another."""
+    for _ in range(2):
+        try:
+            return sandbox.ask(request)
+        except Gone:
+            continue
+    return Reply(KILLED, False, "sandbox", 0, b"")
+
+
+def _parsed(line: bytes) -> Answer:
+    """The answer in one line of a child, which may hold anything at all."""
+    try:
+        kind, content = json.loads(line)
+        if kind == "v":
+            return Answer(value=_decoded(content))
+        return Answer(error=str(_decoded(content)) or "crash")
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return Answer(error="crash")
+
+
+def _decoded(node: Any) -> Any:
+    """The value of a tagged tree (guest/candidate.py: `encoded`)."""
+    if not isinstance(node, list):
+        if node is None or type(node) in (bool, int):
+            return node
+        raise ValueError(f"{node!r} has no tag")
+    return DECODERS[node[0]](node[1:])
+
+
+DECODERS = {
+    "f": lambda rest: float(rest[0]),
+    "s": lambda rest: bytes.fromhex(rest[0]).decode("utf-8", "surrogatepass"),
+    "l": lambda rest: [_decoded(node) for node in rest],
+    "t": lambda rest: tuple(_decoded(node) for node in rest),
+    "d": lambda rest: {_decoded(key): _decoded(value) for key, value in rest},
+    "o": lambda rest: {"__type__": _decoded(rest[0])},
+}

@@ -1,0 +1,123 @@
+"""The host's side of one supervisor: starts it, asks it, and notices when it is gone."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from stages.errors import InfrastructureError
+from stages.sandbox.contract import Limits
+from stages.sandbox.guest.protocol import HEAD, READY, REASONS, pack_request
+
+START_PATIENCE_S = 30.0
+GRACE_S = 5.0
+"""How much longer than the wall limit a supervisor on a busy machine may take to answer."""
+END_PATIENCE_S = 2.0
+
+
+class Gone(Exception):
+    """The supervisor died or did not answer in time."""
+
+
+class Reply(NamedTuple):
+    """The supervisor's report on one finished job."""
+
+    returncode: int
+    timed_out: bool
+    killed_for: str | None
+    output_bytes: int
+    output: bytes
+
+
+class Session:
+    """One supervisor process, started by `command` in the environment `env`, and the channel to it."""
+
+    def __init__(
+        self,
+        command: AbstractContextManager[tuple[list[str], list[int]]],
+        env: dict[str, str],
+        limits: Limits,
+        settings: dict[str, Any],
+    ) -> None:
+        self.limits = limits
+        self.channel, theirs = socket.socketpair()
+        with theirs, command as (argv, descriptors), _realtime_priority():
+            self.process = subprocess.Popen(
+                [*argv, str(theirs.fileno())],
+                pass_fds=[*descriptors, theirs.fileno()],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        self._greet({**settings, "limits": asdict(limits)})
+
+    def _greet(self, settings: dict[str, Any]) -> None:
+        try:
+            self._send(settings)
+            self._receive(len(READY), time.monotonic() + START_PATIENCE_S)
+        except Gone as error:
+            stderr = self.close()
+            raise InfrastructureError(f"The sandbox did not start: {stderr or error}") from None
+
+    def ask(self, request: dict[str, Any], wall_s: float) -> Reply:
+        """Have one job run for at most `wall_s` seconds. `Gone` when no answer came."""
+        deadline = time.monotonic() + wall_s + GRACE_S
+        self._send({**request, "wall_s": wall_s})
+        code, timed_out, reason, total, kept = HEAD.unpack(self._receive(HEAD.size, deadline))
+        if kept > self.limits.output_bytes or reason >= len(REASONS):
+            raise Gone("its answer makes no sense")
+        return Reply(code, timed_out, REASONS[reason], total, self._receive(kept, deadline))
+
+    def _send(self, request: dict[str, Any]) -> None:
+        try:
+            self.channel.settimeout(GRACE_S)
+            self.channel.sendall(pack_request(request))
+        except OSError as error:
+            raise Gone(f"its channel is closed ({error})") from None
+
+    def _receive(self, size: int, deadline: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            self.channel.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                chunk = self.channel.recv(size - len(data))
+            except OSError as error:
+                raise Gone(f"it did not answer ({error or 'time-out'})") from None
+            if not chunk:
+                raise Gone("it closed its channel")
+            data += chunk
+        return bytes(data)
+
+    def close(self) -> str:
+        """End the supervisor and with it everything inside. Returns what it wrote to stderr."""
+        with suppress(OSError):
+            self.channel.shutdown(socket.SHUT_RDWR)  # reaches the supervisor even while a fork of ours holds a copy
+        self.channel.close()
+        try:
+            _, stderr = self.process.communicate(timeout=END_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, 9)
+            _, stderr = self.process.communicate()
+        return bytes(stderr).decode(errors="replace").strip()
+
+
+@contextmanager
+def _realtime_priority() -> Iterator[None]:
+    """Give what this thread starts meanwhile real-time priority, where the user may; jobs do not inherit it.
+
+    Root may, and needs it: the kernel enforces no RLIMIT_NPROC on root, so that only the supervisor's watchdog stops a
+    fork bomb, and among thousands of runnable processes it would be seconds before its turn comes.
+    """
+    usual, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, usual, parameters)

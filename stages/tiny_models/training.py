@@ -1,0 +1,121 @@
+"""Supervised training of a small model: a plain PyTorch loop.
+
+One thread and fixed seeds, so that two builds on one machine have equal bytes.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from stages.tiny_models.schedule import Schedule
+
+Encoded = tuple[list[int], list[bool]]
+"""Token ids of an example, and which of them are to be learned."""
+
+
+@contextmanager
+def reproducible(seed: int) -> Iterator[None]:
+    """One thread, deterministic kernels and a private random stream; everything as before afterwards."""
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(strict)
+
+
+def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """A Qwen3 of two layers and about 0.45 million parameters, untrained."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=16,
+        max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen3ForCausalLM(config).float()
+
+
+def load(folder: Path) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """A model and its tokenizer from their folder."""
+    return Qwen3ForCausalLM.from_pretrained(folder), PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def fit(
+    model: Qwen3ForCausalLM,
+    examples: Sequence[Encoded],
+    schedule: Schedule,
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> None:
+    """One pass over the examples, in batches of similar length and random order; `progress` gets steps done, in all."""
+    optimizers = _optimizers(model, schedule)
+    rates = [
+        torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, schedule.learning_rate, total_steps=schedule.steps, pct_start=schedule.warm_up
+        )
+        for optimizer in optimizers
+    ]
+    model.train()
+    for step, batch in enumerate(_batches(examples, schedule, seed)):
+        model.zero_grad()
+        loss(model, *batch).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), schedule.max_norm)
+        for optimizer in optimizers:
+            optimizer.step()
+        for rate in rates:
+            rate.step()
+        progress(step + 1, schedule.steps)
+    model.eval()
+
+
+def loss(
+    model: Qwen3ForCausalLM, ids: Int[Tensor, "B T"], mask: Int[Tensor, "B T"], learned: Int[Tensor, "B T"]
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy of the tokens to be learned; logits are computed for those alone."""
+    hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state  # [B, T, D]
+    wanted = learned[:, 1:].bool()
+    return cross_entropy(model.lm_head(hidden[:, :-1][wanted]), ids[:, 1:][wanted])
+
+
+def _optimizers(model: Qwen3ForCausalLM, schedule: Schedule) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks, AdamW for embeddings and norms: half the steps of AdamW alone."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    rate, decay = schedule.learning_rate, schedule.weight_decay
+    return [
+        torch.optim.Muon(matrices, rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, rate, betas=(0.9, 0.95), weight_decay=decay),
+    ]
+
+
+def _batches(examples: Sequence[Encoded], schedule: Schedule, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    by_length = sorted(examples, key=lambda example: len(example[0]))
+    batches = [by_length[i : i + schedule.batch] for i in range(0, len(by_length), schedule.batch)]
+    random.Random(seed).shuffle(batches)  # noqa: S311 - an order of training, no secret
+    for batch in batches[: schedule.steps]:
+        width = max(len(ids) for ids, _ in batch)
+        yield (
+            torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch]),
+            torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in batch]),
+            torch.tensor([learned + [False] * (width - len(learned)) for _, learned in batch]),
+        )

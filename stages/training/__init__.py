@@ -1,0 +1,22 @@
+"""Training a student with several channels at once: GRPO on the environment's reward, and losses beside it.
+
+settings.py - pairs, hints, optimisation, and the names of the row sources
+channels/ - the channels beside GRPO: the registry, one class a channel, and all of them together
+weights.py - the setting `weights`, one field a channel, made from the registry
+table.py - the table of the training's course in report.txt
+setup.py - what training starts from: TRL's configuration, the prompts, the pairs, the teacher, seeds
+composed.py - the trainer: TRL's GRPOTrainer with our rollouts, the channels' losses added, and gradient cosines
+rollouts.py - on-policy episodes in the form TRL wants
+rows.py - the rows of one step, and what the channels of one row source share
+pair_source.py - preference pairs as token ids, dealt by step, with the reference cached
+hints.py - faulty turns and what to tell the agent there
+trees.py - several completions of one prompt scored in one pass
+checkpoints.py - checkpoints that survive a kill
+
+One training step, in reading order: stages/train.py sets it up; composed.py `_prepare_inputs` plays (rollouts.py) and
+collects the rows (rows.py); its `_compute_loss` calls channels/active.py, which scores all rows once (trees.py) and
+asks each channel (channels/preference.py, channels/distillation.py) for its loss, computed by a kernel of
+stages/losses.
+
+A new channel is a kernel in stages/losses, a subclass of `Channel`, and a line in the registry `CHANNELS`.
+"""

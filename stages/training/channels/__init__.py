@@ -1,0 +1,27 @@
+"""The channels beside GRPO. Importing this package loads neither torch nor a kernel.
+
+base.py - what a channel is, what it returns, what it is made from
+preference.py - DPO, SimPO and SFT on preference pairs
+distillation.py - self-distillation on hinted turns; TAID and EOPD from a teacher model
+active.py - all channels with a weight together: one pass of the student, one loss each
+
+A channel from elsewhere joins by `CHANNELS[Mine.name] = Mine`; from then on `weights.NAME` accepts it.
+"""
+
+from typing import Any
+
+from stages.training.channels.base import Channel, ChannelLoss, ChannelSettings
+from stages.training.channels.distillation import Eopd, Sdpo, Taid
+from stages.training.channels.preference import Dpo, Sft, Simpo
+
+__all__ = ["CHANNELS", "Channel", "ChannelLoss", "ChannelSettings"]
+
+CHANNELS: dict[str, type[Channel[Any]]] = {
+    Dpo.name: Dpo,
+    Simpo.name: Simpo,
+    Sft.name: Sft,
+    Sdpo.name: Sdpo,
+    Taid.name: Taid,
+    Eopd.name: Eopd,
+}
+"""All channels by name, in the order of settings, losses and columns."""

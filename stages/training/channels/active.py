@@ -1,0 +1,76 @@
+"""All channels with a weight: the student scores their rows in one pass, then each channel computes its loss.
+
+Teachers, references and hinted prompts are scored without gradients.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stages.training.channels import CHANNELS
+from stages.training.channels.base import ChannelLoss, ChannelSettings, State
+from stages.training.pair_source import PairSource
+from stages.training.rows import SCORED_ROWS, ChannelBatch, Frozen
+from stages.training.settings import Hints, Pairs
+from stages.training.trees import Scored, Tree, score
+from stages.training.weights import ChannelWeights
+
+
+class Channels:
+    """The channels that have a weight. `source` is needed by channels on pairs, `teacher` by those that need one."""
+
+    def __init__(
+        self,
+        weights: ChannelWeights,
+        pairs: Pairs,
+        hints: Hints,
+        *,
+        source: PairSource | None,
+        teacher: Any | None,
+        temperature: float,
+        num_steps: int,
+    ) -> None:
+        settings = ChannelSettings(pairs, hints, temperature, num_steps)
+        self.weights = weights.active()
+        self._active = {name: CHANNELS[name](settings) for name in self.weights}
+        self._frozen = Frozen(teacher, source)
+        used = {channel.row_source for channel in self._active.values()}
+        self.row_sources = [row_source for row_source in SCORED_ROWS if row_source in used]
+        """The sources whose rows some channel uses."""
+
+    def losses(
+        self, model: Any, batch: ChannelBatch, step: int, beside: Sequence[Tree] = ()
+    ) -> tuple[dict[str, ChannelLoss], Scored | None]:
+        """The loss of every channel that has rows, and the trees `beside` them, scored in the same pass."""
+        rows = {row_source: batch.of(row_source) for row_source in self.row_sources}
+        trees = [[row.tree for row in of_source] for of_source in rows.values()]
+        if not beside and not any(trees):
+            return {}, None
+        scored = score(model, [*beside, *(tree for of_source in trees for tree in of_source)])
+        others, *parts = _split(scored, [sum(len(tree.branches) for tree in part) for part in (beside, *trees)])
+        losses: dict[str, ChannelLoss] = {}
+        for (row_source, of_source), part in zip(rows.items(), parts, strict=True):
+            if of_source:
+                shared = SCORED_ROWS[row_source](of_source, model, part, step, self._frozen)
+                for name, channel in self._active.items():
+                    if channel.row_source == row_source:
+                        losses[name] = channel.loss(shared)
+        return losses, others
+
+    def state(self) -> dict[str, State]:
+        """What a resumed run needs, as JSON, by channel."""
+        return {name: channel.state() for name, channel in self._active.items()}
+
+    def load(self, state: Mapping[str, State]) -> None:
+        """Continue from `state`."""
+        for name, channel in self._active.items():
+            channel.load(state[name])
+
+
+def _split(scored: Scored, sizes: Sequence[int]) -> list[Scored]:
+    """Cut what was scored together by numbers of branches."""
+    parts, start = [], 0
+    for size in sizes:
+        rows = (scored.branch >= start) & (scored.branch < start + size)
+        parts.append(Scored(scored.hidden[rows], scored.targets[rows], scored.branch[rows] - start, size))
+        start += size
+    return parts

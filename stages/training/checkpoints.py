@@ -1,0 +1,42 @@
+"""Checkpoints that a killed run can be resumed from: a folder counts only once its marker is there."""
+
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from stages.runs import store
+from stages.runs.artifact import Out
+from stages.training.channels.active import Channels
+
+MARKER = "composer.json"
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest whole checkpoint below a folder; torn ones, which have no marker, are deleted."""
+    whole = []
+    for path in sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2])):
+        if (path / MARKER).exists():
+            whole.append(path)
+        else:
+            rmtree(path)
+    return whole[-1] if whole else None
+
+
+class Supervision(TrainerCallback):
+    """Marks whole checkpoints with the channels' state, reports progress, and stops between steps when asked to."""
+
+    def __init__(self, out: Out, channels: Channels, folder: Path) -> None:
+        self._out, self._channels, self._folder = out, channels, folder
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Runs after everything else of a checkpoint has been written."""
+        folder = self._folder / f"checkpoint-{state.global_step}"
+        store.write_json(folder / MARKER, {"step": state.global_step, "channels": self._channels.state()})
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Between two steps."""
+        self._out.progress("training steps", state.global_step, state.max_steps)
+        if self._out.stop.is_set():
+            control.should_save = control.should_training_stop = True

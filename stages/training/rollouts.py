@@ -1,0 +1,82 @@
+"""On-policy rollouts for GRPO: the same agent loop as everywhere, sampling from the model under training."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stages.envs.base import Environment, Task
+from stages.messages import opening_ids
+from stages.policy.local import LocalPolicy
+from stages.rollouts.episode import Episode, play
+from stages.runs import store
+from stages.runs.records import Row
+from stages.training.rows import own_episode
+
+
+class Rollouts:
+    """TRL's `rollout_func`: plays one episode a row and returns ids, log-probs, the mask of own tokens, and rewards.
+
+    Seeds depend on the run's seed, the step, the task and the sample alone. `latest` holds the episodes of the last
+    call, in order.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        tasks: Mapping[str, Task],
+        *,
+        seed: int,
+        max_steps: int,
+        before_turn: Callable[[], None],
+    ) -> None:
+        self._make, self._tasks, self._seed, self._max_steps = make, tasks, seed, max_steps
+        self._before_turn = before_turn
+        self.latest: list[Episode] = []
+
+    def play(self, rows: list[Row], policy: LocalPolicy, step: int) -> dict[str, list[Any]]:
+        """Play every row's task; rows of one task are samples of one group."""
+        self.latest = play(
+            self._make, policy, self._episodes(rows, step), max_steps=self._max_steps, before_turn=self._before_turn
+        )
+        columns = [self._columns(episode, policy) for episode in self.latest]
+        return {name: [column[name] for column in columns] for name in columns[0]}
+
+    def _episodes(self, rows: list[Row], step: int) -> list[Episode]:
+        seen: dict[str, int] = {}
+        episodes = []
+        for row in rows:
+            index = seen.get(row["task_id"], 0)
+            seen[row["task_id"]] = index + 1
+            seed = int(store.digest([self._seed, step, row["task_id"], index])[:15], 16)
+            episodes.append(Episode(self._tasks[row["task_id"]], index, seed))
+        return episodes
+
+    def _columns(self, episode: Episode, policy: LocalPolicy) -> Row:
+        """One row of what TRL wants; an episode that failed before its first action has one masked token, no reward."""
+        own = own_episode(episode)
+        reward = None if episode.error else episode.grade.reward
+        if own is None:
+            prompt = opening_ids(
+                policy.tokenizer, episode.messages or [{"role": "user", "content": episode.task.prompt}]
+            )
+            return {
+                "prompt_ids": prompt,
+                "completion_ids": [policy.tokenizer.eos_token_id],
+                "logprobs": [0.0],
+                "env_mask": [0],
+                "environment_reward": reward,
+            }
+        return {
+            "prompt_ids": own.tree.prompt,
+            "completion_ids": own.tree.branches[0],
+            "logprobs": own.logprobs,
+            "env_mask": own.own,
+            "environment_reward": reward,
+        }
+
+
+def environment_reward(
+    prompts: Any, completions: Any, environment_reward: list[float | None], **columns: Any
+) -> list[float | None]:
+    """TRL's reward function: the environment's own; None, never zero, where it could not grade."""
+    del prompts, completions, columns
+    return environment_reward

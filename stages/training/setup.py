@@ -1,0 +1,141 @@
+"""What training starts from: TRL's configuration, prompts, pairs, the teacher, the channels' rows, and seeds."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl.trainer.grpo_config import GRPOConfig
+
+from stages.envs.base import Environment, Task
+from stages.errors import UsageError
+from stages.policy.base import PolicyConfig
+from stages.policy.local import LocalPolicy, load_model
+from stages.rollouts.episode import Episode
+from stages.runs.artifact import Out, Run
+from stages.runs.records import PAIR
+from stages.training.channels.active import Channels
+from stages.training.hints import hinted_turns
+from stages.training.pair_source import PairSource, tokenise
+from stages.training.rows import ChannelBatch, own_episode
+from stages.training.settings import Hints, Optimisation, Pairs
+
+ChannelRows = Callable[[list[Episode], int], ChannelBatch]
+"""(episodes of this step, step) -> the rows of all channels."""
+
+
+def prompt_order(num_tasks: int, settings: Optimisation, seed: int) -> list[int]:
+    """Indices of the tasks of all prompts: every task once before any comes again, each round in its own order.
+
+    The whole course of training lies in one list, so that a resumed run finds its place by counting.
+    """
+    count = settings.steps * settings.prompts_per_step
+    order: list[int] = []
+    while len(order) < count:
+        indices = list(range(num_tasks))
+        random.Random(f"{seed}/{len(order)}").shuffle(indices)  # noqa: S311 (an order that repeats, not a secret)
+        order += indices
+    return order[:count]
+
+
+def task_dataset(tasks: Sequence[Task], make: Callable[[], Environment], settings: Optimisation, seed: int) -> Dataset:
+    """One row a prompt of the whole training: the task's opening messages, and its id for the rollouts."""
+    environment = make()
+    try:
+        openings = [environment.reset(task) for task in tasks]
+    finally:
+        environment.close()
+    order = prompt_order(len(tasks), settings, seed)
+    return Dataset.from_list([{"prompt": openings[i], "task_id": tasks[i].task_id} for i in order])
+
+
+def trl_config(
+    folder: str, settings: Optimisation, *, seed: int, temperature: float, max_completion: int, device: str
+) -> GRPOConfig:
+    """TRL's configuration for our settings: constant learning rate, no reporting, checkpoints to resume from.
+
+    max_completion: tokens of a whole episode after its prompt.
+    """
+    rollouts = settings.prompts_per_step * settings.generations
+    micro = settings.micro_batch or rollouts
+    return GRPOConfig(
+        output_dir=folder,
+        max_steps=settings.steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=rollouts // micro,
+        num_generations=settings.generations,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="constant",
+        max_grad_norm=settings.max_grad_norm,
+        beta=settings.beta,
+        loss_type=settings.loss_type,
+        temperature=temperature,
+        max_completion_length=max_completion,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        use_cpu=device == "cpu",
+        bf16=False,
+        seed=seed,
+        shuffle_dataset=False,
+        save_steps=settings.save_every,
+        save_total_limit=2,
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=device != "cpu",
+        log_completions=False,
+    )
+
+
+def load_pairs(run: Run, settings: Pairs, tokenizer: Any, *, seed: int, out: Out) -> PairSource:
+    """The pairs of a run in token ids; counts what is kept and dropped. `UsageError` when nothing is left."""
+    kept, dropped = tokenise(run.rows(PAIR), tokenizer, settings.max_tokens)
+    out.count(pairs=len(kept), **{f"pairs_dropped_{reason}": number for reason, number in dropped.items()})
+    if not kept:
+        raise UsageError(
+            f"{run.path} holds no pair that is left after tokenisation ({dict(dropped)}). "
+            "Extract more pairs, or raise pairs.max_tokens."
+        )
+    return PairSource(kept, per_step=settings.per_step, seed=seed)
+
+
+def load_teacher(config: PolicyConfig, out: Out) -> Any:
+    """A Hugging Face model that is never trained."""
+    model, _ = load_model(config, cache=out.cache, listener=out.progress)
+    return model.eval().requires_grad_(False)
+
+
+def channel_rows(
+    channels: Channels, hints: Hints, source: PairSource | None, policy: LocalPolicy, out: Out
+) -> ChannelRows:
+    """A function that collects the rows of a step from the sources that the channels use."""
+    used = channels.row_sources
+    hint = hinted_turns(hints, policy, out) if "hinted" in used else None
+
+    def rows(episodes: list[Episode], step: int) -> ChannelBatch:
+        own = [own_episode(episode) for episode in episodes] if "episodes" in used else []
+        return ChannelBatch(
+            pairs=source.batch(step) if source is not None else [],
+            hinted=hint(episodes) if hint is not None else [],
+            episodes=[episode for episode in own if episode is not None],
+        )
+
+    return rows
+
+
+@contextmanager
+def seeded(seed: int, threads: int | None) -> Iterator[None]:
+    """Seed what training draws from, on so many CPU threads (None: as many as there are): sums round by their number.
+
+    Unlike `stages.tiny_models.training.reproducible`, which is for models of seconds on one CPU thread, it forbids no
+    kernel without a deterministic form: models of any size are trained here, on GPUs too, where some have none.
+    """
+    before = torch.get_num_threads()
+    torch.manual_seed(seed)
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,40 @@
+"""A generator on a small package, and tasks made from it, for all tests of feature deletion."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.shelf import SHELF, removal, write
+
+from stages.envs.feature_deletion.package import Package, unpack
+from stages.envs.feature_deletion.selection import Kind
+from stages.envs.feature_deletion.task_generator import TaskGenerator
+from stages.runs.records import Row
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as a folder."""
+    return write(tmp_path_factory.mktemp("shelf") / "shelf-1.5", SHELF)
+
+
+@pytest.fixture(scope="session")
+def package(shelf: Path, tmp_path_factory: pytest.TempPathFactory) -> Package:
+    """The package, unpacked."""
+    return unpack(shelf, tmp_path_factory.mktemp("unpacked"))
+
+
+@pytest.fixture(scope="session")
+def generator(package: Package) -> Iterator[TaskGenerator]:
+    """A generator on it."""
+    with TaskGenerator(package, "bubblewrap") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def accepted(generator: TaskGenerator) -> dict[str, Row]:
+    """The rows of a few removals by what is removed first, all made in one batch."""
+    kinds: dict[tuple[str, ...], Kind] = {("spine_label", "shorten"): "cluster", ("Shelf",): "class"}
+    kinds |= {(name,): "function" for name in ("shorten", "titled", "initials", "Shelf.add")}
+    made = generator.make([removal(generator, *names, kind=kind) for names, kind in kinds.items()])
+    return {names[0]: one.row for names, one in zip(kinds, made, strict=True) if one.row}

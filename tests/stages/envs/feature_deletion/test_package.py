@@ -1,0 +1,85 @@
+"""A package is copied without what gives the answer away, and nothing of it is run."""
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from stages.envs.feature_deletion.package import unpack
+from stages.errors import BadInput
+
+
+def paths(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def test_history_caches_and_built_copies_stay_behind(shelf: Path, tmp_path: Path) -> None:
+    source, root = tmp_path / "source", tmp_path / "root"
+    root.mkdir()
+    leftovers = [
+        ".git/HEAD",
+        "shelf/__pycache__/words.cpython-311.pyc",
+        ".mypy_cache/3.11/shelf.json",
+        "build/lib/shelf/words.py",
+    ]
+    leftovers += ["shelf.egg-info/SOURCES.txt", ".tox/py/shelf.py", "dist/shelf.whl", "old.pyc", "venv/lib/shelf.py"]
+    for path in [*leftovers, "shelf/words.py", "shelf/build/x.py"]:
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_text("x = 1\n")
+    unpack(source, root)
+    assert {path for path in paths(root) if "dist-info" not in path} == {"shelf/words.py", "shelf/build/x.py"}
+
+
+def archive(path: Path, names: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as file:
+        for name, data in names.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            file.addfile(member, io.BytesIO(data))
+    return path
+
+
+def test_an_sdist_says_its_name(tmp_path: Path) -> None:
+    sdist = archive(
+        tmp_path / "x.tar.gz", {"a-1/PKG-INFO": b"Name: some.thing\nVersion: 2.0\n", "a-1/some/t.py": b"x = 1\n"}
+    )
+    (tmp_path / "root").mkdir()
+    package = unpack(sdist, tmp_path / "root")
+    assert (package.name, package.version, package.label) == ("some.thing", "2.0", "some.thing_2.0")
+    assert "Version: 2.0" in (package.root / "some_thing-2.0.dist-info/METADATA").read_text()
+
+
+def test_a_name_from_pyproject_or_the_file(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    sdist = archive(tmp_path / "x.tar.gz", {"a/pyproject.toml": b"[project]\nname = 'one'\nversion = '3'\n"})
+    assert unpack(sdist, tmp_path / "one").label == "one_3"
+    (tmp_path / "two").mkdir()
+    with zipfile.ZipFile(tmp_path / "two-0.1.zip", "w") as file:
+        file.writestr("two/two.py", "x = 1\n")
+    assert unpack(tmp_path / "two-0.1.zip", tmp_path / "two").label == "two_0.1"
+
+
+def test_a_bare_importable_folder_stays_importable(shelf: Path, tmp_path: Path) -> None:
+    assert "shelf/words.py" in paths(unpack(shelf / "shelf", tmp_path).root)
+
+
+def test_an_archive_that_reaches_outside_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    with pytest.raises(BadInput, match="cannot be unpacked"):
+        unpack(archive(tmp_path / "x.tar.gz", {"../outside.py": b"x = 1\n"}), tmp_path / "root")
+    assert not (tmp_path / "outside.py").exists()
+
+
+@pytest.mark.parametrize("name", ["missing", "notes.txt"])
+def test_anything_else_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no package")
+    with pytest.raises(BadInput, match="neither a folder nor an archive"):
+        unpack(tmp_path / name, tmp_path)
+
+
+def test_a_torn_archive_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.tar.gz").write_bytes(b"\x1f\x8b torn")
+    with pytest.raises(BadInput, match="Fetch it again"):
+        unpack(tmp_path / "x.tar.gz", tmp_path)

@@ -1,0 +1,91 @@
+"""What is chosen to be removed, and in which order."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from stages.envs.base import Split
+from stages.envs.feature_deletion import selection
+from stages.envs.feature_deletion.definitions import definitions
+from stages.envs.feature_deletion.package import Package
+from stages.envs.feature_deletion.selection import KEEP, WEIGHTS, Kind, Removal
+from stages.envs.repo import trees
+
+Lines = dict[str, dict[int, frozenset[str]]]
+
+
+@pytest.fixture
+def texts(package: Package) -> dict[str, str]:
+    files = {path: file for path in trees.walk(package.root) if (file := trees.read(package.root, path))}
+    return selection.sources(files)
+
+
+@pytest.fixture
+def lines(texts: dict[str, str]) -> Lines:
+    """As if one test executed everything."""
+    return {path: dict.fromkeys(range(1, text.count("\n") + 2), frozenset({"t"})) for path, text in texts.items()}
+
+
+def drawn(
+    texts: dict[str, str],
+    lines: Lines,
+    seed: int = 0,
+    split: Split | None = None,
+    kinds: Sequence[Kind] = tuple(WEIGHTS),
+) -> list[Removal]:
+    return selection.candidates(texts, lines, seed=seed, split=split, kinds=kinds, difficulties=tuple(KEEP))
+
+
+def test_tests_and_documentation_are_no_source() -> None:
+    files = [
+        "shelf/a.py",
+        "tests/test_a.py",
+        "docs/conf.py",
+        "setup.py",
+        "shelf/test_b.py",
+        "shelf/c.pyi",
+        "examples/e.py",
+    ]
+    assert list(selection.sources({path: trees.File(b"x = 1\n") for path in files})) == ["shelf/a.py"]
+
+
+def test_a_file_in_another_encoding_is_left_alone() -> None:
+    assert selection.sources({"a.py": trees.File("# -*- coding: latin-1 -*-\ns = 'ä'".encode("latin-1"))}) == {}
+
+
+def test_the_same_seed_gives_the_same_order_and_another_another(texts: dict[str, str], lines: Lines) -> None:
+    one, again, other = (drawn(texts, lines, seed) for seed in (0, 0, 1))
+    assert [r.identity for r in one] == [r.identity for r in again] != [r.identity for r in other]
+
+
+def test_there_are_functions_classes_and_clusters(texts: dict[str, str], lines: Lines) -> None:
+    found = drawn(texts, lines)
+    assert {removal.kind for removal in found} == {"function", "class", "cluster"}
+    assert any("shelf/books.py:spine_label" in r.names and "shelf/words.py:shorten" in r.names for r in found)
+
+
+def test_getters_are_no_task(texts: dict[str, str], lines: Lines) -> None:
+    assert not any("shelf/books.py:Shelf.__len__" in r.names for r in drawn(texts, lines, kinds=("function",)))
+
+
+def test_code_that_no_test_executes_is_not_removed(texts: dict[str, str], lines: Lines) -> None:
+    found = drawn(texts, {**lines, "shelf/words.py": {}})
+    assert found and not any(part.path == "shelf/words.py" for removal in found for part in removal.parts)
+
+
+def test_the_splits_share_no_definition(texts: dict[str, str], lines: Lines) -> None:
+    train, evaluation = (
+        {(part.path, part.top) for removal in drawn(texts, lines, split=split) for part in removal.parts}
+        for split in ("train", "eval")
+    )
+    assert train and evaluation and not train & evaluation
+
+
+def test_functions_of_the_same_name_are_told_apart() -> None:
+    text = "class A:\n def f(self): return self.g()\n def g(self): return 1\nclass B:\n def g(self): return 2\n"
+    functions = [d for d in definitions("m.py", text) if d.kind == "function"]
+    assert [[functions[i].qualname for i in callees] for callees in selection.call_graph(functions)] == [
+        ["A.g"],
+        [],
+        [],
+    ]

@@ -1,0 +1,166 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages.envs.base import Task
+from stages.envs.config import EnvStageConfig
+from stages.envs.gsm8k.env import Gsm8kEnv
+from stages.errors import BadInput, UsageError
+
+ROOT = Path(__file__).parents[4]
+ROWS = ROOT.parent / "shared/real/gsm8k"
+needs_rows = pytest.mark.skipif(not ROWS.is_dir(), reason="the GSM8K rows are not beside this checkout")
+
+
+def write(path: Path, numbers: range) -> str:
+    """Rows of our own: the sum of two numbers."""
+    rows = [{"question": f"What is {n} + 1?", "answer": f"{n} + 1 = {n + 1}\n#### {n + 1:,}"} for n in numbers]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def one_file(tmp_path: Path) -> Gsm8kEnv:
+    return Gsm8kEnv(path=write(tmp_path / "rows.jsonl", range(990, 1090)))
+
+
+def drawn(env: Gsm8kEnv, split: str, most: int = 200) -> list[Task]:
+    """All tasks of a split."""
+    for count in range(most, 0, -1):
+        try:
+            return env.tasks(split, count, seed=0)
+        except UsageError:
+            continue
+    return []
+
+
+def test_one_file_is_split_by_question(one_file: Gsm8kEnv, tmp_path: Path) -> None:
+    train, held_out = drawn(one_file, "train"), drawn(one_file, "eval")
+    assert len(train) + len(held_out) == 100 and 10 <= len(held_out) <= 30
+    assert not {task.family for task in train} & {task.family for task in held_out}
+    more = Gsm8kEnv(path=write(tmp_path / "more.jsonl", range(900, 1090)))
+    assert {task.family for task in held_out} <= {task.family for task in drawn(more, "eval")}
+
+
+def test_two_files_are_two_splits(tmp_path: Path) -> None:
+    env = Gsm8kEnv(write(tmp_path / "train.jsonl", range(5)), write(tmp_path / "eval.jsonl", range(5, 8)))
+    assert (len(drawn(env, "train", 9)), len(drawn(env, "eval", 9))) == (5, 3)
+
+
+def test_a_question_in_both_files_is_refused(tmp_path: Path) -> None:
+    env = Gsm8kEnv(write(tmp_path / "train.jsonl", range(5)), write(tmp_path / "eval.jsonl", range(3, 8)))
+    with pytest.raises(BadInput, match="2 questions are in "):
+        env.tasks("train", 1, seed=0)
+
+
+def test_a_longer_list_starts_with_the_shorter_one(one_file: Gsm8kEnv) -> None:
+    longer = one_file.tasks("train", 20, seed=3)
+    assert one_file.tasks("train", 5, seed=3) == longer[:5]
+    assert one_file.tasks("train", 20, seed=4) != longer
+
+
+def test_too_many_tasks_are_refused(tmp_path: Path) -> None:
+    env = Gsm8kEnv(write(tmp_path / "train.jsonl", range(5)), write(tmp_path / "eval.jsonl", range(5, 8)))
+    with pytest.raises(UsageError, match="holds 3 questions for eval, not 4"):
+        env.tasks("eval", 4, seed=0)
+
+
+def test_a_question_that_comes_twice_is_one_task(tmp_path: Path) -> None:
+    text = Path(write(tmp_path / "rows.jsonl", range(5))).read_text()
+    (tmp_path / "twice.jsonl").write_text(text + text.replace("?", "? "))
+    env = Gsm8kEnv(str(tmp_path / "twice.jsonl"), write(tmp_path / "eval.jsonl", range(5, 6)))
+    assert len(drawn(env, "train", 20)) == 5
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"question": "Why?"}, "row 2, has no question and answer, but question"),
+        ({"question": "Why?", "answer": 3}, "row 2, has no question and answer"),
+        ({"question": "Why?", "answer": "it is 3"}, "row 2: the answer does not end with '#### <number>'"),
+        ({"question": "Why?", "answer": "#### ?"}, "row 2: the answer does not end with"),
+    ],
+)
+def test_a_row_without_an_answer_is_named(tmp_path: Path, row: dict, said: str) -> None:
+    path = Path(write(tmp_path / "rows.jsonl", range(1)))
+    path.write_text(path.read_text() + json.dumps(row) + "\n")
+    with pytest.raises(BadInput, match=said):
+        Gsm8kEnv(str(path)).tasks("train", 1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "reward", "said", "protocol_ok"),
+    [
+        ("2 + 1 = 3\n#### 3.0", 1.0, "", True),
+        ("so it is 3", 1.0, "", False),
+        ("#### 1,004", 0.0, "1004 is wrong; the answer is 3.", True),
+        ("I give up", 0.0, "There is no number; the answer is 3.", False),
+    ],
+)
+def test_an_answer(tmp_path: Path, text: str, reward: float, said: str, protocol_ok: bool) -> None:
+    env = Gsm8kEnv(write(tmp_path / "rows.jsonl", range(2, 3)), write(tmp_path / "other.jsonl", range(1)))
+    system, question = env.reset(env.tasks("train", 1, seed=0)[0])
+    assert system["role"] == "system" and question == {"role": "user", "content": "What is 2 + 1?"}
+    seen = env.step(text)
+    assert (seen.content, seen.stop) == (said, "answered")
+    grade = env.grade()
+    assert (grade.reward, grade.gt_pass, grade.protocol_ok, grade.error_type) == (
+        reward,
+        reward == 1.0,
+        protocol_ok,
+        None,
+    )
+
+
+def test_nothing_answered_is_a_zero(one_file: Gsm8kEnv) -> None:
+    one_file.reset(one_file.tasks("train", 1, seed=0)[0])
+    assert one_file.grade().reward == 0.0
+
+
+def test_no_sandbox_is_asked_for(one_file: Gsm8kEnv) -> None:
+    """An unknown sandbox would be refused by an environment that takes one."""
+    config = EnvStageConfig(env={"name": "gsm8k", "options": {"path": one_file.path}}, sandbox="nowhere")
+    env = config.opener()()
+    assert env.sandbox == "not-needed" and len(env.tasks("train", 1, seed=0)) == 1
+
+
+@needs_rows
+def test_the_rows_of_gsm8k() -> None:
+    env = Gsm8kEnv(str(ROWS / "train-200.jsonl"), str(ROWS / "test-200.jsonl"))
+    tasks = env.tasks("train", 200, seed=0)
+    by_question = {task.prompt: task.data["answer"] for task in tasks}
+    assert next(a for q, a in by_question.items() if q.startswith("Natalia sold clips to 48")) == "72"
+    assert len(env.tasks("eval", 200, seed=0)) == len({task.family for task in tasks}) == 200
+
+
+def from_hub(folder: Path, *lines: str) -> subprocess.CompletedProcess[str]:
+    """Run lines about an environment without a path, away from the network, in `folder`."""
+    code = "\n".join(["from stages.envs.gsm8k.env import Gsm8kEnv", "env = Gsm8kEnv()", *lines])
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=variables, capture_output=True, text=True)
+
+
+def test_without_a_path_the_rows_are_those_of_the_hub(tmp_path: Path) -> None:
+    """`datasets` takes a folder of that name for the hub's repository, so that its real loading is what runs."""
+    place = tmp_path / "openai/gsm8k/main"
+    place.mkdir(parents=True)
+    write(place / "train.jsonl", range(5))
+    write(place / "test.jsonl", range(5, 8))
+    (place.parent / "README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  data_files:\n"
+        "  - {split: train, path: main/train.jsonl}\n  - {split: test, path: main/test.jsonl}\n---\n"
+    )
+    ran = from_hub(
+        tmp_path, "print(len(env.tasks('train', 5, 0)), sorted(t.data['answer'] for t in env.tasks('eval', 3, 0)))"
+    )
+    assert ran.stdout.splitlines()[-1:] == ["5 ['6', '7', '8']"], ran.stderr
+
+
+def test_without_the_hub_a_sentence_says_what_to_do(tmp_path: Path) -> None:
+    ran = from_hub(tmp_path, "env.tasks('train', 1, 0)")
+    assert "BadInput: openai/gsm8k cannot be had from the hub (" in ran.stderr
+    assert "--set env.options.path=FILE" in ran.stderr

@@ -1,0 +1,85 @@
+import json
+import re
+
+import pytest
+
+from stages.envs.base import Split, Task
+from stages.envs.kata.language import FAMILIES, MODIFIERS, OPERATIONS, check_disjoint, expression, family
+from stages.envs.kata.tasks import generate, parts, renamed
+
+SPLITS: tuple[Split, ...] = ("train", "eval")
+
+
+def passes(code: str, cases: list) -> bool:
+    """Is one of our own expressions in x and y right on every case?"""
+    function = eval(f"lambda x, y: {code}")
+    return all(function(*args) == want for args, want in cases)
+
+
+def starting_code(task: Task) -> str:
+    """What the wrong function returns, in x and y."""
+    first, second = task.data["arguments"]
+    code = task.data["original"].split("return ")[1].strip()
+    return re.sub(r"[a-z]+", lambda word: {first: "x", second: "y"}.get(word[0], word[0]), code)
+
+
+def test_train_and_eval_share_no_family() -> None:
+    assert len(FAMILIES["train"]) == 72 and len(FAMILIES["eval"]) == 24
+    seen = {split: {task.family for task in generate(split, 1000, seed=3)} for split in SPLITS}
+    assert seen == FAMILIES
+    check_disjoint(seen["train"], seen["eval"])
+
+
+def test_a_shared_family_is_caught() -> None:
+    with pytest.raises(AssertionError, match="sum/plus"):
+        check_disjoint(FAMILIES["train"] | {"sum/plus"}, FAMILIES["eval"] | {"sum/plus"})
+
+
+def test_every_operation_and_modifier_is_trained_and_evaluated() -> None:
+    for split in SPLITS:
+        assert {name.split("/")[0] for name in FAMILIES[split]} == {operation.name for operation in OPERATIONS}
+        assert {name.split("/")[1] for name in FAMILIES[split]} == {modifier.name for modifier in MODIFIERS}
+
+
+def test_no_misconception_is_the_code_of_a_family() -> None:
+    answers = {expression(o.code, m, "x", "y", 3): family(o, m) for o in OPERATIONS for m in MODIFIERS}
+    assert len(answers) == 96
+    assert not answers.keys() & {expression(o.misconception, m, "x", "y", 3) for o in OPERATIONS for m in MODIFIERS}
+
+
+def test_no_training_file_starts_as_the_answer_to_an_eval_family() -> None:
+    for task in generate("train", 500, seed=0):
+        answers = {expression(o.code, m, "x", "y", task.data["constant"]) for o, m in map(parts, FAMILIES["eval"])}
+        assert starting_code(task) not in answers
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_tasks_are_determined_by_the_seed_and_a_longer_list_starts_with_the_shorter(split: Split) -> None:
+    assert generate(split, 40, seed=5)[:12] == generate(split, 12, seed=5)
+    assert generate(split, 40, seed=5) != generate(split, 40, seed=6)
+    assert len({task.task_id for task in generate(split, 200, seed=5)}) == 200
+
+
+def test_texts_differ() -> None:
+    prompts = [task.prompt for task in generate("train", 2000, seed=0)]
+    assert len(set(prompts)) > 1950
+
+
+def test_task_data_survives_json() -> None:
+    task = generate("eval", 1, seed=0)[0]
+    assert json.loads(json.dumps(task.data)) == task.data
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("kind", ["visible", "hidden"])
+def test_tests_tell_right_from_wrong(split: Split, kind: str) -> None:
+    for task in generate(split, 300, seed=1):
+        (operation, modifier), k = parts(task.family), task.data["constant"]
+        cases = task.data[kind]
+        assert passes(expression(operation.code, modifier, "x", "y", k), cases)
+        assert not passes(expression(operation.misconception, modifier, "x", "y", k), cases)
+        assert not passes(starting_code(task), cases)
+
+
+def test_names_are_replaced_whole() -> None:
+    assert renamed("max(x, y) + x", ("y", "next")) == "max(y, next) + y"

@@ -1,0 +1,112 @@
+"""Containers: the command lines, and the code around them with a program that stands in for an engine and runs here."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from stages.envs.swe import engine
+from stages.envs.swe.engine import ContainerSandbox, command_arguments, image_of, start_arguments
+from stages.errors import InfrastructureError
+from stages.sandbox import Limits
+
+LIMITS = Limits(wall_s=5, memory_mb=512, processes=64, output_bytes=2048)
+STAND_IN = """\
+#!/bin/bash
+# Understands as much of an engine's command line as is used here, and isolates nothing.
+echo "$@" >> {log}
+case "$1" in
+  info) exit {info} ;;
+  run) [[ "$*" == *missing-image* ]] && {{ echo "no such image" >&2; exit 125; }}; exit 0 ;;
+  create) exit 0 ;;
+  cp) mkdir -p "$3" && cp -r {image}/. "$3" ;;
+  exec) shift
+        while [ "$1" != timeout ] && [ "$1" != bash ]; do [ "$1" = --env ] && {{ export "$2"; shift; }}; shift; done
+        [ "$*" = "bash -c kill -9 -1" ] && exit 0
+        cd {work} && exec "$@" ;;
+  rm) exit 0 ;;
+esac
+"""
+
+
+def stand_in(folder: Path, info: int = 0, name: str = "docker") -> Path:
+    """A program called docker; `work` below the folder stands for the mounted tree, `image` for the image's."""
+    for part in ("work", "image"):
+        (folder / part).mkdir(exist_ok=True)
+    program = folder / name
+    program.write_text(STAND_IN.format(log=folder / "log", info=info, image=folder / "image", work=folder / "work"))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return program
+
+
+def opened(folder: Path, image: str = "image") -> ContainerSandbox:
+    return ContainerSandbox(str(stand_in(folder)), image, folder / "work", LIMITS, (), {"GREETING": "hello"})
+
+
+def test_a_container_has_no_network_no_capabilities_and_limits(tmp_path: Path) -> None:
+    line = " ".join(start_arguments("/usr/bin/docker", "image", tmp_path, LIMITS, (Path("/opt/plugin"),), "name"))
+    for wanted in (
+        *("--network none", "--cap-drop ALL", "--security-opt no-new-privileges"),
+        *("--memory 512m --memory-swap 512m", "--pids-limit 64", f"--user {os.getuid()}:{os.getgid()}"),
+        *(f"--volume {tmp_path}:/testbed", "--volume /opt/plugin:/opt/plugin:ro", "--name name"),
+    ):
+        assert wanted in line
+    assert "--privileged" not in line and "keep-id" not in line
+    assert "--userns keep-id" in " ".join(start_arguments("/usr/bin/podman", "image", tmp_path, LIMITS, (), "name"))
+
+
+def test_a_command_is_one_argument_and_ends_in_time() -> None:
+    arguments = command_arguments("docker", "name", "echo 'a b'; exit 3", {"A": "1"}, 7.5)
+    assert arguments[:2] == ["docker", "exec"] and arguments[-3:-1] == ["bash", "-c"]
+    assert arguments[-1].endswith("echo 'a b'; exit 3") and arguments[-7:-3] == ["timeout", "--kill-after", "2", "7.5"]
+    assert arguments[4:7] == ["--env", "A=1", "name"]
+
+
+def test_the_official_image_or_the_rows_own() -> None:
+    assert (
+        image_of({"instance_id": "Django__django-11099"})
+        == "docker.io/swebench/sweb.eval.x86_64.django_1776_django-11099:latest"
+    )
+    assert image_of({"instance_id": "a__b-1", "image": "mine:1"}) == "mine:1"
+
+
+def test_an_engine_that_does_not_answer_is_none(tmp_path: Path) -> None:
+    engine.find.cache_clear()
+    assert engine.find(str(tmp_path)) is None
+    (tmp_path / "dead").mkdir()
+    stand_in(tmp_path / "dead", info=1)
+    assert engine.find(str(tmp_path / "dead")) is None
+    (tmp_path / "alive").mkdir()
+    podman = stand_in(tmp_path / "alive", name="podman")
+    assert engine.find(f"{tmp_path}/alive:/usr/bin:/bin") == str(podman)
+    engine.find.cache_clear()
+
+
+def test_commands_run_and_are_limited(tmp_path: Path) -> None:
+    with opened(tmp_path) as sandbox:
+        result = sandbox.run("echo $GREETING; pwd; exit 3")
+        assert (result.output, result.returncode) == (f"hello\n{tmp_path}/work\n", 3)
+        late = sandbox.run("echo before; sleep 5", wall_s=0.3)
+        assert late.timed_out and late.returncode == 124 and late.output == "before\n"
+        long = sandbox.run("seq 10000")
+        assert long.output_bytes > 40_000 and len(long.output) < 2200 and "bytes left out" in long.output
+    log = (tmp_path / "log").read_text()
+    assert f"kill -9 -1\nrm --force {sandbox.name}" in log and log.count("kill -9 -1") == 3
+
+
+def test_an_image_that_cannot_start_is_no_score(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureError, match="docker run failed: no such image"):
+        opened(tmp_path, "missing-image")
+
+
+def test_the_tree_of_an_image_comes_without_history(tmp_path: Path) -> None:
+    program = stand_in(tmp_path)
+    for path in ("image/pkg/a.py", "image/.git/HEAD", "image/pkg/__pycache__/a.pyc"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("x")
+    (tmp_path / "target").mkdir()
+    engine.testbed_of(str(program), "image", tmp_path / "target")
+    assert [str(p.relative_to(tmp_path / "target")) for p in (tmp_path / "target").rglob("*") if p.is_file()] == [
+        "pkg/a.py"
+    ]

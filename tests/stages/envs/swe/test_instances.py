@@ -1,0 +1,90 @@
+"""Instances of both shapes load from every kind of file, and a row of neither shape is named."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stages.envs.swe import instances
+from stages.envs.swe.instances import CLASSIC, NEWER, is_newer, load
+from stages.errors import BadInput
+
+SHARED = Path(__file__).parents[5] / "shared/real/swe-lite"
+CLASSIC_ROW: dict[str, Any] = {name: f"some {name}" for name in CLASSIC} | {
+    "instance_id": "a__b-1",
+    "FAIL_TO_PASS": '["t.py::test_it"]',
+    "PASS_TO_PASS": "[]",
+}
+NEWER_ROW = CLASSIC_ROW | {name: f"some {name}" for name in NEWER} | {"FAIL_TO_PASS": ["t.py::test_it"]}
+
+
+def written(rows: list[Any], path: Path) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif ".jsonl" in path.name:
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    else:
+        path.write_text(json.dumps(rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows.jsonl.gz", "rows.parquet"])
+@pytest.mark.parametrize("row", [CLASSIC_ROW, NEWER_ROW])
+def test_both_shapes_load_from_every_file(name: str, row: dict[str, Any], tmp_path: Path) -> None:
+    assert load(written([row, row], tmp_path / name)) == [row, row]
+    assert is_newer(row) == (row is NEWER_ROW)
+
+
+def test_an_object_of_instances_loads(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps({"a__b-1": CLASSIC_ROW}))
+    assert load(tmp_path / "rows.json") == [CLASSIC_ROW]
+
+
+def test_columns_that_nothing_depends_on_may_be_absent(tmp_path: Path) -> None:
+    row = {key: value for key, value in CLASSIC_ROW.items() if key not in ("hints_text", "created_at", "patch")}
+    assert load(written([row], tmp_path / "rows.jsonl")) == [row]
+
+
+def test_a_row_of_neither_shape_is_named_with_what_it_lacks(tmp_path: Path) -> None:
+    row = {key: value for key, value in CLASSIC_ROW.items() if key not in ("test_patch", "version")}
+    with pytest.raises(
+        BadInput, match=r"row a__b-1, .* needs test_patch, version, the newer one test_patch, image, eval_script"
+    ):
+        load(written([CLASSIC_ROW, row], tmp_path / "rows.jsonl"))
+    newer = {key: value for key, value in NEWER_ROW.items() if key not in ("image", "version")}
+    with pytest.raises(BadInput, match="the newer one image"):
+        load(written([newer], tmp_path / "rows.jsonl"))
+
+
+@pytest.mark.parametrize("value", ["['t.py::test_it']", "{}", "[1]", 3])
+def test_lists_that_are_none_are_named(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="row a__b-1: PASS_TO_PASS is no list of test names"):
+        load(written([CLASSIC_ROW | {"PASS_TO_PASS": value}], tmp_path / "rows.json"))
+
+
+def test_what_is_no_file_of_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no file of instances"):
+        load(tmp_path / "missing.jsonl")
+    (tmp_path / "torn.jsonl").write_text(json.dumps(CLASSIC_ROW) + '\n{"repo": "a/')
+    with pytest.raises(BadInput, match="line 2"):
+        load(tmp_path / "torn.jsonl")
+    with pytest.raises(BadInput, match="is no instance"):
+        load(written([[1, 2]], tmp_path / "rows.json"))
+    (tmp_path / "rows.parquet").write_text("no table")
+    with pytest.raises(BadInput, match="as Parquet"):
+        load(tmp_path / "rows.parquet")
+
+
+@pytest.mark.skipif(
+    not SHARED.is_dir(), reason="the real rows of SWE-bench are not beside this checkout (../shared/real/swe-lite)"
+)
+@pytest.mark.parametrize(("name", "count"), [("lite-test", 300), ("lite-dev", 23), ("verified-100", 100)])
+def test_all_real_rows_load(name: str, count: int) -> None:
+    rows = load(SHARED / f"swe-bench-{name}.jsonl.gz")
+    assert len(rows) == count and len({row["instance_id"] for row in rows}) == count
+    assert not any(is_newer(row) for row in rows) and instances.missing_columns(rows[0]) == {}

@@ -1,0 +1,132 @@
+"""How the logs of each test runner are read, on pieces of logs as the runners write them."""
+
+import pytest
+
+from stages.envs.swe import logs
+from stages.envs.swe.logs import ERROR, FAILED, PASSED, SKIPPED, XFAIL, dialect
+
+SUMMARY = """\
+=========== short test summary info ============
+PASSED tests/test_a.py::test_one
+PASSED tests/test_a.py::test_two[/a/b/c-1]
+PASSED tests/test_a.py::test_blank[some words]
+FAILED tests/test_a.py::test_three - assert 1 == 2
+ERROR tests/test_b.py - ImportError: no
+SKIPPED [1] tests/test_a.py:4: no reason
+XFAIL tests/test_a.py::test_four
+PASSED
+1 failed, 3 passed in 0.10s
+"""
+
+
+def test_a_summary_of_pytest() -> None:
+    assert logs.pytest(SUMMARY) == {
+        "tests/test_a.py::test_one": PASSED,
+        "tests/test_a.py::test_two[/a/b/c-1]": PASSED,
+        "tests/test_a.py::test_blank[some": PASSED,
+        "tests/test_a.py::test_three": FAILED,
+        "tests/test_b.py": ERROR,
+        "[1]": SKIPPED,
+        "tests/test_a.py::test_four": XFAIL,
+    }
+
+
+def test_parameters_that_are_paths_are_shortened() -> None:
+    found = dialect("psf/requests")(SUMMARY + "PASSED t.py::u[//host/a]\nPASSED t.py::v[/a/*]\n")
+    assert {"tests/test_a.py::test_two[/c-1]", "t.py::u[//host/a]", "t.py::v[/a/*]"} <= found.keys()
+
+
+def test_colours_are_taken_out_where_the_repository_prints_them() -> None:
+    line = "\x1b[32mPASSED\x1b[0m t.py::\x1b[1mtest_it\x1b[0m\n"
+    assert dialect("astropy/astropy")(line) == {"t.py::test_it": PASSED}
+    assert dialect("pallets/flask")(line) == {}
+
+
+def test_old_pytest_writes_the_status_last() -> None:
+    assert dialect("scikit-learn/scikit-learn")("sklearn/t.py::test_it PASSED\n") == {"sklearn/t.py::test_it": PASSED}
+
+
+def test_progress_lines_count_for_seaborn() -> None:
+    text = "tests/t.py::test_a PASSED [ 50%]\nFAILED tests/t.py::test_b - x\n"
+    assert dialect("mwaskom/seaborn")(text) == {"tests/t.py::test_a": PASSED, "tests/t.py::test_b": FAILED}
+
+
+def test_a_line_with_two_verdicts_is_read_as_swebench_reads_it() -> None:
+    seaborn = dialect("mwaskom/seaborn")
+    assert seaborn("PASSED t.py::a PASSED\nt.py::b PASSED x\nPASSED PASSED t.py::c\nFAILED\n") == {
+        "t.py::a": PASSED,
+        "t.py::b": PASSED,
+        "PASSED": PASSED,
+    }
+    assert dialect("django/django")("test_a (T) ... FAIL ... FAIL\n") == {"test_a (T)": FAILED}
+    glued = "Applying sites.0002_alter_domain_unique...test_no_migrations (T) ... ok\n"
+    assert dialect("django/django")(glued) == {"test_no_migrations (T)": PASSED}
+
+
+def test_matplotlib_prints_buttons_in_two_ways() -> None:
+    text = "PASSED t.py::test_it[MouseButton.LEFT-MouseButton.RIGHT]\n"
+    assert dialect("matplotlib/matplotlib")(text) == {"t.py::test_it[1-3]": PASSED}
+
+
+DJANGO = """\
+test_a (app.tests.T) ... ok
+test_b (app.tests.T) ... FAIL
+test_c (app.tests.T) ... ERROR
+test_d (app.tests.T) ... skipped 'no database'
+A docstring stands for its test. ... ok
+test_e (app.tests.T) ... Testing against Django installed in '/testbed/django'
+Importing application app ... done
+System check identified no issues (1 silenced).
+ok
+test_f (app.tests.T) ... some output
+ok
+FAIL: test_g (app.tests.T)
+"""
+
+
+def test_django_prints_between_a_test_and_its_verdict() -> None:
+    assert dialect("django/django")(DJANGO) == {
+        "test_a (app.tests.T)": PASSED,
+        "test_b (app.tests.T)": FAILED,
+        "test_c (app.tests.T)": ERROR,
+        "test_d (app.tests.T)": SKIPPED,
+        "A docstring stands for its test.": PASSED,
+        "test_e (app.tests.T)": PASSED,
+        "Importing application app": PASSED,
+        "test_f (app.tests.T)": PASSED,
+        "test_g": FAILED,
+    }
+
+
+SYMPY = """\
+sympy/core/tests/test_a.py[4] 
+test_one ok
+test_two F
+test_three E
+test_four ok                                          [FAIL]
+
+_____________ sympy/core/tests/test_a.py:test_two _____________
+AssertionError
+"""
+
+
+def test_sympy_names_no_file_but_over_a_failure() -> None:
+    assert dialect("sympy/sympy")(SYMPY) == {
+        "sympy/core/tests/test_a.py:test_two": FAILED,
+        "test_one": PASSED,
+        "test_two": FAILED,
+        "test_three": ERROR,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (SUMMARY, "tests/test_a.py::test_one"),
+        ("tests/t.py::test_it[some words] PASSED      [ 3%]\n", "tests/t.py::test_it[some words]"),
+        (DJANGO, "test_a (app.tests.T)"),
+        (SYMPY, "test_one"),
+    ],
+)
+def test_a_log_of_an_unknown_repository_is_read_by_what_it_shows(text: str, name: str) -> None:
+    assert dialect("some/thing")(text)[name] == PASSED

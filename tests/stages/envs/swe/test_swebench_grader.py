@@ -1,0 +1,151 @@
+"""swebench's own grader and ours say the same of classic rows."""
+
+import json
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from stages.envs.swe import logs, report, swebench_grader
+from stages.envs.swe.instances import load
+from stages.envs.swe.report import END, START, lists_of
+
+SHARED = Path(__file__).parents[5] / "shared/real/swe-logs/docker-harness"
+ROW = {
+    "repo": "pallets/flask",
+    "version": "2.3",
+    "instance_id": "pallets__flask-1",
+    "FAIL_TO_PASS": '["t.py::test_new"]',
+    "PASS_TO_PASS": '["t.py::test_old", "t.py::test_skipped"]',
+}
+
+
+def log(results: str) -> str:
+    return f"+ : '{START}'\n{results}+ : '{END}'\n"
+
+
+LOGS = {
+    "all pass": log("PASSED t.py::test_new\nPASSED t.py::test_old\nSKIPPED t.py::test_skipped\n"),
+    "one fails": log("PASSED t.py::test_new\nFAILED t.py::test_old - no\n"),
+    "the fix is skipped": log("SKIPPED t.py::test_new\nPASSED t.py::test_old\nPASSED t.py::test_skipped\n"),
+    "the fix passes unexpectedly": log("XPASS t.py::test_new\nPASSED t.py::test_old\nPASSED t.py::test_skipped\n"),
+    "nothing ran": log(""),
+    "no end": f"+ : '{START}'\nPASSED t.py::test_new\n",
+    "timed out": log("PASSED t.py::test_new\nPASSED t.py::test_old\n") + ">>>>> Tests Timed Out\n",
+}
+RESOLVED = dict.fromkeys(LOGS, False) | {"all pass": True, "the fix is skipped": True}
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_ours_needs_nothing(kind: str) -> None:
+    ours = report.of_marked_log(LOGS[kind], lists_of(ROW), ROW["repo"])
+    assert ours.resolved == RESOLVED[kind] and (ours.tests_status is None) == (kind in ("no end", "timed out"))
+
+
+def test_a_skipped_test_counts_neither_way() -> None:
+    ours = report.of_marked_log(LOGS["all pass"], lists_of(ROW), ROW["repo"])
+    assert ours.tests_status is not None
+    assert ours.tests_status["PASS_TO_PASS"] == {"success": ["t.py::test_old"], "failure": []}
+
+
+def needs_swebench() -> None:
+    pytest.importorskip(
+        "swebench.harness.constants", reason="the extra `swe` is not installed, so there is no grader to compare with"
+    )
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_swebench_says_the_same(kind: str) -> None:
+    needs_swebench()
+    theirs, who = swebench_grader.graded(ROW, LOGS[kind])
+    ours = report.of_marked_log(LOGS[kind], lists_of(ROW), ROW["repo"])
+    assert who.startswith("swebench 4") and theirs == ours
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real logs are not beside this checkout (../shared/real/swe-logs)")
+def test_swebench_says_the_same_of_real_logs() -> None:
+    needs_swebench()
+    for row in load(SHARED / "instances.jsonl"):
+        path = SHARED / row["instance_id"] / "test_output.txt"
+        if path.is_file():
+            text = path.read_text(errors="replace")
+            assert swebench_grader.graded(row, text)[0] == report.of_marked_log(text, lists_of(row), row["repo"]), row[
+                "instance_id"
+            ]
+
+
+def test_a_row_that_swebench_does_not_know_is_graded_here() -> None:
+    row = {**ROW, "repo": "acme/abacus"}
+    assert swebench_grader.graded(row, LOGS["all pass"]) == (
+        report.of_marked_log(LOGS["all pass"], lists_of(row), "acme/abacus"),
+        "composer",
+    )
+
+
+def test_the_lists_may_be_lists() -> None:
+    assert lists_of({**ROW, "FAIL_TO_PASS": json.loads(ROW["FAIL_TO_PASS"])}) == lists_of(ROW)
+
+
+TESTS = [
+    "t.py::a",
+    "t.py::b[x y]",
+    "t.py::c[/a/b]",
+    "t.py::d[//h]",
+    "t.py::e[MouseButton.LEFT]",
+    "test_a (T)",
+    "test_x",
+]
+TESTS += [
+    "A docstring.",
+    "Applying sites.0002_alter_domain_unique...test_no_migrations",
+    "--version is equivalent to version",
+]
+VERDICTS = [
+    "PASSED",
+    "FAILED",
+    "ERROR",
+    "SKIPPED",
+    "XFAIL",
+    " ... ok",
+    " ...  OK",
+    " ... FAIL",
+    " ... ERROR",
+    " ... skipped 'no'",
+]
+VERDICTS += [
+    " ... ",
+    " ok",
+    " F",
+    " E",
+    " ... Internal Server Error: /x/",
+    "System check identified no issues (0 silenced)",
+]
+REST = [
+    "\n",
+    "\n",
+    "\n",
+    " ",
+    "\t",
+    " - boom",
+    "[ 10%]",
+    "\x1b[32m",
+    "[31m",
+    "____ ",
+    "FAIL: ",
+    "ERROR:",
+    "ok",
+    "sympy/a.py:test_z _",
+]
+
+
+def test_every_dialect_reads_random_logs_as_swebench_does() -> None:
+    needs_swebench()
+    from swebench.harness.log_parsers import MAP_REPO_TO_PARSER
+
+    for seed in range(400):
+        draw = random.Random(seed)
+        text = "".join(draw.choice(draw.choice([TESTS, VERDICTS, REST])) for _ in range(60))
+        for repo, ours in logs.DIALECTS.items():
+            with suppress(IndexError):  # swebench breaks on a verdict without a test.
+                assert MAP_REPO_TO_PARSER[repo](text, None) == ours(text), (repo, text)

@@ -1,0 +1,68 @@
+"""The environment in the documents, as a user would run it: one file, outside the repository, by its import path."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.server import Reply, answer, serving
+
+from stages.envs.config import EnvConfig
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.fixture
+def example() -> str:
+    """The first Python block of docs/environments.md."""
+    found = EXAMPLE.search((ROOT / "docs" / "environments.md").read_text())
+    assert found is not None
+    return found[1]
+
+
+def collect(folder: Path, url: str, env: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The installed program in a folder: unlike `python -m`, it does not find modules there by itself."""
+    program = [sys.executable, "-P", "-c", "from composer_cli.__main__ import main; main()"]
+    policy = ["--policy", "scripted", "-s", f"policy.base_url={url}"]
+    return subprocess.run(
+        [*program, "collect", "--env", env, *policy, "-s", "tasks=3", "-s", "samples=2", *words, "--json"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COMPOSER_ARTIFACTS": str(folder / "artifacts")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_documented_environment_runs_from_its_folder(tmp_path: Path, example: str):
+    assert len(example.splitlines()) <= 40
+    (tmp_path / "riddles.py").write_text(example)
+    (tmp_path / "json.py").write_text("raise SystemExit('a module of this folder hides an installed one')")
+
+    def guess(asked, earlier):
+        told = asked["messages"][-1]["content"]
+        return Reply(body=answer({"l": "Lamp", "r": "sun"}.get(told.removeprefix("No. It begins with ")[:1], "stone")))
+
+    with serving(guess) as server:
+        done = collect(tmp_path, server.url, "riddles:Riddles", "-s", "env.guesses=2")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["counts"] == {"planned": 6, "done": 6, "failed": 0, "steps": 10}
+    assert told["ok"] and told["summary"]["mean_reward"] == pytest.approx(2 / 3)
+
+
+def test_an_edited_environment_is_another_run(tmp_path: Path, example: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "puzzles.py").write_text(example)
+    before = EnvConfig(name="puzzles:Riddles").identity()
+    assert (
+        EnvConfig(name="puzzles:Riddles").identity() == before
+        and "code_sha256" not in EnvConfig(name="kata").identity()
+    )
+    (tmp_path / "puzzles.py").write_text(example.replace("lamp", "bulb"))
+    assert EnvConfig(name="puzzles:Riddles").identity() != before
+    assert EnvConfig(name="nowhere.at.all:Riddles").identity().keys() == EnvConfig(name="kata").identity().keys()

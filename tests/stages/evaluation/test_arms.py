@@ -1,0 +1,125 @@
+import re
+
+import pytest
+
+from stages.evaluation.arms import compare, find_problems, gain_by_seed, summarize
+
+
+def item(arm="A", task="t0", passed=True, *, train_seed=0, sample_idx=0, family="f", hacked=False, error_type=None):
+    return {
+        "arm": arm,
+        "train_seed": train_seed,
+        "task_id": task,
+        "family": family,
+        "sample_idx": sample_idx,
+        "passed": passed,
+        "hacked": hacked,
+        "protocol_ok": None,
+        "error_type": error_type,
+    }
+
+
+def broken(arm, task, **fields):
+    return item(arm, task, passed=None, error_type="SandboxLost", **fields)
+
+
+def broken_tasks(arm, first, end):
+    return [broken(arm, f"t{task}", family=f"f{task}") for task in range(first, end)]
+
+
+def many(arm, num=100, **fields):
+    return [item(arm, f"t{task}", family=f"f{task}", **fields) for task in range(num)]
+
+
+def test_arms_run_on_the_same_things_have_no_problem():
+    assert find_problems({"A": many("A"), "B": many("B")}, "A", "B") == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ([], "arm B has no items"),
+        (many("B", 99), r"tasks differ \(1 only in A, 0 only in B\)"),
+        (many("B", 101), r"tasks differ \(0 only in A, 1 only in B\)"),
+        ([*many("B", 99), item("B", "t99", family="other")], "tasks differ"),
+        (many("B", train_seed=1), r"training seeds differ \(1 only in A, 1 only in B\)"),
+        (many("B") + many("B", train_seed=1), "training seeds differ"),
+        (many("B") + many("B", sample_idx=1), r"samples of a task differ \(0 only in A, 100 only in B\)"),
+        (many("B") + many("B")[:3], "repeats 3 of its"),
+        (many("B", 94) + broken_tasks("B", 94, 100), r"6\.0% of the items of arm B"),
+    ],
+)
+def test_what_makes_arms_incomparable(theirs, said):
+    problems = find_problems({"A": many("A"), "B": theirs}, "A", "B")
+    assert len(problems) == 1 and re.search(said, problems[0])
+
+
+def test_five_percent_of_errors_are_allowed_and_both_arms_are_looked_at():
+    assert find_problems({"A": many("A"), "B": many("B", 95) + broken_tasks("B", 95, 100)}, "A", "B") == []
+    assert "arm A" in find_problems({"A": many("A", 94) + broken_tasks("A", 94, 100), "B": many("B")}, "A", "B")[0]
+
+
+def test_an_error_leaves_with_its_counterpart_and_is_never_a_failure():
+    baseline = [item("A", "t0", True), item("A", "t1", False), item("A", "t2", False)]
+    treatment = [broken("B", "t0"), item("B", "t1", True), item("B", "t2", False)]
+    difference = compare(treatment, baseline)
+    assert (difference.num_tasks, difference.estimate) == (2, 0.5)
+    assert compare(baseline, treatment).estimate == -0.5
+    assert summarize("B", treatment).pass_rate == 0.5
+    assert summarize("B", treatment).errors == {"SandboxLost": 1}
+
+
+def test_an_outcome_beside_an_error_does_not_count():
+    rows = [item("B", "t0", False, error_type="GraderLost"), item("B", "t1", True)]
+    assert summarize("B", rows).pass_rate == 1
+    assert compare(rows, [item("A", "t0", True), item("A", "t1", True)]).num_tasks == 1
+
+
+def test_an_outcome_missing_without_an_error_is_one():
+    assert summarize("B", [item(passed=None), item(task="t1")]).errors == {"no outcome": 1}
+
+
+def test_a_task_is_the_mean_of_its_seeds_and_samples():
+    cells = [(seed, sample) for seed in (0, 1) for sample in (0, 1)]
+    baseline = [
+        item("A", task, False, train_seed=seed, sample_idx=sample) for task in ("t0", "t1") for seed, sample in cells
+    ]
+    treatment = [item("B", "t0", seed == 1, train_seed=seed, sample_idx=sample) for seed, sample in cells]
+    treatment += [item("B", "t1", False, train_seed=seed, sample_idx=sample) for seed, sample in cells]
+    difference = compare(treatment, baseline)
+    assert (difference.estimate, difference.wins, difference.losses, difference.num_tasks) == (0.25, 1, 0, 2)
+    assert gain_by_seed(treatment, baseline) == {"0": 0.0, "1": 0.5}
+    assert summarize("B", treatment).train_seeds == (0, 1)
+
+
+def test_samples_of_a_task_do_not_narrow_the_interval_of_an_arm():
+    one = summarize("A", [item("A", f"t{task}", task % 2 == 0) for task in range(40)])
+    four = summarize("A", [item("A", f"t{task}", task % 2 == 0, sample_idx=k) for task in range(40) for k in range(4)])
+    assert (one.low, one.high, one.num_items) == (four.low, four.high, 40)
+    assert (four.num_tasks, four.num_items) == (40, 160)
+    half = summarize("A", [item("A", "t0", k == 0, sample_idx=k) for k in range(2)])
+    assert half.low < 0.05 and half.high > 0.95
+
+
+def test_the_order_of_items_does_not_change_a_bit():
+    cells = [(task, k) for task in range(60) for k in range(3)]
+    baseline, treatment = (
+        [
+            item(arm, f"t{task}", (7 * task + 5 * k) % period < 3, family=f"f{task % 7}", sample_idx=k)
+            for task, k in cells
+        ]
+        for arm, period in (("A", 8), ("B", 5))
+    )
+    for rows in (treatment[::-1], treatment[1::2] + treatment[::2]):
+        assert compare(rows, baseline) == compare(treatment, baseline[::-1])
+
+
+def test_a_task_without_a_family_is_one():
+    rows = {arm: [item(arm, f"t{task}", arm == "B", family=None) for task in range(8)] for arm in "AB"}
+    assert compare(rows["B"], rows["A"]).num_families == 8
+
+
+def test_a_field_nobody_measured_gives_no_comparison():
+    assert compare(many("B"), many("A"), "protocol_ok") is None
+    assert summarize("A", many("A")).protocol_rate is None
+    assert summarize("A", []).pass_rate is None

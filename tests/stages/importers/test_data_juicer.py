@@ -1,0 +1,117 @@
+"""Data-Juicer in an environment of its own: joined by id, kept from installing, refused where it would do harm."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from support.foreign import jsonl
+
+from stages.errors import BadInput, ComposerError, UsageError
+from stages.import_traces import Config
+from stages.importers.data_juicer import JuicerConfig, judge
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.records import ORIGIN, ROLLOUT, STEP
+
+STAND_IN = """#!{python}
+import json, os, sys
+told = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert os.environ["UV_OFFLINE"] == os.environ["PIP_NO_INDEX"] == "1" and "SECRET" not in os.environ
+if "fail" in open(told["--config"]).read():
+    sys.exit("no such operator")
+rows = [json.loads(line) for line in open(told["--dataset_path"])]
+os.makedirs(os.path.dirname(told["--export_path"]))
+with open(told["--export_path"], "w") as out:
+    for row in reversed(rows):
+        if len(row["text"]) >= 30:
+            row["text"] = row["text"].lower()
+            out.write(json.dumps({{**row, "__dj__stats__": {{"text_len": len(row["text"])}}}}) + "\\n")
+"""
+"""A program with Data-Juicer's arguments that keeps texts of 30 characters, changes them, and reorders them."""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "elsewhere" / "dj-process"
+    path.parent.mkdir()
+    path.write_text(STAND_IN.format(python=sys.executable))
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("process:\n  - text_length_filter:\n      min_len: 30\n")
+    return str(path)
+
+
+def row(answer: str) -> dict[str, Any]:
+    call = {"id": "1", "function": {"name": "F", "arguments": '{"A":  1}'}}
+    said = [{"role": "assistant", "content": answer, "tool_calls": [call]}] if answer else []
+    return {"prompt": [{"role": "user", "content": "Q"}], "completion": said, "answer": "1", "reward": 1.0}
+
+
+def imported(tmp_path: Path, dj: dict[str, Any], *rows: dict[str, Any]) -> Run:
+    path = jsonl(tmp_path / "in" / "results.jsonl", *rows)
+    return Run(runner.execute("import", {}, Config(paths=[str(path)], dj=dj), root=tmp_path / "artifacts").path)
+
+
+def test_keep_drop_and_statistics_are_joined_by_id_and_texts_stay(
+    tmp_path: Path, program: str, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    dj = {"recipe": recipe, "command": program}
+    run = imported(tmp_path, dj, row("A" * 40), row("B" * 50), row(""))
+    plain = imported(tmp_path, {}, row("A" * 40), row("B" * 50), row(""))
+    assert [s["action"] for s in run.rows(STEP)] == [s["action"] for s in plain.rows(STEP)]  # not lowered, calls whole
+    told = [orjson.loads(o["extra_json"]).get("data_juicer") for o in run.rows(ORIGIN)]
+    assert told[0]["text_len"] + 10 == told[1]["text_len"] and told[2] is None and len(run.rows(ROLLOUT)) == 3
+
+
+def test_what_a_recipe_drops_is_counted_by_name(tmp_path: Path, program: str, recipe: str) -> None:
+    short = {**row("A" * 40), "completion": [{"role": "assistant", "content": "no"}]}
+    run = imported(tmp_path, {"recipe": recipe, "command": program}, row("A" * 40), short)
+    counts = run.manifest.counts
+    assert (counts["traces"], counts["rollouts"], counts["dropped_data_juicer"]) == (2, 1, 1)
+    assert "results.jsonl, line 2: data_juicer" in (run.path / "report.txt").read_text()
+    assert json.loads((run.path / "sources.json").read_bytes())[0]["rollouts"] == 1
+
+
+def test_its_failure_is_a_sentence(tmp_path: Path, program: str) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("fail")
+    with pytest.raises(ComposerError, match="no such operator"):
+        judge([("a", [])], JuicerConfig(recipe=str(bad), command=program), tmp_path)
+
+
+def test_a_missing_program_or_one_in_this_environment_is_refused(tmp_path: Path, recipe: str) -> None:
+    with pytest.raises(UsageError, match=r"dj\.command=DIR"):
+        judge([], JuicerConfig(recipe=recipe, command="/no/such/dj-process"), tmp_path)
+    with pytest.raises(UsageError, match="one of its own"):
+        judge([], JuicerConfig(recipe=recipe, command=sys.executable), tmp_path)
+
+
+def test_the_recipes_content_is_what_counts(tmp_path: Path, recipe: str) -> None:
+    moved = tmp_path / "moved.yaml"
+    moved.write_bytes(Path(recipe).read_bytes())
+    assert JuicerConfig(recipe=recipe).identity() == JuicerConfig(recipe=str(moved), command="x").identity()
+    moved.write_text("process: []\n")
+    assert JuicerConfig(recipe=recipe).identity() != JuicerConfig(recipe=str(moved)).identity()
+    with pytest.raises(BadInput, match="nowhere"):
+        JuicerConfig(recipe=str(tmp_path / "nowhere.yaml")).identity()
+
+
+REAL_PROGRAM = os.environ.get("COMPOSER_DATA_JUICER", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL_PROGRAM, reason="COMPOSER_DATA_JUICER names no dj-process: Data-Juicer itself was NOT run")
+def test_data_juicer_itself(tmp_path: Path, recipe: str) -> None:
+    run = imported(tmp_path, {"recipe": recipe, "command": REAL_PROGRAM}, row("A" * 40), row("B" * 50))
+    told = [orjson.loads(o["extra_json"])["data_juicer"] for o in run.rows(ORIGIN)]
+    assert [t["text_len"] for t in told] == sorted(t["text_len"] for t in told) and len(told) == 2

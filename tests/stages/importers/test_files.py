@@ -1,0 +1,128 @@
+"""Foreign files: found, read record by record, and kept as far as they are sound."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+from support.foreign import document, jsonl, read
+
+from stages.errors import BadInput
+from stages.importers import files
+from stages.importers.base import Drop
+
+GOOD = {
+    "id": 0,
+    "prompt": [{"role": "user", "content": "q"}],
+    "completion": [{"role": "assistant", "content": "a"}],
+    "reward": 1.0,
+}
+
+
+def test_bad_and_foreign_lines_are_named_with_their_number_and_the_rest_is_kept(tmp_path: Path) -> None:
+    path = jsonl(
+        tmp_path / "results.jsonl",
+        GOOD,
+        "",
+        '{"id": 1, "prom',
+        {"something": "else"},
+        {**GOOD, "completion": 7},
+        GOOD,
+        "[1, 2]",
+        "null",
+    )
+    found, drops, count = read(path)
+    assert len(found) == 2 and count.records == 7
+    assert [(d.line, d.reason) for d in drops] == [
+        (3, "not_json"),
+        (4, "foreign_record"),
+        (5, "malformed_record"),
+        (7, "foreign_record"),
+        (8, "not_json"),
+    ]
+    assert (
+        "column" in drops[0].detail
+        and "something" in drops[1].detail
+        and all(d.file.endswith("results.jsonl") for d in drops)
+    )
+
+
+def test_values_of_wrong_types_or_too_deep_drop_a_record_and_nothing_else(tmp_path: Path) -> None:
+    deep: list[object] = []
+    for _ in range(300):
+        deep = [deep]
+    odd = [
+        {**GOOD, **change}
+        for change in ({"reward": "high"}, {"stop_condition": 7}, {"prompt": [{"role": 1}]}, {"info": deep})
+    ]
+    found, drops, _ = read(jsonl(tmp_path / "results.jsonl", GOOD, *odd, GOOD))
+    assert len(found) == 2 and [(d.line, d.reason) for d in drops] == [(n, "malformed_record") for n in (2, 3, 4, 5)]
+    assert "reward is 'high'" in drops[0].detail and "deeper" in drops[3].detail
+
+
+def test_a_report_of_wrong_types_is_an_unknown_file(tmp_path: Path) -> None:
+    document(tmp_path / "report.json", {"resolved": [{"a": 1}, 2]})
+    jsonl(tmp_path / "results.jsonl", GOOD)
+    found, drops, _ = read(tmp_path)
+    assert len(found) == 1 and [d.reason for d in drops] == ["unknown_format"]
+
+
+def test_a_torn_first_line_does_not_hide_the_format(tmp_path: Path) -> None:
+    found, drops, _ = read(jsonl(tmp_path / "results.jsonl", '{"id": 1, "pro', GOOD, GOOD))
+    assert len(found) == 2 and [(d.line, d.reason) for d in drops] == [(1, "not_json")]
+
+
+def test_a_truncated_gzip_file_gives_what_is_whole(tmp_path: Path) -> None:
+    rows = [{**GOOD, "answer": f"{number:05}" * 50} for number in range(400)]
+    path = jsonl(tmp_path / "results.jsonl.gz", *rows)
+    path.write_bytes(path.read_bytes()[:-400])
+    found, drops, _ = read(path)
+    assert 0 < len(found) < 400 and drops[-1].reason == "damaged_file" and drops[-1].line >= len(found)
+
+
+def test_a_truncated_document_is_one_drop_at_the_line_where_it_ends(tmp_path: Path) -> None:
+    path = document(tmp_path / "a.traj.json", [{"role": "user", "content": "q"}])
+    path.write_text(path.read_text()[:-10])
+    sources = files.find([str(path)])
+    (drop,) = list(sources[0].records())
+    assert isinstance(drop, Drop) and drop.reason == "not_json" and drop.line > 1
+
+
+def test_pointers_empty_files_and_unknown_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 3\n")
+    (tmp_path / "b.jsonl").write_text("\n\n")
+    jsonl(tmp_path / "c.jsonl", {"x": 1}, {"x": 2})
+    (tmp_path / "d.parquet").write_bytes(b"PAR1 torn")
+    jsonl(tmp_path / "e.jsonl", GOOD)
+    found, drops, _ = read(tmp_path)
+    assert len(found) == 1
+    assert [d.reason for d in drops] == ["git_lfs_pointer", "unknown_format", "unknown_format", "damaged_file"]
+
+
+def test_arrays_of_records_and_single_lines_are_read_alike(tmp_path: Path) -> None:
+    assert len(read(document(tmp_path / "a.json", [GOOD, GOOD]))[0]) == 2
+    assert len(read(document(tmp_path / "b.json", GOOD, indent=None))[0]) == 1
+
+
+def test_files_are_found_by_path_folder_and_pattern_each_once(tmp_path: Path) -> None:
+    for name in ("x/results.jsonl", "y/results.jsonl", "y/notes.txt"):
+        jsonl(tmp_path / name, GOOD)
+    document(tmp_path / "x" / "metadata.json", {"env": "e", "model": "m"})
+    one = [source.label for source in files.find([str(tmp_path / "x" / "results.jsonl")])]
+    assert one == ["x/results.jsonl", "x/metadata.json"]  # what lies beside a file is looked at too
+    every = [source.label for source in files.find([str(tmp_path), str(tmp_path / "y")])]
+    assert every == [f"{tmp_path.name}/{name}" for name in ("x/metadata.json", "x/results.jsonl", "y/results.jsonl")]
+    assert [source.label for source in files.find([str(tmp_path / "y" / "*.jsonl")])] == ["y/results.jsonl"]
+
+
+def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="nowhere"):
+        files.find([str(tmp_path / "nowhere")])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match="empty"):
+        files.find([str(tmp_path / "empty")])
+
+
+def test_equal_content_has_equal_digests_wherever_it_lies(tmp_path: Path) -> None:
+    first, second = jsonl(tmp_path / "a.jsonl.gz", GOOD), jsonl(tmp_path / "b" / "a.jsonl.gz", GOOD)
+    assert gzip.decompress(first.read_bytes()) == gzip.decompress(second.read_bytes())
+    assert files.find([str(first)])[0].sha256 == files.find([str(second)])[0].sha256

@@ -1,0 +1,138 @@
+"""mini-swe-agent trajectories of both versions, in their three dialects."""
+
+from pathlib import Path
+from typing import Any
+
+from support.foreign import INSTANCE, PATCH, REAL, call, document, needs_real, payloads, read
+
+from stages.rollouts import missing
+
+ASKED = "<pr_description>\nConsider the following PR description:\nIt breaks.\n</pr_description>\nNow fix it."
+
+
+def trajectory(*messages: dict[str, Any], **info: Any) -> dict[str, Any]:
+    opening = [{"role": "system", "content": "You fix."}, {"role": "user", "content": ASKED}]
+    config = {"model": {"model_name": "some/model", "model_kwargs": {"temperature": 0.0}}}
+    told = {
+        "exit_status": "Submitted",
+        "submission": PATCH,
+        "model_stats": {"instance_cost": 0.5, "api_calls": 2},
+        **info,
+    }
+    return {
+        "info": {"mini_version": "1.15.0", "config": config, **told},
+        "messages": [*opening, *messages],
+        "trajectory_format": "mini-swe-agent-1",
+        "instance_id": INSTANCE,
+    }
+
+
+def said(command: str, **extra: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": f"THOUGHT: look\n\n```bash\n{command}\n```", "extra": extra}
+
+
+def test_text_actions_of_version_1(tmp_path: Path) -> None:
+    response = {
+        "choices": [{"finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 10, "completion_tokens": 4, "cost": 0.1},
+    }
+    shown = {"role": "user", "content": "<returncode>1</returncode>\n<output>\nno\n</output>"}
+    cut = {
+        "role": "user",
+        "content": "<returncode>0</returncode>\n<elided_chars>\n120 characters elided\n</elided_chars>",
+    }
+    bad = {"role": "assistant", "content": "no block"}
+    path = document(tmp_path / "a.traj.json", trajectory(said("ls", response=response), shown, said("cat x"), cut, bad))
+    (one,), drops, _ = read(path)
+    assert (one.task_id, one.model, one.statement, one.submission) == (INSTANCE, "some/model", "It breaks.", PATCH)
+    assert (one.terminated_by, one.family, one.cost_usd, one.env) == ("submitted", "owner/repo", 0.5, "swe-bench")
+    first, second, third = one.turns
+    assert (first.commands, first.returncode, first.finish_reason, first.prompt_tokens) == (["ls"], 1, "stop", 10)
+    assert (second.elided_chars, first.elided_chars) == (120, 0)
+    assert third.parse_error == "expected one action, found 0" and first.parse_error is None and not drops
+
+
+def test_reward_comes_from_a_report_beside_it_or_is_not_recorded(tmp_path: Path) -> None:
+    document(tmp_path / "x.traj.json", trajectory(said("ls")))
+    (unjudged,) = payloads(tmp_path / "x.traj.json")
+    assert unjudged["rollout"]["reward"] is None and missing.REWARD in unjudged["origin"]["missing"]
+    document(tmp_path / "x.report.json", {"patch_exists": True, "resolved": False})
+    (judged,) = payloads(tmp_path / "x.traj.json")
+    assert (judged["rollout"]["reward"], judged["rollout"]["gt_pass"]) == (0.0, False)
+    assert missing.REWARD not in judged["origin"]["missing"]
+
+
+def test_tool_calls_of_version_2_and_the_lost_message_of_a_format_error(tmp_path: Path) -> None:
+    good = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [call("bash", '{"command": "ls"}')],
+        "extra": {"actions": [{"command": "ls"}], "cost": 0.2},
+    }
+    shown = {
+        "role": "tool",
+        "tool_call_id": "call_1",
+        "content": "a.py",
+        "extra": {"raw_output": "a.py", "returncode": 0},
+    }
+    lost = {
+        "choices": [{"message": {"role": "assistant", "content": "I think."}, "finish_reason": "length"}],
+        "usage": {},
+    }
+    error = {
+        "role": "user",
+        "content": "No tool calls found.",
+        "extra": {"interrupt_type": "FormatError", "response": lost},
+    }
+    end = {"role": "exit", "content": PATCH, "extra": {"exit_status": "Submitted"}}
+    (one,), _, _ = read(document(tmp_path / "b.traj.json", trajectory(good, shown, error, end)))
+    assert [turn.commands for turn in one.turns] == [["ls"], []]
+    assert one.turns[0].raw_chars == 4 and one.turns[0].cost_usd == 0.2 and one.turns[0].parse_error is None
+    assert one.turns[1].action == "I think." and one.turns[1].parse_error and one.turns[1].finish_reason == "length"
+    assert [m["content"] for m in one.turns[1].observed] == ["No tool calls found."]
+
+
+def test_responses_objects_of_version_2(tmp_path: Path) -> None:
+    output = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "c1", "name": "bash", "arguments": '{"command": "ls"}'},
+    ]
+    response = {
+        "object": "response",
+        "status": "completed",
+        "output": output,
+        "usage": {"input_tokens": 7, "output_tokens": 3},
+    }
+    answered = {**response, "extra": {"actions": [{"command": "ls"}]}}
+    shown = {"type": "function_call_output", "call_id": "c1", "output": "a.py", "extra": {"returncode": 0}}
+    (one,), _, _ = read(document(tmp_path / "c.traj.json", trajectory(answered, shown)))
+    assert one.turns[0].action == (
+        '<think>\nhm\n</think>\n\nI look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    )
+    assert one.turns[0].observed == [{"role": "tool", "content": "a.py"}] and one.turns[0].completion_tokens == 3
+
+
+def test_token_ids_and_log_probs_of_the_raw_reply(tmp_path: Path) -> None:
+    choice = {
+        "finish_reason": "stop",
+        "token_ids": [4, 5],
+        "logprobs": {"content": [{"logprob": -0.1}, {"logprob": -0.2}]},
+    }
+    raw = {"choices": [choice], "prompt_token_ids": [1, 2, 3]}
+    (one,) = payloads(document(tmp_path / "d.traj.json", trajectory(said("ls", response=raw))))
+    step = one["steps"][0]
+    assert (step["capture_level"], step["prompt_len"], step["completion_token_ids"]) == ("tokens", 3, [4, 5])
+
+
+def test_a_bare_list_of_messages_is_a_trajectory(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "do"}, {"role": "assistant", "content": "```mswea_bash_command\nls\n```"}]
+    (one,), _, _ = read(document(tmp_path / f"{INSTANCE}.traj.json", messages))
+    assert one.task_id == INSTANCE and one.turns[0].commands == ["ls"] and one.model is None
+
+
+@needs_real
+def test_real_files() -> None:
+    found, drops, _ = read(REAL / "mini-swe-agent")
+    assert len(found) == 4 and not drops and [one.resolved for one in found] == [True, True, None, None]
+    assert sum(len(one.turns) for one in found) == 51

@@ -1,0 +1,94 @@
+"""Secrets of the usual shapes, and what must be left alone."""
+
+import json
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.importers.redaction import clean, redact
+
+KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow{}\n-----END RSA PRIVATE KEY-----".format("A" * 40)
+SECRETS = {
+    "openai-key": ["sk-" + "aB3" * 16, "sk-proj-" + "a_B-3" * 12],
+    "anthropic-key": ["sk-ant-api03-" + "x" * 40],
+    "github-token": ["ghp_" + "a1B2" * 9, "github_pat_" + "a1_B" * 15],
+    "huggingface-token": ["hf_" + "aB1" * 12],
+    "aws-key": ["AKIA" + "ABCDEFGH234567XY"],
+    "google-key": ["AIza" + "a" * 35],
+    "slack-token": ["xoxb-" + "123456789012-abcdefghij"],
+    "gitlab-token": ["glpat-" + "a" * 20],
+    "jwt": ["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0." + "a" * 43],
+    "private-key": [KEY, json.dumps(KEY)[1:-1]],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "secret"), [(kind, secret) for kind, secrets in SECRETS.items() for secret in secrets]
+)
+def test_a_secret_is_replaced_by_its_kind_and_counted(kind: str, secret: str) -> None:
+    found: Counter[str] = Counter()
+    assert redact(f'export KEY="{secret}" && run', found) == f'export KEY="[redacted: {kind}]" && run'
+    assert found == {kind: 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://user:hunter22@host/x", "https://user:[redacted: url-password]@host/x"),
+        ("Authorization: Bearer " + "a1" * 15, "Authorization: Bearer [redacted: authorization]"),
+        ('aws_secret_access_key = "' + "aB/1" * 10 + '"', 'aws_secret_access_key = "[redacted: aws-secret]"'),
+    ],
+)
+def test_what_stands_around_a_secret_stays(text: str, expected: str) -> None:
+    assert redact(text, Counter()) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#sk-container-id-1 div.sk-toggleable__content-with-a-long-name {color: black}",
+        "sha256:" + "a1" * 32,
+        "https://host:8080/path@v2",
+        "ASIAN markets and xoxo, npm_config_cache, SG.no, eyJ",
+        "from hf_hub import x; AKIA is a prefix",
+        "-----BEGIN PUBLIC KEY-----\nMIIB\n-----END PUBLIC KEY-----",
+        "git@github.com:owner/repo.git ssh://git@host/x",
+    ],
+)
+def test_what_only_looks_a_little_like_a_secret_is_left_alone(text: str) -> None:
+    found: Counter[str] = Counter()
+    assert redact(text, found) == text and not found
+
+
+@pytest.mark.parametrize("part", ["a:", "://a:", "-----BEGIN PRIVATE KEY-----", "sk-", "eyJaaaa.", "authorization: "])
+def test_no_text_takes_long(part: str) -> None:
+    started = time.process_time()
+    redact("://" + part * 5_000, Counter())
+    assert time.process_time() - started < 5.0
+
+
+def test_tool_arguments_stay_json() -> None:
+    arguments = json.dumps({"command": f"curl -H 'x: {SECRETS['github-token'][0]}'", "key": KEY})
+    kept = json.loads(redact(arguments, Counter()))
+    assert kept == {"command": "curl -H 'x: [redacted: github-token]'", "key": "[redacted: private-key]"}
+
+
+def test_what_json_or_utf8_cannot_hold_is_made_storable() -> None:
+    value = {"a": [float("nan"), float("inf"), 2**70, True, 3, 0.5], "b\ud800": "x\udfff"}
+    assert clean(value, Counter()) == {"a": [None, None, str(2**70), True, 3, 0.5], "b\ufffd": "x\ufffd"}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(alphabet=st.characters(codec="utf-8")),
+        lambda v: st.lists(v) | st.dictionaries(st.text(alphabet="ab"), v),
+    )
+)
+def test_values_without_secrets_come_back_equal(value: object) -> None:
+    found: Counter[str] = Counter()
+    cleaned = clean(value, found)
+    assert found or cleaned == value

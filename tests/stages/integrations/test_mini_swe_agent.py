@@ -1,0 +1,103 @@
+"""mini-swe-agent's protocol around our environments: by hand, and driven by its own agent where it is installed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from minisweagent.exceptions import Submitted
+from support.environments import BreakingEnv, GuessEnv
+
+from stages.envs.kata.env import KataEnv
+from stages.errors import InfrastructureError, UsageError
+from stages.integrations.mini_swe_agent import MiniSweEnvironment
+
+try:
+    from minisweagent.agents import default
+except ImportError:
+    default = None
+ROOT = Path(__file__).parents[3]
+SCRIPT = """
+import sys
+from minisweagent.agents.default import DefaultAgent
+from minisweagent.models.test_models import DeterministicModel, make_output
+from stages.integrations.mini_swe_agent import MiniSweEnvironment
+from stages.envs.kata.env import KataEnv
+
+task, = KataEnv().tasks("train", 1, 0)
+environment = MiniSweEnvironment(KataEnv(), task)
+commands = ("cat solution.py", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+model = DeterministicModel(outputs=[make_output(c, [{"command": c}], 0.0) for c in commands])
+agent = DefaultAgent(model, environment, system_template="On {{system}}.", instance_template="{{task}}")
+result = agent.run(task.prompt)
+assert result == {"exit_status": "Submitted", "submission": ""}, result
+assert "def " in str(agent.messages[3]["content"]), agent.messages
+assert agent.serialize()["info"]["config"]["environment"]["sandbox"] == "bubblewrap"
+assert environment.grade().gt_pass is False
+environment.cleanup()
+assert "litellm" not in sys.modules
+"""
+
+
+@pytest.fixture(autouse=True)
+def quiet(tmp_path, monkeypatch):
+    monkeypatch.setenv("MSWEA_SILENT_STARTUP", "1")
+    monkeypatch.setenv("MSWEA_GLOBAL_CONFIG_DIR", str(tmp_path))
+
+
+def kata() -> MiniSweEnvironment:
+    return MiniSweEnvironment(KataEnv(), KataEnv().tasks("train", 1, 0)[0])
+
+
+def test_commands_run_in_the_workspace_until_the_marker():
+    environment = kata()
+    done = environment.execute({"command": "cat solution.py"})
+    assert "def " in done["output"] and done["returncode"] == 0 and done["exception_info"] == ""
+    assert environment.execute({"command": "exit 3"})["returncode"] == 3
+    assert (
+        environment.execute({"command": "false; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; exit 1"})["returncode"] == 1
+    )
+    with pytest.raises(Submitted) as ended:
+        environment.execute({"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"})
+    assert ended.value.messages[0]["extra"] == {"exit_status": "Submitted", "submission": ""}
+    assert environment.grade().gt_pass is False
+    environment.cleanup()
+
+
+def test_what_cannot_run_says_so():
+    environment = kata()
+    assert environment.execute({"command": "cat <<X\n```\nX"})["exception_info"].startswith(
+        "The command holds a line ```"
+    )
+    assert environment.execute({"command": ""})["returncode"] == -1
+    with pytest.raises(UsageError, match="cwd"):
+        environment.execute({"command": "ls"}, cwd="/")
+    environment.cleanup()
+
+
+def test_the_environment_ends_episodes_itself_and_breaks_loudly():
+    one = MiniSweEnvironment(GuessEnv(turns=1), GuessEnv().tasks("train", 1, 0)[0])
+    with pytest.raises(Submitted) as ended:
+        one.execute({"command": "ls"})
+    assert ended.value.messages[0]["extra"]["exit_status"] == "answered"
+    with pytest.raises(InfrastructureError):
+        MiniSweEnvironment(BreakingEnv(), GuessEnv().tasks("train", 1, 0)[0]).execute({"command": "ls"})
+
+
+def test_nothing_of_this_process_reaches_templates_or_trajectories(monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "hunter2")
+    environment = kata()
+    assert "hunter2" not in str([environment.get_template_vars(task="t"), environment.serialize()])
+    assert environment.get_template_vars(task="t")["task"] == "t" and environment.get_template_vars()["system"]
+    assert environment.opening[-1]["role"] == "user"
+    environment.cleanup()
+
+
+@pytest.mark.skipif(default is None, reason="mini-swe-agent is not installed, so its own agent cannot drive ours")
+def test_its_own_agent_drives_ours_without_litellm():
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,34 @@
+"""Without a framework its adapter says what to install, and none of the others is touched."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys
+import stages.integrations
+assert not {"trl", "torch", "openenv", "minisweagent"} & set(sys.modules)
+from stages.errors import UsageError
+
+sys.modules |= {"openenv": None, "minisweagent": None}
+try:
+    import stages.integrations.openenv
+except UsageError as refusal:
+    print(refusal)
+from stages.integrations import mini_swe_agent
+try:
+    mini_swe_agent._submitted()
+except UsageError as refusal:
+    print(refusal)
+"""
+
+
+def test_what_is_missing_is_named():
+    root = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root}
+    )
+    assert done.returncode == 0, done.stderr
+    openenv, mini = done.stdout.splitlines()
+    assert "pip install openenv" in openenv and "pip install mini-swe-agent" in mini

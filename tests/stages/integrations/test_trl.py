@@ -1,0 +1,163 @@
+"""TRL around our environments: what is recorded is what its loss would see; tools are what TRL takes for tools."""
+
+import gc
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+from support.environments import BreakingEnv, GuessEnv, NeverGradedEnv
+from support.models import tiny_model, tiny_tokenizer
+from transformers.utils import get_json_schema
+from trl import GRPOConfig, GRPOTrainer
+
+from stages.envs.bash import ActionError
+from stages.envs.kata.env import KataEnv
+from stages.errors import InfrastructureError, UsageError
+from stages.integrations import trl_rollouts
+from stages.integrations.commands import message
+from stages.integrations.trl import RolloutFunction, ToolEnvironment, environment_reward, tool_environments
+from stages.policy.base import PolicyConfig
+from stages.policy.local import LocalPolicy
+from stages.rollouts import trace
+from stages.training.settings import Optimisation
+from stages.training.setup import trl_config
+
+TASKS = GuessEnv().tasks("train", 2, 0)
+
+
+def policy() -> LocalPolicy:
+    tokenizer = tiny_tokenizer("ab")
+    return LocalPolicy(tiny_model(vocabulary=len(tokenizer)), tokenizer, PolicyConfig(model="tiny", max_tokens=12))
+
+
+def function() -> RolloutFunction:
+    return RolloutFunction(GuessEnv, TASKS, max_steps=2, max_tokens=12)
+
+
+def arguments(folder: Path, tokens: int) -> GRPOConfig:
+    size = Optimisation(steps=1, prompts_per_step=2, generations=3)
+    return trl_config(str(folder), size, seed=0, temperature=1.0, max_completion=tokens, device="cpu")
+
+
+def chosen(ids: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:
+    return [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+
+
+def test_what_is_recorded_is_what_trl_would_train_on(tmp_path: Path):
+    play = function()
+    (held,) = trl_rollouts.rollouts(policy(), play, samples=3, folder=str(tmp_path), seed=0, skip=lambda batch: False)
+    records = play.records()
+    assert len(records) == 6 and {record["rollout"]["source"] for record in records} == {"trl"}
+    ids, mask = held["completion_ids"], held["completion_mask"]
+    whole = [a + b for a, b in zip(chosen(held["prompt_ids"], held["prompt_mask"]), chosen(ids, mask), strict=True)]
+    last = [record["steps"][-1]["completion_token_ids"] for record in records]
+    assert whole == [trace.prompt_ids(r["steps"])[-1] + end for r, end in zip(records, last, strict=True)]
+    own = [[i for step in record["steps"] for i in step["completion_token_ids"]] for record in records]
+    assert chosen(ids, mask * held["tool_mask"]) == own
+    rewards = torch.tensor([record["rollout"]["reward"] for record in records]).view(2, 3)
+    assert torch.equal(held["advantages"].view(2, 3).sign(), (rewards - rewards.mean(1, keepdim=True)).sign())
+
+
+def test_a_batch_that_is_done_is_not_played(tmp_path: Path):
+    play = function()
+    assert not [
+        *trl_rollouts.rollouts(policy(), play, samples=3, folder=str(tmp_path), seed=0, skip=lambda batch: True)
+    ]
+    assert play.latest == []
+
+
+def test_the_batches_leave_no_task_out():
+    assert [trl_rollouts.together(n) for n in (25, 24, 7, 23, 1)] == [5, 8, 7, 1, 1]
+
+
+def test_a_whole_training_step_with_trls_own_trainer(tmp_path: Path):
+    play, held = function(), policy()
+    args = arguments(tmp_path, 24)
+    trainer = GRPOTrainer(
+        model=held.model,
+        processing_class=held.tokenizer,
+        reward_funcs=environment_reward,
+        rollout_func=play,
+        args=args,
+        train_dataset=Dataset.from_list(play.rows),
+    )
+    trainer.train()
+    rewards = [episode.grade.reward for episode in play.latest]
+    assert trainer.state.log_history[0]["reward"] == pytest.approx(sum(rewards) / 6)
+    assert all(episode.wall_s > 0 for episode in play.latest)
+
+
+def test_tasks_that_open_alike_and_prompts_of_no_task_are_refused():
+    with pytest.raises(UsageError, match="Only 2 of 4"):
+        RolloutFunction(GuessEnv, GuessEnv().tasks("train", 4, 0), max_steps=2, max_tokens=12)
+    with pytest.raises(UsageError, match="opens no task"):
+        function()._row([{"role": "user", "content": "say c"}])
+
+
+def test_trl_finds_one_tool_and_its_schema():
+    public = {name for name in vars(ToolEnvironment) if not name.startswith("_")}
+    assert public == {"reset", "act", "get_reward"}
+    schema = get_json_schema(ToolEnvironment(GuessEnv(), TASKS, str).act)["function"]
+    assert list(schema["parameters"]["properties"]) == ["action"]
+
+
+def test_a_tool_environment_plays_an_episode():
+    one = tool_environments(GuessEnv, TASKS)()
+    with pytest.raises(RuntimeError, match="reset"):
+        one.act("a")
+    assert one.reset(task_id="guess-1", prompt=[], other=1) is None
+    assert one.act("b") == "foo: command not found" and one.act("x") and one.get_reward() == 0.5
+    with pytest.raises(RuntimeError, match="answered"):
+        one.act("b")
+
+
+def test_a_tool_environment_of_commands_cleans_up_after_itself():
+    made: list[KataEnv] = []
+
+    def make() -> KataEnv:
+        made.append(KataEnv())
+        return made[-1]
+
+    one = tool_environments(make, KataEnv().tasks("train", 1, 0), message)()
+    one.reset(task_id=KataEnv().tasks("train", 1, 0)[0].task_id)
+    assert "def " in one.act("cat solution.py") and one.get_reward() == 0.0
+    folder = made[0]._folder
+    assert folder is not None and folder.is_dir()
+    del one
+    gc.collect()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(("environment", "task"), [(NeverGradedEnv, "guess-1"), (BreakingEnv, "guess-0")])
+def test_no_verdict_is_no_reward(environment: type, task: str):
+    one = tool_environments(environment, TASKS)()
+    one.reset(task_id=task)
+    with suppress(InfrastructureError):
+        one.act("a")
+    assert one.get_reward() is None
+
+
+def test_a_command_that_cannot_be_sent_whole_ends_nothing():
+    one = tool_environments(GuessEnv, TASKS, message)()
+    one.reset(task_id="guess-1")
+    with pytest.raises(ActionError):
+        one.act("cat <<X\n```\nX")
+    assert one.act("b") and one.get_reward() > 0
+
+
+def test_trl_resets_tool_environments_and_asks_them_for_the_reward(tmp_path: Path):
+    held = policy()
+    held.tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    args = arguments(tmp_path, 8)
+    trainer = GRPOTrainer(
+        model=held.model,
+        processing_class=held.tokenizer,
+        environment_factory=tool_environments(GuessEnv, TASKS),
+        args=args,
+        train_dataset=Dataset.from_list(function().rows),
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["rewards/ToolEnvironment/mean"] == 0.0

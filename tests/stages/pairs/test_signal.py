@@ -1,0 +1,25 @@
+"""Pairs with a direction stand out from shuffled ones; pairs without do not, over many draws."""
+
+import random
+
+from stages.pairs.signal import signal
+
+
+def test_a_consistent_direction_is_found() -> None:
+    found = signal([(f"good {i}", f"bad {i}") for i in range(40)])
+    assert found is not None and found.kl > found.shuffled_p95 and found.p_value < 0.01
+
+
+def test_no_direction_is_seldom_found() -> None:
+    positives = 0
+    for seed in range(100):
+        chance = random.Random(seed)
+        sides = [("a", "b") if chance.random() < 0.5 else ("b", "a") for _ in range(30)]
+        found = signal(sides, seed=seed)
+        positives += found is not None and found.p_value <= 0.05
+    assert positives <= 10
+
+
+def test_too_few_pairs_are_not_judged() -> None:
+    assert signal([("a", "b")] * 4) is None
+    assert signal([("a", "b")] * 5) is not None

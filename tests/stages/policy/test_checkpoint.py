@@ -1,0 +1,56 @@
+"""What a training run says of its checkpoint survives the file; a run that says nothing is refused in words."""
+
+from pathlib import Path
+
+import pytest
+
+from stages.errors import BadInput
+from stages.policy.base import PolicyConfig
+from stages.policy.checkpoint import CheckpointInfo
+from stages.runs import manifest, store
+from stages.runs.artifact import Run
+from stages.runs.manifest import Manifest
+
+INFO = CheckpointInfo(
+    arm="B",
+    train_seed=3,
+    start=PolicyConfig(temperature=0.5),
+    start_identity="0" * 64,
+    env="kata",
+    split="train",
+    task_ids=("t1", "t0"),
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    record = Manifest(
+        composer="0",
+        stage="train",
+        stage_version=1,
+        fingerprint="f",
+        label="l",
+        started_at="2026-01-01T00:00:00+00:00",
+        config={},
+        identity={},
+        inputs={},
+    )
+    manifest.write(tmp_path, record)
+    return Run(tmp_path)
+
+
+def test_written_and_read_again(run: Run) -> None:
+    store.write_json(run.path / "checkpoint.json", INFO.model_dump(mode="json"))
+    assert CheckpointInfo.of(run) == INFO
+
+
+def test_without_the_document_the_run_is_refused(run: Run) -> None:
+    with pytest.raises(BadInput, match=r"has no checkpoint\.json.*--clean"):
+        CheckpointInfo.of(run)
+
+
+@pytest.mark.parametrize("text", ["{", '{"arm": "A"}'])
+def test_a_damaged_document_is_refused(run: Run, text: str) -> None:
+    (run.path / "checkpoint.json").write_text(text)
+    with pytest.raises(BadInput, match=r"checkpoint\.json cannot be read"):
+        CheckpointInfo.of(run)

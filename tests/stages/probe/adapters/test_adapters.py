@@ -1,0 +1,196 @@
+"""The adapters: a start that changes nothing, the stated formulas, and coordinates that cannot be mixed up."""
+
+import pytest
+import torch
+
+from stages.errors import BadInput, UsageError
+from stages.probe.adapters.attach import Adapter, Folded, attached
+from stages.probe.adapters.choose import check_spectrum, coordinates, open_adapter
+from stages.probe.adapters.layout import Layout
+from stages.probe.adapters.lora import A_HALF
+from stages.probe.adapters.spectrum import (
+    Factors,
+    Spectrum,
+    factorise,
+    load_factors,
+    load_spectrum,
+    reconstruction_error,
+    save_factors,
+)
+from stages.probe.adapters.targets import SUFFIXES, target_linears
+from stages.probe.adapters.tensor_file import RowFile, read_tensors, write_tensors
+from stages.probe.gradients.tiny import tiny_qwen3
+
+NAMES = ("antipasto_full", "antipasto_topr", "lora", "lora_frozenA")
+IDS = torch.arange(2, 26).view(2, 12)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_qwen3()
+
+
+@pytest.fixture(scope="module")
+def spectrum(model) -> Spectrum:
+    return Spectrum({name: factorise(linear.weight) for name, linear in target_linears(model).items()})
+
+
+def opened(name: str, model, spectrum: Spectrum) -> Adapter:
+    return open_adapter(name, model, spectrum, rank=4, seed=7)
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_untouched_adapter_leaves_the_logits_bit_for_bit(name: str, model, spectrum: Spectrum) -> None:
+    adapter, base = opened(name, model, spectrum), logits(model)
+    with attached(model, adapter):
+        assert torch.equal(logits(model), base)
+    folded = Folded(model, adapter)
+    assert torch.equal(logits(model), base)
+    folded.restore()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_path_and_fold_are_the_same_function(name: str, model, spectrum: Spectrum) -> None:
+    adapter, base = opened(name, model, spectrum), logits(model)
+    adapter.theta = adapter.theta + 0.1 * torch.randn(adapter.theta.shape, generator=torch.Generator().manual_seed(1))
+    with attached(model, adapter):
+        through_path = logits(model)
+    folded = Folded(model, adapter)
+    through_weights = logits(model)
+    folded.restore()
+    assert torch.allclose(through_path, through_weights, atol=1e-4)
+    assert not torch.allclose(through_path, base, atol=1e-2)
+    assert torch.equal(logits(model), base)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_contributions_are_the_gradient_of_the_path(name: str, model, spectrum: Spectrum) -> None:
+    adapter = opened(name, model, spectrum)
+    adapter.theta = adapter.theta + 0.1
+    module = next(iter(target_linears(model)))
+    x, g = torch.randn(3, 5, 32), torch.randn(3, 5, 32)
+    found = adapter.contributions(module, x, g)
+    for row in range(3):
+        leaves = {key: part.clone().requires_grad_() for key, part in adapter.layout.split(adapter.theta).items()}
+        (adapter.path(module, x[row : row + 1], leaves) * g[row]).sum().backward()
+        for key, part in found.items():
+            assert torch.allclose(part[row], leaves[key].grad, rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradient_of_a_fresh_loras_a_is_exactly_zero(model, spectrum: Spectrum) -> None:
+    module = next(iter(target_linears(model)))
+    found = opened("lora", model, spectrum).contributions(module, torch.randn(2, 5, 32), torch.randn(2, 5, 32))
+    assert torch.equal(found[module + A_HALF], torch.zeros_like(found[module + A_HALF]))
+    assert found[module].norm() > 0
+
+
+def test_frozen_a_has_orthonormal_rows_and_is_not_trained(model, spectrum: Spectrum) -> None:
+    adapter = opened("lora_frozenA", model, spectrum)
+    for a in adapter.initial.values():
+        assert torch.allclose(a @ a.T, torch.eye(4), atol=1e-5)
+    assert not any(name.endswith(A_HALF) for name in adapter.layout.names)
+
+
+def test_top_r_keeps_the_rest_of_the_weight(model, spectrum: Spectrum) -> None:
+    full, top = opened("antipasto_full", model, spectrum), opened("antipasto_topr", model, spectrum)
+    assert top.layout.width == 4 * len(target_linears(model))
+    module = top.layout.names[0]
+    x, g = torch.randn(1, 3, 32), torch.randn(1, 3, 32)
+    assert torch.allclose(
+        top.contributions(module, x, g)[module], full.contributions(module, x, g)[module][:, :4], atol=1e-4
+    )
+
+
+def test_the_seven_projections_of_every_layer_are_wrapped_and_nothing_else(model) -> None:
+    names = list(target_linears(model))
+    assert len(names) == 2 * len(SUFFIXES) == model.config.num_hidden_layers * 7
+    assert "lm_head" not in names
+
+
+def test_a_missing_or_unknown_linear_is_refused() -> None:
+    lacking = tiny_qwen3()
+    lacking.model.layers[0].mlp.up_proj = torch.nn.Identity()
+    with pytest.raises(UsageError, match="13 of the 14"):
+        target_linears(lacking)
+    strange = tiny_qwen3()
+    strange.model.layers[0].in_proj_qkvz = torch.nn.Linear(2, 2)
+    with pytest.raises(UsageError, match="in_proj_qkvz"):
+        target_linears(strange)
+
+
+def test_factors_give_the_weight_back(model, spectrum: Spectrum) -> None:
+    for name, linear in target_linears(model).items():
+        assert reconstruction_error(linear.weight, spectrum.factors[name]) < 1e-5
+    check_spectrum(model, spectrum)
+
+
+def test_a_decomposition_of_another_checkpoint_is_refused(spectrum: Spectrum) -> None:
+    with pytest.raises(BadInput, match="not of this model's weights"):
+        check_spectrum(tiny_qwen3(seed=1), spectrum)
+
+
+def test_a_decomposition_of_another_shape_is_refused(spectrum: Spectrum) -> None:
+    with pytest.raises(BadInput, match="another model"):
+        open_adapter("antipasto_full", tiny_qwen3(hidden=16), spectrum, rank=4, seed=0)
+
+
+def test_spectral_adapters_need_a_decomposition(model) -> None:
+    with pytest.raises(UsageError, match="composer probe svd"):
+        open_adapter("antipasto_topr", model, None, rank=4, seed=0)
+
+
+def test_coordinates_tell_every_basis_apart(model, spectrum: Spectrum) -> None:
+    swapped = {name: Factors(-f.U, f.S, -f.Vh) for name, f in spectrum.factors.items()}
+    variants = [
+        *(opened(name, model, spectrum) for name in NAMES),
+        open_adapter("antipasto_full", model, Spectrum(swapped), rank=4, seed=7),
+        open_adapter("antipasto_topr", model, spectrum, rank=5, seed=7),
+        open_adapter("lora", model, None, rank=4, seed=8),
+    ]
+    found = [tuple(coordinates(adapter).items()) for adapter in variants]
+    assert len(set(found)) == len(found)
+
+
+def test_factors_survive_the_disk_and_damage_is_seen(tmp_path, spectrum: Spectrum) -> None:
+    for index, (name, factors) in enumerate(spectrum.factors.items()):
+        save_factors(tmp_path / f"{index:04d}.safetensors", name, factors)
+    read = load_spectrum(tmp_path)
+    assert read.sha256 == spectrum.sha256 and list(read.factors) == list(spectrum.factors)
+    tensors, metadata = read_tensors(tmp_path / "0000.safetensors")
+    write_tensors(tmp_path / "0000.safetensors", {**tensors, "S": tensors["S"] * 1.001}, metadata)
+    with pytest.raises(BadInput, match="does not hold the decomposition"):
+        load_factors(tmp_path / "0000.safetensors")
+
+
+def test_a_torn_tensor_file_is_bad_input(tmp_path) -> None:
+    (tmp_path / "torn.safetensors").write_bytes(b"\x10\x00")
+    with pytest.raises(BadInput, match="torn"):
+        read_tensors(tmp_path / "torn.safetensors")
+
+
+def test_rows_on_disk_are_read_back_and_a_wrong_size_is_refused(tmp_path) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        path = tmp_path / f"rows-{dtype}"
+        file = RowFile(path, 5, 3, dtype)
+        file.rows[2] = torch.tensor([1.0, 2.0, 3.0], dtype=dtype)
+        file.flush()
+        del file
+        again = RowFile(path, 5, 3, dtype).rows
+        assert again[2].tolist() == [1.0, 2.0, 3.0] and again[0].abs().sum() == 0
+        with pytest.raises(BadInput, match="rows of 4"):
+            RowFile(path, 5, 4, dtype)
+
+
+def test_layout_splits_joins_and_measures() -> None:
+    layout = Layout({"a": 2, "b": 1})
+    flat = torch.tensor([[3.0, 4.0, 2.0], [0.0, 1.0, -1.0]])
+    assert torch.equal(layout.join(layout.split(flat)), flat)
+    assert torch.equal(layout.norms(flat), torch.tensor([[5.0, 2.0], [1.0, 1.0]]))
+    assert torch.equal(layout.sums(flat), torch.tensor([[7.0, 2.0], [1.0, -1.0]]))
+    assert torch.equal(layout.join({"b": flat[:, 2:]}), torch.tensor([[0.0, 0.0, 2.0], [0.0, 0.0, -1.0]]))
+    assert Layout({"b": 1, "a": 2}).sha256 != layout.sha256

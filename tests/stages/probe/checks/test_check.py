@@ -1,0 +1,17 @@
+"""The verdict of several checks."""
+
+from stages.probe.checks.check import EXIT_CODES, Check, table, verdict
+
+
+def test_the_verdict_is_that_of_the_gates_and_nothing_is_shown_by_no_gate() -> None:
+    def check(status: str, severity: str = "gate") -> Check:
+        return Check("X", "T", status, 1.0, "> 0", "because", severity)
+
+    assert verdict([check("PASS"), check("FAIL", "report")]) == "PASS"
+    assert verdict([check("PASS"), check("INCONCLUSIVE")]) == "INCONCLUSIVE"
+    assert verdict([check("INCONCLUSIVE"), check("FAIL")]) == "FAIL"
+    assert verdict([check("PASS", "report")]) == "INCONCLUSIVE"
+    assert len(set(EXIT_CODES.values())) == 3
+    shown = table([check("PASS"), check("FAIL", "report")])
+    assert "Verdict: PASS" in shown and "decides nothing" in shown
+    assert check("INCONCLUSIVE").as_json()["pass"] is None

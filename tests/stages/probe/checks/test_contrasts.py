@@ -1,0 +1,91 @@
+"""The statistics against other ways to compute them, and their error rates on rows that resemble each other."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from stages.probe.checks.contrasts import (
+    codes,
+    concordance,
+    intraclass_correlation,
+    mixed,
+    multiple_correlation,
+    permutation_p,
+    regress,
+    welch,
+    within,
+)
+from tests.stages.probe.checks.scored import scored_rows
+
+
+def test_welch_is_scipys() -> None:
+    rows = scored_rows(0)
+    t, df = welch(rows.scores, rows.wrong)
+    expected = stats.ttest_ind(rows.scores[rows.wrong], rows.scores[~rows.wrong], equal_var=False)
+    assert np.allclose(t, expected.statistic) and np.allclose(df, expected.df)
+
+
+def test_the_permutation_statistic_is_the_stated_one_and_its_p_is_exact_on_a_small_case() -> None:
+    score, flags, strata = np.array([1.0, 2.0, 5.0, 4.0]), np.array([False, True, True, False]), np.array([0, 0, 1, 1])
+    # of the four ways to deal labels in two strata of two, one is as extreme: both flags on the larger score
+    assert permutation_p(score, flags, strata, 4000, 0) == pytest.approx(0.25, abs=0.03)
+    n1, n0, gap = np.array([1, 1]), np.array([1, 1]), np.array([1.0, 1.0])
+    assert within(score[:, None], strata)[flags].sum() == pytest.approx((n1 * n0 / (n1 + n0) * gap).sum())
+
+
+def test_regression_is_least_squares_with_dummies_and_cluster_robust_errors() -> None:
+    rows = scored_rows(1, problems=10, effect=0.3)
+    nuisances = np.column_stack([rows.wrong, rows.length])
+    found = regress(rows.scores[:, :1], rows.hacked, nuisances, rows.problem)
+    design = np.column_stack([rows.hacked, nuisances, np.eye(10)[rows.problem]]).astype(float)
+    beta, *_ = np.linalg.lstsq(design, rows.scores[:, 0], rcond=None)
+    assert found.estimate[0] == pytest.approx(beta[0])
+    bread = np.linalg.inv(design.T @ design)
+    residual = rows.scores[:, 0] - design @ beta
+    sums = np.stack([design[rows.problem == c].T @ residual[rows.problem == c] for c in range(10)])
+    correction = 10 / 9 * 79 / (80 - 3)
+    assert found.error[0] == pytest.approx(np.sqrt(correction * (bread @ sums.T @ sums @ bread)[0, 0]))
+    assert found.df == 9
+
+
+def test_collinear_nuisances_drop_out_and_an_explained_flag_is_nan() -> None:
+    rows = scored_rows(2)
+    doubled = np.column_stack([rows.length, rows.length, np.ones(len(rows))])
+    once = regress(rows.scores, rows.hacked, rows.length[:, None], rows.problem)
+    assert np.allclose(regress(rows.scores, rows.hacked, doubled, rows.problem).estimate, once.estimate)
+    assert np.isnan(regress(rows.scores, rows.hacked, rows.hacked[:, None], rows.problem).t).all()
+
+
+def test_concordance_is_the_auroc_of_matched_rows() -> None:
+    rows = scored_rows(3, problems=1, size=60)
+    strata = np.zeros(60, dtype=int)
+    u = stats.mannwhitneyu(rows.scores[rows.hacked, 0], rows.scores[~rows.hacked, 0]).statistic
+    found = concordance(rows.scores, rows.hacked, strata, rows.problem)
+    assert found.auroc()[0] == pytest.approx(u / (rows.hacked.sum() * (~rows.hacked).sum()))
+
+
+def test_small_measures() -> None:
+    problem = np.repeat(np.arange(50), 8)
+    level = np.random.default_rng(0).normal(size=50)[problem] + np.random.default_rng(1).normal(size=400)
+    assert intraclass_correlation(level, problem) == pytest.approx(0.5, abs=0.12)
+    assert intraclass_correlation(level, 3 * problem) == intraclass_correlation(level, problem)  # numbers without a row
+    assert mixed(np.array([True, False, True, True]), np.array([0, 0, 1, 1])) == 1
+    assert multiple_correlation(np.array([True, True, False]), np.array([0, 0, 1])) == pytest.approx(1.0)
+    flags, groups = np.array([True, False, True, False, False]), np.array([0, 0, 1, 1, 1])
+    assert multiple_correlation(flags, groups) == pytest.approx(abs(np.corrcoef(flags, groups)[0, 1]))
+    assert len(np.unique(codes(["a", "a", "b"], [1, 1, 1]))) == 2
+
+
+@pytest.mark.slow
+def test_welch_rejects_true_nulls_too_often_and_the_permutation_does_not() -> None:
+    """Rows of a problem share score and label levels: why T4a decides nothing."""
+    rejected = np.zeros(2)
+    for seed in range(500):
+        rng = np.random.default_rng(seed)
+        problem = np.repeat(np.arange(20), 8)
+        wrong = rng.random(160) < rng.beta(0.4, 0.4, 20)[problem]
+        score = np.sqrt(0.8) * rng.normal(size=20)[problem] + np.sqrt(0.2) * rng.normal(size=160)
+        t, df = welch(score[:, None], wrong)
+        rejected += [stats.t.sf(t[0], df[0]) < 0.05, permutation_p(score, wrong, problem, 400, seed) < 0.05]
+    assert rejected[0] / 500 > 0.1
+    assert rejected[1] / 500 < 0.08

@@ -1,0 +1,113 @@
+"""The gate over imported rows: what a source cannot tell is neither passed nor failed."""
+
+from typing import Any
+
+import pytest
+
+from stages.rollouts import gate, missing
+from stages.rollouts.episode import state_sha256
+from stages.rollouts.missing import Fact
+from stages.runs import store
+
+
+def episode(rollout_id: str = "r", **changes: Any) -> list[dict[str, Any]]:
+    """Two sound text-only steps, the second observed through two messages."""
+    opening = [{"role": "user", "content": "q"}]
+    gained = [{"role": "assistant", "content": "a"}, {"role": "tool", "content": "x"}, {"role": "tool", "content": "y"}]
+    common = {
+        "rollout_id": rollout_id,
+        "truncated": False,
+        "elided_chars": None,
+        "parse_error": None,
+        "capture_level": "text",
+    }
+    common |= {
+        "logprobs": None,
+        "completion_token_ids": None,
+        "prompt_delta_token_ids": None,
+        "prefix_ok": None,
+        "prompt_len": None,
+    }
+    first = {
+        "step": 0,
+        "new_messages_json": store.encode(opening).decode(),
+        "state_sha256": state_sha256(opening),
+        "action": "a",
+    }
+    state = [*opening, *gained]
+    second = {
+        "step": 1,
+        "new_messages_json": store.encode(gained).decode(),
+        "state_sha256": state_sha256(state),
+        "action": "b",
+    }
+    first |= {"observation": "x\ny", "reward": 0.0, "done": False}
+    second |= {"observation": "", "reward": 1.0, "done": True}
+    return [{**common, **first, **changes}, {**common, **second}]
+
+
+def verdicts(steps: list[dict[str, Any]], absent: dict[str, set[Fact]], reward: float | None = 1.0) -> dict[str, str]:
+    rollouts = [{"rollout_id": name, "reward": reward} for name in dict.fromkeys(s["rollout_id"] for s in steps)]
+    return {check.name: check.verdict for check in gate.check(rollouts, steps, len(rollouts), absent)}
+
+
+def test_several_observed_messages_are_one_observation() -> None:
+    assert set(verdicts(episode(), {}).values()) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        ({"observation": "x"}, "state hash chain"),
+        ({"action": "z"}, "state hash chain"),
+        ({"reward": None}, "tuples complete"),
+    ],
+)
+def test_what_breaks_the_chain_is_found(change: dict[str, Any], check: str) -> None:
+    assert verdicts(episode(**change), {})[check] == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("fact", "change", "checks"),
+    [
+        (missing.FINISH, {"truncated": True}, ["nothing truncated"]),
+        (missing.ELISION, {"elided_chars": 5}, ["no output elided"]),
+        (missing.PARSE, {"parse_error": "bad"}, ["actions well-formed"]),
+        (missing.LOGPROBS, {"logprobs": [0.5]}, ["log-probs finite, <= 0"]),
+        (missing.TOKENS, {"prefix_ok": False}, ["prompt extends the last"]),
+    ],
+)
+def test_a_check_needs_what_the_source_tells(fact: Fact, change: dict[str, Any], checks: list[str]) -> None:
+    told, not_recorded = verdicts(episode(**change), {}), verdicts(episode(**change), {"r": {fact}})
+    assert all(told[name] == "FAIL" and not_recorded[name] == "not recorded" for name in checks)
+
+
+def test_rewards_that_the_source_has_none_of_and_rewards_that_are_missing() -> None:
+    assert verdicts(episode(reward=None), {}, None)["rollouts scored"] == "FAIL"
+    unrecorded = verdicts(episode(reward=None), {"r": {missing.REWARD}}, None)
+    assert unrecorded["rollouts scored"] == unrecorded["reward in [0, 1]"] == "not recorded"
+    assert unrecorded["tuples complete"] == "ok"  # state and action are there
+
+
+def test_a_mixed_import_counts_both() -> None:
+    steps = [*episode("told"), *episode("not_recorded")]
+    rollouts = [{"rollout_id": "told", "reward": 1.0}, {"rollout_id": "not_recorded", "reward": None}]
+    checks = {c.name: c for c in gate.check(rollouts, steps, 2, {"not_recorded": {missing.REWARD}})}
+    assert (
+        checks["rollouts scored"].total,
+        checks["rollouts scored"].unrecorded,
+        checks["rollouts scored"].verdict,
+    ) == (1, 1, "ok")
+    text = gate.table(list(checks.values()))
+    assert "1 of 1, 1 not recorded" in text
+
+
+def test_a_check_over_nothing_is_failed_and_not_unrecorded() -> None:
+    assert gate.Check("x", 0, 0).verdict == "FAIL" and gate.Check("x", 0, 0, unrecorded=3).verdict == "not recorded"
+
+
+def test_rollouts_without_steps_are_not_recorded_only_where_the_source_declares_it() -> None:
+    rollouts = [{"rollout_id": "r", "reward": 1.0}]
+    declared = {check.name: check.verdict for check in gate.check(rollouts, [], 1, {"r": {missing.STEPS}})}
+    assert declared["state hash chain"] == "not recorded" and declared["rollouts scored"] == "ok"
+    assert {c.name: c.verdict for c in gate.check(rollouts, [], 1, {})}["state hash chain"] == "FAIL"

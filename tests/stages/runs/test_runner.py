@@ -1,0 +1,136 @@
+"""The runner on a real stage: up to date, refusals with their ways out, locks, damage, resume, interruption."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from support.models import save_tiny
+
+from stages import collect
+from stages.errors import BadInput, UsageError
+from stages.runs import inputs, manifest, runner
+from stages.runs.artifact import Interrupted, Run
+from stages.runs.runner import Result
+
+ENV = "support.environments:GuessEnv"
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def config(model: Path, **more: object) -> collect.Config:
+    return collect.Config(env={"name": ENV}, policy={"model": str(model), "max_tokens": 40}, tasks=3, samples=2, **more)
+
+
+def run(root: Path, model: Path, **options: object) -> Result:
+    seed = options.pop("seed", 0)
+    return runner.execute("collect", {}, config(model, seed=seed), root=root, **options)  # type: ignore[arg-type]
+
+
+def test_the_same_work_is_done_once(tmp_path: Path, model: Path) -> None:
+    first, second = run(tmp_path, model), run(tmp_path, model)
+    assert first.fresh and not second.fresh
+    assert first.path == second.path and second.reason == "up to date"
+    assert (tmp_path / "collect" / "latest").resolve() == first.path.resolve()
+
+
+def test_another_seed_is_another_run(tmp_path: Path, model: Path) -> None:
+    assert run(tmp_path, model).path != run(tmp_path, model, seed=1).path
+
+
+def test_rerunning_a_deleted_run_gives_the_same_content(tmp_path: Path, model: Path) -> None:
+    first = run(tmp_path / "a", model).path
+    second = run(tmp_path / "b", model).path
+    one, other = Run(first), Run(second)
+    assert one.manifest.content == other.manifest.content
+    assert (first / "tasks.parquet").read_bytes() == (second / "tasks.parquet").read_bytes()
+
+
+def test_a_changed_model_folder_is_another_run(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", seed=0)
+    first = run(tmp_path / "artifacts", folder).path
+    save_tiny(folder, seed=1)
+    assert run(tmp_path / "artifacts", folder).path != first
+
+
+def test_an_unfinished_run_names_the_ways_out(tmp_path: Path, model: Path) -> None:
+    path = run(tmp_path, model).path
+    unfinished = manifest.read(path)
+    unfinished.status = "failed"
+    manifest.write(path, unfinished)
+    with pytest.raises(UsageError, match=r"--resume.*--clean.*--out"):
+        run(tmp_path, model)
+    assert run(tmp_path, model, resume=True).reason == "resumed"
+
+
+def test_damage_is_seen_and_mended_from_the_steps(tmp_path: Path, model: Path) -> None:
+    path = run(tmp_path, model).path
+    whole = (path / "rollouts.parquet").read_bytes()
+    (path / "rollouts.parquet").unlink()
+    with pytest.raises(UsageError, match=r"rollouts\.parquet is missing"):
+        run(tmp_path, model)
+    assert run(tmp_path, model, resume=True).fresh
+    assert (path / "rollouts.parquet").read_bytes() == whole
+
+
+def test_a_foreign_folder_is_not_touched(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    with pytest.raises(UsageError, match="not empty and is no run folder"):
+        run(tmp_path, model, out=tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "x"
+
+
+def test_a_folder_with_another_run_says_what_differs(tmp_path: Path, model: Path) -> None:
+    run(tmp_path, model, out=tmp_path / "here")
+    with pytest.raises(UsageError, match="seed: 0 there, 1 asked"):
+        run(tmp_path, model, out=tmp_path / "here", seed=1)
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path, model: Path) -> None:
+    with FileLock(tmp_path / ".here.lock"), pytest.raises(UsageError, match="in use by another process"):
+        run(tmp_path, model, out=tmp_path / "here")
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, model: Path) -> None:
+    def press(what: str, done: int, total: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run(tmp_path, model, listener=press)
+    path = next((tmp_path / "collect").glob("2*"))
+    assert manifest.read(path).status == "interrupted"
+    assert run(tmp_path, model, resume=True).status == "complete"
+
+
+def test_inputs_find_their_slots_and_misfits_are_named(tmp_path: Path, model: Path) -> None:
+    collected = Run(run(tmp_path, model).path)
+    slots = runner.module("replay-teachers").INPUTS
+    assert inputs.assign("replay-teachers", slots, [collected]) == {"rollouts": [collected]}
+    with pytest.raises(BadInput, match="needs a run that holds step/1"):
+        inputs.assign("replay-teachers", slots, [])
+    with pytest.raises(BadInput, match="but 2 were given"):
+        inputs.assign("replay-teachers", slots, [collected, collected])
+    with pytest.raises(BadInput, match="has no use for it"):
+        inputs.assign("train", runner.module("train").INPUTS, [collected])
+
+
+def test_unfinished_inputs_are_refused(tmp_path: Path, model: Path) -> None:
+    collected = Run(run(tmp_path, model).path)
+    collected.manifest.status = "interrupted"
+    with pytest.raises(BadInput, match="is interrupted, not complete"):
+        inputs.check(inputs.Inputs({"rollouts": collected}))
+
+
+def test_unknown_stage_names_the_stages() -> None:
+    with pytest.raises(UsageError, match="collect, replay-teachers"):
+        runner.module("colect")
+
+
+def test_a_missing_model_folder_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="There is no model folder"):
+        run(tmp_path, Path("/nowhere/model"))

@@ -1,0 +1,142 @@
+"""Limits hold for all processes of a command together, and nothing of it is left afterwards."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stages.sandbox import Limits, Sandbox, open_sandbox
+
+ORPHANS = {
+    "background": "sleep MARK & sleep 60",
+    "nohup": "nohup sleep MARK >/dev/null 2>&1 & sleep 60",
+    "setsid": "setsid sleep MARK & sleep 60",
+    "double fork": "(setsid bash -c 'sleep MARK & disown; exec sleep MARK' &) ; sleep 60",
+    "trap": "trap '' TERM HUP INT; sleep MARK & while true; do sleep MARK; done",
+    "stopped": "sleep MARK & kill -STOP $! ; kill -STOP $$",
+}
+THREADS = """
+import threading, time
+threading.stack_size(1 << 16)
+for _ in range(99): threading.Thread(target=time.sleep, args=(60,)).start()
+"""
+SHARED_MEMORY = """
+import mmap
+memory = mmap.mmap(-1, 1 << 30)
+for at in range(0, 1 << 30, 4096): memory[at] = 1
+"""
+COPY_ON_WRITE = """
+import os, time
+kept = os.urandom(60 << 20)
+for _ in range(6): os.fork() or time.sleep(9)
+time.sleep(0.3)
+"""
+DELETED_FILES = """
+import os, time
+kept = []
+for _ in range(99):
+    kept.append(open("u", "wb"))
+    kept[-1].write(bytes(7 << 20))
+    os.unlink("u")
+time.sleep(60)
+"""
+WRITE = "head -c 7M /dev/zero"
+
+
+@pytest.mark.parametrize("bomb", [":(){ :|:& };:; sleep 60", "bomb(){ bomb|bomb& }; bomb; sleep 60"])
+def test_fork_bomb_of_shells(box: Sandbox, bomb: str, mark: str, count_processes: Callable[[str], int]) -> None:
+    result = box.run(f"mark={mark}; {bomb}")
+    assert (result.returncode, result.killed_for) == (137, "processes") and result.duration_s < 5
+    assert count_processes(mark) == 0
+    assert box.run("echo alive").output == "alive\n"
+
+
+@pytest.mark.parametrize("script", ["import os\nwhile True: os.fork()", THREADS], ids=["forks", "threads"])
+def test_fork_bomb_of_python(box: Sandbox, script: str, python: Callable[[str], str]) -> None:
+    result = box.run(python(script))
+    assert (result.returncode, result.killed_for) == (137, "processes") and result.duration_s < 5
+
+
+def test_memory_bomb_of_one_process(box: Sandbox) -> None:
+    result = box.run("python3 -c 'x = bytearray(1 << 30)'")
+    assert result.returncode == 1 and "MemoryError" in result.output
+
+
+def test_memory_bomb_of_several_processes(box: Sandbox) -> None:
+    one = "python3 -c 'x = b\"x\" * (90 << 20); import time; time.sleep(9)'"
+    result = box.run(f"for i in 1 2 3 4 5 6; do {one} & done; wait")
+    assert (result.returncode, result.killed_for) == (137, "memory")
+
+
+def test_memory_bomb_in_a_shared_mapping(box: Sandbox, python: Callable[[str], str]) -> None:
+    result = box.run(python(SHARED_MEMORY))
+    assert (result.returncode, result.killed_for) == (137, "memory")
+
+
+def test_memory_shared_by_forks_counts_once(box: Sandbox, python: Callable[[str], str]) -> None:
+    assert box.run(python(COPY_ON_WRITE)).returncode == 0
+
+
+def test_memory_behind_descriptors_is_refused(box: Sandbox) -> None:
+    result = box.run("python3 -c 'import os; os.memfd_create(\"x\")'; ipcmk -M 1000000")
+    assert "PermissionError" in result.output and "Operation not permitted" in result.output
+
+
+@pytest.mark.parametrize("folder", ["/tmp", "/dev/shm", "/home/agent"])
+def test_private_memory_folders_have_a_size(box: Sandbox, folder: str) -> None:
+    result = box.run(f"for i in $(seq 60); do {WRITE} > {folder}/$i || break; done; du -sm {folder}")
+    assert "No space left" in result.output and int(result.output.split()[-2]) <= 128
+
+
+def test_disk_bomb_in_one_file(box: Sandbox, work: Path) -> None:
+    assert box.run("head -c 100M /dev/zero > big").returncode == 128 + 25  # SIGXFSZ
+    assert (work / "big").stat().st_size == 8 << 20
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"for i in $(seq 99); do {WRITE} > f$i; done; sleep 60",
+        f"mkdir -p a/b; cd a/b; for i in $(seq 99); do {WRITE} > .f$i; done",
+        f"mkdir -m 300 dark; for i in $(seq 99); do {WRITE} > dark/$i; done; sleep 60",
+        f"python3 -c '{DELETED_FILES}'",
+    ],
+    ids=["large files", "hidden files", "a folder that cannot be listed", "deleted files"],
+)
+def test_disk_bomb_in_many_files(box: Sandbox, work: Path, command: str) -> None:
+    result = box.run(command)
+    assert (result.returncode, result.killed_for) == (137, "disk")
+    subprocess.run(["chmod", "-R", "u+rwX", work], check=True)
+    used = int(subprocess.run(["du", "-sm", work], capture_output=True, text=True).stdout.split()[0])
+    assert used < 99 * 7 - 100  # stopped while it was writing
+
+
+def test_disk_bomb_in_small_files(work: Path) -> None:
+    with open_sandbox("bubblewrap", work, limits=Limits(disk_mb=4)) as sandbox:
+        assert sandbox.run("split -b 100 -a 6 <(head -c 5M /dev/zero)").killed_for == "disk"
+
+
+def test_an_over_full_folder_can_be_cleaned_up(box: Sandbox) -> None:
+    assert box.run(f"for i in $(seq 9); do {WRITE} > f$i; done").killed_for == "disk"
+    assert box.run("sleep 0.3; rm f*; sleep 0.2; ls").output == ""
+    assert box.run(f"{WRITE} > f").killed_for is None
+
+
+def test_endless_output_is_counted_not_kept(box: Sandbox) -> None:
+    result = box.run("yes", wall_s=0.4)
+    assert result.timed_out and result.output_bytes > 1 << 20 and len(result.output) <= 8192
+
+
+def test_cpu_seconds_of_a_process_are_limited(work: Path) -> None:
+    with open_sandbox("bubblewrap", work, limits=Limits(cpu_s=1)) as sandbox:
+        assert sandbox.run("while :; do :; done").returncode == 128 + 24  # SIGXCPU
+
+
+@pytest.mark.parametrize("name", ORPHANS)
+def test_orphans_end_with_the_time_out(
+    either: Sandbox, name: str, mark: str, count_processes: Callable[[str], int]
+) -> None:
+    result = either.run(ORPHANS[name].replace("MARK", mark), wall_s=0.3)
+    assert (result.returncode, result.timed_out) == (124, True)
+    assert count_processes(mark) == 0

@@ -1,0 +1,159 @@
+"""The supervisor cannot be stopped, read or spoken for; when it is lost all the same, that is noticed."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from stages.sandbox import Limits, Sandbox, open_sandbox
+from stages.sandbox.session import Gone, Session
+
+ROOT = Path(__file__).parents[3]
+STARVE = """
+import resource
+for kind in range(16):
+    try: print("DONE", resource.prlimit(1, kind, (0, 0)))
+    except (OSError, ValueError): pass
+"""
+SLOW = """
+import os
+for call, *arguments in (
+    (os.sched_setaffinity, 1, {0}),
+    (os.setpriority, os.PRIO_PROCESS, 1, 19),
+    (os.setpriority, os.PRIO_USER, 0, 19),
+    (os.sched_setscheduler, 1, os.SCHED_IDLE, os.sched_param(0)),
+):
+    try: print("DONE", call(*arguments))
+    except PermissionError: pass
+"""
+TRACE = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+for request in (16, 0x4206):  # PTRACE_ATTACH, PTRACE_SEIZE
+    print(libc.ptrace(request, 1, 0, 0), ctypes.get_errno())
+class Part(ctypes.Structure): _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+buffer = ctypes.create_string_buffer(8)
+local, remote = Part(ctypes.addressof(buffer), 8), Part(id(libc), 8)
+print(libc.process_vm_readv(1, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0), ctypes.get_errno())
+print(libc.syscall(438, libc.syscall(434, 1, 0), 3, 0), ctypes.get_errno())  # pidfd_getfd(pidfd_open(1), 3)
+"""
+SHELL_ATTACKS = {
+    "signals": "for s in KILL STOP INT TERM HUP SEGV CHLD TSTP ALRM USR1; do kill -$s 1; done",
+    "its descriptors": "for n in 0 1 2 3 4 5 6; do echo forged > /proc/1/fd/$n && echo DONE; cat /proc/1/fd/$n; done",
+    "its memory": "head -c 1 /proc/1/mem && echo DONE; cat /proc/1/maps /proc/1/environ && echo DONE",
+    "inherited descriptors": "for n in 3 4 5 6 7 8 9; do echo forged >&$n && echo DONE; done",
+    "its settings": "for f in oom_score_adj autogroup timerslack_ns; do echo 1 > /proc/1/$f && echo DONE; done",
+}
+
+
+@pytest.mark.parametrize("attack", SHELL_ATTACKS)
+def test_out_of_reach_of_a_shell(box: Sandbox, work: Path, attack: str) -> None:
+    before = supervisor_of(work)
+    result = box.run(SHELL_ATTACKS[attack] + "; echo; echo over; exit 9")
+    assert (result.returncode, result.killed_for) == (9, None)
+    assert "DONE" not in result.output and result.output.endswith("\nover\n")
+    assert box.run("echo same").output == "same\n" and supervisor_of(work) == before
+
+
+@pytest.mark.parametrize("script", [STARVE, SLOW], ids=["starve", "slow"])
+def test_out_of_reach_of_system_calls(box: Sandbox, work: Path, script: str, python: Callable[[str], str]) -> None:
+    before = supervisor_of(work)
+    result = box.run(python(script))
+    assert (result.returncode, result.output) == (0, "")
+    assert box.run("echo same").output == "same\n" and supervisor_of(work) == before
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give the supervisor precedence, and only root needs it")
+def test_goes_before_its_jobs(box: Sandbox, work: Path) -> None:
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    assert os.sched_getscheduler(supervisor_of(work)) == os.SCHED_RR | os.SCHED_RESET_ON_FORK
+    assert box.run("python3 -c 'import os; print(os.sched_getscheduler(0))'").output == f"{os.SCHED_OTHER}\n"
+
+
+def test_cannot_be_traced(box: Sandbox, python: Callable[[str], str]) -> None:
+    assert box.run(python(TRACE)).output == "-1 1\n" * 4
+
+
+def test_killing_all_ends_the_command_only(box: Sandbox, work: Path) -> None:
+    before = supervisor_of(work)
+    assert box.run("sleep 60 & kill -KILL -1; exit 3").returncode == 3
+    assert supervisor_of(work) == before
+
+
+def test_output_cannot_forge_a_frame(box: Sandbox) -> None:
+    frame = r"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x04\x00\x00\x00\x04fake"
+    result = box.run(f"printf '{frame}'; printf 'ready\\n\\x00\\x00' >&2; exit 7")
+    assert (result.returncode, result.output_bytes) == (7, 30)
+    assert box.run("echo next").output == "next\n"
+
+
+def test_a_lost_supervisor_is_noticed_and_replaced(box: Sandbox, work: Path) -> None:
+    box.run("echo kept > file")
+    victim = supervisor_of(work)
+    threading.Timer(0.2, os.kill, (victim, 9)).start()
+    result = box.run("sleep 60")
+    assert (result.returncode, result.killed_for) == (137, "sandbox") and result.duration_s < 5
+    assert "lost" in result.output
+    assert box.run("cat file").output == "kept\n" and supervisor_of(work) != victim
+
+
+@pytest.mark.slow
+def test_a_stopped_supervisor_does_not_hang_the_host(work: Path) -> None:
+    with open_sandbox("bubblewrap", work) as sandbox:
+        os.kill(supervisor_of(work), 19)
+        result = sandbox.run("echo never", wall_s=0.1)
+        assert (result.returncode, result.killed_for) == (137, "sandbox") and result.duration_s < 12
+        assert sandbox.run("echo back").output == "back\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["HEAD.pack(0, 0, 0, 9, 2**30)", "HEAD.pack(0, 0, 9, 0, 0)", "b'short'", "HEAD.pack(0, 0, 0, 9, 9) + b'x'", "b''"],
+)
+def test_a_supervisor_that_answers_nonsense_is_gone(answer: str) -> None:
+    """A stand-in for a supervisor that was taken over, in spite of everything."""
+    script = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+import os; from stages.sandbox.guest.protocol import HEAD, READY, read_request
+channel = int(sys.argv[1])
+read_request(channel); os.write(channel, READY); read_request(channel); os.write(channel, {answer})
+"""
+    command = nullcontext(([sys.executable, "-c", script], []))
+    session = Session(command, {}, Limits(), {})
+    with pytest.raises(Gone):
+        session.ask({}, 1.0)
+    session.close()
+
+
+def test_without_isolation_a_killed_supervisor_is_replaced(work: Path) -> None:
+    with open_sandbox("none", work) as sandbox:
+        assert sandbox.run("kill -9 $PPID; exit").killed_for == "sandbox"
+        assert sandbox.run("echo back").output == "back\n"
+
+
+def test_a_dead_host_leaves_nothing(work: Path, mark: str, count_processes: Callable[[str], int]) -> None:
+    script = (
+        "import os, threading; from pathlib import Path; from stages.sandbox import open_sandbox\n"
+        f"box = open_sandbox('bubblewrap', Path({str(work)!r}))\n"
+        f"threading.Timer(0.3, os._exit, (0,)).start(); box.run('sleep {mark}')"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT, timeout=30)
+    assert count_processes(mark) == 0 and count_processes(str(work)) == 0
+
+
+def supervisor_of(work: Path) -> int:
+    """The host's pid of the supervisor that shows `work`: the only child of its bwrap."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(work).encode() in words:
+            pid = path.parent.name
+            return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    raise AssertionError(f"no sandbox shows {work}")

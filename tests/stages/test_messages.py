@@ -1,0 +1,84 @@
+"""Tool calls in the text of an action."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.messages import Spoken, ToolCall, is_object, read, write
+
+TEXT = st.text(alphabet='ab \n<>/{}"\\tool_calhink:,é', max_size=40)
+
+
+def test_a_message_is_written_as_the_module_says() -> None:
+    call = ToolCall("search_pages", '{"query": "Utsuro-bune"}')
+    text = write(Spoken("Let me search.", (call,), "I should look the term up."))
+    assert text == (
+        "<think>\nI should look the term up.\n</think>\n\nLet me search.\n"
+        '<tool_call>\n{"name": "search_pages", "arguments": {"query": "Utsuro-bune"}}\n</tool_call>'
+    )
+    assert read(text) == Spoken("Let me search.", (call,), "I should look the term up.")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a": 1,   "b":[ 2 ]}',
+        "{}",
+        "",
+        "not json",
+        "[1, 2]",
+        '{"a": 1',
+        ' {"a": 1}',
+        "null",
+        '"quoted"',
+        '{"c": "</tool_call>"}',
+    ],
+)
+def test_arguments_come_back_as_they_were(arguments: str) -> None:
+    calls = (ToolCall("one", arguments), ToolCall("two", '{"x": "<tool_call>"}'))
+    assert read(write(Spoken("said", calls))).calls == calls
+    assert read(write(Spoken("", calls))).calls == calls
+
+
+def test_a_text_about_tool_calls_is_no_tool_call() -> None:
+    for text in (
+        "Use <tool_call>\n{broken}\n</tool_call> like this.",
+        'x <tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>',
+        "",
+    ):
+        assert read(text) == Spoken(text)
+
+
+def test_a_call_followed_by_words_is_left_in_the_content() -> None:
+    text = write(Spoken("", (ToolCall("a", "{}"),))) + "\nand more"
+    assert read(text) == Spoken(text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXT)
+def test_reading_and_writing_any_text_gives_it_back(text: str) -> None:
+    assert write(read(text)) == text
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    TEXT,
+    st.lists(st.tuples(TEXT, st.one_of(TEXT, st.dictionaries(TEXT, TEXT).map(json.dumps))), max_size=3),
+    st.none() | TEXT,
+)
+def test_whatever_is_written_reads_back_to_the_same_text(
+    content: str, calls: list[tuple[str, str]], reasoning: str | None
+) -> None:
+    text = write(Spoken(content, tuple(ToolCall(*call) for call in calls), reasoning))
+    assert write(read(text)) == text
+
+
+def test_an_empty_thought_is_part_of_the_content() -> None:
+    text = "<think>\n\n</think>\n\nIt is 42."
+    assert read(text) == Spoken(text) and write(Spoken("It is 42.", (), "")) == "It is 42."
+
+
+def test_an_object_is_the_whole_text() -> None:
+    assert is_object('{"a": {"b": []}}') and not is_object('{"a": 1} ') and not is_object("{") and not is_object("3")

@@ -1,0 +1,79 @@
+"""A channel from outside the package needs a class and an entry in the registry, and nothing more."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+
+import orjson
+import pytest
+from pydantic import ValidationError
+
+from stages import train
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.training.channels import CHANNELS, Channel, ChannelLoss
+from stages.training.rows import EpisodeRows
+from stages.training.weights import Weights
+
+
+class OwnEntropy(Channel[EpisodeRows]):
+    """Mean entropy (nats) at the student's own tokens, to be kept low."""
+
+    name = "own_entropy"
+    description = "Entropy at the student's own tokens."
+    row_source = "episodes"
+    columns = MappingProxyType({"tokens": "own tok"})
+
+    def loss(self, rows: EpisodeRows) -> ChannelLoss:
+        logps = rows.student_logits.log_softmax(-1)
+        entropies = -(logps.exp() * logps).sum(-1)  # [1, N]
+        return ChannelLoss((entropies * rows.own).sum() / rows.tokens, rows.tokens, {"tokens": rows.tokens})
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    CHANNELS[OwnEntropy.name] = OwnEntropy
+    yield
+    del CHANNELS[OwnEntropy.name]
+
+
+def config(model: Path, **weights: float) -> train.Config:
+    return train.Config(
+        env={"name": "support.environments:GuessEnv"},
+        policy={"model": str(model), "max_tokens": 20},
+        tasks=2,
+        optimisation={"steps": 1, "prompts_per_step": 2, "generations": 2},
+        weights=weights,
+    )
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_channel_from_outside_trains(tmp_path: Path, tiny: Path) -> None:
+    settings = config(tiny, own_entropy=1.0)
+    assert settings.identity()["weights"] == {**Weights().identity(), "own_entropy": 1.0}
+    run = Run(runner.execute("train", {}, settings, root=tmp_path).path)
+    (row,) = (orjson.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines())
+    assert row["own_entropy/loss"] > 0 and row["own_entropy/tokens"] == row["own_entropy/denominator"] > 0
+    header = (run.beside("report.txt") or b"").decode().splitlines()[1]
+    assert header.split()[-4:-2] == ["entropy", "own_entropy"] and header.endswith("own tok")
+
+
+def test_once_unregistered_its_name_is_refused(tiny: Path) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        config(tiny, own_entropy=1.0)
+    (error,) = refusal.value.errors()
+    assert error["type"] == "extra_forbidden" and error["loc"] == ("weights", "own_entropy")
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_negative_weight_is_refused(tiny: Path) -> None:
+    for name in ("dpo", "own_entropy"):
+        with pytest.raises(ValidationError, match="greater than or equal to 0"):
+            config(tiny, **{name: -1.0})
+
+
+def test_names_and_help_come_from_the_classes() -> None:
+    assert list(Weights.model_fields) == list(CHANNELS) == ["dpo", "simpo", "sft", "sdpo", "taid", "eopd"]
+    for name, channel in CHANNELS.items():
+        assert channel.name == name
+        assert Weights.model_fields[name].description == channel.description

@@ -1,0 +1,146 @@
+"""Which turn is faulty, what the hint says, where it is placed, and a model that writes it."""
+
+from pathlib import Path
+
+import pytest
+from support.models import tiny_tokenizer
+from support.server import Reply, answer, serving
+
+from stages.envs.base import Grade, Observation, Task
+from stages.messages import following_ids, opening_ids
+from stages.policy.base import PolicyConfig, Sample
+from stages.policy.endpoint import EndpointPolicy
+from stages.rollouts.episode import Episode, Step
+from stages.runs.artifact import Budget
+from stages.training.hints import Hint, faults, from_model, from_templates, hinted_turn
+
+TOKENIZER = tiny_tokenizer()
+TASK = Task("t", "e", "train", "f", "fix it")
+
+
+def episode(*turns: tuple[str, Observation]) -> Episode:
+    """An episode whose prompts extend each other, as the agent loop builds them."""
+    found = Episode(TASK, 0, 0, messages=[{"role": "user", "content": "fix it"}])
+    held: list[int] = []
+    for index, (command, observation) in enumerate(turns):
+        new = found.messages[found.steps[-1].num_messages if found.steps else 0 :]
+        prompt = opening_ids(TOKENIZER, found.messages) if not held else held + following_ids(TOKENIZER, new[1:])
+        ids = TOKENIZER(command + "<|im_end|>", add_special_tokens=False)["input_ids"]
+        sample = Sample(text=command, prompt_ids=prompt, completion_ids=ids, logprobs=[-1.0] * len(ids))
+        found.steps.append(Step(new, len(found.messages), "", sample, observation, index))
+        found.messages = [
+            *found.messages,
+            {"role": "assistant", "content": command},
+            {"role": "user", "content": observation.content},
+        ]
+        held = prompt + ids
+    return found
+
+
+def ran(command: str, output: str = "", code: int = 0) -> tuple[str, Observation]:
+    return command, Observation(f"{output}[exit {code}]", commands=(command,), returncode=code)
+
+
+@pytest.mark.parametrize(
+    ("turn", "kind", "words"),
+    [
+        (ran("fixx it", "bash: line 1: fixx: command not found\n", 127), "unknown_command", "no command fixx"),
+        (ran("cat sol.py", "cat: sol.py: No such file or directory\n", 1), "wrong_file", "no file sol.py"),
+        (ran("python3 x.py", "python3: can't open file 'x.py'\n", 2), "wrong_file", "no file x.py"),
+        (
+            ("hello", Observation("[expected one block]", parse_error="expected one block")),
+            "malformed",
+            "expected one block",
+        ),
+    ],
+)
+def test_a_fault_is_hinted_at_its_own_turn(turn: tuple[str, Observation], kind: str, words: str) -> None:
+    (hint,) = from_templates(episode(ran("ls"), turn, ran("ls")))
+    assert (hint.turn, hint.kind) == (1, kind)
+    assert words in hint.text
+
+
+def test_a_failing_test_is_the_fault_of_the_edit_before_it() -> None:
+    turns = [
+        ran("cat solution.py"),
+        ran("sed -i s/a/b/ solution.py"),
+        ran("python3 test_solution.py", "FAIL f(1, 2): 3, not 2\n", 1),
+    ]
+    (hint,) = from_templates(episode(*turns))
+    assert hint.turn == 1 and "FAIL f(1, 2): 3, not 2" in hint.text
+
+
+def answered(content: str, gt_pass: bool | None, stop: str | None = "answered", turns: int = 1) -> Episode:
+    found = episode(*[("5", Observation(content, stop=stop))] * turns)
+    found.grade = Grade(None if gt_pass is None else float(gt_pass), gt_pass=gt_pass)
+    return found
+
+
+def test_a_wrong_answer_is_hinted_with_what_the_environment_says() -> None:
+    assert from_templates(answered("5 is wrong; the answer is 6.", gt_pass=False)) == [
+        Hint(0, "wrong_answer", "Hint: 5 is wrong; the answer is 6.")
+    ]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        answered("", gt_pass=False),
+        answered("5 is wrong", gt_pass=True),
+        answered("5 is wrong", gt_pass=None),
+        answered("5 is wrong", gt_pass=False, stop=None),
+        answered("5 is wrong", gt_pass=False, turns=0),
+    ],
+    ids=["nothing said", "right", "not graded", "not at its end", "nothing answered"],
+)
+def test_no_other_answer_is_hinted(found: Episode) -> None:
+    assert from_templates(found) == []
+
+
+def test_a_malformed_answer_is_hinted_once() -> None:
+    found = episode(("no", Observation("no block", parse_error="no block", stop="answered")))
+    found.grade = Grade(0.0, gt_pass=False)
+    assert [hint.kind for hint in from_templates(found)] == ["malformed"]
+
+
+def test_a_clean_episode_has_no_hints() -> None:
+    assert faults(episode(ran("cat solution.py"), ran("python3 test_solution.py", "ok\n"))) == []
+    assert faults(episode(ran("python3 test_solution.py", "FAIL\n", 1))) == [], (
+        "no edit was made that could be at fault"
+    )
+
+
+def test_the_hint_stands_in_the_message_before_the_faulty_turn() -> None:
+    played = episode(ran("ls"), ran("fixx it", "fixx: command not found\n", 127), ran("ls"))
+    turn = hinted_turn(TOKENIZER, played, Hint(1, "unknown_command", "Hint: no."))
+    assert turn is not None
+    assert turn.tree.prompt == played.steps[1].sample.prompt_ids
+    assert turn.tree.branches == turn.hinted.branches == (played.steps[1].sample.completion_ids,)
+    before = [*(played.steps[0].sample.prompt_ids or []), *(played.steps[0].sample.completion_ids or [])]
+    assert turn.hinted.prompt[: len(before)] == before, "what was sampled is not rendered again"
+    rendered = [*played.messages[:2], {"role": "user", "content": f"{played.messages[2]['content']}\nHint: no."}]
+    assert turn.hinted.prompt == opening_ids(TOKENIZER, rendered)
+
+
+def test_a_hint_at_the_first_turn() -> None:
+    turn = hinted_turn(
+        TOKENIZER, episode(ran("fixx", "fixx: command not found\n", 127)), Hint(0, "unknown_command", "Hint: no.")
+    )
+    assert turn is not None
+    assert turn.hinted.prompt == opening_ids(TOKENIZER, [{"role": "user", "content": "fix it\nHint: no."}])
+
+
+def test_a_model_writes_the_hint_from_action_and_error(tmp_path: Path) -> None:
+    with serving(lambda body, n: Reply(body=answer("Look at the names."))) as server:
+        policy = EndpointPolicy(PolicyConfig(model="m", base_url=server.url), budget=Budget(), cache=tmp_path)
+        hints = from_model(episode(ran("fixx it", "fixx: command not found\n", 127)), policy)
+    assert [(h.turn, h.text) for h in hints] == [(0, "Hint: Look at the names.")]
+    asked = server.requests[0]["messages"][0]["content"]
+    assert "fixx it" in asked and "command not found" in asked
+
+
+def test_no_hint_where_the_model_fails(tmp_path: Path) -> None:
+    with serving(lambda body, n: Reply(500, {"error": {"message": "x"}})) as server:
+        config = PolicyConfig(model="m", base_url=server.url, max_attempts=1)
+        policy = EndpointPolicy(config, budget=Budget(), cache=tmp_path)
+        assert from_model(episode(ran("fixx", "fixx: command not found\n", 127)), policy) == []

@@ -1,0 +1,113 @@
+"""A tree's branches score as separate rows do, whatever lies beside them, and gradients agree."""
+
+import pytest
+import torch
+from support.models import tiny_model
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
+
+from stages.training.trees import Tree, _can_share, logits, score, token_log_probs
+
+TREES = [
+    Tree([5, 6, 7, 8], ([9, 10, 11], [12, 13])),
+    Tree([20, 21], ([22], [23, 24, 25, 26], [27, 28])),
+    Tree(list(range(30, 60)), ([61, 62],)),
+]
+
+
+def separate(model: torch.nn.Module, prompt: list[int], branch: list[int]) -> torch.Tensor:
+    """Log-probs of a branch from a row of its own."""
+    logits = model(input_ids=torch.tensor([prompt + branch])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(-1, torch.tensor(branch)[:, None])[:, 0]
+
+
+def test_branches_score_as_rows_of_their_own() -> None:
+    model = tiny_model().double()
+    expected = torch.cat([separate(model, tree.prompt, branch) for tree in TREES for branch in tree.branches])
+    scored = score(model, TREES)
+    logps = torch.log_softmax(model.get_output_embeddings()(scored.hidden), -1)
+    found = logps.gather(-1, scored.targets[:, None])[:, 0]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    assert scored.lengths.tolist() == [3, 2, 1, 4, 2, 2]
+
+
+def test_gradients_are_those_of_separate_rows() -> None:
+    model = tiny_model().double()
+    weights = torch.randn(sum(len(b) for t in TREES for b in t.branches), dtype=torch.float64)
+    (token_log_probs(model, score(model, TREES)).double() * weights).sum().backward()
+    ours = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    rows = torch.cat([separate(model, tree.prompt, branch) for tree in TREES for branch in tree.branches])
+    (rows * weights).sum().backward()
+    for a, p in zip(ours, model.parameters(), strict=True):
+        torch.testing.assert_close(a, p.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_a_branch_does_not_see_its_sibling() -> None:
+    model = tiny_model()
+    one = token_log_probs(model, score(model, [Tree([5, 6], ([7, 8], [9, 10]))]))
+    other = token_log_probs(model, score(model, [Tree([5, 6], ([7, 8], [11, 12]))]))
+    assert torch.equal(one[:2], other[:2])
+    assert not torch.equal(one[2:], other[2:])
+
+
+def test_sums_and_lengths_by_branch() -> None:
+    scored = score(tiny_model(), TREES)
+    ones = torch.ones(len(scored.targets))
+    assert scored.per_branch(ones).tolist() == [3, 2, 1, 4, 2, 2]
+
+
+def test_recomputed_activations_and_kept_prompts_agree() -> None:
+    """With gradient checkpointing there is nothing to share; the numbers stay."""
+    model = tiny_model().double().train()
+    kept = token_log_probs(model, score(model, TREES))
+    model.gradient_checkpointing_enable()
+    assert not _can_share(model) and _can_share(model.eval())
+    recomputed = token_log_probs(model.train(), score(model, TREES))
+    torch.testing.assert_close(recomputed, kept, rtol=1e-6, atol=1e-6)
+    recomputed.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_prompt_is_computed_once_for_all_its_branches() -> None:
+    model, seen = tiny_model(), []
+    model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    score(model, [Tree(list(range(5, 45)), ([1, 2, 3],) * 8)])
+    assert seen == [40, 8 * 2]
+
+
+def test_branches_of_one_token_need_nothing_but_their_prompt() -> None:
+    model = tiny_model().double()
+    trees = [Tree([5, 6, 7], ([8], [9])), Tree([5, 6], ([8], [10]))]
+    expected = torch.cat([separate(model, tree.prompt, branch) for tree in trees for branch in tree.branches])
+    torch.testing.assert_close(token_log_probs(model, score(model, trees)).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+HEADS = {
+    "soft cap": Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=0.5, sliding_window=3),
+    "multiplied": CohereConfig(**SIZES, logit_scale=0.25),
+    "divided": GraniteConfig(**SIZES, logits_scaling=4.0),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_what_models_do_after_their_head_is_done_here(kind: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(HEADS[kind], attn_implementation="eager").double().eval()
+    expected = torch.cat([separate(model, tree.prompt, branch) for tree in TREES for branch in tree.branches])
+    scored = score(model, TREES)
+    torch.testing.assert_close(token_log_probs(model, scored).double(), expected, rtol=1e-5, atol=1e-5)
+    found = torch.log_softmax(logits(model, scored), -1).gather(-1, scored.targets[:, None])[:, 0]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
