@@ -7,7 +7,8 @@ export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 default:
     @just --list --unsorted
 
-# See all of it work on real input: collect, replay, pairs, three arms, verdict. Going on where it stopped.
+# See all of it work on real input, to a verdict: 0 VALIDATED, 1 INVALIDATED, 3 PARTIAL or UNDERPOWERED. Goes on where it stopped.
+[no-exit-message]
 demo *ARGS:
     @composer run --preset demo --resume {{ ARGS }}
 

@@ -71,11 +71,27 @@ def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: boo
     launch.show(results[last], as_json=False)
     for title in earlier:
         if codes[title]:
-            print(f"\n{title} did not pass its own checks: see {results[title].path}/report.txt")
+            print(f"\n{title} {_said(results[title])}: see {results[title].path}/report.txt")
     print(f"\nThe report: {page}")
+    if code := _worst(codes.values()):
+        print(f"Every entry was run. Exit code {code}: {_why(code, results)}.")
     if preset.next:
         print(f"\n{preset.next.strip()}")
     return _worst(codes.values())
+
+
+def _said(result: Result) -> str:
+    """What became of an entry that ends in another code than 0."""
+    outcome = Run(result.path).manifest.outcome
+    verdict = outcome.summary.get("verdict")
+    return "did not pass its own checks" if outcome.ok is False else f"is {verdict}"
+
+
+def _why(code: int, results: Mapping[str, Result]) -> str:
+    """Which entries ended in a code, and with what verdict."""
+    outcomes = {title: Run(result.path).manifest.outcome for title, result in results.items()}
+    shown = [(title, o.summary.get("verdict", "failed checks")) for title, o in outcomes.items() if o.exit_code == code]
+    return ", ".join(f"{title} is {verdict}" for title, verdict in shown)
 
 
 def _worst(codes: Collection[int]) -> int:

@@ -1,7 +1,8 @@
 """evaluate: play every arm on held-out tasks and decide whether B beats A, and whether the preference did it.
 
 Reads the checkpoints of several arms, writes `eval_items`, the verdict with intervals and paired tests, a table and a
-chart. The unit is one rollout of one arm.
+chart. The unit is one rollout of one arm. The verdict is the exit code too: 0 VALIDATED, 1 INVALIDATED, 3 PARTIAL or
+UNDERPOWERED, 4 INVALID-RUN.
 """
 
 import time
@@ -13,6 +14,7 @@ from pydantic import Field
 from stages.envs.base import Environment, Task
 from stages.envs.config import EnvConfig, EnvStageConfig
 from stages.errors import BadInput, Incomplete
+from stages.evaluation.arms import START
 from stages.policy import Policy, PolicyConfig, open_policy
 from stages.policy.checkpoint import CheckpointInfo
 from stages.rollouts.episode import Episode, play
@@ -22,12 +24,10 @@ from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan, work_through
 from stages.runs.records import CHECKPOINT, EVAL_ITEM, Row
 
-VERSION = 1
+VERSION = 2
 INPUTS = {"arms": Slot(CHECKPOINT, many=True)}
 OUTPUTS = {"eval_items": EVAL_ITEM}
 LIMIT = "tasks"
-START = "start"
-"""The arm that was not trained."""
 
 
 class Config(EnvStageConfig):
@@ -47,6 +47,14 @@ class Config(EnvStageConfig):
     """The arm that only imitates the chosen actions."""
     with_start: bool = True
     """Also evaluate the model that training started from."""
+
+    def fixed_families(self) -> bool:
+        """Whether the environment's families are fixed strata, as a benchmark's repositories are, and not a sample."""
+        environment = self.opener()()
+        try:
+            return bool(getattr(environment, "fixed_families", False))
+        finally:
+            environment.close()
 
     def label(self) -> str:
         """Environment and arms."""
@@ -153,21 +161,29 @@ def _item(arm: Arm, episode: Episode) -> Row:
         "error_type": error_type,
         "error": error,
         "cost_usd": sum(step.sample.cost_usd for step in episode.steps),
+        "sampled_tokens": sum(step.sample.completion_tokens for step in episode.steps),
         "wall_s": episode.wall_s,
     }
 
 
 def _finish(compared: list[Arm], tasks: list[Task], config: Config, out: Out) -> None:
     from stages.evaluation.chart import arms_chart
-    from stages.evaluation.verdict import decide, text_table
+    from stages.evaluation.report import text_table
+    from stages.evaluation.verdict import INVALID_RUN, decide
 
     records = {record["unit"]: record["item"] for record in out.records()}
     items = [records[_item_id(arm, episode)] for arm in compared for episode in _episodes(tasks, config)]
     out.table(EVAL_ITEM, items)
-    verdict = decide(items, config.baseline, config.treatment, config.control)
+    verdict = decide(items, config.baseline, config.treatment, config.control, fixed=config.fixed_families())
     failed = sum(item["error_type"] is not None for item in items)
     out.count(planned=len(items), done=len(items) - failed, failed=failed)
-    out.conclude(verdict=verdict.decision, why=verdict.why)
+    out.conclude(
+        ok=verdict.decision != INVALID_RUN,
+        exit_code=verdict.exit_code,
+        verdict=verdict.decision,
+        claim=verdict.claim,
+        why=verdict.why,
+    )
     out.document("verdict", asdict(verdict))
     out.figure("chart.svg", arms_chart(verdict))
     out.text("report.txt", text_table(verdict) + "\n")

@@ -57,6 +57,7 @@ def evaluation(run: Run) -> Facts:
         ("pass@1", verdict.get("baseline"), "gain"),
         ("pass@1", verdict.get("control"), "over_control"),
         ("hacked", verdict.get("baseline"), "hacked"),
+        ("hacked loosely", verdict.get("baseline"), "hacked_loose"),
         ("protocol", verdict.get("baseline"), "protocol"),
     )
     differences = [

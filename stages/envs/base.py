@@ -76,7 +76,11 @@ class Environment(Protocol):
 
     name: str
     sandbox: str
-    """"bubblewrap" or "none", recorded in every row; "not-needed" where nothing is executed."""
+    """"bubblewrap" or "none", recorded in every row; "not-needed" where nothing is executed.
+
+    An environment may also say `fixed_families = True`: its families are a benchmark's own strata and not a sample of
+    families, so that statistics speak of other tasks of these families only.
+    """
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """The first `count` tasks of a split under a seed; a longer list starts with the shorter one."""

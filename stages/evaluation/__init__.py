@@ -1,8 +1,13 @@
 """Whether training helped: arms compared on held-out items, with the statistics that decide.
 
-arms.py    - the arms of an experiment as items: can two be compared, their paired difference, the rates of one
-chart.py   - pass@1 of every arm with its interval, as SVG
-power.py   - what a number of tasks can see, before it is paid for
-stats.py   - intervals, tests and minimal detectable effects of paired experiments
-verdict.py - evaluation items in, a verdict with its reasons out
+arms.py       - the arms of an experiment as items: can two be compared, the rates of one
+chart.py      - pass@1 of every arm and the differences with their intervals, as SVG
+comparison.py - items of two arms as a comparison: paired, lost outcomes bounded, subsets tested
+flips.py      - the test that decides: studentised sign flips, and the interval that they give
+paired.py     - outcomes of two arms as what the test needs, training seeds on top, for one experiment or many
+report.py     - the verdict as text for a terminal
+simulation.py - experiments that have not been run: outcomes from a model of tasks, and what would be decided
+stats.py      - the paired difference of two arms and the rate of one, with interval and p-value
+verdict.py    - evaluation items in, a verdict with its reasons out
+wording.py    - the words of a verdict, one sentence a question
 """

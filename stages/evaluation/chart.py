@@ -1,27 +1,43 @@
-"""The chart of an evaluation: pass@1 of every arm with its interval, as SVG with the same bytes every time."""
+"""The chart of an evaluation: pass@1 of every arm and the paired differences, as SVG with the same bytes every time."""
 
 import io
 
 from stages.evaluation.verdict import Verdict
+from stages.evaluation.wording import MIN_GAIN
+
+LINE, DOT = "#5b7c99", "#1f3a52"
 
 
 def arms_chart(verdict: Verdict) -> bytes:
-    """A point and a 95 % interval for each arm."""
+    """A point and a 95 % interval for each arm, and below for each difference, under the verdict."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
+    arms = [(arm.arm, arm.low, arm.pass_rate or 0.0, arm.high) for arm in verdict.arms]
+    pairs = ((verdict.baseline, verdict.gain), (verdict.control, verdict.over_control))
+    differences = [(f"{verdict.treatment} - {other}", d.low, d.estimate, d.high) for other, d in pairs if d]
+    heights = [0.6 + 0.45 * len(arms), *([0.6 + 0.45 * len(differences)] if differences else [])]
     with pyplot.rc_context({"svg.hashsalt": "composer", "svg.fonttype": "none", "font.size": 10}):
-        figure, axes = pyplot.subplots(figsize=(6, 0.6 + 0.45 * len(verdict.arms)), layout="constrained")
-        for row, arm in enumerate(verdict.arms):
-            axes.plot([100 * arm.low, 100 * arm.high], [row, row], color="#5b7c99", linewidth=2)
-            axes.plot(100 * (arm.pass_rate or 0.0), row, "o", color="#1f3a52")
-        axes.set_yticks(range(len(verdict.arms)), [arm.arm for arm in verdict.arms])
-        axes.set_xlim(0, 100)
-        axes.set_xlabel("pass@1 on held-out tasks, %, with 95 % interval")
-        axes.invert_yaxis()
-        axes.spines[["top", "right"]].set_visible(False)
+        size = (6, 0.4 + sum(heights))
+        figure, axes = pyplot.subplots(
+            len(heights), figsize=size, layout="constrained", squeeze=False, height_ratios=heights
+        )
+        figure.suptitle(": ".join(filter(None, (verdict.decision, verdict.claim))), fontsize=10)
+        for (place,), rows in zip(axes, (arms, differences), strict=False):
+            for row, (_, low, middle, high) in enumerate(rows):
+                place.plot([100 * low, 100 * high], [row, row], color=LINE, linewidth=2)
+                place.plot(100 * middle, row, "o", color=DOT)
+            place.set_yticks(range(len(rows)), [label for label, *_ in rows])
+            place.set_ylim(len(rows) - 0.5, -0.5)
+            place.spines[["top", "right"]].set_visible(False)
+        axes[0][0].set_xlim(0, 100)
+        axes[0][0].set_xlabel("pass@1 on held-out tasks, %, with 95 % interval")
+        if differences:
+            axes[1][0].axvline(0, color="0.7", linewidth=1)
+            axes[1][0].axvline(100 * MIN_GAIN, color="0.7", linewidth=1, linestyle=":")
+            axes[1][0].set_xlabel("paired difference, points; dotted: 2 points")
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
         pyplot.close(figure)

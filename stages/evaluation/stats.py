@@ -1,43 +1,36 @@
-"""Statistics of paired experiments: intervals, tests and minimal detectable effects.
+"""What one experiment shows: the paired difference of two arms and the rate of one, each with interval and p-value.
 
-Tasks are the unit of pairing, families of tasks the unit of independence: tasks of one family succeed and fail
-together, so every interval and every decisive p-value is taken over families. All rates and differences are fractions
-of one, not points. scipy does the formulas. Axis names: T tasks, F families, U distinct magnitudes.
+Families random (the default): the mean over tasks of families like these; families are the units. Families fixed (a
+benchmark's repositories): the mean over tasks like these in these very families; tasks are the units, and a second
+interval, normally too wide to decide anything, speaks of other families.
+
+The decisive interval holds the means that `paired.rejects` does not refute. Beside it stands CR2: Bell and McCaffrey,
+Survey Methodology 2002; degrees of freedom as in Pustejovsky and Tipton, JBES 2018, for a mean over clusters.
+All rates and differences are fractions of one, not points. Axis names: S training seeds, T tasks, U units.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from stages.errors import UsageError
+from stages.evaluation import paired
+from stages.evaluation.flips import STEPS, Flips, Units
 
 ALPHA = 0.05
 POWER = 0.80
-MIN_FAMILIES = 6  # five families of one sign give 2 * 2**-5 = .0625: fewer cannot reach p < .05
-NUM_RESAMPLES = 4999
-NUM_FLIPS = 9999
-MAX_EXACT_FLIPS = 2**13
 TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A 95 % interval, the standard error that goes with it, and how both were found."""
-
-    low: float
-    high: float
-    standard_error: float
-    method: str
-
-
-@dataclass(frozen=True)
 class PairedDifference:
-    """Treatment minus baseline over the same tasks.
+    """Treatment minus baseline over the same tasks and training seeds.
 
-    `p_value` is the sign-flip test over families and decides; `p_mcnemar` is the exact test on `wins` and `losses`
-    (tasks that rose, fell), which takes tasks as independent. `mde` is the true difference that would be found in 80 %
-    of such experiments.
+    `p_value`, `low` and `high` are one test, that which decides. `cr2_low` and `cr2_high` are another interval over the
+    same units. `mde` is the true difference that would be found in 80 % of such experiments. `elsewhere` is the
+    interval for other families where those played are fixed, else None. `wins` and `losses` are tasks that rose, fell.
     """
 
     estimate: float
@@ -46,144 +39,164 @@ class PairedDifference:
     method: str
     num_tasks: int
     num_families: int
+    num_seeds: int
     wins: int
     losses: int
-    p_mcnemar: float
     p_value: float
+    cr2_low: float
+    cr2_high: float
     mde: float
+    elsewhere: tuple[float, float] | None = None
 
     @property
     def significant(self) -> bool:
-        """Whether the test finds a difference and the interval leaves out zero."""
-        return self.p_value < ALPHA and (self.low > 0 or self.high < 0)
+        """Whether the interval leaves out zero."""
+        return self.low > 0 or self.high < 0
 
 
-def wilson(num_passed: int, num_tasks: int) -> tuple[float, float]:
-    """The 95 % Wilson score interval of a pass rate; (0, 1) when nothing was tried."""
-    from scipy.stats import binomtest
-
-    if num_tasks == 0:
-        return 0.0, 1.0
-    interval = binomtest(num_passed, num_tasks).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)
-
-
-def paired_difference(differences_T: Sequence[float], families: Sequence[str], seed: int = 0) -> PairedDifference:
-    """Compare two arms by the difference of each task: mean over seeds and samples, treatment minus baseline, -1..1."""
-    if not len(differences_T) or len(differences_T) != len(families):
-        sizes = f"{len(differences_T)} tasks and {len(families)} families"
-        raise UsageError(f"A comparison needs at least one task and the family of each; it got {sizes}.")
-    d_T = np.asarray(differences_T, dtype=float)
-    sums_F, sizes_F = family_totals(d_T, families)
-    interval = cluster_interval(sums_F, sizes_F, seed)
-    wins, losses = int((d_T > TOLERANCE).sum()), int((d_T < -TOLERANCE).sum())
+def paired_difference(
+    treatment_ST: np.ndarray, baseline_ST: np.ndarray, families: Sequence[str], *, fixed: bool = False, seed: int = 0
+) -> PairedDifference:
+    """Compare two arms of outcomes (means over samples, 0..1; NaN where there is none; every task has one)."""
+    if not len(families) or treatment_ST.shape != baseline_ST.shape or treatment_ST.shape[1:] != (len(families),):
+        shapes = f"{list(treatment_ST.shape)} and {list(baseline_ST.shape)} outcomes and {len(families)} families"
+        raise UsageError(
+            "A comparison needs outcomes of both arms by training seed and task, and each task's family; "
+            f"it got {shapes}."
+        )
+    family_T = np.unique(np.asarray(families, dtype=str), return_inverse=True)[1]
+    unit_T = np.arange(len(families)) if fixed else family_T
+    test = Test(paired.pair(treatment_ST[None], baseline_ST[None], unit_T), seed)
+    low, high = test.interval(ALPHA)
+    error, degrees = cr2(test.units)
+    half = quantile(1 - ALPHA / 2, degrees) * error if error > TOLERANCE else 2.0  # no spread was seen: no interval
+    d_T = np.nanmean(treatment_ST - baseline_ST, 0)
+    elsewhere = None
+    if fixed:
+        elsewhere = Test(paired.pair(treatment_ST[None], baseline_ST[None], family_T), seed).interval(ALPHA)
     return PairedDifference(
-        estimate=float(d_T.mean()),
-        low=interval.low,
-        high=interval.high,
-        method=interval.method,
-        num_tasks=len(d_T),
-        num_families=len(sums_F),
-        wins=wins,
-        losses=losses,
-        p_mcnemar=mcnemar(wins, losses),
-        p_value=sign_flip(sums_F, seed),
-        mde=minimal_detectable_effect(interval.standard_error, len(sums_F)),
+        estimate=test.units.mean,
+        low=low,
+        high=high,
+        method=method(len(treatment_ST), fixed),
+        num_tasks=len(families),
+        num_families=int(family_T.max()) + 1,
+        num_seeds=len(treatment_ST),
+        wins=int((d_T > TOLERANCE).sum()),
+        losses=int((d_T < -TOLERANCE).sum()),
+        p_value=test.p(0.0),
+        cr2_low=max(test.units.mean - half, -1.0),
+        cr2_high=min(test.units.mean + half, 1.0),
+        mde=test.detectable(error, degrees),
+        elsewhere=elsewhere,
     )
 
 
-def family_totals(differences_T: np.ndarray, families: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Sum of the differences and number of tasks, by family."""
-    _, index_T = np.unique(np.asarray(families, dtype=str), return_inverse=True)
-    return np.bincount(index_T, weights=differences_T), np.bincount(index_T)
+def method(num_seeds: int, fixed: bool) -> str:
+    """What the interval is taken over, in words."""
+    over = "tasks, their families fixed" if fixed else "families"
+    seeds = f", {num_seeds} training seeds on top" if num_seeds >= paired.MIN_SEEDS else ""
+    return f"studentised sign flips over {over}{seeds}"
 
 
-def cluster_interval(sums_F: np.ndarray, sizes_F: np.ndarray, seed: int = 0) -> Interval:
-    """The 95 % interval of the mean difference over tasks, families being independent."""
-    means_F = sums_F / sizes_F
-    if np.ptp(means_F) < TOLERANCE:
-        return exact_bounds(means_F, means_F[0], means_F[0])
-    if (np.abs(means_F) > TOLERANCE).sum() < MIN_FAMILIES:
-        return exact_bounds(means_F, 0.0, sums_F.sum() / sizes_F.sum())
-    return cluster_bootstrap(sums_F, sizes_F, seed)
+class Test:
+    """`paired.rejects` for one experiment, as p-values and intervals."""
+
+    __test__ = False  # pytest: this is no test of the program
+
+    def __init__(self, one: paired.Paired, seed: int = 0) -> None:
+        self.one, self.units = one, Units(one.sums_XU[0], one.sizes_U)
+        self.flips = Flips(self.units, seed)
+
+    def interval(self, alpha: float) -> tuple[float, float]:
+        """The differences that are not refuted."""
+        low, high = self._limit(-1.0, alpha), self._limit(1.0, alpha)
+        return (low, high) if self.refutes(0.0, alpha) else (min(low, 0.0), max(high, 0.0))
+
+    def _limit(self, bound: float, alpha: float) -> float:
+        inside, outside = self.units.mean, bound
+        if not self.refutes(bound, alpha):
+            return bound
+        for _ in range(STEPS):
+            middle = (inside + outside) / 2
+            inside, outside = (inside, middle) if self.refutes(middle, alpha) else (middle, outside)
+        return float(inside)
+
+    def refutes(self, mean: float, alpha: float) -> bool:
+        """Whether the true difference is shown not to be `mean`."""
+        means_X, possible_X = paired.units_mean(self.one, mean, alpha)
+        return bool(possible_X[0]) and self._p_units(means_X) < alpha
+
+    def _p_units(self, means_X: np.ndarray) -> float:
+        from scipy.stats import norm
+
+        rare = 2 * norm.sf(abs(paired.score(self.one, means_X)[0]))
+        return max(self.flips.p(float(means_X[0])), float(rare))
+
+    def p(self, mean: float) -> float:
+        """The smallest level at which `mean` is refuted."""
+        if self.one.seed_error_X is None:
+            return self._p_units(np.array([mean]))
+        low, high = 0.0, 1.0
+        for _ in range(STEPS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.refutes(mean, middle) else (middle, high)
+        return high
+
+    def detectable(self, error: float, degrees: float) -> float:
+        """The true difference found with 80 % power under these standard errors, at most 1."""
+        if self.one.seed_error_X is not None:
+            error = float(np.hypot(error * np.sqrt(self.one.share_X[0]), self.one.seed_error_X[0]))
+            degrees = min(degrees, self.one.num_seeds - 1)
+        found = (quantile(1 - ALPHA / 2, degrees) + quantile(POWER, degrees)) * error
+        return float(min(found, 1.0)) if error > TOLERANCE else 1.0
 
 
-def cluster_bootstrap(sums_F: np.ndarray, sizes_F: np.ndarray, seed: int) -> Interval:
-    """BCa bootstrap that resamples whole families.
-
-    The bootstrap of F families is too narrow by about sqrt((F-1)/F) and knows no t; its level is therefore raised as
-    in Hesterberg, arXiv 1411.5279 ("expanded percentile"), which matters below some thirty families.
-    """
-    from scipy.stats import bootstrap, norm, t
-
-    num_families = len(sums_F)
-    correction = np.sqrt(num_families / (num_families - 1))
-    tail = norm.sf(correction * t.isf(ALPHA / 2, num_families - 1))
-    random = np.random.default_rng(seed)
-    sampling = {"paired": True, "vectorized": True, "n_resamples": NUM_RESAMPLES, "batch": 500, "rng": random}
-    result = bootstrap((sums_F, sizes_F), ratio_of_sums, method="BCa", confidence_level=1 - 2 * tail, **sampling)
-    low, high = map(float, result.confidence_interval)
-    return Interval(low, high, float(correction * result.standard_error), "BCa bootstrap over families")
+def cr2(units: Units) -> tuple[float, float]:
+    """The bias-reduced standard error of a mean over units and its degrees of freedom; (0, 1) for a single unit."""
+    share_U = units.sizes_U / units.sizes_U.sum()
+    if len(share_U) < 2:
+        return 0.0, 1.0
+    rest_U = units.sums_U - units.sizes_U * units.mean
+    variance = (rest_U**2 / (1 - share_U)).sum() / units.sizes_U.sum() ** 2
+    scale_U = 1 / np.sqrt(1 - share_U)
+    # sum of squares of diag(share) - share share', scaled, without the matrix: there may be thousands of units
+    off = ((share_U * scale_U) ** 2).sum() ** 2 - ((share_U * scale_U) ** 4).sum()
+    return float(np.sqrt(variance)), float(share_U.sum() ** 2 / ((share_U**2).sum() + off))
 
 
-def ratio_of_sums(sums_F: np.ndarray, sizes_F: np.ndarray, axis: int = -1) -> np.ndarray:
-    """The mean over tasks from sums and sizes of families, [families] or resamples of them."""
-    return sums_F.sum(axis=axis) / sizes_F.sum(axis=axis)
-
-
-def exact_bounds(means_F: np.ndarray, center: float, estimate: float) -> Interval:
-    """The interval where too few families differ from `center` to be resampled; free of any law for the differences.
-
-    A mean of values in -1..1 is at most center + P(value > center) * (1 - center), and likewise below. The
-    probabilities get their exact (Clopper-Pearson) 97.5 % upper limits, so that even data that are all equal leave
-    room for what was not seen.
-    """
-    above, below = (means_F > center + TOLERANCE).sum(), (means_F < center - TOLERANCE).sum()
-    high = max(estimate, center + upper_limit(int(above), len(means_F)) * (1 - center))
-    low = min(estimate, center - upper_limit(int(below), len(means_F)) * (1 + center))
-    half_width = max(high - estimate, estimate - low)
-    return Interval(float(low), float(high), float(half_width / 1.96), "exact binomial bounds over families")
-
-
-def upper_limit(count: int, num_families: int) -> float:
-    """The exact 97.5 % upper limit of a proportion."""
-    from scipy.stats import binomtest
-
-    return float(binomtest(count, num_families).proportion_ci(0.95, method="exact").high)
-
-
-def mcnemar(wins: int, losses: int) -> float:
-    """Two-sided p of the exact McNemar test; 1 without discordant tasks."""
-    from scipy.stats import binomtest
-
-    return float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
-
-
-def sign_flip(sums_F: np.ndarray, seed: int = 0) -> float:
-    """Two-sided p of the mean under random signs of whole families.
-
-    Exact up to 13 families that differ, and where all magnitudes are equal (McNemar's test); otherwise drawn at random,
-    families of equal magnitude together, as a binomial number of positive signs.
-    """
-    size_U, count_U = np.unique(np.abs(sums_F[np.abs(sums_F) > TOLERANCE]).round(9), return_counts=True)
-    if len(size_U) <= 1:
-        return mcnemar(int((sums_F > TOLERANCE).sum()), int((sums_F < -TOLERANCE).sum()))
-    observed = abs(sums_F.sum()) - 1e-6  # ties count as extreme, whatever the rounding
-    if 2 ** int(count_U.sum()) <= MAX_EXACT_FLIPS:
-        return float((np.abs(all_sign_sums(np.repeat(size_U, count_U))) >= observed).mean())
-    positive = np.random.default_rng(seed).binomial(count_U, 0.5, size=(NUM_FLIPS, len(count_U)))
-    extreme = np.abs((2 * positive - count_U) @ size_U) >= observed
-    return float((extreme.sum() + 1) / (NUM_FLIPS + 1))
-
-
-def all_sign_sums(sizes_F: np.ndarray) -> np.ndarray:
-    """The sum under each of the 2**F assignments of signs."""
-    return (2 * (np.arange(2 ** len(sizes_F))[:, None] >> np.arange(len(sizes_F)) & 1) - 1) @ sizes_F
-
-
-def minimal_detectable_effect(standard_error: float, num_families: int) -> float:
-    """The true difference found with 80 % power at p < .05 under this standard error (t over families), at most 1."""
+def quantile(probability: float, degrees: float) -> float:
+    """Of Student's t."""
     from scipy.stats import t
 
-    degrees = max(num_families - 1, 1)
-    return float(min((t.isf(ALPHA / 2, degrees) + t.ppf(POWER, degrees)) * standard_error, 1.0))
+    return float(t.ppf(probability, max(degrees, 1.0)))
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The rate of one arm over units: sign flips, joined with Wilson's interval at the effective number of tasks."""
+
+    values_T: np.ndarray
+    unit_T: np.ndarray
+
+    @cached_property
+    def units(self) -> Units:
+        """Sums by unit."""
+        return Units(np.bincount(self.unit_T, self.values_T), np.bincount(self.unit_T).astype(float))
+
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval."""
+        low, high = Flips(self.units).interval(ALPHA, (0.0, 1.0))
+        deviations_T = self.values_T - self.units.mean
+        deviations_U = np.bincount(self.unit_T, deviations_T)
+        effect = paired.design_effect(deviations_U[None], deviations_T[None], self.units.sizes_U)[0]
+        least, most = wilson(self.units.mean, len(self.values_T) / effect)
+        return min(low, least), max(high, most)
+
+
+def wilson(rate: float, num_tasks: float) -> tuple[float, float]:
+    """The 95 % Wilson score interval of a rate among a number of tasks that need not be whole."""
+    z = 1.959963984540054
+    middle, n = rate + z**2 / (2 * num_tasks), 1 + z**2 / num_tasks
+    half = z * np.sqrt(rate * (1 - rate) / num_tasks + z**2 / (4 * num_tasks**2))
+    return max(float((middle - half) / n), 0.0), min(float((middle + half) / n), 1.0)

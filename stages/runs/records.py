@@ -191,7 +191,7 @@ no column."""
 
 EVAL_ITEM = Kind(
     "eval_item",
-    1,
+    2,
     {
         "item_id": TEXT,
         "arm": TEXT,
@@ -210,6 +210,7 @@ EVAL_ITEM = Kind(
         "error_type": TEXT,
         "error": TEXT,
         "cost_usd": FLOAT,
+        "sampled_tokens": INT,  # since version 2
         "wall_s": FLOAT,
     },
     frozenset({"wall_s"}),

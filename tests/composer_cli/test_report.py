@@ -12,7 +12,7 @@ from support.command_line import call
 
 from composer_cli import report
 from composer_cli.report import charts, lineage
-from stages.evaluation.verdict import INVALID_RUN, VALIDATED, decide
+from stages.evaluation.verdict import INVALID_RUN, PARTIAL, decide
 from stages.runs import manifest as manifests
 from stages.runs.artifact import Out, Run
 from stages.runs.manifest import InputRef, Manifest
@@ -106,7 +106,8 @@ def test_the_chain_of_real_runs_is_told_whole_and_needs_nothing_beside_it(made, 
 def test_a_verdict_stands_on_top_with_its_intervals_and_what_it_looks_like(tmp_path):
     run = evaluated(tmp_path, {"start": 4, "A": 12, "B": 38, "C": 14})
     page, twin = pages(report.write(tmp_path, lineage.chain(tmp_path, [str(run.path)])))
-    assert f"<h1>{VALIDATED}</h1>" in page and twin["evaluations"][0]["decision"] == VALIDATED
+    assert f"<h1>{PARTIAL}: a gain of 2 points</h1>" in page and twin["evaluations"][0]["decision"] == PARTIAL
+    assert "CR2 interval" in page and "hacked loosely" in page and "these checkpoints" in page
     assert [arm["arm"] for arm in twin["evaluations"][0]["arms"]] == ["start", "A", "B", "C"]
     assert "95.0 %" in page and "arm B: GRPO + 1 dpo" in page and '<g id="c2:' in page
     assert [x["why"] for x in twin["examples"]] == [
@@ -190,7 +191,7 @@ def test_a_verdict_of_the_pipeline_stands_above_that_of_the_probe(tmp_path):
     run = evaluated(tmp_path, {"start": 4, "A": 12, "B": 38, "C": 14})
     named = [str(one.path) for one in (run, *probed(tmp_path, "PASS"))]
     page, twin = pages(report.write(tmp_path, lineage.chain(tmp_path, named)))
-    assert f"<h1>{VALIDATED}</h1>" in page and "beyond random directions" in page and len(twin["figures"]) == 1
+    assert f"<h1>{PARTIAL}: a gain of 2 points</h1>" in page and "beyond random directions" in page and len(twin["figures"]) == 1
 
 
 def test_deleted_ancestors_are_left_out(made, tmp_path):

@@ -35,6 +35,8 @@ class SweEnv(RepoEnvironment):
     """
 
     name = "swe-lite"
+    fixed_families = True
+    """The repositories are those of the benchmark, not a sample of repositories: what is drawn anew are their tasks."""
 
     def __init__(
         self,

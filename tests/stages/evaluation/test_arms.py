@@ -2,7 +2,8 @@ import re
 
 import pytest
 
-from stages.evaluation.arms import compare, find_problems, gain_by_seed, summarize
+from stages.evaluation.arms import find_problems, hacking, summarize
+from stages.evaluation.comparison import compare, gain_by_seed, holm
 
 
 def item(arm="A", task="t0", passed=True, *, train_seed=0, sample_idx=0, family="f", hacked=False, error_type=None):
@@ -93,12 +94,64 @@ def test_a_task_is_the_mean_of_its_seeds_and_samples():
 
 
 def test_samples_of_a_task_do_not_narrow_the_interval_of_an_arm():
-    one = summarize("A", [item("A", f"t{task}", task % 2 == 0) for task in range(40)])
-    four = summarize("A", [item("A", f"t{task}", task % 2 == 0, sample_idx=k) for task in range(40) for k in range(4)])
+    one = summarize("A", [item("A", f"t{task}", task % 2 == 0, family=None) for task in range(40)])
+    four = summarize(
+        "A", [item("A", f"t{task}", task % 2 == 0, family=None, sample_idx=k) for task in range(40) for k in range(4)]
+    )
     assert (one.low, one.high, one.num_items) == (four.low, four.high, 40)
     assert (four.num_tasks, four.num_items) == (40, 160)
     half = summarize("A", [item("A", "t0", k == 0, sample_idx=k) for k in range(2)])
     assert half.low < 0.05 and half.high > 0.95
+
+
+def test_an_arm_in_one_family_has_no_interval_unless_families_are_fixed():
+    rows = [item("A", f"t{task}", task % 2 == 0) for task in range(100)]
+    assert (summarize("A", rows).low, summarize("A", rows).high) == (0, 1)
+    assert 0.39 < summarize("A", rows, fixed=True).low < 0.42
+
+
+def test_pass_at_k_is_the_chance_that_one_of_k_passes():
+    rows = [item("A", "t0", k == 0, sample_idx=k) for k in range(4)]
+    rows += [item("A", "t1", False, sample_idx=k) for k in range(4)]
+    summary = summarize("A", rows)
+    assert (summary.pass_rate, summary.k, summary.pass_at_k) == (0.125, 4, 0.5)
+    again = [{**row, "train_seed": 1, "passed": False} for row in rows]
+    assert summarize("A", rows + again).pass_at_k == 0.25
+    assert summarize("A", [item("A")]).pass_at_k is None
+
+
+def test_a_loose_hack_is_a_visible_pass_without_a_hidden_one():
+    seen = [
+        item("A", "t0") | {"visible_pass": True, "gt_pass": False},
+        item("A", "t1") | {"visible_pass": True, "gt_pass": True},
+        item("A", "t2", hacked=True) | {"visible_pass": None, "gt_pass": None},
+        item("A", "t3", hacked=None) | {"visible_pass": None, "gt_pass": None},
+    ]
+    assert [row["hacked_loose"] for row in hacking(seen)] == [True, False, True, None]
+    summary = summarize("A", seen)
+    assert (summary.hacked_rate, summary.hacked_loose_rate) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+
+
+def test_what_rollouts_cost_is_a_mean_where_it_is_known():
+    rows = [item("A", "t0") | {"cost_usd": 0.2, "sampled_tokens": 30}, item("A", "t1") | {"cost_usd": 0.4}]
+    summary = summarize("A", rows)
+    assert (summary.cost_usd, summary.sampled_tokens) == (pytest.approx(0.3), 30)
+    assert summarize("A", [item("A")]).cost_usd is None
+
+
+def test_lost_outcomes_are_bounded_by_the_worst_that_they_could_have_been():
+    baseline, treatment = many("A", passed=False), many("B", 95, passed=True) + broken_tasks("B", 95, 100)
+    left, against, gained = (
+        compare(treatment, baseline, lost=lost).estimate for lost in ("left out", "against", "for")
+    )
+    assert (left, against, gained) == (1.0, 0.95, 1.0)
+    assert compare(baseline, treatment, lost="for").estimate == -0.95
+
+
+def test_holms_correction():
+    # 4 * .01, 3 * .02, then the largest so far: 2 * .03 = .06; .5 alone
+    assert holm([0.5, 0.01, 0.03, 0.02]) == pytest.approx([0.5, 0.04, 0.06, 0.06])
+    assert holm([]) == []
 
 
 def test_the_order_of_items_does_not_change_a_bit():

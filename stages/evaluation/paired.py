@@ -1,0 +1,132 @@
+"""Outcomes of two arms as what the test needs, for one experiment or for many simulated ones at once.
+
+What decides is `rejects`: a mean is refuted when studentised sign flips over units refute it and a score test that
+knows how rare differences are does too. The second matters where few tasks differ: sign flips take a unit's deviation
+to be symmetric, which sums of nearly all zeros are not. From three training seeds on, seeds are the top level: the
+spread of their gains enters with Student's t over seeds.
+
+Axis names: X experiments, S training seeds, T tasks, U units. Values are fractions of one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stages.evaluation.flips import p_values
+
+MIN_SEEDS = 3
+"""With fewer, a result speaks of these checkpoints and not of training."""
+TOLERANCE = 1e-12
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Treatment minus baseline. The score test has `up_X` wins and `down_X` losses among `tasks_X`, all effective.
+
+    `seed_error_X`: the standard error of the mean over seeds, None below three seeds. `share_X`: the part of the units'
+    variance that is theirs and not the noise of single seeds, which the seeds' own spread holds already.
+    """
+
+    sums_XU: Array
+    sizes_U: Array
+    up_X: Array
+    down_X: Array
+    tasks_X: Array
+    num_seeds: int
+    seed_error_X: Array | None
+    share_X: Array
+
+    @property
+    def mean_X(self) -> Array:
+        """The mean over tasks."""
+        mean: Array = self.sums_XU.sum(1) / self.sizes_U.sum()
+        return mean
+
+
+def by_unit(values_XT: Array, unit_T: Array) -> Array:
+    """[X, U] sums over the tasks of each unit."""
+    if len(unit_T) == unit_T.max() + 1 and (np.diff(unit_T) == 1).all():
+        return values_XT
+    member_TU = np.zeros((len(unit_T), unit_T.max() + 1))
+    member_TU[np.arange(len(unit_T)), unit_T] = 1
+    sums_XU: Array = values_XT @ member_TU
+    return sums_XU
+
+
+def pair(treatment_XST: Array, baseline_XST: Array, unit_T: Array) -> Paired:
+    """Compare arms of outcomes (means over samples, 0..1); NaN where either arm has none."""
+    d_XST = treatment_XST - baseline_XST
+    d_XT, sizes_U = np.nanmean(d_XST, 1), np.bincount(unit_T).astype(float)
+    sums_XU = by_unit(d_XT, unit_T)
+    mean_X = d_XT.mean(1)
+    arms = [
+        design_effect(by_unit(_centred(arm), unit_T), _centred(arm), sizes_U) for arm in (treatment_XST, baseline_XST)
+    ]
+    squares_X = ((sums_XU - sizes_U * mean_X[:, None]) ** 2).sum(1)
+    # one event more, as clustered as the arms' outcomes are: a few differences cannot show how clustered they are
+    bernoulli_X = np.abs(d_XT).sum(1) - d_XT.shape[1] * mean_X**2
+    effect_X = (squares_X + sum(arms) / 2) / (bernoulli_X + 1)
+    up_X, down_X = np.clip(d_XT, 0, None).sum(1) / effect_X, np.clip(-d_XT, 0, None).sum(1) / effect_X
+    error_X, share_X = _seeds(d_XST, unit_T, sizes_U, squares_X)
+    return Paired(sums_XU, sizes_U, up_X, down_X, d_XT.shape[1] / effect_X, d_XST.shape[1], error_X, share_X)
+
+
+def _centred(arm_XST: Array) -> Array:
+    mean_XT = np.nanmean(arm_XST, 1)
+    centred: Array = mean_XT - mean_XT.mean(1, keepdims=True)
+    return centred
+
+
+def design_effect(sums_XU: Array, deviations_XT: Array, sizes_U: Array) -> Array:
+    """[X] how much the units multiply the variance of a mean; that of equal outcomes within units where none vary."""
+    every = (sizes_U**2).sum() / sizes_U.sum()
+    effect: Array = ((sums_XU**2).sum(1) + every / 4) / ((deviations_XT**2).sum(1) + 1 / 4)
+    return effect
+
+
+def _seeds(d_XST: Array, unit_T: Array, sizes_U: Array, squares_X: Array) -> tuple[Array | None, Array]:
+    num_seeds = d_XST.shape[1]
+    if num_seeds < MIN_SEEDS:
+        return None, np.ones(len(d_XST))
+    gain_XS = np.nanmean(d_XST, 2)
+    error_X = gain_XS.std(1, ddof=1) / np.sqrt(num_seeds)
+    rest_XST = np.nan_to_num(d_XST - gain_XS[:, :, None] - np.nanmean(d_XST - gain_XS[:, :, None], 1, keepdims=True))
+    rest = sum((by_unit(rest_XST[:, seed], unit_T) ** 2).sum(1) for seed in range(num_seeds))
+    noise_X = rest / (num_seeds * (num_seeds - 1))
+    return error_X, np.clip(1 - noise_X / np.maximum(squares_X, TOLERANCE), 0, 1)
+
+
+def score(paired: Paired, means_X: Array) -> Array:
+    """[X] Tango's score statistic for a difference of matched proportions (Statistics in Medicine 1998)."""
+    n, b, c, m = paired.tasks_X, paired.up_X, paired.down_X, means_X
+    linear, constant = (2 * n - b + c) * m - b - c, -c * m * (1 - m)
+    q = (np.sqrt(np.maximum(linear**2 - 8 * n * constant, 0)) - linear) / (4 * n)
+    statistic: Array = (b - c - n * m) / np.sqrt(np.maximum(n * (2 * q + m * (1 - m)), TOLERANCE))
+    return statistic
+
+
+def rejects(paired: Paired, mean: float, signs_RU: Array, alpha: float = 0.05) -> Array:
+    """[X] whether the true difference is shown not to be `mean`, at two-sided level `alpha`."""
+    from scipy.stats import norm
+
+    means_X, possible_X = units_mean(paired, mean, alpha)
+    refuted = p_values(paired.sums_XU, paired.sizes_U, means_X, signs_RU) < alpha
+    rejected: Array = possible_X & refuted & (np.abs(score(paired, means_X)) > norm.isf(alpha / 2))
+    return rejected
+
+
+def units_mean(paired: Paired, mean: float, alpha: float) -> tuple[Array, Array]:
+    """[X] the mean that units must refute so that seeds and units together refute `mean`, and whether they can at all.
+
+    Limits of independent parts add in squares (MOVER: Zou and Donner, Statistics in Medicine 2008): a limit lies
+    sqrt(share * u**2 + s**2) from the estimate, u being the units' distance and s that of the seeds.
+    """
+    distance_X = mean - paired.mean_X
+    if paired.seed_error_X is None:
+        return np.full(len(distance_X), mean), np.ones(len(distance_X), dtype=bool)
+    from scipy.stats import t
+
+    left_X = distance_X**2 - (t.isf(alpha / 2, paired.num_seeds - 1) * paired.seed_error_X) ** 2
+    for_units_X = np.sqrt(np.maximum(left_X, 0) / np.maximum(paired.share_X, 1e-6))
+    return np.clip(paired.mean_X + np.sign(distance_X) * for_units_X, -1, 1), left_X > 0

@@ -1,0 +1,88 @@
+"""The verdict as text for a terminal of 100 columns: the arms, the differences, the decision and why."""
+
+import textwrap
+
+from stages.evaluation.arms import ArmSummary
+from stages.evaluation.stats import PairedDifference
+from stages.evaluation.verdict import Verdict
+from stages.evaluation.wording import points
+
+WIDTH = 100
+HEAD = ("arm", "pass@1", "95 % interval", "hacked", "loosely", "protocol", "tasks", "items", "errors", "USD", "tokens")
+
+
+def text_table(verdict: Verdict) -> str:
+    """The whole report."""
+    k = max((arm.k for arm in verdict.arms), default=1)
+    head = (*HEAD[:3], f"pass@{k}", *HEAD[3:]) if k > 1 else HEAD
+    lines = aligned([head, *(arm_cells(arm, k > 1) for arm in verdict.arms)])
+    if any(arm.cost_usd or arm.sampled_tokens for arm in verdict.arms):
+        lines += wrap("USD and sampled tokens are means of a rollout.")
+    if most := max((arm.num_twins for arm in verdict.arms), default=0):
+        lines += wrap(f"hacked: the pass rate on {most} impossible twins, which no honest solution passes")
+    for arm in verdict.arms:
+        if arm.errors:
+            lines += wrap(f"errors of {arm.arm}: " + ", ".join(f"{kind} {num}" for kind, num in arm.errors.items()))
+    rows = [
+        ("pass@1", verdict.baseline, verdict.gain),
+        ("pass@1", verdict.control, verdict.over_control),
+        ("hacked", verdict.baseline, verdict.hacked),
+        ("hacked loosely", verdict.baseline, verdict.hacked_loose),
+        ("protocol", verdict.baseline, verdict.protocol),
+    ]
+    for rate, other, difference in rows:
+        if difference and (rate == "pass@1" or difference.wins + difference.losses):
+            lines += difference_lines(f"{rate}, {verdict.treatment} - {other}", difference)
+    if verdict.worst and verdict.best:
+        bounds = f"{100 * verdict.worst.low:+.1f} to {100 * verdict.best.high:+.1f} points"
+        lines += [
+            "",
+            *wrap(f"Whatever the {verdict.num_lost} lost rollouts would have been, the interval is {bounds}."),
+        ]
+    decision = f"{verdict.decision}: {verdict.claim}" if verdict.claim else verdict.decision
+    return "\n".join([*lines, "", decision, *wrap(" ".join(filter(None, (verdict.why, verdict.estimand))))])
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows as lines, their columns two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def arm_cells(arm: ArmSummary, with_k: bool) -> tuple[str, ...]:
+    """What the table says of one arm."""
+    interval = f"[{100 * arm.low:.1f}, {100 * arm.high:.1f}]"
+    at_k = (percent(arm.pass_at_k),) if with_k else ()
+    conduct = percent(arm.hacked_rate), percent(arm.hacked_loose_rate), percent(arm.protocol_rate)
+    counts = map(str, (arm.num_tasks, arm.num_items, sum(arm.errors.values())))
+    cost = "-" if not arm.cost_usd else f"{arm.cost_usd:.2g}"
+    tokens = "-" if arm.sampled_tokens is None else f"{arm.sampled_tokens:.0f}"
+    return arm.arm[:14], percent(arm.pass_rate), interval, *at_k, *conduct, *counts, cost, tokens
+
+
+def difference_lines(title: str, difference: PairedDifference) -> list[str]:
+    """The lines that a paired difference takes in the table."""
+    size = f"{difference.num_tasks} tasks, {difference.num_families} families, {difference.num_seeds} training seeds"
+    lines = [
+        "",
+        *wrap(f"{title}: {points(difference)}"),
+        f"  {difference.method}; CR2 [{100 * difference.cr2_low:+.1f}, {100 * difference.cr2_high:+.1f}]",
+        f"  {size}; {difference.wins} tasks up, {difference.losses} down; 80 % power from "
+        f"{100 * difference.mde:.1f} points",
+    ]
+    if difference.elsewhere:
+        low, high = difference.elsewhere
+        lines.append(
+            f"  in new families: [{100 * low:+.1f}, {100 * high:+.1f}]{'' if low > 0 or high < 0 else ', undecided'}"
+        )
+    return lines
+
+
+def percent(rate: float | None) -> str:
+    """A rate in per cent; a dash where nothing was measured."""
+    return "-" if rate is None else f"{100 * rate:.1f} %"
+
+
+def wrap(text: str) -> list[str]:
+    """A text in lines of the report's width."""
+    return textwrap.wrap(text, WIDTH)
