@@ -126,6 +126,12 @@ def show_plan(plan: Plan, as_json: bool) -> None:
     print_json(plan) if as_json else print(planned(plan))
 
 
+def show_study(stage: str, pilots: Sequence[Path], config: StageConfig, as_json: bool) -> None:
+    """Print what the stage's own simulation of the planned run says."""
+    found, text = module(stage).study([Run(path) for path in pilots], config)
+    print_json(found) if as_json else print(text)
+
+
 def summary(result: Result) -> dict[str, Any]:
     """What `--json` prints about a run."""
     manifest = Run(result.path).manifest

@@ -42,6 +42,9 @@ OutFolder = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run.")]
 Clean = Annotated[bool, typer.Option("--clean", help="Delete what the run's folder holds and start anew.")]
+PlanAhead = Annotated[
+    bool, typer.Option("--plan", help="Simulate what it would show and cost, from a pilot behind --from, and stop.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it may cost, and stop.")]
 MaxCost = Annotated[float | None, typer.Option("--max-cost", metavar="USD", min=0.0, help="Never spend more.")]
 MaxCostEach = Annotated[

@@ -19,9 +19,12 @@ class StageCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options, without short ones for settings that the stage does not have."""
+        from stages.runs.runner import module
+
         keys = [name for name, _ in self._settings()]
         params = [p for p in super().get_params(ctx) if p.name not in SHORTCUTS or _has(keys, SHORTCUTS[p.name])]
-        return [p for p in params if p.name != "words" or STAGES[self._stage()].positionals]
+        absent = {"words": not STAGES[self._stage()].positionals, "plan": not hasattr(module(self._stage()), "study")}
+        return [p for p in params if not absent.get(p.name)]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words by their meaning."""
@@ -78,6 +81,7 @@ def make(stage: str) -> Callable[..., None]:
         out: options.OutFolder = None,
         resume: options.Resume = False,
         clean: options.Clean = False,
+        plan: options.PlanAhead = False,
         dry_run: options.DryRun = False,
         max_cost: options.MaxCost = None,
         json: options.Json = False,
@@ -95,6 +99,9 @@ def make(stage: str) -> Callable[..., None]:
         values = {"env.name": env, "policy.model": policy, "arm": arm, "dj.recipe": dj, "seed": seed}
         short = [*said, *launch.shortcuts(stage, values, teachers, limit)]
         settings = launch.configure(stage, config or [], short, set_ or [])
+        if plan:
+            launch.show_study(stage, [runs.find(artifacts, name) for name in from_ or []], settings, json)
+            return
         inputs = runs.choose(stage, [*named, *(from_ or [])], artifacts, console.tell)
         job = launch.Job(stage, stage, inputs, settings)
         if dry_run:

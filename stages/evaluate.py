@@ -6,7 +6,8 @@ UNDERPOWERED, 4 INVALID-RUN.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from pydantic import Field
@@ -20,14 +21,36 @@ from stages.policy.checkpoint import CheckpointInfo
 from stages.rollouts.episode import Episode, play
 from stages.runs import store
 from stages.runs.artifact import Out, Run, Slot
+from stages.runs.config import Settings
 from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan, work_through
-from stages.runs.records import CHECKPOINT, EVAL_ITEM, Row
+from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 
 VERSION = 2
 INPUTS = {"arms": Slot(CHECKPOINT, many=True)}
 OUTPUTS = {"eval_items": EVAL_ITEM}
 LIMIT = "tasks"
+
+
+class Planning(Settings):
+    """What `--plan` assumes. Rates that are not given come from the pilot behind --from, or are assumed."""
+
+    gain: float = Field(0.02, gt=-1, lt=1)
+    """The true difference in pass@1, a fraction."""
+    power: float = Field(0.8, gt=0.5, lt=1)
+    seeds: int = Field(1, gt=0)
+    """Training seeds."""
+    base: float | None = Field(None, gt=0, lt=1)
+    """The baseline's pass rate."""
+    repeat: float | None = Field(None, gt=0, lt=1)
+    """How often two rollouts of one model on one task differ."""
+    discordance: float | None = Field(None, gt=0, le=1)
+    """How often rollouts of the two arms on one task differ."""
+    family_share: float | None = Field(None, ge=0, le=1)
+    """The part of a task's difficulty that its family has."""
+    seed_spread: float | None = Field(None, ge=0, lt=1)
+    """The standard deviation of the gain from training to training."""
+    usd_per_rollout: float | None = Field(None, ge=0)
 
 
 class Config(EnvStageConfig):
@@ -47,6 +70,8 @@ class Config(EnvStageConfig):
     """The arm that only imitates the chosen actions."""
     with_start: bool = True
     """Also evaluate the model that training started from."""
+
+    planning: Planning = Field(Planning(), json_schema_extra={"affects_results": False})
 
     def fixed_families(self) -> bool:
         """Whether the environment's families are fixed strata, as a benchmark's repositories are, and not a sample."""
@@ -99,6 +124,44 @@ def _arm(info: CheckpointInfo, folder: str, config: Config) -> Arm:
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The rollouts to play."""
     return Plan(units=len(arms(inputs, config)) * config.tasks * config.samples, what="rollouts")
+
+
+def study(pilots: Sequence[Run], config: Config) -> tuple[Row, str]:
+    """What the planned evaluation would find and cost, as JSON and as text; `BadInput` for a pilot without rollouts."""
+    from stages.evaluation import planner
+    from stages.evaluation.pilot import GIVEN, Price, complete, measure
+    from stages.evaluation.simulation import Design, World
+
+    asked = config.planning
+    items = [item for run in pilots for item in _pilot_items(run)]
+    given = {name: (getattr(asked, name), GIVEN) for name in World.__annotations__ if getattr(asked, name) is not None}
+    rates = complete({**measure(items, config.baseline, config.treatment), **given}, asked.gain)
+    world = World(**{name: value for name, (value, _) in rates.items()})
+    sizes = Counter(task.family or task.task_id for task in config.draw(config.opener(), config.tasks))
+    design = Design(tuple(sizes.values()), config.samples, asked.seeds, config.fixed_families())
+    costs = [item["cost_usd"] for item in items if item["cost_usd"] is not None]
+    price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
+    arms = 2 + (config.control is not None) + config.with_start
+    found = planner.study(planner.Question(world, asked.gain, asked.power, arms, Price(price)), design, rates)
+    return asdict(found), planner.text(found)
+
+
+def _pilot_items(run: Run) -> list[Row]:
+    """The rollouts of an evaluation or of a collection, as items."""
+    if run.holds(EVAL_ITEM):
+        return run.rows(EVAL_ITEM)
+    rows = run.rows(ROLLOUT)
+    each = run.manifest.cost_usd / max(len(rows), 1)
+    return [
+        {
+            **row,
+            "arm": START,
+            "train_seed": 0,
+            "passed": None if row["reward"] is None else row["reward"] >= 1.0,
+            "cost_usd": each,
+        }
+        for row in rows
+    ]
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:

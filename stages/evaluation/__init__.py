@@ -5,6 +5,8 @@ chart.py      - pass@1 of every arm and the differences with their intervals, as
 comparison.py - items of two arms as a comparison: paired, lost outcomes bounded, subsets tested
 flips.py      - the test that decides: studentised sign flips, and the interval that they give
 paired.py     - outcomes of two arms as what the test needs, training seeds on top, for one experiment or many
+pilot.py      - what a pilot says of the tasks: rates for a plan
+planner.py    - what an experiment would show, before it is paid for
 report.py     - the verdict as text for a terminal
 simulation.py - experiments that have not been run: outcomes from a model of tasks, and what would be decided
 stats.py      - the paired difference of two arms and the rate of one, with interval and p-value

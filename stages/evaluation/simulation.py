@@ -132,15 +132,29 @@ def draw(
     return arms[1], arms[0]
 
 
-def verdicts(
+@dataclass(frozen=True)
+class Outlook:
+    """What a design would find: the probability of each verdict, and the variance of its estimate by where it is from.
+
+    unit_variance: that of families or tasks. seed_variance: that of the mean over seeds, as the rule would estimate it,
+    the noise of single seeds included; 0 below three seeds.
+    """
+
+    chances: dict[str, float]
+    unit_variance: float
+    seed_variance: float
+
+
+def outlook(
     world: World, design: Design, gain: float, num: int = 400, seed: int = 0, num_flips: int = NUM_FLIPS
-) -> dict[str, float]:
-    """The probability of each verdict at a true gain, by the rule that decides, without lost rollouts and subsets."""
+) -> Outlook:
+    """Simulate a design at a true gain `num` times, by the rule that decides, without lost rollouts and subsets."""
     random = np.random.default_rng(seed)
     num_units = design.num_tasks if design.fixed else len(design.sizes)
     unit_T = np.arange(num_units) if design.fixed else np.repeat(np.arange(num_units), design.sizes)
     signs_RU = draw_signs(num_units, random, num_flips)
     counts = dict.fromkeys((VALIDATED, PARTIAL, INVALIDATED, UNDERPOWERED), 0)
+    means, errors = [], []
     step = max(1, min(num, BATCH_CELLS // (design.num_tasks * design.seeds)))
     for start in range(0, num, step):
         one = pair(*draw(world, design, gain, min(step, num - start), random), unit_T)
@@ -150,4 +164,8 @@ def verdicts(
         counts[VALIDATED if design.seeds >= MIN_SEEDS else PARTIAL] += int(gained_X.sum())
         counts[INVALIDATED] += int(invalid_X.sum())
         counts[UNDERPOWERED] += int((~gained_X & ~invalid_X).sum())
-    return {decision: count / num for decision, count in counts.items()}
+        means.append(one.mean_X)
+        errors.append(np.zeros(1) if one.seed_error_X is None else one.seed_error_X)
+    by_seed = float((np.concatenate(errors) ** 2).mean())
+    by_unit = max(float(np.concatenate(means).var()) - by_seed, 0.0)
+    return Outlook({decision: count / num for decision, count in counts.items()}, by_unit, by_seed)

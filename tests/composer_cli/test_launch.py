@@ -61,6 +61,26 @@ def test_the_shell_can_tell_the_verdicts_of_the_probe_apart(tmp_path: Path, verd
     assert f"Verdict: {verdict}" in done.stdout
 
 
+def test_a_plan_of_an_evaluation_says_how_probable_each_verdict_is(tmp_path: Path) -> None:
+    words = ["evaluate", "--plan", "--limit", "60", "--set", "planning.gain=0.3", "--set", "planning.discordance=0.4"]
+    done = call(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert "A true gain of 30 points" in done.stdout and "What to add first: " in done.stdout
+    found = json.loads(call(tmp_path, *words, "--json").stdout)
+    assert found["enough"]["chances"]["VALIDATED"] >= 0.8 and found["assumed"]["discordance"] == [0.4, "given"]
+    assert not list(tmp_path.glob("evaluate/*")), "nothing is run"
+
+
+def test_a_plan_with_rates_that_contradict_each_other_is_refused(tmp_path: Path) -> None:
+    done = call(tmp_path, "evaluate", "--plan", "--limit", "12", "--set", "planning.base=0.99")
+    assert done.returncode == 2 and "leads to 1.01" in done.stderr
+
+
+def test_only_what_can_be_planned_offers_a_plan(tmp_path: Path) -> None:
+    done = call(tmp_path, "collect", "--plan")
+    assert done.returncode == 2 and "--plan" in done.stderr
+
+
 def chain(folder: Path, *verdicts: str, to_the_end: bool) -> Path:
     """A preset of one recorded pool after the other."""
     lines = [f"to_the_end = {str(to_the_end).lower()}"]
@@ -76,6 +96,7 @@ def test_a_chain_to_the_end_shows_all_that_did_not_pass_and_leaves_with_the_wors
     done = call(tmp_path / "artifacts", "run", "--preset", preset)
     assert done.returncode == 1, done.stderr
     assert "FAIL did not pass its own checks" in done.stdout and "PASS did not" not in done.stdout
+    assert "Every entry was run. Exit code 1: FAIL is FAIL." in done.stdout
     assert "Verdict: INCONCLUSIVE" in done.stdout
 
 

@@ -191,7 +191,11 @@ def test_a_verdict_of_the_pipeline_stands_above_that_of_the_probe(tmp_path):
     run = evaluated(tmp_path, {"start": 4, "A": 12, "B": 38, "C": 14})
     named = [str(one.path) for one in (run, *probed(tmp_path, "PASS"))]
     page, twin = pages(report.write(tmp_path, lineage.chain(tmp_path, named)))
-    assert f"<h1>{PARTIAL}: a gain of 2 points</h1>" in page and "beyond random directions" in page and len(twin["figures"]) == 1
+    assert (
+        f"<h1>{PARTIAL}: a gain of 2 points</h1>" in page
+        and "beyond random directions" in page
+        and len(twin["figures"]) == 1
+    )
 
 
 def test_deleted_ancestors_are_left_out(made, tmp_path):

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from stages import evaluate, extract_pairs, replay_teachers, train
 from stages.errors import BadInput, UsageError
+from stages.evaluation.verdict import EXIT_CODES
 from stages.policy.base import PolicyConfig
 from stages.policy.checkpoint import CheckpointInfo
 from stages.runs import runner
@@ -56,7 +57,13 @@ def test_arms_train_and_are_judged(tmp_path: Path, tiny: Path, pairs: Run) -> No
     items = run.rows(EVAL_ITEM)
     assert {item["arm"] for item in items} == {"start", "A", "B", "C"} and len(items) == 20
     verdict = orjson.loads((run.path / "verdict.json").read_bytes())
-    assert verdict["decision"] in {"VALIDATED", "INVALIDATED", "UNDERPOWERED", "INVALID-RUN"}
+    assert verdict["decision"] in {"INVALIDATED", "PARTIAL", "UNDERPOWERED"}, "one seed validates nothing"
+    outcome = run.manifest.outcome
+    assert outcome.exit_code == EXIT_CODES[verdict["decision"]] and outcome.ok
+    assert all(item["sampled_tokens"] > 0 for item in items)
+    pilot, said = evaluate.study([run], config)
+    assert pilot["assumed"]["base"][1] == "pilot" and pilot["assumed"]["seed_spread"][1] == "assumed"
+    assert "What to add first" in said
     assert verdict["decision"] in (run.path / "report.txt").read_text()
     assert (run.path / "chart.svg").read_bytes().startswith(b"<?xml")
 

@@ -1,0 +1,128 @@
+"""The planner: its model of tasks has the rates it is given, its probabilities are those of the rule that decides."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from stages.errors import UsageError
+from stages.evaluation.pilot import Price, complete, measure
+from stages.evaluation.planner import Question, study, text
+from stages.evaluation.simulation import Design, World, draw, outlook
+from stages.evaluation.verdict import decide
+
+KATA = (9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1)
+
+
+def items_of(treatment_ST, baseline_ST, sizes, samples=1, random=None):
+    """Evaluation items with these outcomes; with samples, so many passes of each cell."""
+    family_T = np.repeat(np.arange(len(sizes)), sizes)
+    return [
+        {
+            "arm": arm,
+            "train_seed": seed,
+            "task_id": f"t{task:05d}",
+            "family": f"f{family_T[task]}",
+            "sample_idx": sample,
+            "passed": bool(sample < round(values_ST[seed, task] * samples)),
+            "hacked": None,
+            "protocol_ok": None,
+            "error_type": None,
+        }
+        for arm, values_ST in (("B", treatment_ST), ("A", baseline_ST))
+        for seed in range(len(values_ST))
+        for task in range(len(family_T))
+        for sample in range(samples)
+    ]
+
+
+def test_the_model_of_tasks_has_the_rates_it_was_given():
+    world = World(base=0.3, repeat=0.16, discordance=0.22, family_share=0.5, seed_spread=0.03)
+    design = Design((10,) * 40, samples=2, seeds=2)
+    treatment, baseline = draw(world, design, 0.05, 200, np.random.default_rng(0))
+    assert baseline.mean() == pytest.approx(0.3, abs=0.01)
+    assert (treatment - baseline).mean() == pytest.approx(0.05, abs=0.01)
+    assert 4 * (baseline * (1 - baseline)).mean() == pytest.approx(0.16, abs=0.02), "two samples: 1/4 where they differ"
+    across = treatment * (1 - baseline) + baseline * (1 - treatment)
+    assert across.mean() == pytest.approx(0.22, abs=0.01)
+    assert (treatment - baseline).mean(2).std(1, ddof=1).mean() == pytest.approx(0.03, abs=0.02)
+
+
+def test_a_pilot_gives_the_rates_back():
+    world = World(base=0.35, repeat=0.15, discordance=0.2, family_share=0.5, seed_spread=0.0)
+    sizes = (10,) * 150
+    treatment, baseline = draw(world, Design(sizes, samples=2, seeds=3), 0.04, 1, np.random.default_rng(1))
+    found = measure(items_of(treatment[0], baseline[0], sizes, samples=2), "A", "B")
+    assert {source for _, source in found.values()} == {"pilot"}
+    for name, tolerance in (("base", 0.05), ("repeat", 0.02), ("discordance", 0.03), ("family_share", 0.12)):
+        assert found[name][0] == pytest.approx(getattr(world, name), abs=tolerance), name
+    assert found["seed_spread"][0] < 0.02
+
+
+def test_a_pilot_of_the_start_alone_leaves_assumptions_that_are_said():
+    rows = [
+        {**item, "arm": "start"}
+        for item in items_of(np.full((1, 6), 0.5), np.full((1, 6), 0.5), (3, 3), samples=2)
+        if item["arm"] == "A"
+    ]
+    rates = complete(measure(rows, "A", "B"), 0.02)
+    assert rates["base"] == (0.5, "pilot") and rates["repeat"] == (0.5, "pilot")
+    assert rates["seed_spread"] == (0.02, "assumed") and rates["discordance"][1] == "assumed"
+    assert complete({}, 0.02)["base"][1] == "assumed" and measure([], "A", "B") == {}
+
+
+def test_two_points_on_300_tasks_have_about_ten_percent_power():
+    """peers.md: exact McNemar finds +2 points on 300 tasks with 9 % power at a discordance of 20 %, 14 % at 10 %."""
+    design = Design((114, 77, 23, 23, 17, 16, 6, 6, 6, 5, 4, 3), fixed=True)
+    for discordance, percent in ((0.2, 9), (0.1, 14)):
+        world = World(base=0.3, repeat=discordance, discordance=discordance, family_share=0.0, seed_spread=0.0)
+        found = outlook(world, design, 0.02, 1500)
+        assert 100 * found.chances["PARTIAL"] == pytest.approx(percent, abs=3.5)
+
+
+@pytest.mark.parametrize("design", [Design(KATA, seeds=3), Design((30, 20, 10), fixed=True), Design((2,) * 30)])
+def test_the_probabilities_are_the_rates_of_the_rule_that_decides(design):
+    """Experiments as items, through `decide`; parts that gain on their own are the one thing the planner leaves out."""
+    world = World(base=0.4, repeat=0.1, discordance=0.2, family_share=0.2, seed_spread=0.02)
+    gain, num = 0.14, 60
+    expected = outlook(world, design, gain, 1000).chances
+    treatment, baseline = draw(world, design, gain, num, np.random.default_rng(5))
+    verdicts = [
+        decide(items_of(b, a, design.sizes), control=None, fixed=design.fixed)
+        for b, a in zip(treatment, baseline, strict=True)
+    ]
+    found = Counter(v.decision if v.claim or v.decision == "INVALIDATED" else "UNDERPOWERED" for v in verdicts)
+    for decision, chance in expected.items():
+        noise = 3 * np.sqrt(max(chance * (1 - chance), 0.02) / num)
+        assert found[decision] / num == pytest.approx(chance, abs=noise), decision
+
+
+def test_a_study_says_what_to_add_first_and_what_is_enough():
+    world = World(base=0.4, repeat=0.15, discordance=0.2, family_share=0.3, seed_spread=0.02)
+    rates = {name: (value, "given") for name, value in vars(world).items()}
+    found = study(Question(world, 0.08, 0.8, 4, Price(0.5)), Design(KATA), rates)
+    by_name = {line.name: line for line in found.lines}
+    assert set(found.add_first[:2]) == {"twice the seeds", "twice the families"}
+    assert found.add_first[-1] == "twice the samples"
+    assert by_name["as asked"].chances["VALIDATED"] == 0 and by_name["as asked"].usd == 0.5 * 480
+    assert by_name["with 3 training seeds"].false_gain <= 0.025 + 0.02
+    assert found.enough.chances["VALIDATED"] >= 0.8 and found.enough.seeds >= 3
+    said = text(found)
+    assert "base 0.4 (given)" in said and "What to add first: twice the" in said
+    assert max(map(len, said.splitlines()[2:-6])) <= 140
+
+
+def test_seeds_that_spread_too_far_need_more_seeds():
+    world = World(seed_spread=0.08)
+    found = study(Question(world, 0.06, 0.8, 4, Price()), Design(KATA), {})
+    assert found.add_first[0] == "twice the seeds"
+    assert found.enough is None or found.enough.seeds >= 10
+
+
+@pytest.mark.parametrize(
+    ("world", "gain", "said"),
+    [(World(base=0.99), 0.02, "leads to 1.01"), (World(discordance=0.01), 0.02, "cannot differ in 0.01")],
+)
+def test_rates_that_contradict_each_other_are_refused(world, gain, said):
+    with pytest.raises(UsageError, match=said):
+        outlook(world, Design(KATA), gain, 10)
