@@ -82,12 +82,13 @@ def complete(rates: Rates, gain: float) -> Rates:
     base = rates.get("base", (default.base, ASSUMED))
     chance = base[0] + (base[0] + gain) - 2 * base[0] * (base[0] + gain)
     known = rates.get("discordance", (1.25 * rates["repeat"][0] + abs(gain) if "repeat" in rates else None, ASSUMED))
-    discordance = default.discordance if known[0] is None else known[0]
+    least, most = abs(gain) + 1e-3, max(chance, abs(gain) + 1e-3)
+    discordance = float(np.clip(default.discordance if known[0] is None else known[0], least, most))
     repeat = rates.get("repeat", (min(default.repeat, 0.8 * discordance), ASSUMED))
     return {
         "base": base,
         "repeat": repeat,
-        "discordance": (float(np.clip(discordance, abs(gain) + 1e-3, max(chance, abs(gain) + 1e-3))), known[1]),
+        "discordance": (discordance, known[1]),
         "family_share": rates.get("family_share", (default.family_share, ASSUMED)),
         "seed_spread": rates.get("seed_spread", (default.seed_spread, ASSUMED)),
     }
