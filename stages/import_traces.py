@@ -96,7 +96,9 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         out.progress("files", done, len(chosen))
         session.read(source, importer)
     out.progress("files", len(chosen), len(chosen))
-    _finish(session, config, out, _agreement([source for source in chosen if isinstance(source, swe_logs.Log)], out))
+    agreement = _agreement([source for source in chosen if isinstance(source, swe_logs.Log)], out)
+    out.conclude(reports=sidecars.reports.summary())
+    _finish(session, config, out, [*agreement, *sidecars.reports.lines()])
 
 
 def _sorted(sources: Sequence[Source], config: Config, sidecars: Sidecars) -> Mapping[Source, Importer | None]:

@@ -10,10 +10,11 @@ import_report.py - what an import did, file by file
 messages.py - chat messages of every dialect as role and text
 reader.py - which format a file has, and everything in it
 redaction.py - secrets out, nothing else touched
+reports.py - SWE-bench's reports: for whom each speaks, and what it was used for
 responses.py - Responses items as chat messages
 rows.py - trajectories as task, rollout, step and origin rows
 session.py - one import: file after file into the journal of a run
-sidecars.py - run descriptions, verdicts and problem statements beside the files
+sidecars.py - run descriptions, verdicts on files and problem statements beside the files
 validation.py - whether a trajectory's fields have the types that rows need
 
 The formats:

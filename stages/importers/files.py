@@ -9,8 +9,8 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,26 @@ from stages.importers.base import Drop
 from stages.importers.sidecars import stem
 
 READABLE = (".json", ".jsonl", ".ndjson", ".traj", ".eval", ".parquet", ".gz")
-BESIDE = ("metadata.json", "{stem}.metadata.json", "report.json", "{stem}.report.json")
+OF_A_RUN = ("report.json", "results.json", "results/results.json", "logs/*/report.json")
+"""Where harnesses leave reports, below the folder of a run."""
+BESIDE = ("metadata.json", "{stem}.metadata.json", "{stem}.report.json", *OF_A_RUN)
 LFS = b"version https://git-lfs.github.com/spec/"
 Numbered = tuple[int, Any]
 
 
 @dataclass(frozen=True)
 class Source:
-    """One foreign file; `label` names it in rows and reports."""
+    """One foreign file; `label` names it in rows and reports.
+
+    `root`: the folder or file that the user gave, by which it was found. `beside`: it was not asked for, and is read
+    only for what it says about others.
+    """
 
     path: Path
     label: str
     sha256: str
+    root: Path = field(default=Path("/"), kw_only=True, compare=False)
+    beside: bool = field(default=False, kw_only=True, compare=False)
 
     def records(self) -> Iterator[Numbered | Drop]:
         """Every record with its line number (from 1), or the reason why it cannot be read."""
@@ -140,27 +148,53 @@ def _why(text: bytes) -> tuple[int, str]:
     return 1, "null is no record"
 
 
+@dataclass(frozen=True)
+class Found:
+    """Where a file was found; the fields are those of `Source`."""
+
+    path: Path
+    label: str
+    root: Path
+    beside: bool = False
+
+
 def find(patterns: list[str]) -> list[Source]:
-    """The readable files that paths, folders and patterns name, in a fixed order; `BadInput` names what is missing."""
-    labels: dict[Path, str] = {}
+    """The readable files that paths, folders and patterns name, in a fixed order, and what lies beside them.
+
+    `BadInput` names what is missing.
+    """
+    asked: dict[Path, Found] = {}
+    beside: dict[Path, Found] = {}
     for pattern in patterns:
         here = _matching(Path(pattern).expanduser())
         if not here:
             raise BadInput(f"{pattern} is neither a file nor a folder with files to import ({', '.join(READABLE)}).")
-        labels |= {path: label for path, label in here if path not in labels}
-    return [Source(path, label, _sha256(path)) for path, label in labels.items()]
+        for found in here:
+            (beside if found.beside else asked).setdefault(found.path, found)
+    every = [*asked.values(), *(found for path, found in beside.items() if path not in asked)]
+    return [Source(f.path, f.label, _sha256(f.path), root=f.root, beside=f.beside) for f in every]
 
 
-def _matching(path: Path) -> list[tuple[Path, str]]:
+def _matching(path: Path) -> list[Found]:
     if path.is_file():
-        beside = [path.parent / name.format(stem=stem(path)) for name in BESIDE]
-        return [(p.resolve(), f"{p.resolve().parent.name}/{p.name}") for p in (path, *filter(Path.is_file, beside))]
+        own, folder = path.resolve(), path.resolve().parent
+        names = [name.format(stem=stem(own)) for name in BESIDE]
+        asked = [Found(own, f"{folder.name}/{own.name}", own)]
+        return asked + _beside(folder, names) + _beside(folder.parent, OF_A_RUN)
     if path.is_dir():
+        folder = path.resolve()
         inside = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in READABLE)
-        return [(p.resolve(), f"{path.resolve().name}/{p.relative_to(path)}") for p in inside]
+        asked = [Found(p.resolve(), f"{folder.name}/{p.relative_to(path)}", folder) for p in inside]
+        return asked + _beside(folder.parent, OF_A_RUN) if asked else []
     if any(character in path.name for character in "*?["):
-        return [pair for match in sorted(path.parent.glob(path.name)) for pair in _matching(match)]
+        return [found for match in sorted(path.parent.glob(path.name)) for found in _matching(match)]
     return []
+
+
+def _beside(folder: Path, names: Sequence[str]) -> list[Found]:
+    """What lies in a folder under these names or patterns."""
+    there = [path for name in names for path in sorted(folder.glob(name)) if path.is_file()]
+    return [Found(path, f"{folder.name}/{path.relative_to(folder)}", folder, beside=True) for path in there]
 
 
 def _sha256(path: Path) -> str:

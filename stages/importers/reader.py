@@ -1,9 +1,10 @@
 """Which format a file has, and everything in it: trajectories with secrets removed, and dropped records by reason."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from stages.errors import BadInput
@@ -11,6 +12,7 @@ from stages.importers import FORMATS, load
 from stages.importers.base import Drop, Importer, Origin, Trajectory
 from stages.importers.files import Source
 from stages.importers.redaction import clean
+from stages.importers.reports import Place
 from stages.importers.sidecars import Sidecars
 from stages.importers.validation import check
 
@@ -52,12 +54,22 @@ def sort(sources: list[Source], wanted: str, sidecars: Sidecars) -> dict[Source,
     chosen: dict[Source, Importer | None] = {}
     for source in sources:
         records = list(islice((r[1] for r in source.records() if not isinstance(r, Drop)), LOOK))
-        fitting = next((i for record in records for i in importers if _fits(i, record)), None)
-        if fitting is not None or not _beside(source, sidecars):
+        fitting = next((i for record in records for i in importers if not source.beside and _fits(i, record)), None)
+        if fitting is not None or (not _beside(source, sidecars) and not source.beside):
             chosen[source] = fitting
+    sidecars.reports.settle(lambda folder: _instances(chosen, folder))
     if not any(chosen.values()) and not chosen:
         raise BadInput("There is nothing to import: the files only describe or judge trajectories that are not here.")
     return chosen
+
+
+def _instances(chosen: Mapping[Source, Importer | None], folder: Path | None) -> Iterator[str]:
+    """The tasks of all trajectories below a folder, or of all."""
+    for source, importer in chosen.items():
+        if importer is not None and (folder is None or source.path.is_relative_to(folder)):
+            for item in read(source, importer, Sidecars(), FileCount("", "", "")):
+                if isinstance(item, ReadTrajectory):
+                    yield item.trajectory.task_id
 
 
 def _fits(importer: Importer, record: Any) -> bool:
@@ -76,7 +88,7 @@ def _beside(source: Source, sidecars: Sidecars) -> bool:
 
 def _takes(sidecars: Sidecars, source: Source, record: Any) -> bool:
     try:
-        return sidecars.add(source.path, record)
+        return sidecars.add(Place(source.path, source.label, source.root), record)
     except MALFORMED:
         return False
 

@@ -29,7 +29,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
             yield from trajectories({"instance_id": instance, **prediction}, origin)
         return
     instance = str(record["instance_id"])
-    verdict = origin.sidecars.verdict(origin.path, instance)
+    verdict = origin.sidecars.verdict(origin.path, instance, record.get("model_name_or_path"))
     resolved = verdict.resolved if verdict else None
     statement = origin.sidecars.statements.get(instance)
     yield Trajectory(

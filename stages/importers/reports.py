@@ -1,0 +1,188 @@
+"""Reports of SWE-bench's harnesses: who was resolved, for which files each speaks, and what it was used for.
+
+A report speaks for the files in its scope: the folder that it lies in and all below, or, where it lies in a folder of
+the kind that harnesses make (`results/`, `logs/INSTANCE/`), the folder above that. A nearer scope comes first. A report
+that was named on its own, and has nothing in its scope, speaks for everything.
+
+A run's report lists who was resolved: whatever its run predicted and it does not list was not.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+HARNESS_FOLDERS = frozenset({"logs", "results", "reports", "evaluation", "run_evaluation"})
+NOT_PREDICTED = "incomplete_ids"
+"""The instances of the dataset that a run did not predict, which say nothing of whose report it is."""
+SHOWN = 10
+"""Reports, and contradicting instances, that the lines name."""
+IdsBelow = Callable[[Path | None], Iterable[str]]
+"""The instances of the trajectories below a folder; of all with None."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file, its name in reports, and the folder that the user gave, from which it was found."""
+
+    path: Path
+    label: str
+    root: Path
+
+
+@dataclass
+class Report:
+    """What one file says. `whole_run`: it lists the resolved instances of a run, and is silent on the others."""
+
+    place: Place
+    verdicts: dict[str, bool]
+    whole_run: bool
+    scope: Path | None = None
+    used: bool = True
+    judged: set[str] = field(default_factory=set)
+    unlisted: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.scope = self._scope()
+
+    def _scope(self) -> Path:
+        within = self._below_root
+        for depth, name in enumerate(within):
+            if name in HARNESS_FOLDERS or name in self.verdicts:
+                return self.place.root.joinpath(*within[:depth])
+        return self.place.path.parent
+
+    @property
+    def _below_root(self) -> tuple[str, ...]:
+        """The folders between the root and the file; none for a file that was named itself."""
+        folder, root = self.place.path.parent, self.place.root
+        return folder.relative_to(root).parts if folder.is_relative_to(root) else ()
+
+    @cached_property
+    def names(self) -> set[str]:
+        """What may name its run: folders, and the beginnings of its own name (`MODEL.RUN.json`)."""
+        return (
+            {*self._below_root, *_beginnings(self.place.path.name)}
+            - HARNESS_FOLDERS
+            - self.verdicts.keys()
+            - {"report", "results"}
+        )
+
+    def says(self, instance: str) -> bool:
+        """Whether it was resolved; by a run's report also of one that it does not list."""
+        return self.verdicts.get(instance, False)
+
+
+def parsed(place: Place, record: Mapping[str, Any]) -> Report | None:
+    """The report that a JSON object is; None where it is none. `TypeError` where its ids are not text."""
+    ids = record.get("resolved_ids", record.get("resolved"))
+    if isinstance(ids, list):
+        listed = {i for key, value in record.items() if isinstance(value, list) and key != NOT_PREDICTED for i in value}
+        if not all(isinstance(instance, str) for instance in listed):
+            raise TypeError("a list of ids holds something else")
+        return Report(place, {instance: instance in ids for instance in listed}, whole_run=True)
+    if isinstance(ids, bool) and "patch_exists" in record and place.path.stem == "report":
+        return Report(place, {place.path.parent.name: ids}, whole_run=False)
+    single = {
+        str(name): value["resolved"]
+        for name, value in record.items()
+        if isinstance(value, Mapping) and isinstance(value.get("resolved"), bool)
+    }
+    return Report(place, single, whole_run=False) if single else None
+
+
+class Reports:
+    """All reports of an import."""
+
+    def __init__(self) -> None:
+        self.all: list[Report] = []
+        self.contradicted: set[str] = set()
+        self._by_scope: dict[Path | None, list[Report]] = defaultdict(list)
+        self._single: dict[tuple[Path | None, str], list[Report]] = defaultdict(list)
+
+    def settle(self, ids_below: IdsBelow) -> None:
+        """Once everything was found: set aside runs' reports that list instances, none of which is here."""
+        for report in self.all:
+            if report.place.path == report.place.root and not any(True for _ in ids_below(report.scope)):
+                report.scope = None
+            if report.whole_run and report.verdicts:
+                report.used = any(instance in report.verdicts for instance in ids_below(report.scope))
+        for report in filter(lambda report: report.used, self.all):
+            if report.whole_run:
+                self._by_scope[report.scope].append(report)
+            else:
+                for instance in report.verdicts:
+                    self._single[report.scope, instance].append(report)
+
+    def resolved(self, path: Path, instance: str, model: str | None = None) -> bool | None:
+        """Whether the instance of a file was resolved, by the nearest reports; None where none says, or two differ."""
+        names = {part for part in (*path.parts[1:-1], *_beginnings(path.name)) if part not in HARNESS_FOLDERS}
+        names |= {model.replace("/", "__")} if model else set()
+        for scope in (*path.parents, None):
+            single = _named(self._single.get((scope, instance), []), names)
+            runs = _named(self._by_scope.get(scope, []), names)
+            speaking = [*single, *(r for r in runs if not single or instance in r.verdicts)]
+            if speaking:
+                return self._verdict(instance, speaking)
+        return None
+
+    def _verdict(self, instance: str, speaking: Sequence[Report]) -> bool | None:
+        said = {report.says(instance) for report in speaking}
+        if len(said) > 1:
+            self.contradicted.add(instance)
+            return None
+        for report in speaking:
+            report.judged.add(instance)
+            report.unlisted |= {instance} - report.verdicts.keys()
+        return said.pop()
+
+    def lines(self) -> list[str]:
+        """What was read and what it was used for, in lines for a report."""
+        if not self.all:
+            return []
+        runs, single = [r for r in self.all if r.whole_run], [r for r in self.all if not r.whole_run]
+        lines = ["", "verdicts were read from", *map(_line, runs[:SHOWN])]
+        lines += [f"  ... and {len(runs) - SHOWN} more runs' reports"] if len(runs) > SHOWN else []
+        if single:
+            judged = len({(report.scope, instance) for report in single for instance in report.judged})
+            first = f"{len(single)} reports of single instances, the first {single[0].place.label}"
+            lines.append(f"  {first}: {judged} instances judged")
+        if self.contradicted:
+            named = ", ".join(sorted(self.contradicted)[:SHOWN])
+            lines.append(
+                f"  reports contradict each other on {len(self.contradicted)} instances, which have no verdict: {named}"
+            )
+        return lines
+
+    def summary(self) -> dict[str, Any]:
+        """The same in numbers, and the names of those that were of no use."""
+        return {
+            "read": len(self.all),
+            "judged": len({(report.scope, instance) for report in self.all for instance in report.judged}),
+            "not_listed": len({(report.scope, instance) for report in self.all for instance in report.unlisted}),
+            "contradicted": len(self.contradicted),
+            "unused": [report.place.label for report in self.all if not report.judged],
+        }
+
+
+def _line(report: Report) -> str:
+    named, resolved = f"  {report.place.label}: a run's report", sum(report.verdicts.values())
+    if not report.used:
+        return f"{named} of {len(report.verdicts)} instances, none of which is here: not used"
+    return (
+        f"{named}, {resolved} resolved; {len(report.judged)} instances judged, {len(report.unlisted)} of them not "
+        "listed and so not resolved"
+    )
+
+
+def _beginnings(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    yield from (".".join(parts[:count]) for count in range(1, len(parts)))
+
+
+def _named(reports: list[Report], names: set[str]) -> list[Report]:
+    """Of several reports those that are named like the file or its model, where there are any."""
+    named = [report for report in reports if report.names & names] if len(reports) > 1 else []
+    return named or reports

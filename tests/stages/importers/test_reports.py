@@ -1,0 +1,112 @@
+"""Reports of SWE-bench's harnesses: for whom they speak, from where, and what is said of the useless ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.foreign import PATCH, document, jsonl, read
+
+from stages.import_traces import Config
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.records import ROLLOUT
+
+IDS = ["a__b-1", "a__b-2", "a__b-3"]
+
+
+def predictions(path: Path, model: str = "m", ids: list[str] = IDS) -> Path:
+    return jsonl(path, *({"instance_id": i, "model_name_or_path": model, "model_patch": PATCH} for i in ids))
+
+
+def verdicts(path: Path) -> list[bool | None]:
+    found, _, _ = read(path)
+    return [one.resolved for one in found]
+
+
+def imported(root: Path, *paths: Path, **settings: Any) -> Run:
+    config = Config(paths=[str(path) for path in paths], **settings)
+    return Run(runner.execute("import", {}, config, root=root / "artifacts").path)
+
+
+def test_what_a_report_of_the_resolved_does_not_list_is_unresolved(tmp_path: Path) -> None:
+    predictions(tmp_path / "in" / "all_preds.jsonl")
+    document(tmp_path / "in" / "results.json", {"no_generation": [], "no_logs": [], "resolved": ["a__b-1"]})
+    run = imported(tmp_path, tmp_path / "in")
+    assert [r["gt_pass"] for r in run.rows(ROLLOUT)] == [True, False, False]
+    assert run.manifest.summary["mean_reward"] == pytest.approx(1 / 3)
+    report = (run.path / "report.txt").read_text()
+    assert "in/results.json: a run's report, 1 resolved; 3 instances judged, 2 of them not listed" in report
+
+
+def test_a_report_that_matches_nothing_judges_nothing_and_is_named(tmp_path: Path) -> None:
+    predictions(tmp_path / "in" / "all_preds.jsonl")
+    document(tmp_path / "in" / "report.json", {"resolved": ["x__y-1"], "applied": ["x__y-1", "x__y-2"]})
+    run = imported(tmp_path, tmp_path / "in")
+    assert [r["reward"] for r in run.rows(ROLLOUT)] == [None] * 3
+    report = (run.path / "report.txt").read_text()
+    assert "in/report.json: a run's report of 2 instances, none of which is here: not used" in report
+    assert run.manifest.summary["reports"]["unused"] == ["in/report.json"]
+
+
+def test_a_run_that_resolved_nothing_resolved_nothing(tmp_path: Path) -> None:
+    predictions(tmp_path / "all_preds.jsonl")
+    document(tmp_path / "report.json", {"resolved_ids": [], "total_instances": 3})
+    assert verdicts(tmp_path) == [False] * 3
+
+
+@pytest.mark.parametrize("place", ["results/results.json", "logs/results.json", "run_evaluation/r/m/report.json"])
+def test_reports_in_the_folders_that_harnesses_make_speak_for_the_run(tmp_path: Path, place: str) -> None:
+    predictions(tmp_path / "run" / "all_preds.jsonl")
+    predictions(tmp_path / "other" / "all_preds.jsonl", "other")
+    document(tmp_path / "run" / place, {"resolved": ["a__b-2"]})
+    judged = {(one.model, one.task_id): one.resolved for one in read(tmp_path)[0]}
+    assert [judged["m", i] for i in IDS] == [False, True, False] and [judged["other", i] for i in IDS] == [None] * 3
+
+
+def test_reports_of_single_instances_below_logs_are_read(tmp_path: Path) -> None:
+    predictions(tmp_path / "run" / "all_preds.jsonl")
+    document(tmp_path / "run" / "logs" / "a__b-1" / "report.json", {"a__b-1": {"resolved": True, "patch_exists": True}})
+    document(tmp_path / "run" / "logs" / "a__b-2" / "report.json", {"resolved": False, "patch_exists": True})
+    assert verdicts(tmp_path / "run") == [True, False, None]
+    assert verdicts(tmp_path / "run" / "all_preds.jsonl") == [True, False, None]
+    report = (imported(tmp_path, tmp_path / "run").path / "report.txt").read_text()
+    assert "2 reports of single instances, the first run/logs/a__b-1/report.json: 2 instances judged" in report
+
+
+def test_reports_one_folder_up_are_read_and_never_imported(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "```bash\nls\n```"}]
+    for instance in IDS:
+        document(tmp_path / "run" / "trajs" / f"{instance}.traj.json", messages)
+    document(tmp_path / "run" / "results" / "results.json", {"resolved": ["a__b-3"]})
+    document(tmp_path / "run" / "report.json", [{"id": 0, "prompt": "q", "completion": "a", "reward": 1.0}])
+    assert verdicts(tmp_path / "run" / "trajs") == [False, False, True]
+    assert verdicts(tmp_path / "run" / "trajs" / "a__b-3.traj.json") == [True]
+
+
+def test_a_report_that_is_named_speaks_for_files_elsewhere(tmp_path: Path) -> None:
+    preds = predictions(tmp_path / "here" / "preds.jsonl")
+    named = document(tmp_path / "there" / "m.run.json", {"resolved_ids": ["a__b-1"], "unresolved_ids": ["a__b-2"]})
+    run = imported(tmp_path, preds, named)
+    assert [r["gt_pass"] for r in run.rows(ROLLOUT)] == [True, False, False]
+
+
+def test_reports_of_several_models_in_one_folder_are_told_apart_by_name(tmp_path: Path) -> None:
+    for model, resolved in (("gpt-3.5", "a__b-1"), ("org/x", "a__b-2")):
+        name = model.replace("/", "__")
+        predictions(tmp_path / f"{name}.jsonl", model)
+        document(tmp_path / f"{name}.run1.json", {"resolved_ids": [resolved]})
+    judged = {(one.model, one.task_id): one.resolved for one in read(tmp_path)[0]}
+    assert [judged["gpt-3.5", i] for i in IDS] == [True, False, False]
+    assert [judged["org/x", i] for i in IDS] == [False, True, False]
+
+
+def test_reports_that_contradict_each_other_judge_nothing_and_are_counted(tmp_path: Path) -> None:
+    predictions(tmp_path / "in" / "preds.jsonl")
+    document(tmp_path / "in" / "one.json", {"resolved_ids": ["a__b-1", "a__b-2"]})
+    document(tmp_path / "in" / "two.json", {"resolved_ids": ["a__b-1"]})
+    run = imported(tmp_path, tmp_path / "in")
+    assert [r["gt_pass"] for r in run.rows(ROLLOUT)] == [True, None, False]
+    assert (
+        "reports contradict each other on 1 instances, which have no verdict: a__b-2"
+        in (run.path / "report.txt").read_text()
+    )
