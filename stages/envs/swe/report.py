@@ -17,7 +17,10 @@ from stages.envs.swe.logs import LogStatuses
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 APPLIED = ">>>>> Applied Patch"
 VOID = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
+ENDED_EARLIER = (">>>>> All Tests Passed", ">>>>> Some Tests Failed")
 VOID_EARLIER = (*VOID[:3], ">>>>> Init Failed", ">>>>> Init Timed Out", "Failed to reset task environment")
+NO_RESULT = "the tests ended without a single result"
+"""A patch that breaks the import, as a rule: no test passes, and the harness calls that unresolved."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,9 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def graded(lists: Lists, statuses: LogStatuses) -> Report:
-    """What the statuses of a log mean for the two lists."""
+    """What the statuses of a log, whose tests ended, mean for the two lists."""
     outcomes = logs.outcomes(statuses)
-    return Report(lists.resolved(outcomes), lists.tests_status(outcomes))
+    return Report(lists.resolved(outcomes), lists.tests_status(outcomes), None if statuses else NO_RESULT)
 
 
 def of_marked_log(log: str, lists: Lists, repo: str) -> Report:
@@ -71,4 +74,6 @@ def of_plain_log(log: str, lists: Lists, repo: str) -> Report:
     if not applied:
         return Report(False, None, "the log does not say that the patch was applied")
     statuses = logs.dialect(repo)(results)
-    return graded(lists, statuses) if statuses else Report(False, None, "the log holds no result of any test")
+    if statuses or any(mark in results for mark in ENDED_EARLIER):
+        return graded(lists, statuses)
+    return Report(False, None, "the log holds no result of any test")

@@ -54,7 +54,8 @@ def _by_swebench(row: Mapping[str, Any], log: str, ours: Report) -> tuple[Report
             theirs = get_eval_report(spec, prediction, str(path), include_tests_status=True)[row["instance_id"]]
             grader, status = f"swebench {version('swebench')}", theirs.get("tests_status")
             why = ours.why or (None if status else f"{grader} finds no result of any test")
-            return replace(ours, resolved=theirs["resolved"], tests_status=status, why=why), grader
+            void = ours.void or (status is None and ours.tests_status is not None)  # ended, and nothing to be read
+            return replace(ours, resolved=theirs["resolved"], tests_status=status, why=why, void=void), grader
     return None
 
 

@@ -142,6 +142,29 @@ def test_the_exit_marker_of_an_early_log_is_not_the_grade(exit_mark: str, tmp_pa
     assert good.eval_log.model == "some.model"
 
 
+@pytest.mark.parametrize("exit_mark", ["All Tests Passed", "Some Tests Failed"])
+def test_an_early_log_whose_tests_ended_without_a_result_is_unresolved(exit_mark: str, tmp_path: Path) -> None:
+    crashed = "ImportError while loading conftest\n"
+    (ended,) = grade(plain(tmp_path / "a", f"{APPLIED.partition('.py::test_new')[2]}{crashed}>>>>> {exit_mark}\n", []))
+    assert (ended.resolved, ended.grader, ended.agrees) == (False, "composer", True)
+    assert ended.problem == "the tests ended without a single result"
+    (tmp_path / "a/report.json").unlink()
+    assert [one.resolved for one in grade(tmp_path / "a")] == [False]
+    (cut,) = grade(plain(tmp_path / "b", f">>>>> Applied Patch (test)\n{crashed}", []))
+    assert cut.grader == HARNESS and str(cut.problem).startswith("incomplete")
+
+
+@pytest.mark.parametrize("said", [None, False])
+def test_a_container_log_whose_tests_ended_without_a_result_is_unresolved_and_says_so(
+    said: bool | None, tmp_path: Path
+) -> None:
+    folder = container(tmp_path, "ImportError while loading conftest\n", said=said)
+    path = folder / "run/pallets__flask-1/test_output.txt"
+    path.write_text(path.read_text().replace("PASSED t.py::test_elsewhere\n", ""))
+    (one,) = grade(folder)
+    assert (one.resolved, one.problem) == (False, "the tests ended without a single result")
+
+
 def test_a_log_without_results_gets_the_verdict_of_its_run(tmp_path: Path) -> None:
     (one,) = grade(plain(tmp_path, ">>>>> Applied Patch (test)\n", ["pallets__flask-1"]))
     assert (one.resolved, one.agrees, one.grader) == (True, None, HARNESS)

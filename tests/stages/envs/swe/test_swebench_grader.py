@@ -31,6 +31,7 @@ LOGS = {
     "the fix is skipped": log("SKIPPED t.py::test_new\nPASSED t.py::test_old\nPASSED t.py::test_skipped\n"),
     "the fix passes unexpectedly": log("XPASS t.py::test_new\nPASSED t.py::test_old\nPASSED t.py::test_skipped\n"),
     "nothing ran": log(""),
+    "the import breaks": log("ImportError while loading conftest\n"),
     "no end": f"+ : '{START}'\nPASSED t.py::test_new\n",
     "timed out": log("PASSED t.py::test_new\nPASSED t.py::test_old\n") + ">>>>> Tests Timed Out\n",
 }
