@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from stages.messages import Message
 from stages.pairs.canonical import canonical, canonical_answer, canonical_command
@@ -17,6 +18,10 @@ from stages.rollouts.trace import by_rollout, prompt_ids, states
 from stages.runs import store
 from stages.runs.records import Row
 
+LEAST_ROLLOUTS = 2
+"""On each side: what a single rollout came to is as much the luck of its other steps as the work of this one."""
+LEVEL = 0.05
+"""Of the interval that a difference of mean rewards must leave zero out of, shared among the pairs of a state."""
 LEAST_TEACHERS = 2
 """With a single other model a majority would be its opinion alone, and each of two models would outvote the other."""
 
@@ -93,18 +98,14 @@ def choose(visits: Sequence[StateVisit], student: str | None) -> tuple[list[Choi
 
 
 def _consistent(voted: list[Choice], better: list[Choice], dropped: Counter[str]) -> list[Choice]:
-    """Votes that neither the rewards nor other votes contradict."""
-    by_reward, by_vote = ({choice.forms for choice in choices} for choices in (better, voted))
-    kept = []
-    for choice in voted:
-        reverse = choice.forms[::-1]
-        if reverse in by_reward:
-            dropped["contradicted_by_reward"] += 1
-        elif reverse in by_vote:
-            dropped["contradicted_by_votes"] += 1
-        else:
-            kept.append(choice)
-    return kept
+    """Votes that neither the rewards nor other votes contradict: no action is on both sides in one state."""
+    won, lost = ({choice.forms[side] for choice in better} for side in (0, 1))
+    kept = [c for c in voted if c.forms[0] not in lost and c.forms[1] not in won]
+    dropped["contradicted_by_reward"] += len(voted) - len(kept)
+    won, lost = ({choice.forms[side] for choice in kept} for side in (0, 1))
+    agreed = [c for c in kept if c.forms[0] not in lost and c.forms[1] not in won]
+    dropped["contradicted_by_votes"] += len(kept) - len(agreed)
+    return agreed
 
 
 def _by_votes(visits: Sequence[StateVisit], student: str | None, dropped: Counter[str]) -> Iterator[Choice]:
@@ -126,7 +127,10 @@ def _by_votes(visits: Sequence[StateVisit], student: str | None, dropped: Counte
 
 
 def _by_rewards(visits: Sequence[StateVisit], student: str | None, dropped: Counter[str]) -> Iterator[Choice]:
-    """Of two actions that differ, the one whose rollouts ended better on average, over the other."""
+    """Of two actions, the one whose rollouts ended better, where the interval of the difference says so.
+
+    The better of one pair may be the worse of another; then neither pair is given (`both_sides_of_a_state`).
+    """
     classes: dict[str, list[StateVisit]] = {}
     for visit in visits:
         if visit.reward is not None:
@@ -135,10 +139,45 @@ def _by_rewards(visits: Sequence[StateVisit], student: str | None, dropped: Coun
         dropped["actions_equal" if len({visit.form for visit in visits}) == 1 else "rewards_unknown"] += 1
         return
     uneven = [sorted(two, key=_mean) for two in combinations(classes.values(), 2) if _mean(two[0]) != _mean(two[1])]
-    for worse, better in uneven:
-        if student is None or any(visit.model == student for visit in (*worse, *better)):
-            yield _better(better, worse, student, len(visits) - 1)
     dropped["rewards_equal"] += not uneven
+    wanted = [two for two in uneven if student is None or any(v.model == student for side in two for v in side)]
+    several = [two for two in wanted if min(map(len, two)) >= LEAST_ROLLOUTS]
+    dropped["too_few_rollouts"] += len(wanted) - len(several)
+    sure = [two for two in several if _differ(*two, level=LEVEL / len(several))]
+    dropped["difference_not_supported"] += len(several) - len(sure)
+    chosen, rejected = ({two[side][0].form for two in sure} for side in (1, 0))
+    for worse, better in sure:
+        if chosen.isdisjoint({worse[0].form}) and rejected.isdisjoint({better[0].form}):
+            yield _better(better, worse, student, len(visits) - 1)
+        else:
+            dropped["both_sides_of_a_state"] += 1
+
+
+def _differ(worse: Sequence[StateVisit], better: Sequence[StateVisit], *, level: float) -> bool:
+    """Whether the difference of two means is above zero, by the rearrangements of the rewards among the rollouts.
+
+    The exact test of Fisher and Pitman, of which the interval of the difference at 1 - level is the inversion; it holds
+    for rewards of any law, and finds nothing among few rollouts: 3 against 3 never come below 0.05.
+    """
+    from scipy.stats import permutation_test
+
+    sides = [[visit.reward or 0.0 for visit in side] for side in (better, worse)]
+    if len({*sides[0], *sides[1]}) == 2:
+        return _exact(sides) <= level
+    found = permutation_test(sides, _gap, vectorized=True, n_resamples=20_000, rng=0)
+    return bool(found.pvalue <= level)
+
+
+def _gap(better: Any, worse: Any, axis: int = -1) -> Any:
+    return better.mean(axis=axis) - worse.mean(axis=axis)
+
+
+def _exact(sides: Sequence[Sequence[float]]) -> float:
+    """The same p-value where rewards have two values, as verdicts do."""
+    from scipy.stats import fisher_exact
+
+    high = max(max(side) for side in sides)
+    return float(fisher_exact([[side.count(high), len(side) - side.count(high)] for side in map(list, sides)]).pvalue)
 
 
 def _mean(visits: Sequence[StateVisit]) -> float:

@@ -1,5 +1,7 @@
 """Groups of rollouts: shared states, votes with each model in turn, rewards, contradictions."""
 
+import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,32 +91,86 @@ def test_votes_that_contradict_each_other_are_both_dropped() -> None:
     assert found == [] and dropped == {"contradicted_by_votes": 4, "rewards_unknown": 1}
 
 
+def several(*moves: tuple[str, str, list[float]]) -> list[Any]:
+    """The one state of rollouts: (model, what it searches, the rewards of its rollouts that do so)."""
+    counts: Counter[str] = Counter()
+    made = []
+    for name, query, rewards in moves:
+        for reward in rewards:
+            made.append(rollout(name, (search(query), ""), reward=reward, sample=counts[name]))
+            counts[name] += 1
+    (visits,) = meet(*made)
+    return visits
+
+
+def better(visits: Sequence[Any]) -> set[tuple[str, str]]:
+    return {(c, r) for rule, c, r in chosen(visits)[0] if rule == "better_outcome"}
+
+
 def test_rewards_decide_between_actions_and_overrule_votes() -> None:
-    names = (("a", "boat", 0.0), ("b", "boat", 0.0), ("c", "boat", 0.0), ("d", "ship", 1.0))
-    (visits,) = meet(*(rollout(name, (search(q), ""), reward=r) for name, q, r in names))
+    visits = several(("a", "boat", [0.0] * 3), ("b", "boat", [0.0] * 3), ("c", "boat", [0.0]), ("d", "ship", [1.0] * 4))
     found, dropped = chosen(visits)
-    assert found == [("better_outcome", search("ship"), search("boat"))] and dropped["contradicted_by_reward"] == 4
+    assert found == [("better_outcome", search("ship"), search("boat"))] and dropped["contradicted_by_reward"] > 0
     (choice,) = choose(visits, None)[0]
-    assert (choice.preference.votes_chosen, choice.preference.votes_rejected, choice.at.model) == (1, 3, "a")
+    assert (choice.preference.votes_chosen, choice.preference.votes_rejected, choice.at.model) == (4, 7, "a")
 
 
-def test_rewards_compare_the_mean_of_all_who_did_the_same() -> None:
-    moves = [("a", "boat", 1.0, 0), ("a", "boat", 0.0, 1), ("b", "ship", 0.5, 0), ("c", "raft", 0.0, 0)]
-    (visits,) = meet(*(rollout(name, (search(q), ""), reward=r, sample=i) for name, q, r, i in moves))
-    found = {(c, r) for rule, c, r in chosen(visits)[0] if rule == "better_outcome"}
-    assert found == {(search("boat"), search("raft")), (search("ship"), search("raft"))}
+def test_one_rollout_a_side_is_luck_and_counted() -> None:
+    found, dropped = chosen(several(("a", "boat", [1.0]), ("b", "ship", [0.0])))
+    assert found == [] and dropped == {"too_few_teachers": 2, "too_few_rollouts": 1}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "supported"),
+    [
+        ([1.0] * 4, [0.0] * 4, True),
+        ([1.0] * 3, [0.0] * 3, False),
+        ([1.0] * 5 + [0.0], [0.0] * 5 + [1.0], False),
+        ([1.0] * 8 + [0.0], [0.0] * 8 + [1.0], True),
+        ([0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2], True),
+        ([0.9, 0.8, 0.3, 0.6], [0.5, 0.4, 0.7, 0.2], False),
+    ],
+)
+def test_a_difference_counts_where_its_interval_supports_it(
+    one: list[float], other: list[float], supported: bool
+) -> None:
+    visits = several(("a", "boat", one), ("a", "ship", other))
+    assert better(visits) == ({(search("boat"), search("ship"))} if supported else set())
+    assert chosen(visits)[1].get("difference_not_supported", 0) == (not supported)
+
+
+def test_rewards_drawn_by_luck_give_pairs_in_at_most_one_state_of_twenty() -> None:
+    chance, states = random.Random(3), 200
+    with_pairs = sum(
+        bool(better(several(*(("a", q, [float(chance.random() < 0.5) for _ in range(6)]) for q in "xyz"))))
+        for _ in range(states)
+    )
+    assert with_pairs <= 0.05 * states + 2 * (0.05 * 0.95 * states) ** 0.5
+
+
+def test_no_action_is_on_both_sides_of_a_state() -> None:
+    visits = several(("a", "boat", [1.0] * 9), ("a", "ship", [0.5] * 9), ("a", "raft", [0.0] * 9))
+    assert better(visits) == {(search("boat"), search("raft"))}
+    assert chosen(visits)[1]["both_sides_of_a_state"] == 2
+
+
+def test_a_vote_for_what_the_rewards_reject_is_dropped_also_against_a_third_action() -> None:
+    names = (("a", "boat", [0.0] * 3), ("b", "boat", [0.0] * 3), ("c", "raft", [0.0]), ("d", "ship", [1.0] * 5))
+    sides = {side: {move[1 + side] for move in chosen(several(*names))[0]} for side in (0, 1)}
+    assert sides == {0: {search("ship")}, 1: {search("boat")}}
 
 
 def test_one_models_samples_are_enough_for_rewards_and_the_context_is_the_rejected_ones() -> None:
-    good = rollout("a", (search("boat", "I know."), ""), reward=1.0)
-    bad = rollout("a", (search("ship", "Hm."), ""), reward=0.0, sample=1)
-    (choice,), _ = choose(meet(good, bad)[0], None)
-    assert choice.preference.rule == "better_outcome" and choice.at.step["rollout_id"] == "a/1"
+    good = [rollout("a", (search("boat", "I know."), ""), reward=1.0, sample=i) for i in range(4)]
+    bad = [rollout("a", (search("ship", "Hm."), ""), reward=0.0, sample=4 + i) for i in range(4)]
+    (choice,), _ = choose(meet(*good, *bad)[0], None)
+    assert choice.preference.rule == "better_outcome" and choice.at.step["rollout_id"] == "a/4"
 
 
 def test_the_context_is_the_students_where_one_is_named() -> None:
-    (visits,) = meet(rollout("a", (search("boat"), ""), reward=1.0), rollout("b", (search("ship"), ""), reward=0.0))
-    assert choose(visits, "a")[0][0].at.model == "a" and choose(visits, "b")[0][0].at.model == "b"
+    visits = several(("a", "boat", [1.0] * 4), ("b", "ship", [0.0] * 4))
+    assert {choice.at.model for choice in choose(visits, "a")[0] if choice.preference.rule == "better_outcome"} == {"a"}
+    assert {choice.at.model for choice in choose(visits, "b")[0] if choice.preference.rule == "better_outcome"} == {"b"}
     assert choose(visits, "c")[0] == []
 
 
@@ -124,7 +180,7 @@ def test_the_context_is_the_students_where_one_is_named() -> None:
         ([("a", search("boat"), 1.0), ("b", search("boat"), 0.0)], {"actions_equal": 1, "too_few_teachers": 2}),
         ([("a", search("boat"), 1.0), ("b", search("ship"), 1.0)], {"rewards_equal": 1, "too_few_teachers": 2}),
         ([("a", search("boat"), 1.0)], {"state_not_shared": 1}),
-        ([("a", search("boat"), 1.0), ("b", "", 0.0)], {"too_few_teachers": 2, "empty_action": 1}),
+        ([("a", search("boat"), 1.0), ("b", "", 0.0)], {"too_few_teachers": 2, "too_few_rollouts": 1}),
     ],
 )
 def test_every_reason_for_no_pair_is_counted(moves: list[tuple[str, str, float]], reasons: dict[str, int]) -> None:
