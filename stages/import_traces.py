@@ -47,6 +47,7 @@ class Config(StageConfig):
         "moatless",
         "spans",
         "swebench-preds",
+        "messages",
         "swe-logs",
     ] = "auto"
     """The format of the files; `auto` looks into each. `swe-logs` grades saved logs of SWE-bench's harnesses again."""

@@ -19,6 +19,7 @@ validation.py - whether a trajectory's fields have the types that rows need
 
 The formats:
 
+chat_messages.py - rows of chat messages, as public data sets have them
 inspect_logs.py - Inspect logs
 mini_swe_agent.py - mini-swe-agent `.traj.json`
 moatless.py - moatless-tools
@@ -51,6 +52,7 @@ FORMATS = {
     "moatless": ("moatless",),
     "spans": ("spans",),
     "swebench-preds": ("swebench_preds",),
+    "messages": ("chat_messages",),
 }
 """What can be typed, and the modules that read it."""
 

@@ -18,6 +18,8 @@ from stages.importers.validation import check
 
 LOOK = 20
 """Records of a file that are looked at to tell its format."""
+SHOWN = 12
+"""Keys of a record that a refusal lists."""
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
@@ -123,9 +125,18 @@ def _unknown(source: Source, count: FileCount) -> Iterator[Drop]:
     for record in source.records():
         count.records += 1
         if not isinstance(record, Drop):
-            record = source.drop(record[0], "unknown_format", f"none of {', '.join(FORMATS)}")
+            why = f"{_keys(record[1])}; that is none of {', '.join(FORMATS)}"
+            record = source.drop(record[0], "unknown_format", why)
         _count(record, count)
         yield record
+
+
+def _keys(value: Any) -> str:
+    """What a record that nobody knows looks like."""
+    if not isinstance(value, dict):
+        return f"it is of the type {type(value).__name__}"
+    more = f" and {len(value) - SHOWN} more" if len(value) > SHOWN else ""
+    return f"its keys are {', '.join(sorted(map(str, value))[:SHOWN])}{more}"
 
 
 def _trajectories(importer: Importer, value: Any, origin: Origin, secrets: Counter[str]) -> Iterator[Trajectory | Drop]:
@@ -133,8 +144,7 @@ def _trajectories(importer: Importer, value: Any, origin: Origin, secrets: Count
     try:
         value = clean(value, secrets)
         if not _fits(importer, value):
-            shown = ", ".join(sorted(map(str, value))[:6]) if isinstance(value, dict) else type(value).__name__
-            yield origin.drop("foreign_record", f"not of the format {importer.NAME}: {shown}")
+            yield origin.drop("foreign_record", f"not of the format {importer.NAME}; {_keys(value)}")
             return
         for trajectory in importer.trajectories(value, origin):
             yield trajectory if isinstance(trajectory, Drop) else check(trajectory)

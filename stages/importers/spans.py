@@ -24,7 +24,7 @@ def recognises(record: Any) -> bool:
     spans = record.get("trajectory") if isinstance(record, dict) else None
     return (
         isinstance(spans, list)
-        and bool(spans)
+        and (bool(spans) or "session_id" in record)
         and all(isinstance(s, dict) and "type" in s and "timestamp" in s for s in spans)
     )
 

@@ -21,7 +21,7 @@ ISSUE = re.compile(r"^ISSUE:\n(.*?)\n+^INSTRUCTIONS:", re.DOTALL | re.MULTILINE)
 
 
 def recognises(record: Any) -> bool:
-    """A history of messages, steps of action and observation, or attempts that have them."""
+    """A history of messages, steps of action and observation (none in a run that failed), or attempts with them."""
     if not isinstance(record, dict):
         return False
     if isinstance(record.get("attempts"), list):
@@ -29,6 +29,8 @@ def recognises(record: Any) -> bool:
     history, steps = record.get("history"), record.get("trajectory")
     if isinstance(history, list) and history:
         return all(isinstance(item, dict) and "role" in item for item in history)
+    if steps == [] and isinstance(record.get("info"), dict):
+        return True
     return isinstance(steps, list) and bool(steps) and all(map(_is_step, steps))
 
 
@@ -65,6 +67,7 @@ def _rollout(attempt: Record, origin: Origin, *, judged: bool) -> Trajectory:
         resolved=resolved,
         submission=info.get("submission"),
         terminated_by=info.get("exit_status"),
+        error=None if taken else ("no_actions", str(info.get("exit_status") or "the file holds no step of the agent")),
         prompt_tokens=stats.get("tokens_sent"),
         completion_tokens=stats.get("tokens_received"),
         cost_usd=stats.get("instance_cost"),
