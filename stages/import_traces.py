@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from stages.envs.swe import regrading
 from stages.errors import BadInput
-from stages.importers import FORMATS, files, import_report, reader, swe_logs
+from stages.importers import FORMATS, duplicates, files, import_report, reader, swe_logs
 from stages.importers.base import Importer
 from stages.importers.data_juicer import JuicerConfig
 from stages.importers.files import Source
@@ -105,7 +105,8 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 def _sorted(sources: Sequence[Source], config: Config, sidecars: Sidecars) -> Mapping[Source, Importer | None]:
     if config.format == swe_logs.NAME:
         return dict.fromkeys(sources, swe_logs)
-    return reader.sort(list(sources), config.format, sidecars)
+    chosen = reader.sort(list(sources), config.format, sidecars)
+    return dict(sorted(chosen.items(), key=lambda pair: pair[1] is not None and pair[1].NAME == duplicates.PREDICTIONS))
 
 
 def _agreement(logs: Sequence[swe_logs.Log], out: Out) -> list[str]:

@@ -7,7 +7,7 @@ Reads a folder or sdist, writes `tasks` (each row's data is a row in SWE-bench's
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -19,7 +19,10 @@ from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
 from stages.runs.records import TASK, Row
 
-VERSION = 1
+if TYPE_CHECKING:
+    from stages.envs.feature_deletion.task_generator import TaskGenerator
+
+VERSION = 2
 INPUTS: Mapping[str, Slot] = {}
 OUTPUTS = {"tasks": TASK}
 LIMIT = "tasks"
@@ -63,7 +66,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Try candidates in order until enough are accepted."""
     del inputs
     from stages.envs.feature_deletion import task_source
-    from stages.envs.feature_deletion.task_generator import BATCH, TaskGenerator
+    from stages.envs.feature_deletion.task_generator import TaskGenerator
 
     package, needed = task_source.unpacked(Path(config.package)), task_source.requirements(config.requirements)
     out.conclude(package=package.label, package_sha256=package.sha256)
@@ -71,24 +74,24 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         out.progress("first runs of all tests", 0, 2)
         split = None if config.split == "both" else config.split
         candidates = generator.candidates(config.seed, split, config.kinds, task_source.difficulties(config.difficulty))
-        for start in range(0, len(candidates), BATCH):
-            if _accepted(out) >= config.tasks:
-                break
+        waiting = [candidate for candidate in candidates if not out.finished(candidate.identity)]
+        while waiting and (needed := config.tasks - _accepted(out)) > 0:
             out.stop_here()
-            out.progress("tasks", _accepted(out), config.tasks)
-            missing = [c for c in candidates[start : start + BATCH] if not out.finished(c.identity)]
-            for made in generator.make(missing, config.scope):
+            tried = f"tasks, {len(candidates) - len(waiting)} of {len(candidates)} candidates tried"
+            out.progress(tried, config.tasks - needed, config.tasks)
+            batch, waiting = waiting[: min(needed, generator.batch)], waiting[min(needed, generator.batch) :]
+            for made in generator.make(batch, config.scope):
                 row = made.row and task_source.prepared(made.row, config.package, config.requirements)
                 out.write(made.removal.identity, {"row": row, "reason": made.reason, "removed": made.removal.names})
-        broken = generator.baseline.broken
-    _finish([candidate.identity for candidate in candidates], broken, config, out)
+        notes = _about_tests(generator)
+    _finish([candidate.identity for candidate in candidates], notes, config, out)
 
 
 def _accepted(out: Out) -> int:
     return sum(record["row"] is not None for record in out.records())
 
 
-def _finish(order: Sequence[str], broken: Mapping[str, str], config: Config, out: Out) -> None:
+def _finish(order: Sequence[str], notes: Sequence[str], config: Config, out: Out) -> None:
     """Tables in the order of the candidates, and what became of each."""
     tried = [record for unit in order if (record := out.journal.get(unit))]
     rows = [record["row"] for record in tried if record["row"]][: config.tasks]
@@ -98,7 +101,8 @@ def _finish(order: Sequence[str], broken: Mapping[str, str], config: Config, out
     out.count(planned=config.tasks, done=len(rows), tried=len(tried))
     out.counts(Counter({f"rejected, {reason}": number for reason, number in reasons.items()}))
     out.conclude(tasks=len(rows))
-    out.text("report.txt", _report(len(rows), len(tried), reasons, broken))
+    beyond = sum(record["row"] is not None for record in tried) - len(rows)
+    out.text("report.txt", _report(len(rows), len(tried), beyond, reasons, [*_hanging(rows), *notes]))
     if not order:
         raise Incomplete(
             "The package has no function or class that its tests execute and that is long enough to be a task. Choose "
@@ -110,20 +114,34 @@ def _finish(order: Sequence[str], broken: Mapping[str, str], config: Config, out
         )
 
 
-def _report(num_rows: int, num_tried: int, reasons: Counter[str], broken: Mapping[str, str]) -> str:
-    """What was made, why candidates were rejected, and which test files were no help."""
-    from stages.envs.feature_deletion.baseline import as_list, missing
-
-    lines = [f"{num_rows} tasks; {num_tried} candidates were tried, {sum(reasons.values())} of them rejected"]
+def _report(num_rows: int, num_tried: int, beyond: int, reasons: Counter[str], notes: Sequence[str]) -> str:
+    """What was made, why candidates were rejected, and which tests were no help."""
+    more = f", {beyond} more accepted than asked for" if beyond else ""
+    lines = [f"{num_rows} tasks; {num_tried} candidates were tried, {sum(reasons.values())} of them rejected{more}"]
     lines += [f"{number:>6}  {reason}" for reason, number in reasons.most_common()]
+    return "\n".join([*lines, *notes]) + "\n"
+
+
+def _hanging(rows: Sequence[Row]) -> list[str]:
+    """The tests that hang without the code of some task, which leaves them out."""
+    tests = Counter(test for row in rows for test in row["set_aside"])
+    title = ["", f"{len(tests)} tests hang where code was removed and are set aside in those tasks"] if tests else []
+    return title + [f"{number:>6}  {test}" for test, number in tests.most_common()]
+
+
+def _about_tests(generator: "TaskGenerator") -> list[str]:
+    """Tests that hang in the package as it is, and files that could not be collected, with the way out."""
+    from stages.envs.feature_deletion.baseline import missing
+    from stages.envs.feature_deletion.requirement_hints import hint
+
+    broken, hanging = generator.baseline.broken, sorted(generator.baseline.hanging)
+    lines = ["", f"{len(hanging)} tests did not end and play no part: {', '.join(hanging)}"] if hanging else []
     if broken:
         lines += ["", f"{len(broken)} test files could not be collected, so their tests play no part"]
         lines += [f"        {path}: {reason}" for path, reason in sorted(broken.items())]
         if absent := missing(broken.values()):
-            lines += [
-                f"--set requirements='[{as_list(absent)}]' brings them in, where a distribution has the module's name"
-            ]
-    return "\n".join(lines) + "\n"
+            lines.append(hint(absent, generator.package.root))
+    return lines
 
 
 def _task_row(row: Row) -> Row:

@@ -5,6 +5,7 @@ What all formats share:
 archives.py - Inspect's `.eval` archives, sample by sample
 base.py - what an importer gives: trajectories, what their source does not record, and dropped records
 data_juicer.py - Data-Juicer recipes, run in an environment of their own
+duplicates.py - rollouts that several files hold
 files.py - foreign files, record by record
 import_report.py - what an import did, file by file
 messages.py - chat messages of every dialect as role and text

@@ -15,8 +15,8 @@ from stages.rollouts.missing import Fact
 Record = dict[str, Any]
 STRICT = ConfigDict(strict=True, revalidate_instances="always")
 """`validation.check` looks into filled instances and converts nothing: 1 is a float, "1" and True are not."""
-INSTANCE = re.compile(r"[\w.-]+__[\w.-]+-\d+")
-"""A SWE-bench instance id."""
+INSTANCE = re.compile(r"(?P<owner>[\w.-]+?)__(?P<name>[\w.-]+?)(?:-\d+|\.[0-9a-f]{8}(?:\.\w+)?)(?![\w-])")
+"""An instance id: SWE-bench's `owner__name-NUMBER`, or SWE-smith's `owner__name.COMMIT.WHAT` and its environment's."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,5 @@ class Importer(Protocol):
 
 def family_of(task_id: str) -> str:
     """What must stay together when tasks are split: the repository of a SWE-bench instance, else the task itself."""
-    owner, double, rest = task_id.partition("__")
-    repository, dash, number = rest.rpartition("-")
-    return f"{owner}/{repository}" if double and dash and number.isdigit() else task_id
+    match = INSTANCE.fullmatch(task_id)
+    return f"{match['owner']}/{match['name']}" if match else task_id

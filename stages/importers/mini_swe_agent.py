@@ -123,7 +123,11 @@ def _input(item: Record) -> Message:
 
 
 def _turn(item: Record, extra: Record) -> ImportedTurn:
-    answer = one_message(item["output"]) if "output" in item else message({"role": "assistant", **item})
+    answer = (
+        one_message(item["output"])
+        if "output" in item
+        else message({"role": "assistant", **item, **_thoughts(item, extra)})
+    )
     actions = extra.get("actions")
     commands = [a["command"] for a in actions] if actions is not None else BLOCK.findall(answer["content"])
     calls = item.get("tool_calls") or "output" in item
@@ -133,6 +137,16 @@ def _turn(item: Record, extra: Record) -> ImportedTurn:
     )
     response = item if "output" in item else extra.get("response")
     return _with_reply(turn, response) if isinstance(response, dict) else turn
+
+
+def _thoughts(item: Record, extra: Record) -> Record:
+    """The reasoning of the raw reply where the conversation leaves it out, as version 1 does."""
+    if item.get("reasoning_content") or item.get("reasoning"):
+        return {}
+    response = extra.get("response")
+    choices = response.get("choices") if isinstance(response, dict) else None
+    said = (choices[0].get("message") or {}) if choices else {}
+    return {key: said[key] for key in ("reasoning_content", "reasoning") if isinstance(said.get(key), str)}
 
 
 def _with_reply(turn: ImportedTurn, response: Record) -> ImportedTurn:

@@ -8,6 +8,7 @@ import orjson
 from stages.importers import data_juicer, reader, rows
 from stages.importers.base import Drop, Importer
 from stages.importers.data_juicer import JuicerConfig
+from stages.importers.duplicates import Seen
 from stages.importers.files import Source
 from stages.importers.reader import FileCount, ReadTrajectory
 from stages.importers.rows import ImportedPayload
@@ -34,6 +35,7 @@ class ImportSession:
         self.drops: list[Drop] = []
         self.rollouts: list[str] = []
         self.effective: dict[str, bool] = {}
+        self._seen = Seen()
         self._samples: Counter[tuple[str, str | None]] = Counter()
 
     def read(self, source: Source, importer: Importer | None) -> None:
@@ -59,19 +61,20 @@ class ImportSession:
             if isinstance(item, Drop):
                 self.drops.append(item)
             elif (unit := rows.rollout_id(item)) in self.effective:
-                self._drop_duplicate(unit, item, count)
+                self.effective[unit] |= bool(item.trajectory.effective)
+                self._drop(item, "duplicate", f"{unit} was there before", count)
+            elif repeats := self._seen.before(item):
+                self._drop(item, "duplicate", repeats, count)
             else:
                 self.effective[unit] = bool(item.trajectory.effective)
                 self.rollouts.append(unit)
                 count.rollouts += 1
                 yield unit, self._payload(item, count)
 
-    def _drop_duplicate(self, unit: str, item: ReadTrajectory, count: FileCount) -> None:
+    def _drop(self, item: ReadTrajectory, reason: str, detail: str, count: FileCount) -> None:
         """A rollout that was read before; PRIME-RL writes those of a training batch a second time."""
-        self.effective[unit] |= bool(item.trajectory.effective)
-        drop = item.origin.drop("duplicate", f"{unit} was there before")
-        count.dropped[drop.reason] += 1
-        self.drops.append(drop)
+        count.dropped[reason] += 1
+        self.drops.append(item.origin.drop(reason, detail))
 
     def _payload(self, item: ReadTrajectory, count: FileCount) -> ImportedPayload:
         key = (item.trajectory.task_id, item.trajectory.model)

@@ -41,7 +41,13 @@ def test_the_report_names_what_was_rejected_and_which_tests_were_not_run(made: R
     report = (made.path / "report.txt").read_text()
     assert report.startswith("2 tasks; ") and "1 test files could not be collected" in report
     assert "tests/test_elsewhere.py: ModuleNotFoundError" in report
-    assert "--set requirements='[\"nowhere_to_be_found\"]'" in report
+    assert "No metadata says which distribution holds nowhere_to_be_found; the package declares nothing" in report
+    assert made.manifest.counts["tried"] == 2 and "2 candidates were tried, 0 of them rejected\n" in report
+
+
+def test_equal_work_gives_equal_content(made: Run, tmp_path: Path) -> None:
+    again = runner.execute("tasks", {}, make_tasks.Config.model_validate(made.manifest.config), root=tmp_path)
+    assert Run(again.path).manifest.content == made.manifest.content
 
 
 def test_an_environment_serves_the_tasks_of_a_run_and_their_twins(made: Run) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from stages.envs.feature_deletion.requirement_hints import hint
 from stages.envs.feature_deletion.worker import Job, TestReport, TestWorker
 from stages.errors import BadInput
 
@@ -16,8 +17,10 @@ OPTIONS = (
 """Assertion rewriting triples the time of a run and tells a grader nothing."""
 NO_CONFIGURATION = ("-c", os.devnull)
 FIRST_TIMEOUT_S = 900.0
+FIRST_PATIENCE_S = 120.0
+PATIENCE_S = 5.0
+"""For one test after something was removed, and ten times what a slow one took before."""
 MISSING = re.compile(r"No module named '([\w.]+)'")
-WAY_OUT = "--set env.requirements='[{}]' (for `composer tasks`: --set requirements='[{}]')"
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class Baseline:
 
     stable: node ids of the tests that passed twice. files: the test files they are in. options: pytest's, for every
     further run. broken: test files that cannot be collected -> the reason; their tests play no part. duration_s: wall
-    time of one run of all tests. lines: file -> line -> node ids of the stable tests that execute it.
+    time of one run of all tests. lines: file -> line -> node ids of the stable tests that execute it. hanging: tests
+    that did not end and are set aside. patience: node id -> seconds, for tests that need more than PATIENCE_S.
     """
 
     stable: frozenset[str]
@@ -35,18 +39,21 @@ class Baseline:
     broken: Mapping[str, str]
     duration_s: float
     lines: Mapping[str, Mapping[int, frozenset[str]]]
+    hanging: frozenset[str]
+    patience: Mapping[str, float]
 
     @property
     def timeout_s(self) -> float:
-        """Seconds allowed to one run of some tests after something was removed: it may hang."""
-        return 3.0 + 10.0 * self.duration_s
+        """Seconds allowed to one run of some tests after something was removed, however many of them hang."""
+        return 30.0 + 10.0 * self.duration_s
 
 
 def measure(worker: TestWorker) -> Baseline:
     """Run all tests twice, the second time with a coverage context for each; `BadInput` when none passes twice."""
     options, first = _first_run(worker)
     files = tuple(sorted({file_of(node_id) for node_id in first.passed}))
-    again = worker.run([Job((*options, *files), keep=tuple(first.passed), timeout_s=FIRST_TIMEOUT_S, coverage=True)])[0]
+    again = worker.run([_first_job((*options, *files), keep=tuple(first.passed), coverage=True)])[0]
+    slow = {test: max(first.slow.get(test, 0.0), again.slow.get(test, 0.0)) for test in {**first.slow, **again.slow}}
     stable = first.passed & again.passed
     if not stable:
         raise BadInput(
@@ -60,6 +67,16 @@ def measure(worker: TestWorker) -> Baseline:
         broken={path: _last_line(reason) for path, reason in {**first.broken, **again.broken}.items()},
         duration_s=first.duration_s,
         lines=_by_line(again, stable),
+        hanging=first.hanging | again.hanging,
+        patience={test: PATIENCE_S + 10.0 * seconds for test, seconds in slow.items()},
+    )
+
+
+def _first_job(arguments: tuple[str, ...], *, keep: tuple[str, ...] | None = None, coverage: bool = False) -> Job:
+    """A run of tests of which nothing is known yet."""
+    slow = {"": FIRST_TIMEOUT_S}
+    return Job(
+        arguments, keep=keep, timeout_s=FIRST_TIMEOUT_S, coverage=coverage, patience_s=FIRST_PATIENCE_S, slow=slow
     )
 
 
@@ -72,11 +89,12 @@ def _first_run(worker: TestWorker) -> tuple[tuple[str, ...], TestReport]:
     """As the package configures its tests; if nothing passes so, without its configuration and from its top."""
     tried = []
     for configuration, places in (((), ()), (NO_CONFIGURATION, (".",))):
-        done = worker.run([Job((*OPTIONS, *configuration, *places), timeout_s=FIRST_TIMEOUT_S)])[0]
+        done = worker.run([_first_job((*OPTIONS, *configuration, *places))])[0]
         if done.passed:
-            return (*OPTIONS, *(configuration or _configuration(done, worker))), done
+            aside = [f"--deselect={test}" for test in sorted(done.hanging)]
+            return (*OPTIONS, *(configuration or _configuration(done, worker)), *aside), done
         tried.append(done)
-    raise BadInput(_nothing_passes(tried[-1], own_modules(worker.tree)))
+    raise BadInput(_nothing_passes(tried[-1], worker.tree))
 
 
 def _configuration(done: TestReport, worker: TestWorker) -> tuple[str, str]:
@@ -95,25 +113,19 @@ def missing(reasons: Iterable[str]) -> list[str]:
     return sorted({name for reason in reasons for name in MISSING.findall(reason)})
 
 
-def as_list(modules: Iterable[str]) -> str:
-    """The names at the top, as the items of a list in TOML."""
-    return ", ".join(f'"{name}"' for name in sorted({module.partition(".")[0] for module in modules}))
-
-
 def _last_line(reason: str) -> str:
     return (reason.strip().splitlines() or ["?"])[-1].removeprefix("E ").strip()
 
 
-def _nothing_passes(done: TestReport, own: set[str]) -> str:
-    absent = missing(done.broken.values())
+def _nothing_passes(done: TestReport, root: Path) -> str:
+    absent, own = missing(done.broken.values()), own_modules(root)
     if built := [name for name in absent if name.partition(".")[0] in own]:
         return (
             f"No test of the package passes: {built[0]}, a part of it, does not exist before it is built. Give its "
             "sdist if that part is generated, or a folder in which it was built in place if it is compiled."
         )
     if absent:
-        names = as_list(absent)
-        return f"No test of the package passes: {names} cannot be imported. Add {WAY_OUT.format(names, names)}."
+        return f"No test of the package passes: {', '.join(absent)} cannot be imported. {hint(absent, root)}"
     if done.timed_out:
         return (
             f"The tests of the package did not end within {FIRST_TIMEOUT_S:.0f} s. Choose a package with faster tests."

@@ -76,11 +76,11 @@ class Definition:
             for line in range(first.lineno, (function.end_lineno or 0) + 1)
         }
 
-    def edits(self, keep: Keep) -> list[Edit]:
-        """How its code is removed."""
+    def edits(self, keep: Keep, body: str = STUB) -> list[Edit]:
+        """How its code is removed; `body` stands in its place, `{first}` in it for the first argument."""
         if isinstance(self.node, ast.ClassDef) and not keep.signature:
             return [_class_edit(self.node, self.source, keep)]
-        return [edit for function in self.functions if (edit := _function_edit(function, self.source, keep))]
+        return [edit for function in self.functions if (edit := _function_edit(function, self.source, keep, body))]
 
 
 def definitions(path: str, text: str) -> list[Definition]:
@@ -144,13 +144,21 @@ def _indent(source: tuple[str, ...], node: Node) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _function_edit(function: FunctionNode, source: tuple[str, ...], keep: Keep) -> Edit | None:
+def _function_edit(function: FunctionNode, source: tuple[str, ...], keep: Keep, body: str) -> Edit | None:
     if _is_empty(function):
         return None
     inner = _indent(source, function) + "    "
     docstring = _docstring_lines(function, source, inner) if keep.docstring else []
     header = _header(function, source) if keep.signature else [_any_arguments(function, source)]
-    return Edit(function.lineno, function.end_lineno or 0, (*header, *docstring, inner + STUB))
+    instead = body if body == STUB or function.name != "__init__" else "pass"
+    instead = instead.replace("{first}", _first_argument(function))
+    return Edit(function.lineno, function.end_lineno or 0, (*header, *docstring, inner + instead))
+
+
+def _first_argument(function: FunctionNode) -> str:
+    """The name of the first argument that is not the object itself; None where there is none."""
+    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    return next((name for name in names if name not in ("self", "cls")), "None")
 
 
 def _class_edit(node: ast.ClassDef, source: tuple[str, ...], keep: Keep) -> Edit:

@@ -7,12 +7,12 @@ from typing import Literal
 
 from stages.envs.base import Grade, Split, Task
 from stages.envs.bash import remove
-from stages.envs.feature_deletion import rows, task_source, tools
+from stages.envs.feature_deletion import patience, rows, task_source, tools
 from stages.envs.feature_deletion.task_source import Source
 from stages.envs.repo import session as repo_session
 from stages.envs.repo import trees
 from stages.envs.repo.grading import Lists, judge, run_with
-from stages.envs.repo.outcomes import LIMITS, NEUTRAL, PASSING, Outcomes, Statuses, TestRuntime, run_pytest
+from stages.envs.repo.outcomes import NEUTRAL, PASSING, Outcomes, Statuses, run_pytest
 from stages.envs.repo.session import SYSTEM, RepoEnvironment, RepoSession
 from stages.errors import UsageError
 from stages.messages import Message
@@ -105,14 +105,9 @@ class FeatureDeletionEnv(RepoEnvironment):
         return found.statuses
 
     def _run(self, folder: Path) -> Outcomes:
-        return run_pytest(TestRuntime(self._open), folder, [*self._row["options"], *self._row["test_files"]])
-
-    def _open(self, folder: Path) -> Sandbox:
-        """A sandbox for a run of the tests."""
-        readonly = tools.readonly(self._requirements)
-        env = tools.environment(self.sandbox, self._requirements, folder)
-        limits = replace(LIMITS, wall_s=self._row["timeout_s"])
-        return open_sandbox(self.sandbox, folder, limits=limits, readonly=readonly, env=env)
+        tests = (*self._row["options"], *self._row["test_files"])
+        timeout_s = patience.measured_s(self.sandbox, self._package, tests, self._requirements)
+        return run_pytest(patience.runtime(self.sandbox, self._requirements, timeout_s), folder, list(tests))
 
     def close(self) -> None:
         """End what runs and delete the folders; safe to call twice."""

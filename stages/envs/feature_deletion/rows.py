@@ -56,8 +56,13 @@ def build(
     lists: Lists,
     baseline: Baseline,
     proven: Sequence[Proven],
+    hanging: Sequence[str] = (),
 ) -> Row:
-    """The row of an accepted task. `writes` are the delivered texts of the files that lost something."""
+    """The row of an accepted task, which holds nothing that was measured.
+
+    `writes` are the delivered texts of the files that lost something, `hanging` the tests that do not end without it.
+    """
+    options = [*baseline.options, *(f"--deselect={test}" for test in hanging)]
     commit = store.digest([package.sha256, removal.identity])[:40]
     return {
         "repo": f"local/{package.name}",
@@ -73,7 +78,7 @@ def build(
         "PASS_TO_PASS": json.dumps(lists.pass_to_pass),
         "environment_setup_commit": commit,
         "image": "",
-        "eval_script": EVAL_SCRIPT.format(arguments=shlex.join([*baseline.options, *baseline.files])),
+        "eval_script": EVAL_SCRIPT.format(arguments=shlex.join([*options, *baseline.files])),
         "log_parser": "parse_log_pytest",
         "eval_type": "pass_and_fail",
         "kind": "feature-deletion",
@@ -87,8 +92,8 @@ def build(
         "edits": _edits(removal),
         "contradictions": [asdict(contradiction) for contradiction in proven],
         "test_files": list(baseline.files),
-        "options": list(baseline.options),
-        "timeout_s": 30.0 + 10.0 * baseline.duration_s,
+        "options": options,
+        "set_aside": list(hanging),
     }
 
 

@@ -74,6 +74,13 @@ class Removal:
             for path in sorted({part.path for part in self.parts})
         }
 
+    def with_body(self, texts: Mapping[str, str], body: str) -> dict[str, str]:
+        """The same files with one line in place of every body, signatures kept."""
+        return {
+            path: without(texts[path], [e for p in self.parts if p.path == path for e in p.edits(KEEP["easy"], body)])
+            for path in sorted({part.path for part in self.parts})
+        }
+
     def covering(self, lines: Mapping[str, Mapping[int, frozenset[str]]]) -> set[str]:
         """The tests that execute any line of any part."""
         return set().union(*(lines.get(p.path, {}).get(line, ()) for p in self.parts for line in p.covers()))

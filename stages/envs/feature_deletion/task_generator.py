@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from stages.envs.base import Split
 from stages.envs.feature_deletion import leaks, rows, selection
-from stages.envs.feature_deletion.baseline import Baseline, file_of, measure
+from stages.envs.feature_deletion.baseline import PATIENCE_S, Baseline, file_of, measure
 from stages.envs.feature_deletion.contradicting import ContradictionSearch
 from stages.envs.feature_deletion.package import Package
 from stages.envs.feature_deletion.selection import Difficulty, Kind, Removal
@@ -22,6 +22,9 @@ from stages.envs.repo.protected_files import is_test
 from stages.runs.records import Row
 
 BATCH = 8
+BATCH_S = 60.0
+"""About so long may the first runs of a batch take: nothing is kept, and nothing said, before its end."""
+TRIVIAL = ("return None", "return True", "return False", "return 0", "return ''", "return []", "return {first}")
 NO_CONTRADICTION = "no test can be contradicted"
 Scope = Literal["full", "covering"]
 
@@ -39,7 +42,7 @@ class Candidate:
     """One removal on its way to a task: gives test jobs and takes their reports; `reason` says why it is no task.
 
     In order: `look_within`; `removed` and `learn`; `restored` and `confirm`; `contradict`, until it gives no job;
-    `finish`.
+    `trivial` and `compare`; `finish`.
     """
 
     def __init__(self, generator: "TaskGenerator", removal: Removal, scope: Scope) -> None:
@@ -47,6 +50,7 @@ class Candidate:
         self.writes = removal.writes(generator.texts)
         self.reason: str | None = None
         self.failing: list[str] = []
+        self.hanging: frozenset[str] = frozenset()
         self.search: ContradictionSearch | None = None
 
     def look_within(self) -> None:
@@ -68,26 +72,36 @@ class Candidate:
     def _affected(self) -> set[str]:
         return set(self.baseline.stable) if self.scope == "full" else self.removal.covering(self.baseline.lines)
 
-    def job(self, node_ids: set[str], writes: Mapping[str, str]) -> Job:
-        """A run of some tests."""
+    def job(self, node_ids: set[str], writes: Mapping[str, str], *options: str) -> Job:
+        """A run of some tests, with further options of pytest."""
         files = sorted({file_of(node_id) for node_id in node_ids})
-        return Job((*self.baseline.options, *files), writes, tuple(sorted(node_ids)), self.baseline.timeout_s)
+        return Job(
+            (*self.baseline.options, *options, *files),
+            writes,
+            tuple(sorted(node_ids)),
+            self.baseline.timeout_s,
+            patience_s=PATIENCE_S,
+            slow=self.baseline.patience,
+        )
 
     def learn(self, done: TestReport) -> None:
-        """Which tests fail without the code."""
+        """Which tests fail without the code. Those that hang are set aside: neither list has them."""
         fresh = done.broken.keys() - self.baseline.broken.keys()
-        self.failing = sorted(self._affected() - done.passed)
+        self.hanging = done.hanging
+        self.failing = sorted(self._affected() - done.passed - done.hanging)
         if done.timed_out:
-            self.reason = "without the code the tests hang"
+            self.reason = ": ".join(("without the code the tests hang", *sorted(done.hanging)[:1]))
         elif fresh or done.status < 0:
             self.reason = "without the code the tests cannot be collected"
+        elif not self.failing and done.hanging:
+            self.reason = f"without the code the tests hang: {min(done.hanging)}"
         elif not self.failing:
             self.reason = "no test notices"
         elif not self._lists().pass_to_pass:
             self.reason = "every test fails"
 
     def _lists(self) -> Lists:
-        stable = by_name(dict.fromkeys(self.baseline.stable, "passed"))
+        stable = by_name(dict.fromkeys(self.baseline.stable - self.hanging, "passed"))
         failing = set(by_name(dict.fromkeys(self.failing, "failed")))
         return Lists(tuple(sorted(failing)), tuple(sorted(set(stable) - failing)))
 
@@ -115,6 +129,20 @@ class Candidate:
         if self.search is not None:
             self.search.learn(done)
 
+    def trivial(self) -> list[Job]:
+        """The failing tests with each trivial body, up to the first that fails."""
+        if self.search is None or not self.search.proven:
+            return []
+        texts = self.generator.texts
+        return [self.job(set(self.failing), self.removal.with_body(texts, body), "--maxfail=1") for body in TRIVIAL]
+
+    def compare(self, done: Sequence[TestReport]) -> None:
+        """A task that one of them solves is none."""
+        for body, report in zip(TRIVIAL, done, strict=False):
+            if not set(self.failing) - report.passed:
+                self.reason = f"a trivial body solves it: {body.format(first='its first argument')}"
+                return
+
     def finish(self) -> tuple[Row | None, str | None]:
         """The accepted row, or the reason why there is none."""
         proven = self.search.proven if self.search else []
@@ -124,7 +152,11 @@ class Candidate:
             self.look_around()
         if self.reason is not None:
             return None, self.reason
-        return rows.build(self.generator.package, self.removal, self.writes, self._lists(), self.baseline, proven), None
+        hanging = sorted(self.hanging)
+        row = rows.build(
+            self.generator.package, self.removal, self.writes, self._lists(), self.baseline, proven, hanging
+        )
+        return row, None
 
 
 class TaskGenerator:
@@ -147,6 +179,11 @@ class TaskGenerator:
     def baseline(self) -> Baseline:
         """The tests before anything is removed."""
         return measure(self.worker)
+
+    @property
+    def batch(self) -> int:
+        """So many candidates are tried together."""
+        return max(1, min(BATCH, int(BATCH_S / max(self.baseline.duration_s, 0.001))))
 
     @cached_property
     def survey(self) -> leaks.Survey:
@@ -171,8 +208,9 @@ class TaskGenerator:
         full     - all of them, run with the code removed
         covering - those that execute a removed line are run; the others cannot notice and count as passing
         """
-        for start in range(0, len(candidates), BATCH):
-            yield from self._batch([Candidate(self, removal, scope) for removal in candidates[start : start + BATCH]])
+        for start in range(0, len(candidates), self.batch):
+            chosen = candidates[start : start + self.batch]
+            yield from self._batch([Candidate(self, removal, scope) for removal in chosen])
 
     def _batch(self, batch: Sequence[Candidate]) -> list[Made]:
         for candidate in batch:
@@ -182,6 +220,8 @@ class TaskGenerator:
             for candidate, done in zip(left, self.worker.run([job(candidate) for candidate in left]), strict=True):
                 learn(candidate, done)
         self._contradict(_left(batch))
+        for candidate in _left(batch):
+            candidate.compare(self.worker.run(candidate.trivial()))
         return [Made(candidate.removal, *candidate.finish()) for candidate in batch]
 
     def _contradict(self, batch: Sequence[Candidate]) -> None:

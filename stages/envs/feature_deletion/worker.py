@@ -26,7 +26,8 @@ class Job:
     """One run of pytest.
 
     arguments: pytest's. writes: files (path -> text) that are other than in the tree. keep: the node ids to run, None
-    for all. timeout_s: seconds of wall time. coverage: whether to record the lines that each test executes.
+    for all. timeout_s: seconds of wall time. coverage: whether to record the lines that each test executes. patience_s:
+    seconds after which a test is taken for one that hangs; slow: node id -> more of them, "" for collection.
     """
 
     arguments: tuple[str, ...]
@@ -34,6 +35,8 @@ class Job:
     keep: tuple[str, ...] | None = None
     timeout_s: float = 300.0
     coverage: bool = False
+    patience_s: float = 300.0
+    slow: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class TestReport:
 
     outcomes: node id -> outcome. broken: files that could not be collected -> the reason. config_file: the one that
     pytest used, or "". status: pytest's exit status, -1 where it did not end by itself. lines: file -> node id -> the
-    lines that the test executed; empty without coverage.
+    lines that the test executed; empty without coverage. hanging: the tests that were killed and left out. slow:
+    node id -> seconds of tests that took long, "" for collection.
     """
 
     __test__ = False  # pytest takes classes named Test* for tests
@@ -54,6 +58,8 @@ class TestReport:
     timed_out: bool
     duration_s: float
     lines: Mapping[str, Mapping[str, Sequence[int]]]
+    hanging: frozenset[str] = frozenset()
+    slow: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def passed(self) -> set[str]:
@@ -130,4 +136,6 @@ def _test_report(result: Row) -> TestReport:
         timed_out=result["timed_out"],
         duration_s=result["duration_s"],
         lines=result.get("lines", {}),
+        hanging=frozenset(result["hanging"]),
+        slow=result["slow"],
     )

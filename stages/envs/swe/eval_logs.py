@@ -91,13 +91,21 @@ def _container(place: Path, folder: Path, index: InstanceIndex) -> EvalLog:
         early=False,
         log=log,
         row=row and {**row, "instance_id": instance},
-        model=report.get("model_name_or_path"),
+        model=report.get("model_name_or_path") or _model(place.resolve()),
         patch=_text(place / "patch.diff")[0],
         harness_resolved=report["resolved"] if isinstance(report.get("resolved"), bool) else None,
         harness_tests=report.get("tests_status") or None,
         before_gold=_text(place / BEFORE_GOLD)[0],
         flaw=flaw or (None if log is not None else _why_none(place)),
     )
+
+
+def _model(place: Path) -> str | None:
+    """The model by the folders: `run_evaluation/RUN/MODEL/INSTANCE`, or `MODEL/logs/INSTANCE`."""
+    above = [folder.name for folder in place.parents]
+    if above[2:3] == ["run_evaluation"]:
+        return above[0].replace("__", "/")
+    return above[1] if above[0] == "logs" and above[1] else None
 
 
 def _why_none(place: Path) -> str:

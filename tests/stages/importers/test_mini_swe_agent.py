@@ -52,6 +52,18 @@ def test_text_actions_of_version_1(tmp_path: Path) -> None:
     assert third.parse_error == "expected one action, found 0" and first.parse_error is None and not drops
 
 
+def test_the_reasoning_of_the_raw_reply_is_part_of_the_action(tmp_path: Path) -> None:
+    told = {"choices": [{"message": {"content": "ls it", "reasoning": "hm"}}]}
+    twice = {"choices": [{"message": {"content": "x", "reasoning_content": "ha", "reasoning": "ha"}}]}
+    path = document(tmp_path / "a.traj.json", trajectory(said("ls", response=told), said("cat", response=twice)))
+    (one,), _, _ = read(path)
+    assert [turn.action.partition("\n\nTHOUGHT")[0] for turn in one.turns] == [
+        "<think>\nhm\n</think>",
+        "<think>\nha\n</think>",
+    ]
+    assert [turn.commands for turn in one.turns] == [["ls"], ["cat"]]
+
+
 def test_reward_comes_from_a_report_beside_it_or_is_not_recorded(tmp_path: Path) -> None:
     document(tmp_path / "x.traj.json", trajectory(said("ls")))
     (unjudged,) = payloads(tmp_path / "x.traj.json")

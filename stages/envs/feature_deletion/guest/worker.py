@@ -4,6 +4,9 @@
 
 Prints one JSON line: the result of each job, in order, and the CPU seconds of all of them. A job writes files over the
 tree, runs tests, and has the files put back; `timeout_s` ends it with everything that it started.
+
+A test that takes longer than its patience is taken for one that hangs: the child is killed, the test named, and the
+job begun again without it, up to MOST_HANGING times.
 """
 
 import compileall
@@ -32,6 +35,11 @@ os.environ["COVERAGE_FILE"] = os.path.join(tempfile.mkdtemp(), "coverage")
 COVERAGE = ["-p", "pytest_cov", "--cov=.", "--cov-context=test", "--cov-report=", "--cov-config=/dev/null"]
 USERS = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 COMPILED = os.path.join("__pycache__", "composer-compiled")
+MOST_HANGING = 4
+SLOW_S = 0.5
+"""Tests that take longer are reported with their time."""
+COLLECTION = ""
+"""Stands for the time before the first test."""
 LOST: dict[str, Any] = {"outcomes": {}, "broken": [], "control": [], "config_file": None, "status": -1}
 
 
@@ -54,67 +62,108 @@ def compile_once() -> None:
         write(COMPILED, b"")
 
 
+class Heartbeat(Outcomes):  # type: ignore[misc]  # its base is found in the sandbox alone
+    """Says on a pipe which test begins, and notes how long slow ones took."""
+
+    def __init__(self, keep: "set[str] | None", pipe: int) -> None:
+        super().__init__(keep)
+        self.pipe, self.slow, self.began = pipe, {}, time.monotonic()
+        self.say(COLLECTION)
+
+    def say(self, test: str) -> None:
+        """One line: the test as JSON text."""
+        send(self.pipe, json.dumps(test).encode() + b"\n")
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins, and with the first one collection has ended."""
+        if COLLECTION not in self.slow:
+            self.slow[COLLECTION] = time.monotonic() - self.began
+        self.began = time.monotonic()
+        self.say(nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """A test has ended with its set-up and tear-down."""
+        if (took := time.monotonic() - self.began) > SLOW_S:
+            self.slow[nodeid] = took
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """The result of one job: what the plugin found, `timed_out`, and `duration_s`."""
+    """The result of one job: what the plugin found, `timed_out`, `hanging` tests, `slow` ones, and `duration_s`."""
     before = {path: read(path) for path in job["writes"]}
     started = time.monotonic()
+    hanging: list[str] = []
     try:
         for path, text in job["writes"].items():
             write(path, text.encode("utf-8", "surrogateescape"))
-        report, timed_out = in_child(job)
+        while True:
+            begun, deadline = time.monotonic(), started + job["timeout_s"]
+            report, hangs = in_child(job, hanging, deadline)
+            hanging += [hangs] if hangs else []
+            if not hangs or len(hanging) > MOST_HANGING or time.monotonic() >= deadline:
+                break
     finally:
         for path, data in before.items():
             write(path, data)
-    result = json.loads(report) if report else LOST
-    return {**result, "timed_out": timed_out, "duration_s": time.monotonic() - started}
+    result = json.loads(report) if report else {**LOST, "slow": {}}
+    return {**result, "timed_out": hangs is not None, "hanging": hanging, "duration_s": time.monotonic() - begun}
 
 
-def in_child(job: dict[str, Any]) -> tuple[bytes, bool]:
-    """What the child wrote before it ended, and whether its time was over."""
+def in_child(job: dict[str, Any], hanging: list[str], deadline: float) -> tuple[bytes, "str | None"]:
+    """What the child wrote before it ended, and the test that it hung in, if its time was over."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setsid()
         os.close(read_end)
-        play(job, write_end)
+        play(job, hanging, write_end)
     os.close(write_end)
-    report, timed_out = drain(read_end, time.monotonic() + job["timeout_s"])
+    report, hangs = drain(read_end, deadline, job["patience_s"], job["slow"])
     os.close(read_end)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return report, timed_out
+    return report, hangs
 
 
-def drain(descriptor: int, deadline: float) -> tuple[bytes, bool]:
-    """Everything up to the end of the pipe, and False; nothing, and True, when the deadline came first."""
-    chunks: list[bytes] = []
+def drain(descriptor: int, deadline: float, patience_s: float, slow: dict[str, float]) -> tuple[bytes, "str | None"]:
+    """The last line up to the end of the pipe; nothing, and the test that ran, when a deadline came first.
+
+    A test has `patience_s`, or what `slow` says of it; all of them together end at `deadline`.
+    """
+    pending, test, until = b"", COLLECTION, deadline
     while True:
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, min(until, deadline) - time.monotonic()))
         if not ready:
-            return b"", True
+            return b"", test
         chunk = os.read(descriptor, 1 << 16)
         if not chunk:
-            return b"".join(chunks), False
-        chunks.append(chunk)
+            return pending, None
+        *lines, pending = (pending + chunk).split(b"\n")
+        if lines:
+            test = json.loads(lines[-1])
+            until = time.monotonic() + slow.get(test, patience_s)
 
 
-def play(job: dict[str, Any], write_end: int) -> NoReturn:
+def play(job: dict[str, Any], hanging: list[str], write_end: int) -> NoReturn:
     """Be the child: run pytest silently and write what it found."""
     silence = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(silence, descriptor)
-    keep = None if job["keep"] is None else set(job["keep"])
-    outcomes = Outcomes(keep)
+    outcomes = Heartbeat(None if job["keep"] is None else set(job["keep"]) - set(hanging), write_end)
+    without = [f"--deselect={test}" for test in hanging]
     status = -1
     try:
-        status = pytest.main([*job["arguments"], *(COVERAGE if job["coverage"] else [])], plugins=[outcomes])
+        status = pytest.main([*job["arguments"], *without, *(COVERAGE if job["coverage"] else [])], plugins=[outcomes])
     finally:
         lines = executed() if job["coverage"] else {}
-        data = json.dumps({**outcomes.result(status), "lines": lines}).encode()
-        while data:
-            data = data[os.write(write_end, data) :]
+        send(write_end, json.dumps({**outcomes.result(status), "lines": lines, "slow": outcomes.slow}).encode())
         os._exit(0)
+
+
+def send(descriptor: int, data: bytes) -> None:
+    """All bytes, however few a pipe takes at once."""
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def executed() -> dict[str, dict[str, list[int]]]:

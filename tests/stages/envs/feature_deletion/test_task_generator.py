@@ -9,11 +9,12 @@ from support.shelf import removal
 
 from stages.envs.feature_deletion import rows
 from stages.envs.feature_deletion.baseline import measure
-from stages.envs.feature_deletion.package import unpack
+from stages.envs.feature_deletion.package import Package, unpack
 from stages.envs.feature_deletion.task_generator import TaskGenerator
 from stages.envs.feature_deletion.worker import Job, TestWorker
 from stages.envs.repo import trees
 from stages.errors import BadInput
+from stages.runs import store
 from stages.runs.records import Row
 
 CLASSIC = {
@@ -107,6 +108,7 @@ REJECTED = {
     "imported": ("FOUR = imported(2)\n", "def test_it():\n    assert m.FOUR == m.imported(2)\n"),
     "unnoticed": ("", UNNOTICED),
     "hangs": ("", HANGS),
+    "constant": ("", "def test_it():\n    assert m.constant(2)\n    assert m.constant(3) is not None\n"),
     "unasserted": ("", "def test_it():\n    m.unasserted(2)\n"),
     "copied": (
         SOURCE.format(name="copied").replace("def copied", "def again"),
@@ -116,7 +118,8 @@ REJECTED = {
 REASONS = {
     "imported": "without the code the tests cannot be collected",
     "unnoticed": "no test notices",
-    "hangs": "without the code the tests hang",
+    "hangs": "without the code the tests hang: test_hangs.py::test_it",
+    "constant": "a trivial body solves it: return True",
     "unasserted": "no test can be contradicted",
     "copied": "leak: copied.py holds the removed code",
 }
@@ -149,6 +152,63 @@ def test_batchthat_give_no_task_are_rejected_for_their_reason(doubtful: TaskGene
     assert {one.removal.parts[0].qualname: one.reason for one in made} == REASONS
 
 
+PARTLY = """\
+import time, partly as m
+
+def test_waits():
+    while True:
+        try:
+            assert m.partly(2) == 4
+            return
+        except NotImplementedError:
+            time.sleep(0.1)
+
+def test_fails():
+    assert m.partly(3) == 6
+
+def test_for_ever_in_c():
+    import itertools
+    try:
+        m.partly(2)
+    except NotImplementedError:
+        any(itertools.repeat(0))
+
+def test_other():
+    assert m.FOUR == 4
+"""
+
+
+def test_a_test_that_hangs_without_the_code_is_set_aside_and_named_within_its_patience(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/partly.py").write_text(SOURCE.format(name="partly") + "FOUR = 4\n")
+    (tmp_path / "in/test_partly.py").write_text(PARTLY)
+    with TaskGenerator(unpack(tmp_path / "in", tmp_path / "root"), "bubblewrap") as generator:
+        (made,) = generator.make([removal(generator, "partly")])
+    row = made.row
+    assert row is not None, made.reason
+    hanging = ["test_partly.py::test_for_ever_in_c", "test_partly.py::test_waits"]
+    assert row["set_aside"] == hanging and {f"--deselect={name}" for name in hanging} <= set(row["options"])
+    assert json.loads(row["FAIL_TO_PASS"]) == ["test_partly.py::test_fails"]
+    assert json.loads(row["PASS_TO_PASS"]) == ["test_partly.py::test_other"]
+
+
+def test_a_test_that_never_ends_is_named_and_the_others_play_on(tmp_path: Path) -> None:
+    (tmp_path / "test_calc.py").write_text(
+        "import time\n\ndef test_for_ever():\n    time.sleep(600)\n\ndef test_it():\n    assert 1\n"
+    )
+    with TestWorker("bubblewrap", tmp_path) as worker:
+        (done,) = worker.run([Job(("--rootdir=.", "-q", "test_calc.py"), timeout_s=60.0, patience_s=2.0)])
+    assert done.hanging == {"test_calc.py::test_for_ever"} and done.passed == {"test_calc.py::test_it"}
+    assert not done.timed_out
+
+
+def test_no_task_holds_what_was_measured(package: Package, accepted: dict[str, Row]) -> None:
+    with TaskGenerator(package, "bubblewrap") as again:
+        (made,) = again.make([removal(again, "shorten")])
+    assert store.digest(made.row) == store.digest(accepted["shorten"])
+    assert not [name for name, value in accepted["shorten"].items() if isinstance(value, float)]
+
+
 def test_tests_run_in_the_sandbox_and_unstable_ones_are_left_out(doubtful: TaskGenerator) -> None:
     assert {name for name in doubtful.baseline.stable if "flaky" in name} == {"test_flaky.py::test_sandboxed"}
 
@@ -163,7 +223,8 @@ def test_a_package_without_passing_tests_is_refused(tmp_path: Path) -> None:
 
 
 HOPELESS = {
-    "import nowhere_to_be_found\ndef test_it(): pass\n": 'requirements=\'."nowhere_to_be_found"',
+    "import nowhere_to_be_found\ndef test_it(): pass\n": "distribution holds nowhere_to_be_found; the package declares",
+    "import elsewhere_too\ndef test_it(): pass\n": "which distribution holds elsewhere_too",
     "def test_it():\n    assert False\n": "all of them failed",
     "x = 1\n": "holds no tests",
 }

@@ -66,6 +66,17 @@ def test_a_container_log_is_graded_by_its_results(results: str, resolved: bool, 
     )
 
 
+@pytest.mark.parametrize(
+    ("folder", "model"),
+    [("logs/run_evaluation/a_run/org__model", "org/model"), ("20240620_agent/logs", "20240620_agent"), ("x/y", None)],
+)
+def test_the_model_of_a_container_log_is_known_by_its_folders(folder: str, model: str | None, tmp_path: Path) -> None:
+    place = container(tmp_path, GOOD) / "run/pallets__flask-1"
+    (tmp_path / folder).mkdir(parents=True)
+    place.rename(tmp_path / folder / place.name)
+    assert [one.eval_log.model for one in grade(tmp_path)] == [model]
+
+
 def test_a_wrong_report_is_called_a_disagreement(tmp_path: Path) -> None:
     found = grade(container(tmp_path, BAD, said=True))
     assert found[0].agrees is False
