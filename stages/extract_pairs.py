@@ -31,7 +31,7 @@ from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
 from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION, Row
 
-VERSION = 1
+VERSION = 2
 INPUTS = {"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=ORIGIN)}
 OUTPUTS = {"pairs": PAIR}
 BATCH = 16

@@ -26,7 +26,7 @@ from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
 from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row
 
-VERSION = 1
+VERSION = 2
 INPUTS: Mapping[str, Slot] = {}
 OUTPUTS = {"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN}
 
@@ -55,6 +55,9 @@ class Config(StageConfig):
     """Files, folders or patterns. Run descriptions and reports among them are used, not imported."""
     model: str | None = None
     """The model of rollouts whose files name none."""
+    redact: bool = True
+    """Replace what is likely a secret; `report.txt` shows what stood around each. `false` leaves all texts as they
+    are."""
     dj: JuicerConfig = JuicerConfig()
 
     @model_validator(mode="before")
@@ -70,7 +73,8 @@ class Config(StageConfig):
     def identity(self) -> dict[str, Any]:
         """The content of the files stands for their paths: the same files elsewhere are the same work."""
         contents = [[source.label, source.sha256] for source in self.sources()]
-        return {"format": self.format, "model": self.model, "files": contents, "dj": self.dj.identity()}
+        off = {} if self.redact else {"redact": False}
+        return {"format": self.format, "model": self.model, "files": contents, "dj": self.dj.identity(), **off}
 
     def sources(self) -> Sequence[Source]:
         """The files to read; a saved log counts as one with all that lies around it."""
@@ -90,7 +94,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Read every file, then tabulate and check everything."""
     del inputs
-    sidecars = Sidecars(config.model)
+    sidecars = Sidecars(config.model, config.redact)
     chosen = _sorted(config.sources(), config, sidecars)
     session = ImportSession(out, sidecars)
     for done, (source, importer) in enumerate(chosen.items()):

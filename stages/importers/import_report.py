@@ -57,7 +57,7 @@ def report(
         *remarks,
         *_files(counts),
         *_drops(drops, dropped),
-        *_secrets(redacted),
+        *_secrets(redacted, counts),
         *_missing(counts),
         "",
         gate.table(checks),
@@ -113,9 +113,22 @@ def _first(group: list[Drop]) -> str:
     return f"  {drop.file}, line {drop.line}{others}: {drop.reason}: {drop.detail[:160]}"
 
 
-def _secrets(redacted: Counter[str]) -> list[str]:
+def _secrets(redacted: Counter[str], counts: list[FileCount]) -> list[str]:
+    """How many of which kind, and what stood around the first of them, so that a mistake is seen."""
+    if not redacted:
+        return ["", "redacted: nothing"]
     kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(redacted.items()))
-    return ["", f"redacted: {kinds or 'nothing looked like a secret'}"]
+    previews = [f"  {count.file}, {preview}" for count in counts for preview in count.previews]
+    lines = [
+        "",
+        f"redacted: {kinds} (`--set redact=false` leaves all texts as they are)",
+        *map(_one_line, previews[:SHOWN]),
+    ]
+    return lines + ([f"  ... and more in sources.json, of {redacted.total()} in all"] if len(previews) > SHOWN else [])
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", "\\n")
 
 
 def _missing(counts: list[FileCount]) -> list[str]:

@@ -11,13 +11,14 @@ from stages.errors import BadInput
 from stages.importers import FORMATS, load
 from stages.importers.base import Drop, Importer, Origin, Trajectory
 from stages.importers.files import Source
-from stages.importers.redaction import clean
+from stages.importers.redaction import Redactions, clean
 from stages.importers.reports import Place
 from stages.importers.sidecars import Sidecars
 from stages.importers.validation import check
 
 LOOK = 20
 """Records of a file that are looked at to tell its format."""
+PREVIEWS = 50
 SHOWN = 12
 """Keys of a record that a refusal lists."""
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
@@ -35,6 +36,8 @@ class FileCount:
     rollouts: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     redacted: Counter[str] = field(default_factory=Counter)
+    previews: list[str] = field(default_factory=list)
+    """Of what was redacted: kind, line, and what stood around it, for the first `PREVIEWS`."""
     missing: set[str] = field(default_factory=set)
 
 
@@ -108,7 +111,7 @@ def read(
             _count(record, count)
             yield record
             continue
-        secrets: Counter[str] = Counter()
+        secrets = Redactions()
         place = Origin(source.path, source.label, source.sha256, record[0], sidecars)
         for index, trajectory in enumerate(_trajectories(importer, record[1], place, secrets)):
             _count(trajectory, count)
@@ -117,7 +120,9 @@ def read(
                 if isinstance(trajectory, Drop)
                 else ReadTrajectory(trajectory, place, importer.NAME, index, bool(secrets))
             )
-        count.redacted += secrets
+        count.redacted.update(secrets)
+        shown = [f"line {place.line}: {preview}" for _, preview in secrets.previews]
+        count.previews += shown[: max(0, PREVIEWS - len(count.previews))]
 
 
 def _unknown(source: Source, count: FileCount) -> Iterator[Drop]:
@@ -139,10 +144,10 @@ def _keys(value: Any) -> str:
     return f"its keys are {', '.join(sorted(map(str, value))[:SHOWN])}{more}"
 
 
-def _trajectories(importer: Importer, value: Any, origin: Origin, secrets: Counter[str]) -> Iterator[Trajectory | Drop]:
+def _trajectories(importer: Importer, value: Any, origin: Origin, secrets: Redactions) -> Iterator[Trajectory | Drop]:
     """What one record holds, its secrets taken out first."""
     try:
-        value = clean(value, secrets)
+        value = clean(value, secrets if origin.sidecars.redact else None)
         if not _fits(importer, value):
             yield origin.drop("foreign_record", f"not of the format {importer.NAME}; {_keys(value)}")
             return

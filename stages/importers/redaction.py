@@ -1,5 +1,11 @@
-"""Secrets of the usual shapes replaced by their kind, and what JSON or UTF-8 cannot hold made storable."""
+"""What is likely a secret replaced by its kind, and what JSON or UTF-8 cannot hold made storable.
 
+Likely is what begins as the keys of a provider do, and, where no such beginning is known (passwords in addresses,
+authorization headers), what is random enough and no placeholder. A test's `userid:password@example.com` is left alone.
+"""
+
+import base64
+import binascii
 import math
 import re
 from collections import Counter
@@ -33,6 +39,21 @@ SECRET = re.compile(
     ),
     re.DOTALL,
 )
+DOUBTFUL = frozenset({"aws-secret", "authorization", "url-password"})
+"""Kinds without a beginning of their own."""
+PLACEHOLDER = re.compile(
+    r"pass|pwd|secret|example|test|user|token|dummy|fake|sample|change|admin|root|guest|foo|bar|1234|abcd|xxx|key|login",
+    re.IGNORECASE,
+)
+NOWHERE = re.compile(
+    r"@(?:[\w.-]*\.)?(?:example(?:\.\w+)?|test|invalid|localhost|local)\b|@(?:host|server|domain)\b|@127\.", re.I
+)
+LEAST_BITS, RANDOM_BITS = 24.0, 100.0
+"""Of randomness in a secret: Shannon's entropy of its characters times their number. From the second number on, words
+in it are chance.
+"""
+BESIDE = 24
+"""Characters of a preview before and after what was replaced."""
 HINT = re.compile(
     r"PRIVATE KEY|sk-|gh[pousr]_|github_pat_|glpat-|hf_|AKIA|ASIA|(?i:aws_secret)|AIza|xox|k_live_|npm_|pypi-AgE|SG\."
     r"|eyJ|(?i:authorization)|://[^\s/@]{1,64}:[^\s/@]{1,64}@"
@@ -42,22 +63,66 @@ DEEPEST = 200
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+class Redactions(Counter[str]):
+    """How many were replaced by kind, and each as (kind, preview): what stood around it, but not the secret."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.previews: list[tuple[str, str]] = []
+
+
 def redact(text: str, counts: Counter[str]) -> str:
-    """A text with `[redacted: KIND]` in place of each secret, which is counted by kind."""
+    """A text with `[redacted: KIND]` in place of what is likely a secret, which is counted by kind."""
     if not HINT.search(text):
         return text
 
     def replace(match: re.Match[str]) -> str:
         name = str(match.lastgroup)
-        kind = name.replace("_", "-")
+        kind, start, end = name.replace("_", "-"), match.start(f"{name}_"), match.end(f"{name}_")
+        if not _likely(kind, match[f"{name}_"], match, text):
+            return match[0]
         counts[kind] += 1
-        return f"{text[match.start() : match.start(f'{name}_')]}[redacted: {kind}]"
+        if isinstance(counts, Redactions):
+            around = text[max(0, start - BESIDE) : start], text[end : end + BESIDE]
+            hidden = SECRET.sub("[...]", around[0]), SECRET.sub("[...]", around[1])
+            counts.previews.append((kind, f"{hidden[0]}[{kind}, {end - start} characters]{hidden[1]}"))
+        return f"{text[match.start() : start]}[redacted: {kind}]"
 
     return SECRET.sub(replace, text)
 
 
-def clean(value: Any, counts: Counter[str], depth: int = 0) -> Any:
-    """A JSON value with its texts redacted and everything made storable.
+def _likely(kind: str, secret: str, match: re.Match[str], text: str) -> bool:
+    """Whether it is likely a secret rather than an example of one."""
+    if kind == "aws-key":
+        return not secret.endswith("EXAMPLE")
+    if kind not in DOUBTFUL:
+        return True
+    if kind == "url-password" and NOWHERE.match(text, match.end()):
+        return False
+    if kind == "authorization" and "basic" in match[0].lower():
+        secret = _password(secret) or secret
+    mixed = any(c.isdigit() for c in secret) and any(c.isalpha() for c in secret)
+    random = bits(secret)
+    chosen = "example" in secret.lower() or (random < RANDOM_BITS and PLACEHOLDER.search(secret) is not None)
+    return mixed and not chosen and random >= LEAST_BITS
+
+
+def _password(basic: str) -> str | None:
+    """What stands behind the colon in the base64 of a basic authorization; None where it is none."""
+    try:
+        return base64.b64decode(basic, validate=True).decode().partition(":")[2]
+    except (binascii.Error, ValueError):
+        return None
+
+
+def bits(text: str) -> float:
+    """Shannon's entropy of a text's characters, times their number."""
+    counts, length = Counter(text).values(), len(text)
+    return -sum(count * math.log2(count / length) for count in counts)
+
+
+def clean(value: Any, counts: Counter[str] | None, depth: int = 0) -> Any:
+    """A JSON value with its texts redacted (not with None for the counts) and everything made storable.
 
     NaN and infinities become null, integers beyond 64 bits text, and lone surrogates U+FFFD.
 
@@ -66,7 +131,8 @@ def clean(value: Any, counts: Counter[str], depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise ValueError(f"nested deeper than {DEEPEST} levels")
     if isinstance(value, str):
-        return redact(SURROGATE.sub("\ufffd", value), counts)
+        text = SURROGATE.sub("\ufffd", value)
+        return text if counts is None else redact(text, counts)
     if isinstance(value, dict):
         return {clean(key, counts): clean(item, counts, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):

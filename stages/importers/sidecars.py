@@ -31,6 +31,8 @@ class Sidecars:
 
     model: str | None = None
     """The model that the user names for files that name none."""
+    redact: bool = True
+    """Whether what is likely a secret is replaced."""
     descriptions: dict[tuple[Path, str], Record] = field(default_factory=dict)
     verdicts: dict[tuple[Path, str], ReportedOutcome] = field(default_factory=dict)
     reports: Reports = field(default_factory=Reports)

@@ -79,6 +79,18 @@ def test_traces_in_are_rollouts_out_and_named_drops(tmp_path: Path, imported: Im
     assert b"ghp_a1B2" not in every
 
 
+def test_redaction_shows_a_preview_and_has_a_way_off(tmp_path: Path, imported: Importing) -> None:
+    secret = "ghp_" + "a1B2" * 9
+    jsonl(tmp_path / "in" / "results.jsonl", answered("q1", f"export T={secret} && run", 1.0))
+    run = imported(tmp_path / "in", model="m")
+    report = (run.path / "report.txt").read_text()
+    assert "in/results.jsonl, line 1: export T=[github-token, 40 characters] && run" in report
+    assert "--set redact=false" in report and secret not in report
+    off = imported(tmp_path / "in", model="m", redact=False)
+    assert off.rows(STEP)[0]["action"] == f"export T={secret} && run" and off.manifest.summary["redacted"] == {}
+    assert off.path != run.path
+
+
 def test_a_rollout_that_is_there_twice_counts_once_and_knows_its_batch(tmp_path: Path, imported: Importing) -> None:
     task = {"type": "T", "key": "k", "data": {}}
     nodes = [

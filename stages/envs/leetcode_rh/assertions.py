@@ -35,12 +35,25 @@ class Assertion:
         return bool(returned == (_without_trailing_none(expected) if kind == "tree_node" else expected))
 
 
-def read(statements: Sequence[str]) -> list[Assertion] | None:
-    """The assertions in these statements; None when one of them is of another form, or when there is none."""
+def read(statements: Sequence[str], parameters: Sequence[str] | None = None) -> list[Assertion] | None:
+    """The assertions in these statements; None when one of them is of another form, or when there is none.
+
+    `parameters` are those of the signature that a prompt gives. An assertion that calls with others is no test: no
+    answer that keeps to the prompt could pass it, so one such assertion makes the statements none.
+    """
     try:
-        return [_assertion(node) for text in statements for node in _asserts(text)] or None
+        found = [_assertion(node) for text in statements for node in _asserts(text)]
+        return found if found and all(_callable(one, parameters) for one in found) else None
     except (SyntaxError, ValueError, TypeError, RecursionError):
         return None
+
+
+def _callable(assertion: Assertion, parameters: Sequence[str] | None) -> bool:
+    """Whether a function with these parameters can be called so."""
+    if parameters is None:
+        return True
+    by_name = list(parameters)[len(assertion.positional) :]
+    return len(assertion.positional) <= len(parameters) and assertion.named.keys() == set(by_name)
 
 
 def _asserts(text: str) -> Iterator[ast.Assert]:

@@ -8,6 +8,7 @@ leetcode_test_medhard.jsonl.gz - other problems, with real tests; may be missing
 substrate/prompt_NNNN.jsonl.gz - rollouts under several loopholes, without their prompt; may be missing
 """
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from stages.runs.records import Row
 
 METHOD = re.compile(r"method of the class Solution called (\w+)")
 EVALUATOR = re.compile(r"calling a function called (\w+)\(\)")
+STARTER = re.compile(r"```python\n(.*?)```", re.DOTALL)
 DEFAULT_EVALUATOR = "run_tests"
 
 
@@ -38,8 +40,17 @@ class Problem:
 
     @cached_property
     def assertions(self) -> list[Assertion] | None:
-        """The real tests as data; None where there are none, or none that can be read."""
-        return assertions.read(self.tests)
+        """The real tests as data; None where there are none, none that can be read, or the prompt contradicts one."""
+        return assertions.read(self.tests, self.parameters)
+
+    @property
+    def parameters(self) -> tuple[str, ...] | None:
+        """The parameters of the signature that the prompt gives; None where it gives none, or one that varies."""
+        for block in STARTER.findall(self.prompt):
+            found = _parameters(block, self.method)
+            if found is not None:
+                return found
+        return None
 
 
 @dataclass(frozen=True)
@@ -117,6 +128,19 @@ def _medhard_problem(row: Row) -> Problem:
 def _messages(messages: list[Row]) -> tuple[str, str]:
     content = {message["role"]: message["content"] for message in messages}
     return content["system"], content["user"]
+
+
+def _parameters(code: str, method: str) -> tuple[str, ...] | None:
+    """Those of a method in starter code, whose bodies hold only a comment or nothing."""
+    header = re.search(rf"def {re.escape(method)}\(.*?\)[^\n]*:[ \t]*$", code, re.DOTALL | re.MULTILINE)
+    try:
+        (function,) = ast.parse(f"{header[0]} pass").body if header else ()
+    except (SyntaxError, ValueError):
+        return None
+    given = function.args if isinstance(function, ast.FunctionDef) else None
+    if given is None or given.vararg or given.kwarg or given.defaults or given.kwonlyargs:
+        return None
+    return tuple(argument.arg for argument in (*given.posonlyargs, *given.args) if argument.arg != "self")
 
 
 def _method(prompt: str, problem_id: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.importers.redaction import clean, redact
+from stages.importers.redaction import Redactions, clean, redact
 
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow{}\n-----END RSA PRIVATE KEY-----".format("A" * 40)
 SECRETS = {
@@ -37,8 +37,8 @@ def test_a_secret_is_replaced_by_its_kind_and_counted(kind: str, secret: str) ->
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("https://user:hunter22@host/x", "https://user:[redacted: url-password]@host/x"),
-        ("Authorization: Bearer " + "a1" * 15, "Authorization: Bearer [redacted: authorization]"),
+        ("https://svc:hG7k2Lq9xW@db.corp.io/x", "https://svc:[redacted: url-password]@db.corp.io/x"),
+        ("Authorization: Bearer q8Zr2Lw9Tn4Vb7Yc1Kd6Mf", "Authorization: Bearer [redacted: authorization]"),
         ('aws_secret_access_key = "' + "aB/1" * 10 + '"', 'aws_secret_access_key = "[redacted: aws-secret]"'),
     ],
 )
@@ -56,6 +56,12 @@ def test_what_stands_around_a_secret_stays(text: str, expected: str) -> None:
         "from hf_hub import x; AKIA is a prefix",
         "-----BEGIN PUBLIC KEY-----\nMIIB\n-----END PUBLIC KEY-----",
         "git@github.com:owner/repo.git ssh://git@host/x",
+        "http://userid:password@example.com:8080/ http://foo:b4rQuux77Zk@test",
+        "https://user:pass1234@host/ ftp://joe:hunter22@server.example.org/ redis://:Zk81Lw0qPx9@localhost:6379",
+        "aws_access_key_id = AKIAIOSFODNN7EXAMPLE",
+        'aws_secret_access_key = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"',
+        "Authorization: Basic dXNlcmlkOnBhc3N3b3Jk Authorization: Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==",
+        "Authorization: Bearer aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     ],
 )
 def test_what_only_looks_a_little_like_a_secret_is_left_alone(text: str) -> None:
@@ -68,6 +74,19 @@ def test_no_text_takes_long(part: str) -> None:
     started = time.process_time()
     redact("://" + part * 5_000, Counter())
     assert time.process_time() - started < 5.0
+
+
+def test_a_preview_shows_what_stood_around_and_not_the_secret() -> None:
+    found = Redactions()
+    two = f"curl -H 'x: {SECRETS['github-token'][0]}' postgres://svc:hG7k2Lq9xW@db.corp.io/x"
+    assert redact(two, found).count("[redacted: ") == 2
+    (token, password) = (preview for _, preview in found.previews)
+    assert token.startswith("curl -H 'x: [github-token, 40 characters]' postgres") and "hG7k2Lq9xW" not in token
+    assert password.endswith("svc:[url-password, 10 characters]@db.corp.io/x") and "a1B2" * 3 not in password
+
+
+def test_redaction_can_be_off() -> None:
+    assert clean({"a": [SECRETS["github-token"][0], float("nan")]}, None) == {"a": [SECRETS["github-token"][0], None]}
 
 
 def test_tool_arguments_stay_json() -> None:

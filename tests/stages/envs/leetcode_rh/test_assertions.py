@@ -3,6 +3,7 @@ import math
 import pytest
 
 from stages.envs.leetcode_rh.assertions import read
+from stages.envs.leetcode_rh.data import Problem
 
 
 def test_calls_and_expected_values() -> None:
@@ -49,3 +50,37 @@ def test_equality_is_that_of_python(returned: object, holds: bool) -> None:
 )
 def test_what_cannot_be_read_is_not_half_read(statements: list[str]) -> None:
     assert read(statements) is None
+
+
+PROMPT = """Mutate a gene with the method of the class Solution called minMutation. Starter code:
+```python
+class Solution:
+    def minMutation(self, startGene: str, endGene: str,
+                    bank: List[str]) -> int:
+        # Add your code here
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "is_a_test"),
+    [
+        ("startGene = 'A', endGene = 'B', bank = ['B']", True),
+        ("'A', 'B', ['B']", True),
+        ("'A', 'B', bank = ['B']", True),
+        ("start = 'A', end = 'B', bank = ['B']", False),
+        ("'A', 'B', ['B'], 1", False),
+        ("'A', endGene = 'B'", False),
+        ("'A', startGene = 'A', bank = ['B']", False),
+    ],
+)
+def test_a_call_that_the_signature_of_the_prompt_contradicts_is_no_test(call: str, is_a_test: bool) -> None:
+    good = "assert candidate('A', 'A', []) == 0"
+    problem = Problem(433, "", PROMPT, "minMutation", (good, f"assert candidate({call}) == 1"))
+    assert problem.parameters == ("startGene", "endGene", "bank")
+    assert (problem.assertions is not None) is is_a_test
+
+
+def test_without_a_signature_any_call_is_a_test() -> None:
+    for prompt in ("No code.", "```python\nclass Solution:\n    def minMutation(self, *genes):\n        \n```"):
+        assert Problem(1, "", prompt, "minMutation", ("assert candidate(start = 1) == 1",)).assertions is not None
