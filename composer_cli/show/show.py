@@ -41,9 +41,10 @@ def facts(run: Run) -> str:
     models = [f"{role} = {about.get('model', '?')}" for role, about in m.models.items()]
     attempts = f"{m.attempts} attempt{'s' if m.attempts > 1 else ''}"
     inputs = [f"{ref.stage} {ref.path}" for refs in m.inputs.values() for ref in refs]
+    perhaps = f", {m.possibly_usd:.4f} USD possibly paid" if m.possibly_usd else ""
     pairs = {
         "status": f"{m.status}{f', {m.reason}' if m.reason else ''}",
-        "began": f"{m.started_at}, {attempts}, {m.seconds:.0f} s, {m.cost_usd:.4f} USD",
+        "began": f"{m.started_at}, {attempts}, {m.seconds:.0f} s, {m.cost_usd:.4f} USD{perhaps}",
         "models": ", ".join(models),
         "reads": ", ".join(inputs),
         "holds": ", ".join(f"{out['rows']} {out['kind']}" for out in m.outputs.values()),

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import Field, model_validator
 
@@ -24,14 +24,22 @@ class PolicyConfig(Settings):
     """Root of an OpenAI-compatible server, for example https://api.openai.com/v1."""
     api_key_env: str = ""
     """Name of the environment variable that holds the key; empty for a server that needs none."""
-    usd_per_mtok_in: float = 0.0
-    """Price of a million input tokens in USD."""
-    usd_per_mtok_out: float = 0.0
+    usd_per_mtok_in: float | None = None
+    """Price of a million input tokens of a server in USD; 0 where it is free."""
+    usd_per_mtok_cached_in: float | None = None
+    """The same for input tokens that the server says it had cached; without it they cost what others do."""
+    usd_per_mtok_out: float | None = None
     """Price of a million output tokens in USD."""
+    price: Literal["unknown"] | None = None
+    """"unknown" lets a server without prices be asked under --max-cost: only what it bills itself is counted then."""
     temperature: float = Field(1.0, ge=0.0)
     """0 is greedy. Nothing else shapes the distribution, so that log-probs are exact: no top_p, top_k or penalties."""
     max_tokens: int = Field(64, gt=0)
     """Longest answer in tokens; one that reaches it counts as truncated."""
+    request: dict[str, Any] = Field(default_factory=dict)
+    """Fields of a server's request to set otherwise, or with `false` to leave out: `request = { seed = false }`."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of a server's request, sent as they are: `extra_body = { provider = { only = ["x"] } }`."""
     dtype: str = "auto"
     """Floating-point type of a local model's weights: auto, float32, bfloat16 or float16."""
     device: str = Field("auto", json_schema_extra={"affects_results": False})
@@ -45,9 +53,30 @@ class PolicyConfig(Settings):
 
     @model_validator(mode="after")
     def _check_prices(self) -> "PolicyConfig":
-        if min(self.usd_per_mtok_in, self.usd_per_mtok_out) < 0:
+        prices = (self.usd_per_mtok_in, self.usd_per_mtok_cached_in, self.usd_per_mtok_out)
+        if min(price or 0.0 for price in prices) < 0:
             raise ValueError("prices cannot be negative")
         return self
+
+    @model_validator(mode="after")
+    def _check_request(self) -> "PolicyConfig":
+        sent = self.request | self.extra_body
+        if sent.get("max_tokens") is False and not isinstance(sent.get("max_completion_tokens"), int):
+            raise ValueError("request leaves out max_tokens: give max_completion_tokens, so that answers have an end")
+        if {"n", "stream", "messages"} & sent.keys():
+            raise ValueError("request and extra_body cannot set n, stream or messages")
+        return self
+
+    @property
+    def priced(self) -> bool:
+        """Whether a call's price is known before it is made: both prices are given, or the model is our own."""
+        return self.base_url is None or None not in (self.usd_per_mtok_in, self.usd_per_mtok_out)
+
+    def longest_answer(self) -> int:
+        """The most completion tokens that a request allows."""
+        sent = self.request | self.extra_body
+        limits = (sent.get(name) for name in ("max_tokens", "max_completion_tokens"))
+        return max([self.max_tokens, *(n for n in limits if isinstance(n, int))])
 
     def identity(self) -> dict[str, Any]:
         """The settings that affect answers; a local folder counts by its bytes, an embedded model by its recipe."""
@@ -68,9 +97,20 @@ class PolicyConfig(Settings):
             )
         return os.environ[self.api_key_env].strip()
 
-    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """Price in USD of a call with so many tokens."""
-        return (prompt_tokens * self.usd_per_mtok_in + completion_tokens * self.usd_per_mtok_out) / 1e6
+    def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
+        """Price in USD of a call with so many tokens, `cached_tokens` of the prompt among them; an unknown price is 0."""
+        new, cached, out = (self.usd_per_mtok_in or 0.0, self.usd_per_mtok_cached_in, self.usd_per_mtok_out or 0.0)
+        dear = prompt_tokens - cached_tokens
+        return (dear * new + cached_tokens * (new if cached is None else cached) + completion_tokens * out) / 1e6
+
+
+def prompt_bound(num_bytes: int) -> int:
+    """At most so many tokens has a prompt whose request takes this many bytes of JSON.
+
+    No tokenizer makes more tokens than there are UTF-8 bytes. The margin, 10 % and 512, is for what a chat template or
+    a provider adds.
+    """
+    return num_bytes * 11 // 10 + 512
 
 
 def weights_identity(config: PolicyConfig) -> str:
@@ -112,7 +152,8 @@ class Sample:
 
     prompt_ids, completion_ids: token ids in the model's vocabulary, the end token included. logprobs: natural log, one
     a completion token, under `logprob_kind` ("processed": after temperature; "raw": before). A failed call has
-    `error_type` and no text.
+    `error_type` and no text. usage_by: who counted the tokens, "server" or "bound" (at most so many). price_known:
+    whether `cost_usd` is the price, and not 0 for want of one. served_model, provider: as the server says.
     """
 
     text: str = ""
@@ -123,7 +164,12 @@ class Sample:
     logprob_kind: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
     cost_usd: float = 0.0
+    price_known: bool = True
+    usage_by: str = "server"
+    served_model: str | None = None
+    provider: str | None = None
     latency_s: float = 0.0
     attempts: int = 1
     error_type: str | None = None

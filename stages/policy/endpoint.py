@@ -1,65 +1,57 @@
 """An OpenAI-compatible server as a policy: typed errors, bounded retries, a hard budget, answers cached by content.
 
-The SDK's own retries are switched off: a retried request may be billed twice, so every launch is counted here, and a
-server that answers 200 with an error inside (OpenRouter does) is caught as well.
+Every launch is counted here, because a request that is sent twice may be billed twice: money is reserved for it, durably,
+before it is sent; its answer is durable before that money is released; and a call that ends without a bill counts as
+possibly paid. A server that answers 200 with an error inside (OpenRouter does) is caught as well.
 """
 
+import asyncio
+import random
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import tenacity
-
-from stages.errors import Incomplete, UsageError
-from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.errors import ComposerError, Incomplete, UsageError
+from stages.policy import answers, background
+from stages.policy.answers import FATAL, Rejected, Retryable
+from stages.policy.base import PolicyConfig, Sample, Turn, prompt_bound
 from stages.policy.cache import AnswerCache
+from stages.policy.hosts import host_of
+from stages.policy.http import Broken, Client, Response, Unreachable
 from stages.runs import store
 from stages.runs.artifact import Budget, Listener
+from stages.runs.ledger import Reservation
+from stages.runs.together import Together
 
-RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504, 529}
-FATAL = {
-    401: "the key was refused",
-    402: "the account has no credit",
-    403: "access is forbidden",
-    404: "there is no such model or address",
-}
 MAX_WAIT_S = 120.0
-CHARS_PER_TOKEN = 3.0  # for reservations only: rather too many tokens than too few
-
-
-class Retryable(Exception):
-    """Worth another launch; `wait_s` is what the server asked for, if it did."""
-
-    def __init__(self, kind: str, message: str, wait_s: float | None = None) -> None:
-        super().__init__(message)
-        self.kind, self.wait_s = kind, wait_s
-
-
-class Rejected(Exception):
-    """This one request can never succeed (too long, refused); others may."""
+LONGEST_PAUSE_S = 8.0
 
 
 class EndpointPolicy:
-    """Asks a server, several turns at once; text only, whatever else the server may offer.
+    """Asks a server, many turns at once; text only, whatever else the server may offer.
 
-    Raises `UsageError` without `base_url`, where the API key is missing, and for answers that no retry can mend (401,
-    402, 403, 404); `Incomplete` where the budget is spent or the server asks for a wait of more than two minutes.
+    Raises `UsageError` without `base_url`, where the API key is missing, where money is limited and the price unknown,
+    and for answers that no retry can mend (401, 402, 403, 404); `Incomplete` where the budget is spent or the server
+    asks for a wait of more than two minutes.
     """
 
     capture_level = "text"
 
     def __init__(self, config: PolicyConfig, *, budget: Budget, cache: Path) -> None:
-        import openai
-
         if config.base_url is None:
             raise UsageError(f"The model {config.model!r} is to be asked of a server, but base_url is not set. Set it.")
+        if budget.limit is not None and not config.priced and config.price != "unknown":
+            raise UsageError(
+                f"--max-cost is given, but what {config.model!r} of {config.base_url} costs is not. Give "
+                'usd_per_mtok_in and usd_per_mtok_out (0 where it is free), or write price = "unknown".'
+            )
         self.config, self._budget, self.batch_size = config, budget, config.concurrency
-        self._client = openai.OpenAI(
-            base_url=config.base_url, api_key=config.key(), max_retries=0, timeout=config.timeout_s
-        )
+        key = {"Authorization": f"Bearer {config.key()}"}
+        self._client = Client(f"{config.base_url.rstrip('/')}/chat/completions", key)
+        self._host, self._slots = host_of(config.base_url), asyncio.Semaphore(config.concurrency)
         self._cache = AnswerCache(cache / "answers.sqlite")
-        self._pool = ThreadPoolExecutor(config.concurrency)
+        self._keep = Together(self._cache.put_all)
+        self._in_flight: set[asyncio.Task[Sample]] = set()
 
     @classmethod
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "EndpointPolicy":
@@ -68,144 +60,134 @@ class EndpointPolicy:
         return cls(config, budget=budget, cache=cache)
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
-        """One answer a turn, asked concurrently."""
-        return list(self._pool.map(self._answer, turns))
+        """One answer a turn, asked concurrently. After an error, what is in flight is still waited for and kept."""
+        return background.run(self._sample(turns))
+
+    async def _sample(self, turns: list[Turn]) -> list[Sample]:
+        try:
+            return await background.together(self.ask(turn) for turn in turns)
+        finally:
+            await self.drain()
 
     def facts(self) -> dict[str, Any]:
         """Server and model name; the key is not among them."""
         return {"model": self.config.model, "base_url": self.config.base_url}
 
-    def _answer(self, turn: Turn) -> Sample:
+    async def ask(self, turn: Turn) -> Sample:
+        """One answer, from the cache or the server, launched until it is there or the attempts are used up.
+
+        When this is cancelled, a request that is in flight goes on: `drain` waits for it, and its answer is kept.
+        """
         request = self._request(turn)
-        key = store.digest({"base_url": self.config.base_url, **request})
+        unsent = {} if "seed" in request else {"sample": turn.seed}
+        key = store.digest({"base_url": self.config.base_url, **request, **unsent})
         if (kept := self._cache.get(key)) is not None:
             return Sample(**kept)
-        estimate = self._estimate(turn)
-        self._budget.reserve(estimate)
-        sample = Sample(error_type="unsettled")
-        try:
-            sample = self._launch(request)
-        finally:
-            self._budget.settle(estimate, sample.cost_usd)
-        if sample.error_type is None:
-            self._cache.put(key, {name: getattr(sample, name) for name in Sample.__dataclass_fields__})
-        return sample
+        body = store.encode(request)
+        for attempt in range(1, self.config.max_attempts + 1):
+            try:
+                return await self._launched(key, body, attempt)
+            except Rejected as error:
+                return Sample(error_type="rejected", error=str(error), attempts=attempt)
+            except Retryable as error:
+                failed = Sample(error_type=error.kind, error=f"{error} (after {attempt} attempts)", attempts=attempt)
+                if attempt < self.config.max_attempts:
+                    await asyncio.sleep(_pause(error, attempt))
+        return failed
+
+    async def drain(self) -> None:
+        """Wait for the requests in flight, whoever asked for them, so that no answer that is paid for is lost."""
+        while self._in_flight:
+            await asyncio.gather(*self._in_flight, return_exceptions=True)
 
     def _request(self, turn: Turn) -> dict[str, Any]:
-        return {
+        ours = {
             "model": self.config.model,
             "messages": turn.messages,
             "temperature": self.config.temperature,
             "max_tokens": self.config.max_tokens,
             "seed": turn.seed % 2**31,
         }
+        wanted = {name: value for name, value in (ours | self.config.request).items() if value is not False}
+        return wanted | self.config.extra_body
 
-    def _estimate(self, turn: Turn) -> float:
-        characters = sum(len(message["content"]) for message in turn.messages)
-        return self.config.cost(int(characters / CHARS_PER_TOKEN), self.config.max_tokens)
-
-    def _launch(self, request: dict[str, Any]) -> Sample:
-        """Launch until there is an answer or the attempts are used up; an error is then the answer."""
-        started = time.monotonic()
-        retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(self.config.max_attempts),
-            wait=_wait,
-            retry=tenacity.retry_if_exception_type(Retryable),
-            reraise=True,
-        )
+    async def _launched(self, key: str, body: bytes, attempt: int) -> Sample:
+        """Wait for a place and for money, then launch in a task that outlives its caller."""
+        bound = (prompt_bound(len(body)), self.config.longest_answer())
+        usd = self.config.cost(*bound) if self.config.priced else None
+        await self._slots.acquire()
         try:
-            return retrying(self._once, request, started, retrying)
-        except Retryable as error:
-            attempts = retrying.statistics["attempt_number"]
-            return Sample(error_type=error.kind, error=f"{error} (after {attempts} attempts)", attempts=attempts)
-        except Rejected as error:
-            return Sample(error_type="rejected", error=str(error), attempts=retrying.statistics["attempt_number"])
+            await self._host.enter()
+            try:
+                reservation = await self._budget.room(usd, model=self.config.model)
+            except BaseException:
+                self._host.leave()
+                raise
+        except BaseException:
+            self._slots.release()
+            raise
+        task = asyncio.create_task(self._launch(key, body, bound, reservation, attempt))
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
+        return await asyncio.shield(task)
 
-    def _once(self, request: dict[str, Any], started: float, retrying: tenacity.Retrying) -> Sample:
-        import openai
-
+    async def _launch(
+        self, key: str, body: bytes, bound: tuple[int, int], reservation: Reservation, attempt: int
+    ) -> Sample:
+        """Send once; keep the answer, then release the money that it did not cost."""
         try:
-            body = self._client.post("/chat/completions", cast_to=object, body=request)
-        except openai.APITimeoutError:
-            raise Retryable("timeout", f"no answer within {self.config.timeout_s:g} s") from None
-        except openai.APIConnectionError as error:
-            raise Retryable(
-                "connection", f"{self.config.base_url} cannot be reached ({error.__cause__ or error})"
-            ) from None
-        except openai.APIStatusError as error:
-            raise self._classified(
-                error.status_code, error.message, error.response.headers.get("retry-after")
-            ) from None
-        except ValueError as error:
-            raise Retryable("garbage", f"the server's answer is not JSON ({error})") from None
-        return self._parse(body, time.monotonic() - started, retrying.statistics["attempt_number"])
+            response, latency_s = await self._send(body, reservation)
+            sample = answers.read(response.body, self.config, bound, latency_s=latency_s, attempts=attempt)
+        except (Retryable, Rejected) as error:
+            if error.billed_usd is None:
+                await self._budget.doubt(reservation)
+            else:
+                await self._budget.settle(reservation, error.billed_usd)
+            raise
+        except ComposerError:
+            await self._budget.settle(reservation, 0.0)
+            raise
+        if sample.error_type is None:
+            await self._keep((key, {name: getattr(sample, name) for name in Sample.__dataclass_fields__}))
+        await self._budget.settle(reservation, sample.cost_usd)
+        return sample
 
-    def _classified(self, status: int, message: str, retry_after: str | None) -> Exception:
-        if status in FATAL:
-            return UsageError(
-                f"{self.config.base_url} answered {status} for {self.config.model!r}: "
-                f"{FATAL[status]} ({message[:200]})."
-            )
-        if status in RETRYABLE:
-            return Retryable(
-                "rate_limit" if status == 429 else "server",
-                f"the server answered {status}: {message[:200]}",
-                _seconds(retry_after),
-            )
-        return Rejected(f"the server answered {status}: {message[:200]}")
-
-    def _parse(self, body: Any, latency_s: float, attempts: int) -> Sample:
-        """The answer in a 200 response; a body that holds an error or no choice is not an answer."""
-        if not isinstance(body, dict):
-            raise Retryable("garbage", f"the server answered something that is no JSON object: {str(body)[:80]!r}")
-        if body.get("error"):
-            raise self._classified(_code(body["error"]), str(body["error"])[:200], None)
+    async def _send(self, body: bytes, reservation: Reservation) -> tuple[Response, float]:
+        """A response with status 200 and its seconds; anything else is raised. Ends the stay at the host's door."""
+        pushed_back, wait_s = False, None
         try:
-            choice = body["choices"][0]
-            text = choice["message"]["content"]
-        except (KeyError, IndexError, TypeError):
+            await self._budget.record(reservation)
+            started = time.monotonic()
+            response = await self._client.post(body, self.config.timeout_s)
+            if response.status != 200:
+                wait_s = answers.seconds(response.headers.get("retry-after"))
+                pushed_back = response.status in answers.PUSHES_BACK
+                raise answers.classified(response, self.config, wait_s)
+            return response, time.monotonic() - started
+        except TimeoutError:
+            pushed_back = True
+            raise Retryable("timeout", f"no answer within {self.config.timeout_s:g} s", billed_usd=None) from None
+        except Unreachable as error:
+            raise Retryable("connection", f"{self.config.base_url} cannot be reached ({error})") from None
+        except Broken as error:
             raise Retryable(
-                "garbage", f"the server's answer has no choices[0].message.content: {str(body)[:80]!r}"
+                "connection", f"{self.config.base_url} closed the connection ({error})", billed_usd=None
             ) from None
-        if not isinstance(text, str) or choice.get("finish_reason") == "error":
-            raise Retryable(
-                "garbage", f"the server's answer has no text (finish_reason {choice.get('finish_reason')!r})"
-            )
-        usage = body.get("usage") or {}
-        prompt, completion = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
-        billed = usage.get("cost")
-        return Sample(
-            text=text,
-            finish_reason=choice.get("finish_reason") or "stop",
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            cost_usd=float(billed) if billed is not None else self.config.cost(prompt, completion),
-            latency_s=latency_s,
-            attempts=attempts,
-        )
+        finally:
+            self._host.leave(pushed_back=pushed_back, wait_s=wait_s if (wait_s or 0.0) <= MAX_WAIT_S else None)
+            self._slots.release()
 
 
-def _wait(state: tenacity.RetryCallState) -> float:
-    """What the server asked for, up to two minutes (longer: give up now); else 0.5 s doubling to 8 s, with jitter."""
-    error = state.outcome.exception() if state.outcome else None
-    asked = getattr(error, "wait_s", None)
-    if asked is not None and asked > MAX_WAIT_S:
+def _pause(error: Retryable, attempt: int) -> float:
+    """Seconds before the next launch: as the server asked, up to two minutes (longer: give up); else 0.5 s to 8 s."""
+    if error.wait_s is None:
+        return min(0.5 * 2 ** (attempt - 1), LONGEST_PAUSE_S) + random.uniform(0.0, 0.5)  # noqa: S311 - no secret
+    if error.wait_s > MAX_WAIT_S:
         raise Incomplete(
-            f"The server asks to wait {asked:g} s, longer than {MAX_WAIT_S:g} s. "
+            f"The server asks to wait {error.wait_s:g} s, longer than {MAX_WAIT_S:g} s. "
             "Finished work is saved; go on later with --resume."
         )
-    if asked is not None:
-        return asked
-    return (tenacity.wait_exponential(multiplier=0.5, max=8.0) + tenacity.wait_random(0.0, 0.5))(state)
+    return error.wait_s
 
 
-def _seconds(text: str | None) -> float | None:
-    try:
-        return max(float(text), 0.0) if text is not None else None
-    except ValueError:
-        return None
-
-
-def _code(error: Any) -> int:
-    code = error.get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, int) else 500
+__all__ = ["FATAL", "EndpointPolicy"]

@@ -5,6 +5,7 @@ config.py   - the settings of a stage
 folders.py  - where a run lies, and who holds it
 inputs.py   - which run fills which slot
 kinds.py    - what a record kind is
+ledger.py   - the money of a run: reserved, settled, possibly paid
 manifest.py - everything that was asked, read, used, produced and spent
 plan.py     - what a stage would do, and working through its units
 probe_records.py - the record kinds of the probe
@@ -12,6 +13,7 @@ records.py  - the record kinds of the pipeline, and all by name
 runner.py   - carries out one stage
 store.py    - sealed `jsonl.gz`, open journals, Parquet
 tables.py   - the tables of many runs, for questions in SQL
+together.py - many small durable writes as few large ones
 """
 
 from stages.runs.artifact import Out, Run

@@ -3,14 +3,15 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from stages.errors import BadInput, Incomplete
-from stages.runs import manifest, store
+from stages.errors import BadInput
+from stages.runs import ledger, manifest, store
 from stages.runs.kinds import Kind
+from stages.runs.ledger import Budget
 from stages.runs.records import CHECKPOINT, KINDS, Row
 
 Listener = Callable[[str, int, int], None]
@@ -85,34 +86,6 @@ class Run:
         return None
 
 
-@dataclass
-class Budget:
-    """Money for one launch, in USD: reserved before a call, settled after it, so that it is never overspent."""
-
-    limit: float | None = None
-    spent: float = 0.0
-    reserved: float = 0.0
-    _settled: threading.Condition = field(default_factory=threading.Condition)
-
-    def reserve(self, estimate: float) -> None:
-        """Wait until an estimated cost fits beside what others have reserved; `Incomplete` when it can never fit."""
-        with self._settled:
-            while self.limit is not None and self.spent + self.reserved + estimate > self.limit:
-                if self.reserved <= 1e-12:
-                    raise Incomplete(
-                        f"The budget of {self.limit:g} USD is spent ({self.spent:.4f}); finished work is saved. "
-                        "Go on with --resume and a larger --max-cost."
-                    )
-                self._settled.wait()
-            self.reserved += estimate
-
-    def settle(self, estimate: float, actual: float) -> None:
-        """Replace a reservation by what was really billed."""
-        with self._settled:
-            self.reserved, self.spent = max(self.reserved - estimate, 0.0), self.spent + actual
-            self._settled.notify_all()
-
-
 class Out:
     """A run folder being written: finished units, tables, folders, counts, progress and the wish to stop."""
 
@@ -127,7 +100,7 @@ class Out:
     ) -> None:
         self.path, self.manifest, self.cache = path, record, cache
         self.journal = store.Journal(path / "steps")
-        self.budget = Budget(max_cost)
+        self.budget = Budget(max_cost, path / ledger.NAME)
         self.stop = threading.Event()
         self._listen = listener or (lambda what, done, total: None)
         self._lock = threading.Lock()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stages.errors import BadInput
-from stages.runs import store
+from stages.runs import ledger, store
 
 Status = Literal["running", "complete", "incomplete", "interrupted", "failed"]
 PACKAGES = ("torch", "transformers", "trl", "pyarrow", "duckdb", "openai")
@@ -63,6 +63,7 @@ class Manifest(BaseModel):
     counts: dict[str, int] = {}
     tokens: dict[str, int] = {}
     cost_usd: float = 0.0
+    possibly_usd: float = 0.0
     models: dict[str, Any] = {}
     outcome: Outcome = Field(default_factory=Outcome)
     packages: dict[str, str] = {}
@@ -87,13 +88,16 @@ def read(folder: Path) -> Manifest:
             f"{folder} is not a run folder: it has no manifest.json. `composer status` lists the runs there are."
         )
     try:
-        return Manifest.model_validate(store.read_json(folder / "manifest.json"))
+        found = Manifest.model_validate(store.read_json(folder / "manifest.json"))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise BadInput(
             f"{folder}/manifest.json does not fit this Composer ({field}: {first['msg']}). It may be newer or damaged."
         ) from None
+    if found.status == "running" and (spent := ledger.totals(folder)) is not None:
+        found.cost_usd, found.possibly_usd = spent  # a process that was killed left its money in the ledger alone
+    return found
 
 
 def write(folder: Path, manifest: Manifest) -> None:

@@ -112,7 +112,7 @@ def execute(
         try:
             _run(module(stage), inputs, config, writer)
         except (UsageError, BadInput):
-            if record.attempts == 1 and not writer.records():
+            if record.attempts == 1 and not writer.records() and not writer.budget.used:
                 folders.discard(folder)  # nothing was done, so nothing stands in the way of asking again
             raise
         folders.point_latest(folder, root / stage)
@@ -185,7 +185,7 @@ def _close(out: Out, status: Status, reason: str, seconds: float) -> None:
     record = out.manifest
     record.status, record.reason, record.finished_at = status, reason, _now()
     record.seconds += seconds
-    record.cost_usd += out.budget.spent
+    record.cost_usd, record.possibly_usd = out.budget.spent, out.budget.possibly + out.budget.reserved
     try:
         if status == "complete":
             out.journal.seal()
