@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 import orjson
@@ -23,7 +24,7 @@ from stages.pairs.canonical import canonical
 from stages.pairs.outcomes import NotReproducible, State, outcomes
 from stages.pairs.report import report
 from stages.pairs.rows import by_task, of_group, pair_row
-from stages.pairs.voting import STUDENT, Ballot, Preference, decide, distinct, merged
+from stages.pairs.voting import Ballot, Preference, decide, distinct, merged
 from stages.rollouts.trace import RecordedState, by_rollout, prompt_ids, states_by_digest
 from stages.runs.artifact import Out, Run, Slot
 from stages.runs.config import StageConfig
@@ -57,11 +58,11 @@ class Config(StageConfig):
 
 @dataclass(frozen=True)
 class AnsweredState:
-    """A distinct state with the teachers' actions in it; None for no answer."""
+    """A distinct state with the teachers' actions in it, one a sample; None for no answer, or one that was cut off."""
 
     digest: str
     recorded: RecordedState
-    teachers: dict[str, str | None] = field(default_factory=dict)
+    teachers: dict[str, list[str | None]] = field(default_factory=dict)
 
     @property
     def task_id(self) -> str:
@@ -103,7 +104,8 @@ def _answered_states(inputs: Inputs) -> list[AnsweredState]:
     recorded = states_by_digest(rollouts.rows(STEP))
     answered = {digest: AnsweredState(digest, state) for digest, state in recorded.items()}
     for row in answers.rows(TEACHER_ACTION):
-        answered[row["state_sha256"]].teachers[f"{row['teacher']}#{row['sample_idx']}"] = row["action"]
+        whole = row["action"] if row["finish_reason"] != "length" else None
+        answered[row["state_sha256"]].teachers.setdefault(row["teacher"], []).append(whole)
     return list(answered.values())
 
 
@@ -144,7 +146,7 @@ def _vote(state: AnsweredState, task: Task, make: Callable[[], Environment] | No
     """Every recorded step's preferences or reason for none, and how actions were compared."""
     steps, path = state.recorded.steps, state.recorded.path
     texts = dict.fromkeys(
-        text for text in [step["action"] for step in steps] + list(state.teachers.values()) if text is not None
+        text for text in [*(step["action"] for step in steps), *chain(*state.teachers.values())] if text is not None
     )
     forms = {text: canonical(text) for text in texts}
     compared_by, known = "canonical", dict[str, str]()
@@ -164,8 +166,7 @@ def _vote(state: AnsweredState, task: Task, make: Callable[[], Environment] | No
 def _ballot(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> Row:
     if step["truncated"]:
         return {"pairs": [], "reason": "student_truncated"}
-    ballot = Ballot({STUDENT: step["action"], **state.teachers}, classes, num_teachers=len(state.teachers))
-    preferences, reason = decide(ballot)
+    preferences, reason = decide(Ballot(step["action"], state.teachers, classes))
     return {"pairs": [vars(preference) for preference in preferences], "reason": reason}
 
 

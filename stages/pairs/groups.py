@@ -13,7 +13,7 @@ from typing import Any
 
 from stages.messages import Message
 from stages.pairs.canonical import canonical, canonical_answer, canonical_command
-from stages.pairs.voting import STUDENT, Ballot, Preference, decide
+from stages.pairs.voting import Ballot, Preference, decide
 from stages.rollouts.trace import by_rollout, prompt_ids, states
 from stages.runs import store
 from stages.runs.records import Row
@@ -36,11 +36,6 @@ class StateVisit:
     model: str
     reward: float | None
     form: str
-
-    @property
-    def name(self) -> str:
-        """The voter: a model, and which of its rollouts."""
-        return f"{self.model}#{self.step['sample_idx']}"
 
 
 @dataclass(frozen=True)
@@ -114,11 +109,14 @@ def _by_votes(visits: Sequence[StateVisit], student: str | None, dropped: Counte
     for visit in visits:
         if student not in (None, visit.model):
             continue
-        teachers = {other.name: other.step["action"] for other in visits if other.model != visit.model}
+        teachers: dict[str, list[str | None]] = {}
+        for other in visits:
+            if other.model != visit.model:
+                teachers.setdefault(other.model, []).append(other.step["action"])
         if len(teachers) < LEAST_TEACHERS:
             dropped["too_few_teachers"] += 1
             continue
-        ballot = Ballot({STUDENT: visit.step["action"], **teachers}, classes, num_teachers=len(teachers))
+        ballot = Ballot(visit.step["action"], teachers, classes)
         preferences, reason = decide(ballot)
         dropped.update([reason] if reason else [])
         for preference in preferences:

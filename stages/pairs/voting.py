@@ -2,12 +2,19 @@
 
 Two rules: `majority_over_student` (more than half of all teachers agree on something the student did not do) and
 `student_over_minority` (the student did what the majority would have done, a teacher would not have).
+
+A teacher has one vote however often it was asked: its samples in a state are one distribution, and its vote is divided
+among what it does, in the proportions in which it does it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 STUDENT = "student"
+ROUNDING = 1e-9
+"""Thirds of votes do not add up to whole ones."""
+Votes = dict[str, float]
+"""Classes and how many teachers are behind them, in parts of a teacher."""
 
 
 @dataclass(frozen=True)
@@ -18,78 +25,76 @@ class Preference:
     chosen: str
     rejected: str
     rejected_by: str
-    votes_chosen: int
-    votes_rejected: int
+    votes_chosen: float
+    votes_rejected: float
 
 
 @dataclass(frozen=True)
 class Ballot:
     """What student and teachers did in a state.
 
-    `answers` maps student and teachers to their action's text, None for no answer; `classes` maps a text to its class,
-    None for malformed. Texts of one class are equal actions.
+    `teachers` maps each teacher to the texts of its samples, None for no whole answer; `classes` maps a text to its
+    class, None for malformed. Texts of one class are equal actions.
     """
 
-    answers: Mapping[str, str | None]
+    student: str
+    teachers: Mapping[str, Sequence[str | None]]
     classes: Mapping[str, str | None]
-    num_teachers: int
 
-    def class_of(self, name: str) -> str | None:
-        """The class of an action of the student or a teacher; None for no answer or a malformed one."""
-        text = self.answers.get(name)
+    def class_of(self, text: str | None) -> str | None:
+        """The class of an action; None for no answer or a malformed one."""
         return None if text is None else self.classes[text]
 
-    @property
-    def teachers(self) -> list[str]:
-        """All teachers, in the order of the table."""
-        return [name for name in self.answers if name != STUDENT]
+    def vote(self, teacher: str) -> Votes:
+        """One teacher's vote, divided by its samples; what is missing or malformed votes for nothing."""
+        samples, shares = self.teachers[teacher], Votes()
+        for name in map(self.class_of, samples):
+            if name is not None:
+                shares[name] = shares.get(name, 0.0) + 1.0 / len(samples)
+        return shares
 
 
 def decide(ballot: Ballot) -> tuple[list[Preference], str | None]:
     """The preferences of a ballot, or none and the reason: missing_answers, no_majority, unanimous."""
-    votes = _votes(ballot)
-    if sum(ballot.answers[teacher] is not None for teacher in ballot.teachers) <= ballot.num_teachers / 2:
+    half = len(ballot.teachers) / 2 + ROUNDING
+    if sum(any(text is not None for text in texts) for texts in ballot.teachers.values()) <= half:
         return [], "missing_answers"
+    votes = Votes()
+    for teacher in ballot.teachers:
+        for name, share in ballot.vote(teacher).items():
+            votes[name] = votes.get(name, 0.0) + share
     winner = max(votes, key=lambda name: votes[name], default=None)
-    if winner is None or votes[winner] <= ballot.num_teachers / 2:
+    if winner is None or votes[winner] <= half:
         return [], "no_majority"
-    if ballot.class_of(STUDENT) != winner:
+    votes = {name: round(number, 9) for name, number in votes.items()}
+    if ballot.class_of(ballot.student) != winner:
         return [_majority_over_student(ballot, winner, votes)], None
     preferences = _student_over_minority(ballot, winner, votes)
     return (preferences, None) if preferences else ([], "unanimous")
 
 
-def _votes(ballot: Ballot) -> dict[str, int]:
-    """Teachers behind each class; malformed and missing answers vote for nothing."""
-    votes: dict[str, int] = {}
-    for teacher in ballot.teachers:
-        if (name := ballot.class_of(teacher)) is not None:
-            votes[name] = votes.get(name, 0) + 1
-    return votes
+def _majority_over_student(ballot: Ballot, winner: str, votes: Votes) -> Preference:
+    texts = (text for texts in ballot.teachers.values() for text in texts)
+    chosen = next(text for text in texts if text is not None and ballot.class_of(text) == winner)
+    own = ballot.class_of(ballot.student)
+    behind = votes.get(own, 0.0) if own is not None else 0.0
+    return Preference("majority_over_student", chosen, ballot.student, STUDENT, votes[winner], behind)
 
 
-def _majority_over_student(ballot: Ballot, winner: str, votes: Mapping[str, int]) -> Preference:
-    chosen = next(ballot.answers[t] for t in ballot.teachers if ballot.class_of(t) == winner)
-    own = ballot.class_of(STUDENT)
-    return Preference(
-        "majority_over_student",
-        chosen or "",
-        ballot.answers[STUDENT] or "",
-        STUDENT,
-        votes[winner],
-        votes.get(own or "", 0),
-    )
+def _student_over_minority(ballot: Ballot, winner: str, votes: Votes) -> list[Preference]:
+    """One preference for each distinct action that some teacher does more often than what the majority does.
 
-
-def _student_over_minority(ballot: Ballot, winner: str, votes: Mapping[str, int]) -> list[Preference]:
-    """One preference for each distinct action of the minority."""
-    preferences: dict[str | None, Preference] = {}
-    for teacher in ballot.teachers:
-        text, name = ballot.answers[teacher], ballot.class_of(teacher)
-        if text is not None and name != winner and name not in preferences:
-            behind = votes.get(name or "", 1)
+    A malformed answer is no action, so that it is not rejected in favour of one.
+    """
+    preferences: dict[str, Preference] = {}
+    for teacher, texts in ballot.teachers.items():
+        shares = ballot.vote(teacher)
+        for text in texts:
+            name = ballot.class_of(text)
+            if text is None or name is None or name in preferences or shares[name] <= shares.get(winner, 0.0):
+                continue
             preferences[name] = Preference(
-                "student_over_minority", ballot.answers[STUDENT] or "", text, teacher, votes[winner], behind
+                "student_over_minority", ballot.student, text, teacher, votes[winner], votes[name]
             )
     return list(preferences.values())
 

@@ -1,13 +1,18 @@
 """Policies: models that answer turns, in this process or behind a server. Teachers are policies, too.
 
+answers.py - what a server's response means: an answer, its tokens and price, or a typed error
+background.py - the event loop on which all servers are asked
 base.py - what is asked (`Turn`), what comes back (`Sample`), and how a policy is configured
 cache.py - answers that were paid for, by content
 checkpoint.py - what evaluating a trained checkpoint needs to know: arm, seed, start, tasks
 embedded.py - models that environments bring along, made on first use
 endpoint.py - an OpenAI-compatible server, with typed errors, retries, a budget and a cache
+hosts.py - how many requests a server gets at once
+http.py - POST over kept-alive connections
 local.py - a Hugging Face model in this process; token ids and log-probs captured while sampling
 sampling.py - batched sampling from a causal LM, one random stream a row
-spending.py - what teachers cost: calls, tokens, money and latency
+scheduler.py - asks all servers, conversations side by side and the steps of each in order
+spending.py - what teachers cost: calls, tokens, money and latency, and whether that is affordable
 
 A new kind of policy is one class and one line. The class has what `Policy` lists and the classmethod `open` of
 `PolicyKind`; the line registers it under a word of its own, in the table below or from outside:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Coroutine, Iterable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -21,12 +22,17 @@ def loop() -> asyncio.AbstractEventLoop:
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
     """What a coroutine returns or raises; it is cancelled when the waiting thread is interrupted."""
-    future = asyncio.run_coroutine_threadsafe(work, loop())
+    future = start(work)
     try:
         return future.result()
     except BaseException:
         future.cancel()
         raise
+
+
+def start(work: Coroutine[Any, Any, Result]) -> Future[Result]:
+    """Begin with a coroutine, beside whatever the caller does next."""
+    return asyncio.run_coroutine_threadsafe(work, loop())
 
 
 async def together(works: Iterable[Awaitable[Result]]) -> list[Result]:

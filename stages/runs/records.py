@@ -121,7 +121,7 @@ STEP = Kind(
 
 TEACHER_ACTION = Kind(
     "teacher_action",
-    1,
+    2,
     {
         "unit_id": TEXT,
         "state_sha256": TEXT,
@@ -131,11 +131,15 @@ TEACHER_ACTION = Kind(
         "num_steps": INT,
         "teacher": TEXT,
         "model": TEXT,
+        "served_model": TEXT,
+        "provider": TEXT,
         "sample_idx": INT,
         "action": TEXT,
         "finish_reason": TEXT,
         "prompt_tokens": INT,
+        "cached_tokens": INT,
         "completion_tokens": INT,
+        "usage_by": TEXT,
         "cost_usd": FLOAT,
         "error_type": TEXT,
         "error": TEXT,
@@ -145,11 +149,13 @@ TEACHER_ACTION = Kind(
     frozenset({"latency_s", "attempts"}),
 )
 """One answer of one teacher in one distinct state. `rollout_id` and `step` name the first recorded step in that
-state, `num_steps` counts all of them: a question that many rollouts raise is asked, and paid for, once."""
+state, `num_steps` counts all of them: a question that many rollouts raise is asked, and paid for, once.
+`served_model` and `provider` are what a server says it answered with; `usage_by` is "server" where it counted the
+tokens, else "bound": at most so many. `cost_usd` is null where no price is known."""
 
 PAIR = Kind(
     "pair",
-    1,
+    2,
     {
         "pair_id": TEXT,
         "rule": TEXT,
@@ -163,8 +169,8 @@ PAIR = Kind(
         "chosen": TEXT,
         "rejected": TEXT,
         "rejected_by": TEXT,
-        "votes_chosen": INT,
-        "votes_rejected": INT,
+        "votes_chosen": FLOAT,
+        "votes_rejected": FLOAT,
         "num_teachers": INT,
         "compared_by": TEXT,
     },

@@ -15,7 +15,8 @@ from stages.runs.records import STEP, TEACHER_ACTION
 
 
 def endpoint(name: str, url: str, **more: Any) -> dict[str, Any]:
-    return {"name": name, "model": name, "base_url": url, "usd_per_mtok_in": 1.0, "usd_per_mtok_out": 1.0, **more}
+    prices = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 1.0}
+    return {"name": name, "model": name, "base_url": url, "max_tokens": 64, **prices, **more}
 
 
 def replay(root: Path, rollouts: Run, teachers: list[dict[str, Any]], **options: Any) -> Run:

@@ -36,7 +36,7 @@ def pairs(tmp_path: Path, collected: Callable[..., Run]) -> Run:
     """Pairs from text alone: three teachers on a server, all of one mind."""
     rollouts = collected()
     with serving(lambda body, n: Reply(body=answer("```bash\nabc\n```"))) as server:
-        table = [{"name": name, "model": name, "base_url": server.url} for name in "xyz"]
+        table = [{"name": name, "model": name, "base_url": server.url, "max_tokens": 99} for name in "xyz"]
         config = replay_teachers.Config(teachers=table)
         answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=tmp_path).path)
     inputs = {"rollouts": rollouts, "teacher_actions": answers}

@@ -3,10 +3,15 @@
 from stages.pairs.voting import Ballot, decide, distinct, merged
 
 
-def ballot(student: str | None, *teachers: str | None, same: dict[str, str | None] | None = None) -> Ballot:
-    answers = {"student": student, **{f"t{i}": text for i, text in enumerate(teachers)}}
-    classes: dict[str, str | None] = {text: text for text in answers.values() if text is not None}
-    return Ballot(answers, {**classes, **(same or {})}, num_teachers=len(teachers))
+def ballot(student: str, *teachers: str | None, same: dict[str, str | None] | None = None) -> Ballot:
+    return sampled(student, *([text] for text in teachers), same=same)
+
+
+def sampled(student: str, *teachers: list[str | None], same: dict[str, str | None] | None = None) -> Ballot:
+    """A ballot of teachers with several samples each."""
+    texts = [student, *(text for texts in teachers for text in texts)]
+    classes: dict[str, str | None] = {text: text for text in texts if text is not None}
+    return Ballot(student, {f"t{i}": texts for i, texts in enumerate(teachers)}, {**classes, **(same or {})})
 
 
 def test_majority_over_student() -> None:
@@ -35,7 +40,33 @@ def test_half_is_no_majority_and_absent_teachers_still_count() -> None:
     assert decide(ballot("x", "a", "a", None, "b"))[1] == "no_majority"
 
 
-def test_malformed_answers_vote_for_nothing_but_can_be_rejected() -> None:
+def test_samples_of_one_teacher_are_one_vote() -> None:
+    """Counted as voters, four samples of the first would outvote two teachers who agree with the student."""
+    found, _ = decide(sampled("x", ["y"] * 4, ["x"], ["x"]))
+    assert [(p.chosen, p.rejected, p.votes_chosen, p.votes_rejected) for p in found] == [("x", "y", 2.0, 1.0)]
+
+
+def test_a_vote_is_divided_in_the_proportions_of_the_samples() -> None:
+    found, _ = decide(sampled("x", ["y", "y", "y"], ["y", "y", "x"], ["x", "x", "y"]))
+    assert [(p.chosen, p.rejected, p.votes_chosen, p.votes_rejected) for p in found] == [("y", "x", 2.0, 1.0)]
+    assert decide(sampled("x", ["y", "x"], ["y", "x"], ["y", "z"]))[1] == "no_majority"
+    assert decide(sampled("x", ["a", "b", None], ["a"], ["b"]))[1] == "no_majority"
+
+
+def test_what_a_teacher_does_less_often_than_the_majority_is_not_rejected() -> None:
+    assert decide(sampled("y", ["y", "y", "z"], ["y"], ["y"])) == ([], "unanimous")
+    found, _ = decide(sampled("y", ["y", "z", "z"], ["y"], ["y"]))
+    assert [(p.rejected, p.rejected_by) for p in found] == [("z", "t0")]
+
+
+def test_thirds_do_not_make_half_a_majority() -> None:
+    """Six teachers, three behind `a` in thirds: exactly half, whatever the rounding."""
+    thirds = [["a", "b", "c"]] * 6
+    assert decide(sampled("x", *thirds, ["a"], ["a"]))[1] == "no_majority"
+
+
+def test_malformed_answers_vote_for_nothing_and_a_teachers_is_no_side() -> None:
+    assert decide(ballot("y", "bad", "y", "y", same={"bad": None})) == ([], "unanimous")
     found, _ = decide(ballot("bad", "y", "y", "z", same={"bad": None}))
     assert (found[0].chosen, found[0].rejected, found[0].votes_rejected) == ("y", "bad", 0)
     assert decide(ballot("y", "bad", "bad", "y", same={"bad": None}))[1] == "no_majority"
@@ -43,7 +74,7 @@ def test_malformed_answers_vote_for_nothing_but_can_be_rejected() -> None:
 
 def test_two_spellings_of_one_outcome_are_one_class() -> None:
     classes = merged({"x+y": "x+y", "y+x": "y+x", "x-y": "x-y"}, {"x+y": "5", "y+x": "5", "x-y": "1"})
-    found, _ = decide(Ballot({"student": "x-y", "a": "x+y", "b": "y+x", "c": "x-y"}, classes, 3))
+    found, _ = decide(Ballot("x-y", {"a": ["x+y"], "b": ["y+x"], "c": ["x-y"]}, classes))
     assert (found[0].chosen, found[0].rejected) == ("x+y", "x-y")
 
 
