@@ -171,7 +171,9 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 def _ask_all(asked: dict[str, list[Question]], policies: dict[str, Policy], out: Out) -> None:
     """Ask servers on their own thread and, beside them, local models one after another on this one."""
     halted = Event()
-    servers = background.start(_ask_servers({n: q for n, q in asked.items() if _is_server(policies[n])}, policies, out, halted))
+    servers = background.start(
+        _ask_servers({n: q for n, q in asked.items() if _is_server(policies[n])}, policies, out, halted)
+    )
     try:
         for name, policy in policies.items():
             if not _is_server(policy):
@@ -197,9 +199,7 @@ def _ask_here(policy: Policy, asked: list[Question], out: Out, servers: Future[N
     work_through(asked, lambda q: q.key, answer, policy=policy, out=out, what=f"answers of {asked[0].teacher.name}")
 
 
-async def _ask_servers(
-    asked: dict[str, list[Question]], policies: dict[str, Policy], out: Out, halted: Event
-) -> None:
+async def _ask_servers(asked: dict[str, list[Question]], policies: dict[str, Policy], out: Out, halted: Event) -> None:
     """Ask what is not answered yet, one chain a rollout and teacher."""
     missing = {name: [q for q in questions if not out.finished(q.key)] for name, questions in asked.items()}
     chains = [chain for name, questions in missing.items() for chain in _chains(policies[name], questions)]

@@ -140,7 +140,7 @@ def _usage(body: dict[str, Any], config: PolicyConfig, bound: tuple[int, int]) -
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "cached_tokens": cached,
-        "cost_usd": float(billed) if is_billed else config.cost(prompt, completion, cached),
+        "cost_usd": float(billed) if isinstance(billed, int | float) else config.cost(prompt, completion, cached),
         "price_known": is_billed or config.priced,
         "usage_by": "server" if counted or is_billed else "bound",
     }

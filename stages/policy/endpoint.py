@@ -1,8 +1,8 @@
 """An OpenAI-compatible server as a policy: typed errors, bounded retries, a hard budget, answers cached by content.
 
-Every launch is counted here, because a request that is sent twice may be billed twice: money is reserved for it, durably,
-before it is sent; its answer is durable before that money is released; and a call that ends without a bill counts as
-possibly paid. A server that answers 200 with an error inside (OpenRouter does) is caught as well.
+Every launch is counted here, because a request that is sent twice may be billed twice: money is reserved for it,
+durably, before it is sent; its answer is durable before that money is released; and a call that ends without a bill
+counts as possibly paid. A server that answers 200 with an error inside (OpenRouter does) is caught as well.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any
 
 from stages.errors import ComposerError, Incomplete, UsageError
 from stages.policy import answers, background
-from stages.policy.answers import FATAL, Rejected, Retryable
+from stages.policy.answers import Rejected, Retryable
 from stages.policy.base import PolicyConfig, Sample, Turn, prompt_bound
 from stages.policy.cache import AnswerCache
 from stages.policy.hosts import host_of
@@ -188,6 +188,3 @@ def _pause(error: Retryable, attempt: int) -> float:
             "Finished work is saved; go on later with --resume."
         )
     return error.wait_s
-
-
-__all__ = ["FATAL", "EndpointPolicy"]

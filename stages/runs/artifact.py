@@ -11,7 +11,7 @@ from typing import Any
 from stages.errors import BadInput
 from stages.runs import ledger, manifest, store
 from stages.runs.kinds import Kind
-from stages.runs.ledger import Budget
+from stages.runs.ledger import Budget as Budget
 from stages.runs.records import CHECKPOINT, KINDS, Row
 
 Listener = Callable[[str, int, int], None]

@@ -108,7 +108,7 @@ class Budget:
         await self._durable(reservation.line)
 
     async def settle(self, reservation: Reservation, usd: float) -> None:
-        """Replace a reservation by the bill. `Incomplete` when there is a limit and the bill is above the reservation."""
+        """Replace a reservation by the bill. `Incomplete` when there is a limit and the bill is above what was held."""
         await self._durable({"call": reservation.call, "settled": usd})
         bound = reservation.usd
         if self.limit is not None and bound is not None and usd > bound * (1 + ROUNDING):

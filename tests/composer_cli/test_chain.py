@@ -17,7 +17,9 @@ def write(server, tmp_path):
 
     def writing(text: str) -> str:
         policies = {name.upper(): POLICY.format(model=name, url=server) for name in ("scripted", "slow")}
-        tables = [f'{{ name = "{n}", model = "{m}", base_url = "{server}" }}' for n, m in TEACHERS.items()]
+        tables = [
+            f'{{ name = "{n}", model = "{m}", base_url = "{server}", max_tokens = 64 }}' for n, m in TEACHERS.items()
+        ]
         for word, value in {**policies, "TEACHERS": f"teachers = [{', '.join(tables)}]"}.items():
             text = text.replace(word, value)
         (tmp_path / "preset.toml").write_text(text)

@@ -126,7 +126,9 @@ def test_replay_teachers(tmp_path: Path, model: Path, server: Server) -> None:
     ]
     finish("collect", *settings, "--artifacts", str(tmp_path))
     table = tmp_path / "teachers.toml"
-    table.write_text(f'[[teachers]]\nname = "t"\nmodel = "m"\nbase_url = "{server.url}"\nmax_tokens = 64\nconcurrency = 2\n')
+    table.write_text(
+        f'[[teachers]]\nname = "t"\nmodel = "m"\nbase_url = "{server.url}"\nmax_tokens = 64\nconcurrency = 2\n'
+    )
     words = ["replay-teachers", "--teachers", str(table), "-q", "--artifacts", str(tmp_path)]
     kill_when(words, lambda: len(lines(tmp_path, "replay-teachers")) >= 10)
     done = len(lines(tmp_path, "replay-teachers"))

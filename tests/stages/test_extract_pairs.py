@@ -72,7 +72,9 @@ def rollouts_of(root: Path, url: str, student: str) -> Run:
 
 def extracted(root: Path, url: str, student: str, teachers: list[str], **settings: Any) -> Run:
     rollouts = rollouts_of(root, url, student)
-    table = [{"name": f"{name}-{i}", "model": name, "base_url": url, "max_tokens": 99} for i, name in enumerate(teachers)]
+    table = [
+        {"name": f"{name}-{i}", "model": name, "base_url": url, "max_tokens": 99} for i, name in enumerate(teachers)
+    ]
     answers = Run(
         runner.execute(
             "replay-teachers", {"rollouts": rollouts}, replay_teachers.Config(teachers=table), root=root

@@ -54,7 +54,9 @@ def collect(url: str, *more: object) -> list[object]:
 
 def teachers(folder: Path, url: str) -> Path:
     """A file with a teacher table."""
-    tables = [f'[[teachers]]\nname = "{n}"\nmodel = "{m}"\nbase_url = "{url}"\nmax_tokens = 64\n' for n, m in TEACHERS.items()]
+    tables = [
+        f'[[teachers]]\nname = "{n}"\nmodel = "{m}"\nbase_url = "{url}"\nmax_tokens = 64\n' for n, m in TEACHERS.items()
+    ]
     path = folder / "teachers.toml"
     path.write_text("\n".join(tables))
     return path

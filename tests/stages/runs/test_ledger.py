@@ -12,13 +12,21 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from stages.errors import BadInput, Incomplete
 from stages.runs.ledger import NAME, Budget, Reservation, totals
 from stages.runs.together import Together
 
-MEMORY = Path("/dev/shm")  # noqa: S108 - thousands of fsyncs, which a disk would take an hour for
+MEMORY = Path("/dev/shm")
+"""Thousands of fsyncs, which a disk would take an hour for."""
 HISTORIES = 10_000
 SOME = 100
 
