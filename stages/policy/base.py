@@ -31,7 +31,7 @@ class PolicyConfig(Settings):
     usd_per_mtok_out: float | None = None
     """Price of a million output tokens in USD."""
     price: Literal["unknown"] | None = None
-    """"unknown" lets a server without prices be asked under --max-cost: only what it bills itself is counted then."""
+    """"unknown" lets a server without prices be asked under --max-cost: one call after another, by what it bills itself."""
     temperature: float = Field(1.0, ge=0.0)
     """0 is greedy. Nothing else shapes the distribution, so that log-probs are exact: no top_p, top_k or penalties."""
     max_tokens: int = Field(64, gt=0)

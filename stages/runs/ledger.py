@@ -69,8 +69,13 @@ class Budget:
         return self._calls > 0
 
     def hold(self, usd: float | None, **about: Any) -> Reservation | None:
-        """Set money aside in memory; None when it fits only after others have settled, `Incomplete` when never."""
+        """Set money aside in memory; None when it fits only after others have settled, `Incomplete` when never.
+
+        Under a limit, calls of unknown price go one after another: no more than one bill comes as a surprise.
+        """
         with self._lock:
+            if self.limit is not None and usd is None and None in self._open.values():
+                return None
             taken = self.spent + self.possibly + self.reserved
             if self.limit is not None and (taken >= self.limit if usd is None else taken + usd > self.limit):
                 if self._open:

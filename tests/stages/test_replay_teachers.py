@@ -1,5 +1,7 @@
 """replay-teachers: distinct states once, costs as billed, failures resumable, the verdict."""
 
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,8 @@ from support.server import Reply, answer, serving
 
 from stages import replay_teachers
 from stages.errors import BadInput, Incomplete, UsageError
-from stages.runs import runner
+from stages.rollouts.trace import states_by_digest
+from stages.runs import runner, store
 from stages.runs.artifact import Run
 from stages.runs.records import STEP, TEACHER_ACTION
 
@@ -97,3 +100,193 @@ def test_a_refused_key_stops_at_once(tmp_path: Path, collected: Callable[..., Ru
 def test_rollouts_are_needed(tmp_path: Path, tiny: Path) -> None:
     with pytest.raises(BadInput, match="not a run folder"):
         Run(tmp_path)
+
+
+# --- the gate and the verdict
+
+
+def verdict(root: Path, rollouts: Run, reply: Callable[[dict[str, Any], int], Reply], **settings: Any) -> Run:
+    """replay-teachers with one teacher behind a scripted server."""
+    with serving(reply) as server:
+        config = replay_teachers.Config(teachers=[endpoint("one", server.url, max_attempts=1)], **settings)
+        return Run(runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=root).path)
+
+
+def test_a_server_that_rejects_everything_is_no_success(tmp_path: Path, collected: Callable[..., Run]) -> None:
+    run = verdict(tmp_path, collected(), lambda body, n: Reply(400, {"error": {"message": "no such field"}}))
+    assert run.manifest.summary["verdict"] == "INVALID-RUN"
+    assert (run.manifest.outcome.ok, run.manifest.outcome.exit_code) == (False, 1)
+    assert "AFFORDABLE" not in (run.path / "report.txt").read_text()
+
+
+def test_the_share_of_answers_is_a_gate(tmp_path: Path, collected: Callable[..., Run]) -> None:
+    def half(body: dict[str, Any], n: int) -> Reply:
+        return Reply(400, {"error": {"message": "no"}}) if n % 2 else Reply(body=answer("x"))
+
+    run = verdict(tmp_path, collected(), half)
+    assert (run.manifest.summary["verdict"], run.manifest.outcome.exit_code) == ("TOO FEW ANSWERS", 1)
+    passing = verdict(tmp_path / "b", collected(), half, min_answered=0.4)
+    assert (passing.manifest.summary["verdict"], passing.manifest.outcome.exit_code) == ("AFFORDABLE", 0)
+
+
+def test_answers_that_were_cut_off_are_no_answers(tmp_path: Path, collected: Callable[..., Run]) -> None:
+    cut = answer("a half")
+    cut["choices"][0]["finish_reason"] = "length"
+    run = verdict(tmp_path, collected(), lambda body, n: Reply(body=cut))
+    assert run.manifest.summary["verdict"] == "INVALID-RUN"
+    assert run.manifest.counts["truncated"] == run.manifest.counts["planned"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"), [({"max_usd_per_trace": 1e-9}, "TOO EXPENSIVE"), ({"max_p95_latency_s": 1e-6}, "TOO SLOW")]
+)
+def test_a_verdict_against_going_on_has_an_exit_code(
+    tmp_path: Path, collected: Callable[..., Run], settings: dict[str, float], word: str
+) -> None:
+    run = verdict(tmp_path, collected(), lambda body, n: Reply(body=answer("x")), **settings)
+    assert (run.manifest.summary["verdict"], run.manifest.outcome.exit_code) == (word, 1)
+
+
+def test_an_unknown_price_is_not_zero(tmp_path: Path, collected: Callable[..., Run]) -> None:
+    with serving(lambda body, n: Reply(body=answer("x"))) as server:
+        teacher = endpoint("one", server.url, usd_per_mtok_in=None, usd_per_mtok_out=None)
+        run = replay(tmp_path, collected(), [teacher])
+    assert all(row["cost_usd"] is None for row in run.rows(TEACHER_ACTION))
+    assert (run.manifest.summary["verdict"], run.manifest.outcome.ok) == ("UNPRICED", None)
+    assert "price of one is not known" in (run.path / "report.txt").read_text()
+
+
+def test_a_step_takes_as_long_as_its_slowest_teacher(tmp_path: Path, collected: Callable[..., Run]) -> None:
+    def reply(body: dict[str, Any], n: int) -> Reply:
+        return Reply(body=answer("x", cost=1.0), delay_s=0.3 if body["model"] == "slow" else 0.0)
+
+    with serving(reply) as server:
+        run = replay(tmp_path, collected(), [endpoint("fast", server.url), endpoint("slow", server.url)])
+    fast, slow, total = run.manifest.summary["teachers"]
+    assert fast["p50_latency_s"] < 0.3 <= slow["p50_latency_s"] == total["p50_latency_s"]
+    rows = run.rows(TEACHER_ACTION)
+    traces = {row["rollout_id"] for row in collected().rows(STEP)}
+    assert total["usd_per_trace"] == pytest.approx(len(rows) / len(traces))
+    assert total["p50_usd_per_trace"] <= total["p95_usd_per_trace"]
+
+
+# --- asking
+
+
+def test_teachers_are_asked_side_by_side_and_steps_in_order(tmp_path: Path, collected: Callable[..., Run]) -> None:
+    rollouts = collected(tasks=4)
+    inside, most, order = [0], [0], list[tuple[str, str]]()
+
+    def reply(body: dict[str, Any], n: int) -> Reply:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        order.append((body["model"], store.digest(body["messages"])))
+        time.sleep(0.05)
+        inside[0] -= 1
+        return Reply(body=answer("x"))
+
+    with serving(reply) as server:
+        replay(tmp_path, rollouts, [endpoint("one", server.url), endpoint("two", server.url)])
+    assert most[0] > 4, "the chains of both teachers run at once"
+    paths: dict[str, list[str]] = {}
+    for state in states_by_digest(rollouts.rows(STEP)).values():
+        paths.setdefault(state.steps[0]["rollout_id"], []).append(store.digest(state.messages))
+    assert max(map(len, paths.values())) > 1
+    for model in ("one", "two"):
+        asked = [state for name, state in order if name == model]
+        for path in paths.values():
+            assert [asked.index(state) for state in path] == sorted(asked.index(state) for state in path)
+
+
+def test_one_slow_answer_holds_up_its_own_chain_alone(tmp_path: Path, collected: Callable[..., Run]) -> None:
+    """In batches with barriers, everybody waited for the slowest."""
+    finished: list[float] = []
+    started = time.monotonic()
+
+    def reply(body: dict[str, Any], n: int) -> Reply:
+        time.sleep(1.5 if n == 0 else 0.0)
+        finished.append(time.monotonic() - started)
+        return Reply(body=answer("x"))
+
+    rollouts = collected(tasks=4)
+    started = time.monotonic()
+    with serving(reply) as server:
+        replay(tmp_path, rollouts, [endpoint("one", server.url, concurrency=2)])
+    slow = rollouts.rows(STEP)[0]["rollout_id"]
+    chain = sum(s.steps[0]["rollout_id"] == slow for s in states_by_digest(rollouts.rows(STEP)).values())
+    assert sum(at < 1.5 for at in finished) >= len(finished) - chain - 1
+
+
+def test_samples_of_a_state_follow_its_first(tmp_path: Path, collected: Callable[..., Run]) -> None:
+    answered: list[str] = []
+    early: list[str] = []
+
+    def reply(body: dict[str, Any], n: int) -> Reply:
+        state = store.digest(body["messages"])
+        if state in answered:
+            early.append(state)
+        time.sleep(0.02)
+        answered.append(state)
+        return Reply(body=answer(f"{n}"))
+
+    with serving(reply) as server:
+        config = replay_teachers.Config(teachers=[endpoint("one", server.url, temperature=1.0)], samples=3)
+        run = Run(runner.execute("replay-teachers", {"rollouts": collected()}, config, root=tmp_path).path)
+    assert len(early) == 2 * len(set(answered)), "the first is answered, and its prompt cached, before the others"
+    assert len(run.rows(TEACHER_ACTION)) == 3 * len(set(answered))
+
+
+def test_a_local_teacher_is_hashed_once_however_many_questions(
+    tmp_path: Path, tiny: Path, collected: Callable[..., Run]
+) -> None:
+    rollouts, opened = collected(tasks=6), [0]
+    listening = [True]
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if listening and event == "open" and str(arguments[0]).endswith("model.safetensors"):
+            opened[0] += 1
+
+    sys.addaudithook(hook)
+    config = replay_teachers.Config(teachers=[{"name": "local", "model": str(tiny), "max_tokens": 8}])
+    asked = replay_teachers.questions(rollouts, config)
+    listening.clear()
+    assert len(asked["local"]) > 5
+    assert opened[0] == 1
+
+
+def test_a_local_teacher_works_beside_a_server(tmp_path: Path, tiny: Path, collected: Callable[..., Run]) -> None:
+    with serving(lambda body, n: Reply(body=answer("x"))) as server:
+        run = replay(
+            tmp_path,
+            collected(),
+            [{"name": "local", "model": str(tiny), "max_tokens": 8}, endpoint("far", server.url)],
+        )
+    rows = run.rows(TEACHER_ACTION)
+    assert {row["teacher"] for row in rows} == {"local", "far"} and all(row["error_type"] is None for row in rows)
+
+
+def test_a_teacher_says_how_long_its_answers_may_be() -> None:
+    with pytest.raises(ValueError, match="max_tokens"):
+        replay_teachers.Config(teachers=[{"name": "a", "model": "m", "base_url": "http://x"}])
+
+
+def test_a_limit_holds_over_all_attempts(tmp_path: Path, collected: Callable[..., Run]) -> None:
+    rollouts = collected()
+    with serving(lambda body, n: Reply(body=answer("x", cost=1.0))) as server:
+        teachers = [endpoint("one", server.url, usd_per_mtok_out=1e6 / 64, concurrency=1)]
+        for resume in (False, True, True):
+            with pytest.raises(Incomplete, match=r"budget of 2\.5 USD"):
+                replay(tmp_path, rollouts, teachers, max_cost=2.5, resume=resume)
+    assert len(server.requests) == 2
+
+
+def test_a_run_that_spent_money_is_not_discarded(tmp_path: Path, collected: Callable[..., Run]) -> None:
+    """A time-out, then a refused key: nothing was finished, yet money may have been spent."""
+
+    def reply(body: dict[str, Any], n: int) -> Reply:
+        return Reply(502, {"error": {"message": "lost"}}) if n == 0 else Reply(401, {"error": {"message": "no"}})
+
+    with serving(reply) as server, pytest.raises(UsageError, match="key was refused"):
+        replay(tmp_path, collected(), [endpoint("one", server.url, concurrency=1)])
+    (folder,) = tmp_path.glob("replay-teachers/2*")
+    assert Run(folder).manifest.possibly_usd > 0
