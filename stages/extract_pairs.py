@@ -94,7 +94,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
             results = pool.map(lambda state: _vote(state, tasks[state.task_id], make), missing)
             out.write_all((state.digest, result, False) for state, result in zip(missing, results, strict=True))
     out.progress("states", len(states), len(states))
-    _finish(states, _prompts(inputs.one("rollouts")), tasks, out)
+    _finish(states, _prompts(inputs.one("rollouts")), tasks, _spent(inputs.one("teacher_actions")), out)
 
 
 def _answered_states(inputs: Inputs) -> list[AnsweredState]:
@@ -170,7 +170,23 @@ def _ballot(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> 
     return {"pairs": [vars(preference) for preference in preferences], "reason": reason}
 
 
-def _finish(states: list[AnsweredState], prompts: Prompts, tasks: dict[str, Task], out: Out) -> None:
+def _spent(answers: Run) -> dict[str, float | None]:
+    """What each teacher's answers cost in USD; None where the price of one of them is not known."""
+    spent: dict[str, float | None] = {}
+    for row in answers.rows(TEACHER_ACTION):
+        so_far, cost = spent.get(row["teacher"], 0.0), row["cost_usd"]
+        priced = so_far is not None and (cost is not None or row["error_type"] is not None)
+        spent[row["teacher"]] = (so_far or 0.0) + (cost or 0.0) if priced else None
+    return spent
+
+
+def _finish(
+    states: list[AnsweredState],
+    prompts: Prompts,
+    tasks: dict[str, Task],
+    spent: dict[str, float | None],
+    out: Out,
+) -> None:
     """Pairs in the order of the states, each once, and the count of every reason for dropping."""
     dropped: Counter[str] = Counter()
     pairs: dict[str, Row] = {}
@@ -199,6 +215,7 @@ def _finish(states: list[AnsweredState], prompts: Prompts, tasks: dict[str, Task
         num_traces=len({step["rollout_id"] for state in states for step in state.recorded.steps}),
         num_steps=sum(len(state.recorded.steps) for state in states),
         out=out,
+        spent=spent,
     )
 
 

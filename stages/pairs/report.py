@@ -1,6 +1,7 @@
 """What came of extracting pairs: how many by rule, what was dropped by reason, and whether they point anywhere."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from tabulate import tabulate
 
@@ -13,11 +14,19 @@ PAIRS_A_TRACE = 5.0
 
 
 def report(
-    rows: list[Row], dropped: Counter[str], *, num_traces: int, num_steps: int, out: Out, about: str = ""
+    rows: list[Row],
+    dropped: Counter[str],
+    *,
+    num_traces: int,
+    num_steps: int,
+    out: Out,
+    about: str = "",
+    spent: Mapping[str, float | None] | None = None,
 ) -> None:
     """Write `report.txt`, the counts of the manifest, and its summary with the signal in the pairs.
 
     `num_traces` and `num_steps` are those of the rollouts that were read; `about` is a further line for the report.
+    spent: what each teacher's answers cost in USD, None where that is not known.
     """
     rules = Counter(row["rule"] for row in rows)
     direction = signal([(row["chosen"], row["rejected"]) for row in rows])
@@ -30,6 +39,12 @@ def report(
         dropped=dict(dropped),
         signal=direction and vars(direction),
     )
+    if spent is not None and rows:
+        price = {name: None if usd is None else usd / len(rows) for name, usd in spent.items()}
+        known = [usd for usd in price.values() if usd is not None]
+        price["all"] = sum(known) if len(known) == len(spent) else None
+        out.conclude(usd_per_pair=price)
+        about = f"{about}\n{_price_line(price)}".strip()
     dense = f"{density:.2f} a trace ({PAIRS_A_TRACE:g} would be dense)"
     lines = [f"{len(rows)} pairs from {num_steps} steps of {num_traces} traces: {dense}"]
     lines += [about] if about else []
@@ -37,6 +52,12 @@ def report(
     lines += ["", "dropped", *([tabulate(sorted(dropped.items()), tablefmt="plain")] if dropped else []), ""]
     lines += [_signal_line(direction)]
     out.text("report.txt", "\n".join(lines) + "\n")
+
+
+def _price_line(price: Mapping[str, float | None]) -> str:
+    told = {name: "not known" if usd is None else f"{usd:.4f}" for name, usd in price.items()}
+    each = ", ".join(f"{name} {usd}" for name, usd in told.items() if name != "all")
+    return f"the teachers' answers cost {told['all']} USD a kept pair ({each})"
 
 
 def _signal_line(direction: Signal | None) -> str:

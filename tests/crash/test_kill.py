@@ -140,6 +140,28 @@ def test_replay_teachers(tmp_path: Path, model: Path, server: Server) -> None:
     assert twice <= 2, "only what was in flight when the process died may be asked again"
 
 
+def test_a_limit_outlives_the_process(tmp_path: Path, model: Path, server: Server) -> None:
+    """Killed twice and resumed with the same limit, a run pays no more than that, and says what it paid."""
+    settings = ["--env", ENV, "--policy", str(model), "-s", "policy.max_tokens=60", "-s", "tasks=12", "-q"]
+    finish("collect", *settings, "--artifacts", str(tmp_path))
+    table = tmp_path / "teachers.toml"
+    prices = "usd_per_mtok_in = 0.0\nusd_per_mtok_out = 156.25\nmax_tokens = 64\nconcurrency = 2\n"  # 0.01 USD a call
+    table.write_text(f'[[teachers]]\nname = "t"\nmodel = "m"\nbase_url = "{server.url}"\n{prices}')
+    words = ["replay-teachers", "--teachers", str(table), "-q", "--artifacts", str(tmp_path), "--max-cost", "0.1"]
+    kill_when(words, lambda: len(lines(tmp_path, "replay-teachers")) >= 3)
+    found = manifest.read(newest(tmp_path, "replay-teachers").path)
+    assert found.status == "running"
+    assert 0.01 * len(server.requests) <= found.cost_usd + found.possibly_usd + 1e-9 <= 0.1 + 1e-9
+    assert found.cost_usd >= 0.03 - 1e-9
+    before = len(server.requests)
+    kill_when([*words, "--resume"], lambda: len(server.requests) > before)
+    last = composer(*words, "--resume")
+    assert last.wait(120) == 3
+    assert before < len(server.requests) <= 10
+    found = manifest.read(newest(tmp_path, "replay-teachers").path)
+    assert 0.01 * len(server.requests) <= found.cost_usd + found.possibly_usd + 1e-9 <= 0.1 + 1e-9
+
+
 def test_train(tmp_path: Path, model: Path) -> None:
     settings = ["--env", ENV, "--policy", str(model), "-s", "policy.max_tokens=20", "-s", "tasks=4", "-q"]
     settings += [f"-s optimisation.{s}" for s in ("steps=6", "prompts_per_step=2", "generations=4", "save_every=1")]

@@ -17,7 +17,7 @@ from stages.errors import BadInput
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.inputs import Inputs
-from stages.runs.records import PAIR
+from stages.runs.records import PAIR, TEACHER_ACTION
 
 EVERYTHING = Knowledge()
 NOTHING = Knowledge(misconceived=tuple(operation.name for operation in OPERATIONS))
@@ -103,7 +103,7 @@ def test_student_over_minority(tmp_path: Path, url: str) -> None:
     run = extracted(tmp_path, url, "right", ["right", "spelled", "wrong"])
     rows = run.rows(PAIR)
     assert {row["rule"] for row in rows} == {"student_over_minority"}
-    assert {row["rejected_by"] for row in rows} == {"wrong-2#0"}
+    assert {row["rejected_by"] for row in rows} == {"wrong-2"}
 
 
 def test_everything_dropped_has_a_reason(tmp_path: Path, url: str) -> None:
@@ -129,3 +129,52 @@ def test_answers_to_other_rollouts_are_refused(tmp_path: Path, url: str) -> None
     others = rollouts_of(tmp_path, url, "right")
     with pytest.raises(BadInput, match="answers the rollouts of"):
         extract_pairs.plan(Inputs({"rollouts": others, "teacher_actions": answers}), extract_pairs.Config())
+
+
+def test_answers_that_were_cut_off_or_malformed_are_no_side(tmp_path: Path, url: str) -> None:
+    """Half a command of a teacher used to become the rejected side of a pair."""
+    run = extracted(tmp_path, url, "right", ["right", "right", "mute"])
+    assert run.rows(PAIR) == []
+
+    def cut(body: dict[str, Any], n: int) -> Reply:
+        said = answer(ACTORS["wrong" if body["model"] == "cut" else "right"](body["messages"]))
+        said["choices"][0]["finish_reason"] = "length" if body["model"] == "cut" else "stop"
+        return Reply(body=said)
+
+    with serving(cut) as server:
+        run = extracted(tmp_path / "cut", server.url, "right", ["right", "right", "cut"])
+    assert run.rows(PAIR) == []
+
+
+def test_samples_of_a_teacher_are_one_vote(tmp_path: Path, url: str) -> None:
+    """Asked four times, one wrong teacher would outvote two others."""
+    rollouts = rollouts_of(tmp_path, url, "student")
+    table = [
+        {"name": name, "model": name, "base_url": url, "max_tokens": 99, "temperature": 1.0}
+        for name in ("right", "spelled", "wrong")
+    ]
+    config = replay_teachers.Config(teachers=table, samples=3)
+    answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=tmp_path).path)
+    inputs = {"rollouts": rollouts, "teacher_actions": answers}
+    run = Run(runner.execute("extract-pairs", inputs, extract_pairs.Config(), root=tmp_path).path)
+    rows = [row for row in run.rows(PAIR) if "sed" in row["chosen"]]
+    assert len(rows) == 3
+    assert {(row["votes_chosen"], row["votes_rejected"], row["num_teachers"]) for row in rows} == {(2.0, 1.0, 3)}
+
+
+def test_a_kept_pair_has_a_price(tmp_path: Path) -> None:
+    def reply(body: dict[str, Any], n: int) -> Reply:
+        dear = {"cost": 0.5} if body["model"] == "right" else {"cost": 0.0}
+        return Reply(body=answer(ACTORS[body["model"]](body["messages"]), **dear))
+
+    with serving(reply) as server:
+        run = extracted(tmp_path, server.url, "student", ["right", "spelled", "wrong"])
+    answers = Run(Path(run.manifest.inputs["teacher_actions"][0].path)).rows(TEACHER_ACTION)
+    spent = sum(row["cost_usd"] for row in answers)
+    assert spent > 0
+    summary = run.manifest.summary
+    assert summary["usd_per_pair"]["all"] == pytest.approx(spent / len(run.rows(PAIR)))
+    assert (
+        summary["usd_per_pair"]["right-0"] == summary["usd_per_pair"]["all"] and summary["usd_per_pair"]["wrong-2"] == 0
+    )
+    assert "USD a kept pair" in (run.path / "report.txt").read_text()
