@@ -83,8 +83,7 @@ WRONG = {
     "another stage, or a layer above": upward,
     "the command line": lambda module: None if module.startswith("composer_cli") else "composer_cli.options",
     "a terminal": lambda module: None if module.startswith("composer_cli") else "typer",
-    "a provider's client": lambda module: "openai",
-    "HTTP": lambda module: None if module == "stages.policy.http" else "h11",
+    "a provider's client": lambda module: None if module == "stages.policy.client" else "openai",
     "a file format": lambda module: (
         "pyarrow" if module.startswith("composer_cli") or module in {s.module for s in STAGES.values()} else None
     ),

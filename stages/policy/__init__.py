@@ -4,11 +4,11 @@ answers.py - what a server's response means: an answer, its tokens and price, or
 background.py - the event loop on which all servers are asked
 base.py - what is asked (`Turn`), what comes back (`Sample`), and how a policy is configured
 cache.py - answers that were paid for, by content
+client.py - chat completions through openai's own client, one request a call
 checkpoint.py - what evaluating a trained checkpoint needs to know: arm, seed, start, tasks
 embedded.py - models that environments bring along, made on first use
 endpoint.py - an OpenAI-compatible server, with typed errors, retries, a budget and a cache
 hosts.py - how many requests a server gets at once
-http.py - POST over kept-alive connections
 local.py - a Hugging Face model in this process; token ids and log-probs captured while sampling
 sampling.py - batched sampling from a causal LM, one random stream a row
 scheduler.py - asks all servers, conversations side by side and the steps of each in order

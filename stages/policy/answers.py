@@ -1,4 +1,4 @@
-"""What a server's response means: an answer with its tokens and price, or a typed error that says whether it was billed.
+"""What a server's response means: an answer with tokens and price, or a typed error that says if it was billed.
 
 A body is read as JSON whatever its content type says. A tool call is an answer, written as `stages.messages` writes it.
 A server that leaves out `usage` is not free: its tokens then count as their upper bounds, and the answer says so.
@@ -11,7 +11,7 @@ import orjson
 from stages.errors import UsageError
 from stages.messages import Spoken, ToolCall, write
 from stages.policy.base import PolicyConfig, Sample
-from stages.policy.http import Response
+from stages.policy.client import Response
 
 RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 PUSHES_BACK = {429, 503, 529}
@@ -62,7 +62,7 @@ def of_status(status: int, message: str, config: PolicyConfig, wait_s: float | N
     said = f"the server answered {status}: {message[:200]}"
     if status in RETRYABLE or status > 504:
         kind = "rate_limit" if status == 429 else "server"
-        perhaps_billed = status in PERHAPS_DONE or status > 504 and status not in PUSHES_BACK
+        perhaps_billed = status in PERHAPS_DONE or (status > 504 and status not in PUSHES_BACK)
         return Retryable(kind, said, wait_s, None if perhaps_billed else 0.0)
     return Rejected(said)
 

@@ -31,7 +31,7 @@ class PolicyConfig(Settings):
     usd_per_mtok_out: float | None = None
     """Price of a million output tokens in USD."""
     price: Literal["unknown"] | None = None
-    """"unknown" lets a server without prices be asked under --max-cost: one call after another, by what it bills itself."""
+    """"unknown" lets a server without prices be asked under --max-cost: a call at a time, by its own bills."""
     temperature: float = Field(1.0, ge=0.0)
     """0 is greedy. Nothing else shapes the distribution, so that log-probs are exact: no top_p, top_k or penalties."""
     max_tokens: int = Field(64, gt=0)
@@ -98,7 +98,7 @@ class PolicyConfig(Settings):
         return os.environ[self.api_key_env].strip()
 
     def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
-        """Price in USD of a call with so many tokens, `cached_tokens` of the prompt among them; an unknown price is 0."""
+        """Price in USD of a call with so many tokens, `cached_tokens` of them cached; an unknown price is 0."""
         new, cached, out = (self.usd_per_mtok_in or 0.0, self.usd_per_mtok_cached_in, self.usd_per_mtok_out or 0.0)
         dear = prompt_tokens - cached_tokens
         return (dear * new + cached_tokens * (new if cached is None else cached) + completion_tokens * out) / 1e6

@@ -6,25 +6,27 @@ counts as possibly paid. A server that answers 200 with an error inside (OpenRou
 """
 
 import asyncio
-import random
 import time
 from pathlib import Path
 from typing import Any
+
+import tenacity
 
 from stages.errors import ComposerError, Incomplete, UsageError
 from stages.policy import answers, background
 from stages.policy.answers import Rejected, Retryable
 from stages.policy.base import PolicyConfig, Sample, Turn, prompt_bound
 from stages.policy.cache import AnswerCache
+from stages.policy.client import Broken, Client, Response, Unreachable
 from stages.policy.hosts import host_of
-from stages.policy.http import Broken, Client, Response, Unreachable
 from stages.runs import store
 from stages.runs.artifact import Budget, Listener
 from stages.runs.ledger import Reservation
 from stages.runs.together import Together
 
 MAX_WAIT_S = 120.0
-LONGEST_PAUSE_S = 8.0
+BACKOFF = tenacity.wait_exponential(0.5, max=8.0) + tenacity.wait_random(0.0, 0.5)
+Request = dict[str, Any]
 
 
 class EndpointPolicy:
@@ -46,8 +48,7 @@ class EndpointPolicy:
                 'usd_per_mtok_in and usd_per_mtok_out (0 where it is free), or write price = "unknown".'
             )
         self.config, self._budget, self.batch_size = config, budget, config.concurrency
-        key = {"Authorization": f"Bearer {config.key()}"}
-        self._client = Client(f"{config.base_url.rstrip('/')}/chat/completions", key)
+        self._client = Client(config.base_url, config.key())
         self._host, self._slots = host_of(config.base_url), asyncio.Semaphore(config.concurrency)
         self._cache = AnswerCache(cache / "answers.sqlite")
         self._keep = Together(self._cache.put_all)
@@ -83,17 +84,22 @@ class EndpointPolicy:
         key = store.digest({"base_url": self.config.base_url, **request, **unsent})
         if (kept := self._cache.get(key)) is not None:
             return Sample(**kept)
-        body = store.encode(request)
-        for attempt in range(1, self.config.max_attempts + 1):
-            try:
-                return await self._launched(key, body, attempt)
-            except Rejected as error:
-                return Sample(error_type="rejected", error=str(error), attempts=attempt)
-            except Retryable as error:
-                failed = Sample(error_type=error.kind, error=f"{error} (after {attempt} attempts)", attempts=attempt)
-                if attempt < self.config.max_attempts:
-                    await asyncio.sleep(_pause(error, attempt))
-        return failed
+        attempt = 0
+        try:
+            async for launch in tenacity.AsyncRetrying(
+                stop=tenacity.stop_after_attempt(self.config.max_attempts),
+                retry=tenacity.retry_if_exception_type(Retryable),
+                wait=_pause,
+                reraise=True,
+            ):
+                with launch:
+                    attempt = launch.retry_state.attempt_number
+                    return await self._launched(key, request, attempt)
+        except Rejected as error:
+            return Sample(error_type="rejected", error=str(error), attempts=attempt)
+        except Retryable as error:
+            return Sample(error_type=error.kind, error=f"{error} (after {attempt} attempts)", attempts=attempt)
+        raise AssertionError("tenacity ends with a result or an error")
 
     async def drain(self) -> None:
         """Wait for the requests in flight, whoever asked for them, so that no answer that is paid for is lost."""
@@ -111,9 +117,9 @@ class EndpointPolicy:
         wanted = {name: value for name, value in (ours | self.config.request).items() if value is not False}
         return wanted | self.config.extra_body
 
-    async def _launched(self, key: str, body: bytes, attempt: int) -> Sample:
+    async def _launched(self, key: str, request: Request, attempt: int) -> Sample:
         """Wait for a place and for money, then launch in a task that outlives its caller."""
-        bound = (prompt_bound(len(body)), self.config.longest_answer())
+        bound = (prompt_bound(len(store.encode(request))), self.config.longest_answer())
         usd = self.config.cost(*bound) if self.config.priced else None
         await self._slots.acquire()
         try:
@@ -126,17 +132,17 @@ class EndpointPolicy:
         except BaseException:
             self._slots.release()
             raise
-        task = asyncio.create_task(self._launch(key, body, bound, reservation, attempt))
+        task = asyncio.create_task(self._launch(key, request, bound, reservation, attempt))
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
         return await asyncio.shield(task)
 
     async def _launch(
-        self, key: str, body: bytes, bound: tuple[int, int], reservation: Reservation, attempt: int
+        self, key: str, request: Request, bound: tuple[int, int], reservation: Reservation, attempt: int
     ) -> Sample:
         """Send once; keep the answer, then release the money that it did not cost."""
         try:
-            response, latency_s = await self._send(body, reservation)
+            response, latency_s = await self._send(request, reservation)
             sample = answers.read(response.body, self.config, bound, latency_s=latency_s, attempts=attempt)
         except (Retryable, Rejected) as error:
             if error.billed_usd is None:
@@ -152,13 +158,13 @@ class EndpointPolicy:
         await self._budget.settle(reservation, sample.cost_usd)
         return sample
 
-    async def _send(self, body: bytes, reservation: Reservation) -> tuple[Response, float]:
+    async def _send(self, request: Request, reservation: Reservation) -> tuple[Response, float]:
         """A response with status 200 and its seconds; anything else is raised. Ends the stay at the host's door."""
         pushed_back, wait_s = False, None
         try:
             await self._budget.record(reservation)
             started = time.monotonic()
-            response = await self._client.post(body, self.config.timeout_s)
+            response = await self._client.post(request, self.config.timeout_s)
             if response.status != 200:
                 wait_s = answers.seconds(response.headers.get("retry-after"))
                 pushed_back = response.status in answers.PUSHES_BACK
@@ -178,10 +184,11 @@ class EndpointPolicy:
             self._slots.release()
 
 
-def _pause(error: Retryable, attempt: int) -> float:
+def _pause(state: tenacity.RetryCallState) -> float:
     """Seconds before the next launch: as the server asked, up to two minutes (longer: give up); else 0.5 s to 8 s."""
-    if error.wait_s is None:
-        return min(0.5 * 2 ** (attempt - 1), LONGEST_PAUSE_S) + random.uniform(0.0, 0.5)  # noqa: S311 - no secret
+    error = state.outcome.exception() if state.outcome else None
+    if not isinstance(error, Retryable) or error.wait_s is None:
+        return BACKOFF(state)
     if error.wait_s > MAX_WAIT_S:
         raise Incomplete(
             f"The server asks to wait {error.wait_s:g} s, longer than {MAX_WAIT_S:g} s. "

@@ -13,7 +13,7 @@ from stages.errors import BadInput
 from stages.runs import ledger, store
 
 Status = Literal["running", "complete", "incomplete", "interrupted", "failed"]
-PACKAGES = ("torch", "transformers", "trl", "pyarrow", "duckdb", "h11")
+PACKAGES = ("torch", "transformers", "trl", "pyarrow", "duckdb", "openai")
 SOURCE = Path(__file__).resolve().parents[2]
 
 

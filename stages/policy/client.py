@@ -1,0 +1,62 @@
+"""A server's chat completions through openai's own client: one request a call, no retries, the body as it came.
+
+A request is sent at most once, and the caller learns whether it may have arrived, because what arrived may be billed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+
+NOT_CONNECTED = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol", "InvalidURL")
+"""Causes of a connection error before which nothing was sent, by the names of the HTTP library below openai."""
+
+
+class Unreachable(Exception):
+    """There was no connection, so nothing was sent."""
+
+
+class Broken(Exception):
+    """The connection broke after the request was sent; the server may have done the work."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """Status, headers in lower case, and the whole body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Client:
+    """Posts to the chat completions of one server; connections are kept for the next requests."""
+
+    def __init__(self, base_url: str, key: str) -> None:
+        self._client = openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0)
+
+    async def post(self, request: Mapping[str, Any], timeout_s: float) -> Response:
+        """The server's response, whatever its status and content type.
+
+        Raises `Unreachable`, `Broken`, or `TimeoutError` when the answer is not there within `timeout_s`.
+        """
+        create = self._client.chat.completions.with_raw_response.create
+        try:
+            raw = await create(
+                model=request["model"], messages=request["messages"], extra_body=dict(request), timeout=timeout_s
+            )
+        except openai.APIStatusError as error:
+            return _response(error.response)
+        except openai.APIConnectionError as error:
+            cause = error.__cause__ or error
+            if any(kind.__name__ in NOT_CONNECTED for kind in type(cause).__mro__):
+                raise Unreachable(str(cause) or type(cause).__name__) from None
+            if isinstance(error, openai.APITimeoutError):
+                raise TimeoutError from None
+            raise Broken(str(cause) or type(cause).__name__) from None
+        return _response(raw.http_response)
+
+
+def _response(answered: Any) -> Response:
+    return Response(answered.status_code, {k.lower(): v for k, v in answered.headers.items()}, answered.content)
