@@ -75,11 +75,12 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         split = None if config.split == "both" else config.split
         candidates = generator.candidates(config.seed, split, config.kinds, task_source.difficulties(config.difficulty))
         waiting = [candidate for candidate in candidates if not out.finished(candidate.identity)]
-        while waiting and (needed := config.tasks - _accepted(out)) > 0:
+        while waiting and (lacking := config.tasks - _accepted(out)) > 0:
             out.stop_here()
             tried = f"tasks, {len(candidates) - len(waiting)} of {len(candidates)} candidates tried"
-            out.progress(tried, config.tasks - needed, config.tasks)
-            batch, waiting = waiting[: min(needed, generator.batch)], waiting[min(needed, generator.batch) :]
+            out.progress(tried, config.tasks - lacking, config.tasks)
+            size = min(lacking, generator.batch)
+            batch, waiting = waiting[:size], waiting[size:]
             for made in generator.make(batch, config.scope):
                 row = made.row and task_source.prepared(made.row, config.package, config.requirements)
                 out.write(made.removal.identity, {"row": row, "reason": made.reason, "removed": made.removal.names})

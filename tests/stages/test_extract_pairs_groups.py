@@ -10,6 +10,7 @@ from support.foreign import INSTANCE, REAL, call, document, jsonl, needs_real
 from stages import extract_pairs
 from stages.errors import BadInput, UsageError
 from stages.import_traces import Config
+from stages.pairs.canonical import canonical
 from stages.runs import inputs, runner
 from stages.runs.artifact import Run
 from stages.runs.records import PAIR, ROLLOUT
@@ -46,7 +47,8 @@ def test_a_group_of_models_needs_no_teachers(tmp_path: Path) -> None:
     run = extracted(tmp_path, imported(tmp_path, wiki(tmp_path / "in")))
     pairs = run.rows(PAIR)
     assert [(p["rule"], p["rejected"], p["num_teachers"]) for p in pairs] == [("student_over_minority", "A bird.", 3)]
-    assert run.manifest.counts["dropped_duplicate"] == 4  # each student, and the rewards, say the same
+    assert run.manifest.counts["dropped_duplicate"] == 3  # each student says the same
+    assert run.manifest.counts["dropped_too_few_rollouts"] == 1  # one rollout was wrong, which may be luck
     search = '<tool_call>\n{"name": "search", "arguments": {"query": "boat"}}\n</tool_call>'
     assert {p["chosen"] for p in pairs} == {search} and json.loads(pairs[0]["messages_json"]) == [
         {"role": "user", "content": "What?"}
@@ -99,12 +101,12 @@ def test_only_imported_rollouts_may_come_without_teachers(tmp_path: Path, collec
 def test_real_wiki_search_gives_pairs(tmp_path: Path) -> None:
     run = extracted(tmp_path, imported(tmp_path, REAL / "wiki-search"))
     pairs = run.rows(PAIR)
-    assert (
-        len(pairs) >= 200
-        and len({p["task_id"] for p in pairs}) >= 25
-        and all(p["chosen"] != p["rejected"] for p in pairs)
-    )
-    assert {p["rule"] for p in pairs} == {"better_outcome", "majority_over_student", "student_over_minority"}
+    assert len(pairs) >= 20 and all(p["chosen"] != p["rejected"] for p in pairs)
+    assert {p["rule"] for p in pairs} == {"majority_over_student", "student_over_minority"}
+    counts = run.manifest.counts
+    assert counts["dropped_too_few_rollouts"] >= 100  # up to nine rollouts a question: rewards say nothing about a step
+    sides = [{(p["state_sha256"], canonical(p[side])) for p in pairs} for side in ("chosen", "rejected")]
+    assert not sides[0] & sides[1]
 
 
 @needs_real
@@ -112,5 +114,5 @@ def test_real_runs_on_the_same_instances_give_pairs(tmp_path: Path) -> None:
     rollouts = imported(tmp_path, REAL / "same-instance")
     pairs = extracted(tmp_path, rollouts).rows(PAIR)
     resolved = {r["task_id"] for r in rollouts.rows(ROLLOUT) if r["gt_pass"]}
-    assert len(pairs) >= 50 and {p["task_id"] for p in pairs} <= resolved
-    assert {p["rule"] for p in pairs} == {"better_outcome", "better_submission"}
+    assert len(pairs) >= 40 and {p["task_id"] for p in pairs} <= resolved
+    assert {p["rule"] for p in pairs} == {"better_submission"}

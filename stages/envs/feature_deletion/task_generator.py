@@ -89,12 +89,10 @@ class Candidate:
         fresh = done.broken.keys() - self.baseline.broken.keys()
         self.hanging = done.hanging
         self.failing = sorted(self._affected() - done.passed - done.hanging)
-        if done.timed_out:
+        if done.timed_out or (done.hanging and not self.failing):
             self.reason = ": ".join(("without the code the tests hang", *sorted(done.hanging)[:1]))
         elif fresh or done.status < 0:
             self.reason = "without the code the tests cannot be collected"
-        elif not self.failing and done.hanging:
-            self.reason = f"without the code the tests hang: {min(done.hanging)}"
         elif not self.failing:
             self.reason = "no test notices"
         elif not self._lists().pass_to_pass:

@@ -134,10 +134,10 @@ def _parameters(code: str, method: str) -> tuple[str, ...] | None:
     """Those of a method in starter code, whose bodies hold only a comment or nothing."""
     header = re.search(rf"def {re.escape(method)}\(.*?\)[^\n]*:[ \t]*$", code, re.DOTALL | re.MULTILINE)
     try:
-        (function,) = ast.parse(f"{header[0]} pass").body if header else ()
+        parsed = ast.parse(f"{header[0]} pass").body if header else []
     except (SyntaxError, ValueError):
         return None
-    given = function.args if isinstance(function, ast.FunctionDef) else None
+    given = parsed[0].args if parsed and isinstance(parsed[0], ast.FunctionDef) else None
     if given is None or given.vararg or given.kwarg or given.defaults or given.kwonlyargs:
         return None
     return tuple(argument.arg for argument in (*given.posonlyargs, *given.args) if argument.arg != "self")

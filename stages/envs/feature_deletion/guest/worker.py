@@ -62,12 +62,13 @@ def compile_once() -> None:
         write(COMPILED, b"")
 
 
-class Heartbeat(Outcomes):  # type: ignore[misc]  # its base is found in the sandbox alone
+class Heartbeat(Outcomes):
     """Says on a pipe which test begins, and notes how long slow ones took."""
 
     def __init__(self, keep: "set[str] | None", pipe: int) -> None:
         super().__init__(keep)
-        self.pipe, self.slow, self.began = pipe, {}, time.monotonic()
+        self.pipe, self.began = pipe, time.monotonic()
+        self.slow: dict[str, float] = {}
         self.say(COLLECTION)
 
     def say(self, test: str) -> None:
