@@ -2,6 +2,7 @@
 
 base.py - what an environment is, and the values that it exchanges
 bash.py - the text protocol of a bash action
+bash_faults.py - which turns of a shell episode went wrong
 config.py - which environment a stage acts in, its options and its sandbox
 jsonl.py - rows of a file that a user names by path
 kata/ - small code-repair tasks, generated, with small models that act in them

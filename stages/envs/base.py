@@ -4,7 +4,7 @@ An instance serves one episode at a time and is reused through `reset`. It knows
 run: the agent loop (`stages.rollouts.episode`) drives it, and every other framework reaches it through a thin adapter.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -50,6 +50,19 @@ class Observation:
     raw_chars: int = 0
     elided_chars: int = 0
     stop: str | None = None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A turn that went wrong: its index, the kind of error in a word, the error as the agent saw it, and what it lacked.
+
+    advice: a sentence that would have helped before the turn.
+    """
+
+    turn: int
+    kind: str
+    error: str
+    advice: str
 
 
 @dataclass(frozen=True)
@@ -118,4 +131,13 @@ class ComparesOutcomes(Protocol):
 
     def outcome(self, observation: Observation) -> str:
         """A digest of what can be observed after the last action: the state as it behaves, not as it is spelled."""
+        ...
+
+
+@runtime_checkable
+class ReportsFaults(Protocol):
+    """An environment that can say which turns of an episode went wrong, from what came back after each."""
+
+    def faults(self, observations: Sequence[Observation]) -> list[Fault]:
+        """At most one Fault a turn; malformed actions and wrong answers are found without its help."""
         ...

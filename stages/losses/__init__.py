@@ -9,7 +9,7 @@ chunked.py - sums a per-token loss in one piece or chunk by chunk, by the same f
 reduction.py - batchmean and the like; verl's aggregation modes; TRL's mean of sequence means
 log_probs.py - log-probs of given tokens and of sequences
 jsd.py - generalised JSD (OPSD with token_clip and top-k; GKD; GOLD), and its sampled-token form
-hidden.py - the same divergence from hidden states and output heads
+hidden.py - losses from hidden states and output heads, and the same divergence in that form
 iw_opd.py - IW-OPD: top-k supports with a tail, sparse top-1, importance-weighted sampled tokens
 sdpo.py - self-distillation on all, top-k or sampled entries, with the importance clip
 teachers.py - moving-average and trust-region teachers
@@ -19,6 +19,7 @@ simpo.py - SimPO, and TRL's CPO
 dpo.py - the loss of a preference pair: 14 types, 4 f-divergences
 dpo_batch.py - stacked batches: sequence sums (LD-DPO), WPO weights, mixtures of types, type sft, metrics
 eopd.py - entropy-aware on-policy distillation
+eopd_hidden.py - the same from hidden states and output heads
 opd.py - KL estimates, dual-clip PPO, distillation through either, reverse KL as an advantage
 prime_rl.py - PRIME-RL's default, opd and sft losses of May 2026, over packed sequences
 prime_rl_components.py - PRIME-RL's newest: ipo, ref_kl and ce, with component weights

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from stages.losses.shapes import Rows, RowTable, RowValues, Scalar, TeacherRows
 
 PerToken = Callable[..., RowTable]
-"""(student rows, teacher rows, *parameters) -> values a token: the loss first, then statistics without gradient."""
+"""(student rows, teacher rows, *beside, *parameters) -> values a token: the loss, then statistics without gradient."""
 
 DEFAULT_CHUNK_TOKENS = 32  # 32 x 151,936 float32 are 19 MB a temporary; 16 to 64 tokens take the same time on a CPU
 
@@ -26,21 +26,23 @@ def token_sum(
     teacher: TeacherRows,
     weights: RowValues,
     *parameters: Tensor,
+    beside: Sequence[Tensor] = (),
     chunk_tokens: int | None = DEFAULT_CHUNK_TOKENS,
     skip_masked: bool = True,
 ) -> tuple[Scalar, RowTable]:
     """Sum over tokens of weight * loss, and the table of values per token (detached, 0 for skipped tokens).
 
     The gradient reaches the student rows and the parameters (an output head, say), never the teacher or the weights.
+    beside: further tensors [n, ...] without gradient, of which per_token gets the rows of its chunk.
     skip_masked leaves tokens of weight 0 out, so that a NaN there stays there; without it they are multiplied by 0, and
     a NaN spreads.
     """
     rows = weights.nonzero().squeeze(1) if skip_masked else torch.arange(len(weights), device=weights.device)
     teacher, weights = teacher.detach(), weights.detach()
     if chunk_tokens is None:
-        values = per_token(student[rows], teacher[rows], *parameters)
+        values = per_token(student[rows], teacher[rows], *(values[rows] for values in beside), *parameters)
         return (values[:, 0] * weights[rows]).sum(), _spread(values.detach(), rows, len(weights))
-    return _ChunkedSum.apply(per_token, chunk_tokens, rows, weights, teacher, student, *parameters)
+    return _ChunkedSum.apply(per_token, chunk_tokens, rows, weights, (teacher, *beside), student, *parameters)
 
 
 def _spread(values: Tensor, rows: Tensor, num_tokens: int) -> Tensor:
@@ -57,7 +59,7 @@ class _ChunkedSum(torch.autograd.Function):
         chunk_tokens: int,
         rows: Tensor,
         weights: Tensor,
-        teacher: Tensor,
+        given: tuple[Tensor, ...],
         student: Tensor,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
@@ -66,7 +68,7 @@ class _ChunkedSum(torch.autograd.Function):
         table: Tensor
         for number, chunk in enumerate(rows.split(chunk_tokens)):  # one empty chunk where there are no rows
             leaves = [x.detach().requires_grad_(w) for x, w in zip((student[chunk], *parameters), wanted, strict=True)]
-            values = _chunk(per_token, leaves, teacher[chunk], weights[chunk])
+            values = _chunk(per_token, leaves, [rows_of[chunk] for rows_of in given], weights[chunk])
             # One table from the start: a small result kept a chunk would pin the large temporaries' memory around it.
             table = values.new_zeros(len(weights), values.shape[1]) if number == 0 else table
             table.index_copy_(0, chunk, values)
@@ -92,11 +94,11 @@ def _graph_is_kept() -> bool:
     return ask is None or ask()
 
 
-def _chunk(per_token: PerToken, leaves: Sequence[Tensor], teacher: Tensor, weights: Tensor) -> RowTable:
+def _chunk(per_token: PerToken, leaves: Sequence[Tensor], given: Sequence[Tensor], weights: Tensor) -> RowTable:
     """Values of one chunk's tokens; puts the gradient of their weighted sum into .grad of the leaves that want one."""
     wanted = any(leaf.requires_grad for leaf in leaves)
     with torch.set_grad_enabled(wanted):
-        values = per_token(leaves[0], teacher, *leaves[1:])
+        values = per_token(leaves[0], *given, *leaves[1:])
         if wanted:
             (values[:, 0] * weights).sum().backward()
     return values.detach()

@@ -10,6 +10,7 @@ from stages.losses.log_probs import token_log_probs
 from stages.losses.reduction import aggregate, masked_mean
 from stages.losses.shapes import (
     Logits,
+    PerPosition,
     ResponseMask,
     Scalar,
     Support,
@@ -64,9 +65,7 @@ def eopd_loss(
     options = options or EopdOptions()
     old, teacher = old_log_probs.detach(), teacher_log_probs.detach()
     advantages = teacher - old
-    ratio = torch.exp(log_probs - old)
-    clipped = ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
-    losses = torch.maximum(-advantages * ratio, -advantages * clipped)
+    losses, ratio = policy_losses(log_probs, old, advantages, options)
     loss = aggregate(losses, mask, options.agg_mode, min_tokens=min_tokens, norm_by_sequences=False)
     metrics = {
         "actor/rev_kl": masked_mean(-advantages, mask),
@@ -83,9 +82,23 @@ def eopd_loss(
     return loss + soft_loss, metrics | soft_metrics
 
 
-def _gated_forward_kl(soft: SoftTargets, mask: TokenMask, options: EopdOptions) -> tuple[Scalar, dict[str, Scalar]]:
+def policy_losses(
+    log_probs: PerPosition, old: PerPosition, advantages: PerPosition, options: EopdOptions
+) -> tuple[PerPosition, PerPosition]:
+    """max(-A r, -A clip(r)) and r = exp(l - l_old), a token."""
+    ratio = torch.exp(log_probs - old)
+    clipped = ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
+    return torch.maximum(-advantages * ratio, -advantages * clipped), ratio
+
+
+def forward_kl(soft: SoftTargets) -> TokenValues:
+    """sum_k exp(t_k) (t_k - s_k), a token."""
     teacher = soft.teacher.detach()
-    divergence = (teacher.exp() * (teacher - soft.student)).sum(-1)
+    return (teacher.exp() * (teacher - soft.student)).sum(-1)
+
+
+def _gated_forward_kl(soft: SoftTargets, mask: TokenMask, options: EopdOptions) -> tuple[Scalar, dict[str, Scalar]]:
+    divergence = forward_kl(soft)
     gated = mask * (soft.teacher_entropy >= options.entropy_threshold)
     unsure = mask * (soft.teacher_entropy >= METRICS_THRESHOLD)
     tokens = mask.sum() + TINY

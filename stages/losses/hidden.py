@@ -1,6 +1,7 @@
-"""Divergence taken from hidden states and output heads: neither model's logits exist beyond one chunk of tokens.
+"""Losses taken from hidden states and output heads: neither model's logits exist beyond one chunk of tokens.
 
-Serves the parity check and `benchmarks/losses.py` only: no channel uses it.
+`logits_sum` is what the channels TAID and EOPD are computed by; `hidden_divergence` serves the parity check and
+`benchmarks/losses.py` only.
 """
 
 from dataclasses import dataclass, replace
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.losses.chunked import token_sum
-from stages.losses.divergence import elementwise_divergence
-from stages.losses.shapes import Hidden, RowTable, Scalar, TeacherHidden, TokenMask
+from stages.losses.chunked import PerToken, token_sum
+from stages.losses.divergence import elementwise_divergence, widened
+from stages.losses.shapes import Hidden, Rows, RowTable, RowValues, Scalar, TeacherHidden, TokenMask
 
 # Larger than for logits: every chunk adds one [vocabulary, width] product to the head's gradient.
 HEAD_CHUNK_TOKENS = 128
@@ -35,6 +36,56 @@ class Head:
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return F.log_softmax(logits / temperature, dim=-1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., v] as the model itself gives them, in its own dtype, then widened to float32 at least."""
+        raw = widened(F.linear(hidden, self.weight, self.bias) * self.scale)
+        return raw if self.softcap is None else self.softcap * torch.tanh(raw / self.softcap)
+
+    def cut(self, vocabulary: int) -> "Head":
+        """The same head for the first so many tokens; the rest is padding that no tokenizer knows."""
+        if len(self.weight) == vocabulary:
+            return self
+        return replace(
+            self, weight=self.weight[:vocabulary], bias=None if self.bias is None else self.bias[:vocabulary]
+        )
+
+
+@dataclass(frozen=True)
+class Predictors:
+    """Hidden states [n, h] that predict n tokens, and the head that makes logits of them."""
+
+    hidden: Rows
+    head: Head
+
+
+def logits_sum(
+    per_token: PerToken,
+    student: Predictors,
+    teacher: Predictors,
+    weights: RowValues,
+    *beside: Tensor,
+    chunk_tokens: int | None = HEAD_CHUNK_TOKENS,
+) -> tuple[Scalar, RowTable]:
+    """Sum over tokens of weight * per_token(student logits, teacher logits, *beside), and the table of its values.
+
+    Both logits are [chunk, v] in float32 at least, over the tokens that both models know. Tokens of weight 0 are not
+    computed at all. Gradient to the student's hidden states and head.
+    """
+    vocabulary = min(len(student.head.weight), len(teacher.head.weight))
+    own, other = student.head.cut(vocabulary), teacher.head.cut(vocabulary)
+    parameters = (own.weight,) if own.bias is None else (own.weight, own.bias)
+
+    def through_heads(student_rows: Tensor, teacher_rows: Tensor, *rest: Tensor) -> RowTable:
+        given, (weight, *bias) = rest[: len(beside)], rest[len(beside) :]
+        with torch.no_grad():
+            teacher_logits = other.logits(teacher_rows)
+        head = replace(own, weight=weight, bias=next(iter(bias), None))
+        return per_token(head.logits(student_rows), teacher_logits, *given)
+
+    return token_sum(
+        through_heads, student.hidden, teacher.hidden, weights, *parameters, beside=beside, chunk_tokens=chunk_tokens
+    )
 
 
 @dataclass(frozen=True)

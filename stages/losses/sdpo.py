@@ -38,10 +38,7 @@ def sampled_token_loss(student: TokenValues, teacher: TokenValues, *, alpha: flo
 
 
 def importance_weights(student: TokenValues, old: TokenValues, clip: float) -> TokenValues:
-    """min(exp(clamp(sg[lS - l_old], -20, 20)), clip) on the sampled token: an upper clip only, and no gradient.
-
-    Serves the parity check only.
-    """
+    """min(exp(clamp(sg[lS - l_old], -20, 20)), clip) on the sampled token: an upper clip only, and no gradient."""
     return (student - old).detach().clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp().clamp(max=clip)
 
 

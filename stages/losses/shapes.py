@@ -31,6 +31,7 @@ PositionIds = Int[Tensor, "*batch"]
 Rows = Float[Tensor, "n v"]
 TeacherRows = Float[Tensor, "n w"]
 RowValues = Float[Tensor, " n"]
+RowIds = Int[Tensor, " n"]
 RowTable = Float[Tensor, "n c"]
 
 Hidden = Float[Tensor, "b t h"]

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from stages.errors import UsageError
 from stages.losses.chunked import DEFAULT_CHUNK_TOKENS, token_sum
-from stages.losses.shapes import Logits, RowTable, Scalar, TokenMask
+from stages.losses.hidden import HEAD_CHUNK_TOKENS, Predictors, logits_sum
+from stages.losses.shapes import Logits, RowTable, RowValues, Scalar, TokenMask
 
 
 def taid_loss(
@@ -37,9 +38,28 @@ def taid_loss(
     return total / weights.sum().clamp_min(min_tokens)
 
 
-def _per_token(t: Tensor | float, student: Tensor, teacher: Tensor) -> RowTable:
-    target = F.softmax((1 - t) * student.detach() + t * teacher, dim=-1, dtype=torch.float32)
-    terms = target * F.log_softmax(student, dim=-1, dtype=torch.float32)
+def taid_from_hidden(
+    student: Predictors,
+    teacher: Predictors,
+    weights: RowValues,
+    t: Tensor | float,
+    *,
+    chunk_tokens: int | None = HEAD_CHUNK_TOKENS,
+) -> Scalar:
+    """Sum over tokens of weight * the loss a token of taid_loss; logits exist for a chunk of tokens at a time.
+
+    The target is mixed in float32 at least, where taid_loss and upstream stay in the logits' dtype.
+    """
+    dtype = torch.promote_types(student.hidden.dtype, torch.float32)
+    per_token = partial(_per_token, t, dtype=dtype)
+    return logits_sum(per_token, student, teacher, weights, chunk_tokens=chunk_tokens)[0]
+
+
+def _per_token(
+    t: Tensor | float, student: Tensor, teacher: Tensor, *, dtype: torch.dtype = torch.float32
+) -> RowTable:
+    target = F.softmax((1 - t) * student.detach() + t * teacher, dim=-1, dtype=dtype)
+    terms = target * F.log_softmax(student, dim=-1, dtype=dtype)
     return -terms.masked_fill(student.isinf(), 0.0).sum(-1, keepdim=True)
 
 

@@ -1,7 +1,4 @@
-"""Teachers made from the student: moving averages of its weights, and a trust region in logit space.
-
-Serves the parity check only: no channel uses it.
-"""
+"""Teachers made from the student: moving averages of its weights, and a trust region in logit space."""
 
 from collections.abc import Sequence
 
@@ -17,7 +14,7 @@ def update_average(teacher: Sequence[Tensor], student: Sequence[Tensor], student
 
     OPSD: the teacher starts as a copy of the student at the first step's end (that call only copies), student_share is
     1 - ema_decay, with ema_decay 0.999. SDPO: once per policy update, skipped if no gradient was finite, student_share
-    0.05. Serves the parity check only.
+    0.05.
     Source: siyan-zhao/OPSD 401b849 opsd_trainer.py _update_ema; lasgroup/SDPO 0e6d510 dp_actor.py:132-151
     _update_teacher.
     """
@@ -30,6 +27,6 @@ def update_average(teacher: Sequence[Tensor], student: Sequence[Tensor], student
 def trust_region_logits(reference_logits: Values, student_logits: Values, student_share: float) -> Values:
     """lerp(reference, student, student_share), entry by entry. Source: lasgroup/SDPO 0e6d510 dp_actor.py:52-64.
 
-    Serves the parity check only.
+   
     """
     return torch.lerp(reference_logits, student_logits, student_share)

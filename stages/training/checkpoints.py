@@ -33,10 +33,12 @@ class Supervision(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Runs after everything else of a checkpoint has been written."""
         folder = self._folder / f"checkpoint-{state.global_step}"
+        self._channels.save(folder)
         store.write_json(folder / MARKER, {"step": state.global_step, "channels": self._channels.state()})
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Between two steps."""
+        self._channels.after_step(kwargs["model"])
         self._out.progress("training steps", state.global_step, state.max_steps)
         if self._out.stop.is_set():
             control.should_save = control.should_training_stop = True

@@ -1,82 +1,65 @@
 """Hints for the self-distillation channel: which turn of an episode went wrong, and what the agent lacked there.
 
 A hint is placed at the faulty turn, in the message that the agent answered; the divergence is taken over that turn's
-tokens alone.
+tokens alone. Environments say which turns went wrong (`ReportsFaults`); malformed actions and wrong answers are seen
+here, in any environment.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stages.envs.base import Environment, Fault, ReportsFaults
 from stages.messages import Message, following_ids, opening_ids
 from stages.policy import open_policy
 from stages.policy.base import Policy, Turn
 from stages.policy.local import LocalPolicy
-from stages.rollouts.episode import Episode, Step
+from stages.rollouts.episode import Episode
 from stages.runs.artifact import Out
+from stages.training.reprompt import reprompted
 from stages.training.rows import HintedTurn
 from stages.training.settings import Hints
 from stages.training.trees import Tree
 
-EDITS = re.compile(r"\b(sed\s+-i|>\s*\S+|tee|patch|cp|mv|ed)\b|>\s*\w")
-TESTS = re.compile(r"\b(pytest|unittest|test_\w+\.py|tests?/)")
-NO_FILE = re.compile(
-    r"(\S+?): No such file or directory|can't open file '([^']+)'|No such file or directory: '([^']+)'"
-)
-NO_COMMAND = re.compile(r"(\S+): (?:command )?not found")
-
 
 @dataclass(frozen=True)
-class Fault:
-    """A turn that went wrong: its index, the kind of error, and the error as the agent saw it afterwards."""
+class Hint:
+    """What to tell the agent at a turn. source: "template", or the name of the model that wrote it."""
 
     turn: int
     kind: str
     error: str
+    text: str
+    source: str = "template"
+
+
+Faulty = tuple[Episode, Fault]
 
 
 @dataclass(frozen=True)
-class Hint:
-    """What to tell the agent at a turn."""
+class Hinted:
+    """What a step gives the channel: its rows, and the hints that they were made from."""
 
-    turn: int
-    kind: str
-    text: str
+    rows: list[HintedTurn]
+    hints: list[tuple[Episode, Hint]]
 
 
-def faults(episode: Episode) -> list[Fault]:
+def faults(episode: Episode, environment: Environment) -> list[Fault]:
     """Every faulty turn, once.
 
-    Faulty are a malformed action, an unknown command, a wrong file, an edit after which a test fails, and a wrong
-    answer about which the environment had something to say.
+    Faulty are a malformed action, a wrong answer about which the environment had something to say, and what the
+    environment reports.
     """
     by_turn: dict[int, Fault] = {}
-    last_edit: int | None = None
     for index, step in enumerate(episode.steps):
-        fault = _fault(index, step, last_edit)
-        if fault is not None:
+        if (error := step.observation.parse_error) is not None:
+            by_turn[index] = Fault(index, "malformed", error, error)
+    if isinstance(environment, ReportsFaults):
+        for fault in environment.faults([step.observation for step in episode.steps]):
             by_turn.setdefault(fault.turn, fault)
-        if any(EDITS.search(command) for command in step.observation.commands):
-            last_edit = index
     if (wrong := _wrong_answer(episode)) is not None:
         by_turn.setdefault(wrong.turn, wrong)
-    return list(by_turn.values())
-
-
-def _fault(index: int, step: Step, last_edit: int | None) -> Fault | None:
-    observation = step.observation
-    if observation.parse_error is not None:
-        return Fault(index, "malformed", observation.parse_error)
-    if observation.returncode in (None, 0):
-        return None
-    if NO_COMMAND.search(observation.content):
-        return Fault(index, "unknown_command", observation.content)
-    if NO_FILE.search(observation.content):
-        return Fault(index, "wrong_file", observation.content)
-    if last_edit is not None and any(TESTS.search(command) for command in observation.commands):
-        return Fault(last_edit, "failing_test", observation.content)
-    return None
+    return [by_turn[turn] for turn in sorted(by_turn)]
 
 
 def _wrong_answer(episode: Episode) -> Fault | None:
@@ -84,26 +67,12 @@ def _wrong_answer(episode: Episode) -> Fault | None:
     last = episode.steps[-1].observation if episode.steps else None
     if last is None or last.stop != "answered" or not last.content or episode.grade.gt_pass is not False:
         return None
-    return Fault(len(episode.steps) - 1, "wrong_answer", last.content)
+    return Fault(len(episode.steps) - 1, "wrong_answer", last.content, last.content)
 
 
-def _first(pattern: re.Pattern[str], text: str) -> str:
-    match = pattern.search(text)
-    return next((group for group in match.groups() if group), "") if match else ""
-
-
-TEMPLATES: dict[str, Callable[[str], str]] = {
-    "malformed": lambda error: f"Hint: {error}",
-    "unknown_command": lambda error: f"Hint: there is no command {_first(NO_COMMAND, error)} here.",
-    "wrong_file": lambda error: f"Hint: there is no file {_first(NO_FILE, error)} here.",
-    "wrong_answer": lambda error: f"Hint: {error}",
-    "failing_test": lambda error: f"Hint: the tests then say: {error.strip()}",
-}
-
-
-def from_templates(episode: Episode) -> list[Hint]:
+def from_templates(faulty: Sequence[Faulty]) -> list[Hint | None]:
     """One hint a fault, from the error itself."""
-    return [Hint(fault.turn, fault.kind, TEMPLATES[fault.kind](fault.error)) for fault in faults(episode)]
+    return [Hint(fault.turn, fault.kind, fault.error, f"Hint: {fault.advice}") for _, fault in faulty]
 
 
 QUESTION = (
@@ -113,22 +82,34 @@ QUESTION = (
 )
 
 
-def from_model(episode: Episode, policy: Policy) -> list[Hint]:
-    """One hint a fault, from a model that is shown action and error; a call that fails gives no hint."""
-    faulty = faults(episode)
+def from_model(faulty: Sequence[Faulty], policy: Policy) -> list[Hint | None]:
+    """One hint a fault, from a model that is shown action and error, all asked at once; None where a call fails."""
     turns = [
         Turn(
-            [{"role": "user", "content": QUESTION.format(action=episode.steps[f.turn].sample.text, error=f.error)}],
+            [
+                {
+                    "role": "user",
+                    "content": QUESTION.format(action=episode.steps[fault.turn].sample.text, error=fault.error),
+                }
+            ],
             episode.seed,
         )
-        for f in faulty
+        for episode, fault in faulty
     ]
-    samples = policy.sample(turns) if turns else []
+    size = policy.batch_size
+    samples = [x for start in range(0, len(turns), size) for x in policy.sample(turns[start : start + size])]
     return [
-        Hint(fault.turn, fault.kind, f"Hint: {sample.text.strip()}")
-        for fault, sample in zip(faulty, samples, strict=True)
+        Hint(fault.turn, fault.kind, fault.error, f"Hint: {sample.text.strip()}", policy.config.model)
         if sample.error_type is None and sample.text.strip()
+        else None
+        for (_, fault), sample in zip(faulty, samples, strict=True)
     ]
+
+
+def spread(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of a list, evenly over it."""
+    stride = max(len(items) / most, 1.0)
+    return [items[int(i * stride)] for i in range(min(len(items), most))]
 
 
 def with_hint(messages: Sequence[Message], hint: str) -> list[Message]:
@@ -137,36 +118,57 @@ def with_hint(messages: Sequence[Message], hint: str) -> list[Message]:
     return [*before, {**last, "content": f"{last['content']}\n{hint}"}]
 
 
-def hinted_turns(settings: Hints, policy: LocalPolicy, out: Out) -> Callable[[list[Episode]], list[HintedTurn]]:
-    """A function from the episodes of a step to at most `settings.per_step` hinted turns, spread evenly over them."""
-    generate = _generator(settings, out)
+def hinted_turns(
+    settings: Hints, policy: LocalPolicy, environment: Environment, out: Out
+) -> Callable[[list[Episode]], Hinted]:
+    """A function from the episodes of a step to at most `settings.per_step` rows, spread evenly over them.
 
-    def choose(episodes: list[Episode]) -> list[HintedTurn]:
-        hints = [(episode, hint) for episode in episodes for hint in generate(episode)]
-        stride = max(len(hints) / settings.per_step, 1.0)
-        chosen = [hints[int(i * stride)] for i in range(min(len(hints), settings.per_step))]
-        turns = [hinted_turn(policy.tokenizer, episode, hint) for episode, hint in chosen]
-        return [turn for turn in turns if turn is not None]
+    A model is asked about the turns that are used, and about no other.
+    """
+    if settings.source == "rollout":
+
+        def shown(episodes: list[Episode]) -> Hinted:
+            found = spread(reprompted(episodes, policy.tokenizer, settings.success_reward), settings.per_step)
+            hints = [(r.episode, Hint(0, "rollout", "", r.demonstration, r.source)) for r in found]
+            return Hinted([r.row for r in found], hints)
+
+        return shown
+    write = _writer(settings, out)
+
+    def choose(episodes: list[Episode]) -> Hinted:
+        faulty = [(e, fault) for e in episodes for fault in faults(e, environment) if has_ids(e, fault.turn)]
+        chosen = spread(faulty, settings.per_step)
+        hints = [(e, hint) for (e, _), hint in zip(chosen, write(chosen), strict=True) if hint is not None]
+        return Hinted([hinted_turn(policy.tokenizer, episode, hint) for episode, hint in hints], hints)
 
     return choose
 
 
-def _generator(settings: Hints, out: Out) -> Callable[[Episode], list[Hint]]:
+def _writer(settings: Hints, out: Out) -> Callable[[Sequence[Faulty]], list[Hint | None]]:
     if settings.source == "template" or settings.llm is None:
         return from_templates
     hint_model = open_policy(settings.llm, cache=out.cache, budget=out.budget, listener=out.progress)
-    return lambda episode: from_model(episode, hint_model)
+    out.model("hints", **hint_model.facts())
+    return lambda faulty: from_model(faulty, hint_model) if faulty else []
 
 
-def hinted_turn(tokenizer: Any, episode: Episode, hint: Hint) -> HintedTurn | None:
-    """Token ids of a hinted turn; None when the policy gave none. Ids before the hinted message are as sampled."""
+def has_ids(episode: Episode, turn: int) -> bool:
+    """Whether the policy gave token ids for a turn."""
+    sample = episode.steps[turn].sample
+    return sample.prompt_ids is not None and bool(sample.completion_ids)
+
+
+def hinted_turn(tokenizer: Any, episode: Episode, hint: Hint) -> HintedTurn:
+    """Token ids of a hinted turn, of which the policy gave ids. Ids before the hinted message are as sampled."""
     step = episode.steps[hint.turn]
     sample = step.sample
-    if sample.prompt_ids is None or not sample.completion_ids:
-        return None
     state = episode.messages[: step.num_messages]
-    action = (sample.completion_ids,)
-    return HintedTurn(Tree(sample.prompt_ids, action), Tree(_hinted_prompt(tokenizer, episode, hint, state), action))
+    action = (sample.completion_ids or [],)
+    return HintedTurn(
+        Tree(sample.prompt_ids or [], action),
+        Tree(_hinted_prompt(tokenizer, episode, hint, state), action),
+        logprobs=sample.logprobs,
+    )
 
 
 def _hinted_prompt(tokenizer: Any, episode: Episode, hint: Hint, state: list[dict[str, str]]) -> list[int]:

@@ -26,6 +26,11 @@ class TokenPair:
     pair_id: str
     tree: Tree
 
+    @property
+    def num_tokens(self) -> int:
+        """Of both rows."""
+        return self.tree.num_tokens
+
 
 def tokenise(rows: Iterable[Row], tokenizer: Any, max_tokens: int) -> tuple[list[TokenPair], Counter[str]]:
     """Pairs that still say something after tokenisation and truncation, and how many do not, by reason.
@@ -70,6 +75,7 @@ class PairSource:
     def __init__(self, pairs: list[TokenPair], *, per_step: int, seed: int) -> None:
         self.pairs, self._per_step, self._seed = pairs, per_step, seed
         self._reference: dict[str, tuple[float, float]] = {}
+        self._orders: dict[int, list[int]] = {}
 
     def batch(self, step: int) -> list[TokenPair]:
         """The pairs of a step: a pure function of the step, so that a resumed run continues where it stopped."""
@@ -78,9 +84,15 @@ class PairSource:
 
     def _at(self, position: int) -> TokenPair:
         epoch, offset = divmod(position, len(self.pairs))
+        if epoch not in self._orders:  # a step touches two rounds at most, so older ones are let go
+            self._orders = {kept: order for kept, order in self._orders.items() if kept == epoch - 1}
+            self._orders[epoch] = self._order(epoch)
+        return self.pairs[self._orders[epoch][offset]]
+
+    def _order(self, epoch: int) -> list[int]:
         order = list(range(len(self.pairs)))
         random.Random(f"{self._seed}/{epoch}").shuffle(order)  # noqa: S311 (an order that repeats, not a secret)
-        return self.pairs[order[offset]]
+        return order
 
     @torch.no_grad()
     def cache_reference(self, model: Any, chunk: int = 32) -> None:

@@ -13,20 +13,38 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from stages.errors import BadInput, UsageError
+from stages.losses.hidden import Predictors
 from stages.rollouts.episode import Episode
+from stages.training.groups import pack
 from stages.training.pair_source import PairSource, TokenPair
+from stages.training.self_teacher import SelfTeacher
 from stages.training.settings import RowSource
-from stages.training.trees import Scored, Tree, logits, score, token_log_probs
+from stages.training.trees import Scored, Tree, head, logits, score, token_log_probs
 
 GROUP_COLUMNS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
 
 
 @dataclass(frozen=True)
 class HintedTurn:
-    """One faulty turn in token ids: the action as sampled, behind the prompt without (`tree`) and with the hint."""
+    """One faulty turn in token ids: the action as sampled, behind the prompt without (`tree`) and with the hint.
+
+    own: 1 for the tokens that count, None where all do. logprobs: of sampling them (nats), where the policy gave any.
+    """
 
     tree: Tree
     hinted: Tree
+    own: list[int] | None = None
+    logprobs: list[float] | None = None
+
+    @property
+    def mask(self) -> list[int]:
+        """1 for the tokens that count."""
+        return [1] * len(self.tree.branches[0]) if self.own is None else self.own
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the student's row and the teacher's."""
+        return self.tree.num_tokens + self.hinted.num_tokens
 
 
 @dataclass(frozen=True)
@@ -37,23 +55,49 @@ class OwnEpisode:
     own: list[int]
     logprobs: list[float]
 
+    @property
+    def num_tokens(self) -> int:
+        """Of the whole row."""
+        return self.tree.num_tokens
+
 
 @dataclass(frozen=True)
 class ChannelBatch:
-    """The rows of all channels in one step, a field each source; a source without rows has an empty list."""
+    """The rows of all channels in one step, or in a part of it; a source without rows has an empty list."""
 
     pairs: Sequence[TokenPair] = field(default_factory=list)
     hinted: Sequence[HintedTurn] = field(default_factory=list)
     episodes: Sequence[OwnEpisode] = field(default_factory=list)
+    whole: "ChannelBatch | None" = None
+    """The step that this is a part of; None where it is the whole step."""
 
     def of(self, row_source: RowSource) -> Sequence[Any]:
         """The rows of one source."""
         rows: Sequence[Any] = getattr(self, row_source)
         return rows
 
+    @property
+    def step(self) -> "ChannelBatch":
+        """All rows of the step, from which the denominators come."""
+        return self.whole or self
+
     def part(self, index: int, count: int) -> "ChannelBatch":
-        """The share of one of `count` micro-batches."""
-        return ChannelBatch(self.pairs[index::count], self.hinted[index::count], self.episodes[index::count])
+        """The share of one of `count` micro-batches; it may be empty."""
+        return ChannelBatch(
+            self.pairs[index::count], self.hinted[index::count], self.episodes[index::count], self.step
+        )
+
+
+    def packed(self, max_tokens: int) -> "list[ChannelBatch]":
+        """Parts of at most so many tokens, a row that is longer by itself."""
+        rows: list[tuple[RowSource, Any]] = [(name, row) for name in SCORED_ROWS for row in self.of(name)]
+        parts = pack([row.num_tokens for _, row in rows], max_tokens)
+        return [
+            ChannelBatch(
+                whole=self.step, **{name: [rows[i][1] for i in part if rows[i][0] == name] for name in SCORED_ROWS}
+            )
+            for part in parts
+        ]
 
 
 def collate(groups: Mapping[str, Any], batch: ChannelBatch, needed: Collection[RowSource]) -> dict[str, Any]:
@@ -70,7 +114,7 @@ def collate(groups: Mapping[str, Any], batch: ChannelBatch, needed: Collection[R
     if len(set(rows.values())) > 1:
         odd = next(name for name, count in rows.items() if count != rows["prompt_ids"])
         raise BadInput(f"The column {odd!r} has {rows[odd]} rows, but prompt_ids has {rows['prompt_ids']}.")
-    if "pairs" in needed and not batch.pairs:
+    if "pairs" in needed and not batch.step.pairs:
         raise BadInput(
             "A preference channel has a weight, but the batch holds no pairs. "
             "Give pairs with --from, or set its weight to 0."
@@ -101,13 +145,17 @@ class Frozen:
 
     teacher: Any | None = None
     pairs: PairSource | None = None
+    itself: SelfTeacher = field(default_factory=SelfTeacher)
+    """The student as its own teacher behind a hint."""
 
 
 class _ScoredRows:
-    """A step's rows of one source with the student's hidden states for them."""
+    """Rows of one source, a part of a step's or all of them, with the student's hidden states for them."""
 
-    def __init__(self, rows: Sequence[Any], model: Any, scored: Scored, step: int, frozen: Frozen) -> None:
-        self._rows, self._model, self._scored, self._frozen = rows, model, scored, frozen
+    def __init__(
+        self, rows: Sequence[Any], whole: Sequence[Any], model: Any, scored: Scored, step: int, frozen: Frozen
+    ) -> None:
+        self._rows, self._whole, self._model, self._scored, self._frozen = rows, whole, model, scored, frozen
         self.step = step
         self.training: bool = model.training
 
@@ -119,6 +167,16 @@ class _ScoredRows:
 
 class PairRows(_ScoredRows):
     """Preference pairs; the second axis of every table is (chosen, rejected)."""
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of the whole step."""
+        return len(self._whole)
+
+    @property
+    def chosen_tokens(self) -> int:
+        """Tokens of the chosen completions of the whole step."""
+        return sum(len(pair.tree.branches[0]) for pair in self._whole)
 
     @cached_property
     def sums(self) -> Float[Tensor, "P 2"]:
@@ -148,19 +206,34 @@ class HintedRows(_ScoredRows):
 
     @property
     def tokens(self) -> int:
-        """N, the tokens of all turns."""
-        return len(self._scored.targets)
+        """Tokens of all turns of the whole step."""
+        return sum(sum(turn.mask) for turn in self._whole)
 
     @property
     def mean_weights(self) -> Float[Tensor, "1 N"]:
-        """1/N for every token, float32: a sum under these weights is a mean."""
-        return torch.full((1, self.tokens), 1.0 / self.tokens, device=self._scored.targets.device)
+        """1 / tokens for every token that counts: a sum under these weights is this part's share of the step's mean."""
+        mask = torch.tensor([x for turn in self.turns for x in turn.mask], device=self._scored.targets.device)[None]
+        return mask * (1.0 / self.tokens)
+
+    @property
+    def sampled_logps(self) -> Float[Tensor, "1 N"]:
+        """Log-probs (nats) that the tokens were sampled with; `UsageError` where the policy gave none."""
+        if any(turn.logprobs is None for turn in self.turns):
+            raise UsageError(
+                "hints.importance_clip needs the log-probs of sampling, and the policy gave none for a hinted turn. "
+                "Leave importance_clip out."
+            )
+        return torch.tensor([x for t in self.turns for x in t.logprobs or ()], device=self._scored.targets.device)[None]
+
+    def student_logps(self, temperature: float) -> Float[Tensor, "1 N"]:
+        """Log-probs (nats) of the tokens under the student, without gradient."""
+        with torch.no_grad():
+            return token_log_probs(self._model, self._scored, temperature)[None]
 
     @cached_property
     def teacher_logits(self) -> Float[Tensor, "1 N V"]:
         """Of the same tokens behind the hint, without gradient."""
-        with torch.no_grad():
-            return logits(self._model, score(self._model, [turn.hinted for turn in self.turns]))[None]
+        return self._frozen.itself.logits(self._model, [turn.hinted for turn in self.turns])[None]
 
 
 class EpisodeRows(_ScoredRows):
@@ -168,13 +241,14 @@ class EpisodeRows(_ScoredRows):
 
     @cached_property
     def own(self) -> Float[Tensor, "1 N"]:
-        """1 for the tokens that the student wrote."""
-        return torch.tensor([x for e in self._rows for x in e.own], device=self._scored.targets.device)[None].float()
+        """1 for the tokens that the student wrote, in the dtype of losses."""
+        own = torch.tensor([x for e in self._rows for x in e.own], device=self._scored.targets.device)[None]
+        return own.to(torch.promote_types(self._scored.hidden.dtype, torch.float32))
 
-    @cached_property
+    @property
     def tokens(self) -> int:
-        """Tokens that the student wrote."""
-        return int(self.own.sum())
+        """Tokens that the student wrote in the whole step."""
+        return sum(sum(episode.own) for episode in self._whole)
 
     @property
     def targets(self) -> Int[Tensor, "1 N"]:
@@ -186,14 +260,19 @@ class EpisodeRows(_ScoredRows):
         """Log-probs (nats) that the tokens were sampled with, 0 between actions."""
         return torch.tensor([x for e in self._rows for x in e.logprobs], device=self._scored.targets.device)[None]
 
+    @property
+    def student(self) -> Predictors:
+        """Hidden states of all tokens, with gradient, and the head behind them."""
+        return Predictors(self._scored.hidden, head(self._model))
+
     @cached_property
-    def teacher_logits(self) -> Float[Tensor, "1 N V"]:
-        """Of the same tokens, without gradient; `UsageError` when there is no teacher."""
+    def teacher(self) -> Predictors:
+        """The teacher's for the same tokens, without gradient; `UsageError` when there is no teacher."""
         teacher = self._frozen.teacher
         if teacher is None:
             raise UsageError("A channel distils from a teacher, but there is none. Set teacher.model.")
         with torch.no_grad():
-            return logits(teacher, score(teacher, [episode.tree for episode in self._rows]))[None]
+            return Predictors(score(teacher, [episode.tree for episode in self._rows]).hidden, head(teacher))
 
 
 SCORED_ROWS: dict[RowSource, type[PairRows] | type[HintedRows] | type[EpisodeRows]] = {

@@ -1,4 +1,4 @@
-"""The settings of training beside the channels' weights: pairs, hints, optimisation."""
+"""The settings of training beside the channels' weights: pairs, hints, TAID, EOPD, optimisation."""
 
 from typing import Literal
 
@@ -11,13 +11,28 @@ RowSource = Literal["pairs", "hinted", "episodes"]
 """What a channel learns from: extracted preference pairs, hinted turns, or whole sampled episodes."""
 
 
+DpoForm = Literal[
+    "sigmoid",
+    "hinge",
+    "ipo",
+    "sigmoid_norm",
+    "nca_pair",
+    "bco_pair",
+    "sppo_hard",
+    "apo_zero",
+    "apo_down",
+    "discopop",
+]
+
+
 class Pairs(Settings):
     """How preference pairs are used."""
 
     per_step: int = Field(16, gt=0)
     """Pairs in every optimiser step."""
-    loss_type: str = "sigmoid"
-    """DPO's form: sigmoid, ipo, hinge, robust, or another that TRL has."""
+    loss_type: DpoForm = "sigmoid"
+    """DPO's form, as TRL names them. Those that need more than beta (robust and exo_pair a label smoothing), or all pairs
+    of a step at once (aot, aot_unpaired), are not among them."""
     beta: float = Field(0.1, gt=0)
     """DPO's distance to the reference, which is the model that training starts from."""
     simpo_beta: float = Field(2.0, gt=0)
@@ -29,15 +44,52 @@ class Pairs(Settings):
 class Hints(Settings):
     """Where the hints of the self-distillation channel come from, and how the divergence is taken."""
 
-    source: Literal["template", "llm"] = "template"
+    source: Literal["template", "llm", "rollout"] = "template"
+    """What the teacher knows more: the error, a model's word on it, or (SDPO's main mode) a successful rollout of the
+    same group, shown in the opening message to every other rollout of it that did not succeed."""
     llm: PolicyConfig | None = None
     """The model that is shown the error, for source = "llm"."""
     per_step: int = Field(16, gt=0)
-    """Hinted turns in every optimiser step, at most."""
+    """Hinted turns in every optimiser step, or rollouts for source = "rollout", at most."""
+    success_reward: float = 0.5
+    """Least reward of a rollout that counts as successful, for source = "rollout"; SDPO's own is 0.5."""
     alpha: float = Field(0.5, ge=0, le=1)
     """0 forward KL, 1 reverse KL, between them the generalised Jensen-Shannon divergence."""
     top_k: int | None = 100
-    """Support of the divergence: the student's k most likely tokens with a tail; None for the whole vocabulary."""
+    """Support of the divergence: the student's k most likely tokens; None for the whole vocabulary."""
+    tail: bool = True
+    """Whether the mass outside the top k is one more entry; otherwise it is divided out."""
+    teacher: Literal["current", "ema", "trust-region"] = "current"
+    """Whose distribution behind the hint is learnt: the student's own, its moving average's (SDPO's default), or in
+    logits a mixture of the starting model's and the student's."""
+    teacher_rate: float = Field(0.05, ge=0, le=1)
+    """The student's share in a moving average after every step, or in the mixture; SDPO's own is 0.05."""
+    importance_clip: float | None = Field(None, gt=0)
+    """Weigh each token by its probability now over that of sampling it, at most so much; SDPO's own is 2."""
+
+
+class Taid(Settings):
+    """TAID's schedule: how fast its target moves from the student (0) to the teacher (1)."""
+
+    t_start: float = Field(0.4, ge=0, lt=1)
+    t_end: float = Field(1.0, gt=0, le=1)
+    alpha: float = Field(5e-4, ge=0, le=1)
+    """Size of the adaptive increments."""
+    beta: float = Field(0.99, ge=0, le=1)
+    """Memory of the momentum."""
+    disable_adaptive: bool = False
+    """Move linearly, by the share of steps that are done."""
+
+
+class Eopd(Settings):
+    """Where and how much EOPD adds the forward KL."""
+
+    entropy_threshold: float = Field(0.8, ge=0)
+    """Least entropy (nats) of the teacher at a token that gets it."""
+    coefficient: float = Field(1.0, ge=0)
+    """Its weight beside the reverse KL."""
+    top_k: int = Field(128, gt=0)
+    """The teacher's most likely tokens that it is taken over."""
 
 
 class Optimisation(Settings):
@@ -55,6 +107,9 @@ class Optimisation(Settings):
     """TRL's form of the GRPO loss."""
     micro_batch: int | None = None
     """Rollouts in one forward and backward pass; None takes all of a step at once."""
+    max_tokens_per_micro_batch: int | None = Field(None, gt=0)
+    """Cut micro-batches further, by length: at most so many tokens, padding included, in one forward and backward
+    pass. A row longer than that goes by itself, so that it decides the memory of no other. None does not cut."""
     shared_prompts: bool = False
     """Compute a prompt once for all its samples when scoring them: faster, and equal up to rounding. Off, a step
     without channels is TRL's bit for bit; a step with channels always shares."""

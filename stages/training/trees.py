@@ -14,6 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 
+from stages.losses.hidden import Head
+
 MAX_TOKENS = 16_384
 """Tokens, padding included, in one forward pass."""
 VOCABULARY_CHUNK = 32_768
@@ -26,6 +28,11 @@ class Tree:
 
     prompt: list[int]
     branches: tuple[list[int], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all rows, the prompt counted in each."""
+        return sum(len(self.prompt) + len(branch) for branch in self.branches)
 
 
 @dataclass(frozen=True)
@@ -188,10 +195,16 @@ def token_log_probs(model: Any, scored: Scored, temperature: float = 1.0) -> Flo
 
 
 def _through_head(model: Any, scored: Scored, temperature: float, outputs: tuple[str, ...]) -> tuple[Any, Any]:
-    """Log-probs, and entropies or None; [N, V] logits are never held. Source: TRL 1.16 kernels/chunked_logprob.py."""
-    head, (softcap, scale) = model.get_output_embeddings(), after_head(model)
+    """Log-probs, and entropies or None; [N, V] logits are never held. Source: TRL 1.16 kernels/chunked_logprob.py.
+
+    That kernel answers in float32 whatever it is given; a float64 model, which serves checks, is answered in float64.
+    """
+    if scored.hidden.dtype == torch.float64:
+        table = (logits(model, scored) / temperature).log_softmax(-1)
+        return table.gather(-1, scored.targets[:, None])[:, 0], -(table.exp() * table).sum(-1)
+    layer, (softcap, scale) = model.get_output_embeddings(), after_head(model)
     logps, entropy, *_ = ChunkedLogProbFunction.apply(
-        scored.hidden, head.weight, head.bias, scored.targets, temperature, VOCABULARY_CHUNK, softcap, scale, outputs
+        scored.hidden, layer.weight, layer.bias, scored.targets, temperature, VOCABULARY_CHUNK, softcap, scale, outputs
     )
     return logps, entropy
 
@@ -201,6 +214,12 @@ def after_head(model: Any) -> tuple[float | None, float]:
     config = model.config.get_text_config()
     scale = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
     return getattr(config, "final_logit_softcapping", None), scale
+
+
+def head(model: Any) -> Head:
+    """A model's output head with what it does after it."""
+    layer, (softcap, scale) = model.get_output_embeddings(), after_head(model)
+    return Head(layer.weight, layer.bias, scale, softcap)
 
 
 def logits(model: Any, scored: Scored) -> Float[Tensor, "n v"]:

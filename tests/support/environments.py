@@ -3,7 +3,8 @@
 import time
 from collections.abc import Sequence
 
-from stages.envs.base import Grade, Observation, Split, Task
+from stages.envs import bash_faults
+from stages.envs.base import Fault, Grade, Observation, Split, Task
 from stages.errors import InfrastructureError
 from stages.messages import Message
 
@@ -37,6 +38,10 @@ class GuessEnv:
         self._said.append(text)
         stop = "answered" if len(self._said) >= self.turns else None
         return Observation("foo: command not found", commands=(text,), returncode=127, stop=stop)
+
+    def faults(self, observations: Sequence[Observation]) -> list[Fault]:
+        """Those of a shell."""
+        return bash_faults.faults(observations)
 
     def grade(self) -> Grade:
         """The share of the letter among the characters, as a foreseeable reward that differs between samples."""

@@ -9,7 +9,8 @@ from typing import Self
 
 import orjson
 
-from stages.envs.base import Grade, Observation, Split, Task
+from stages.envs import bash_faults
+from stages.envs.base import Fault, Grade, Observation, Split, Task
 from stages.envs.bash import SUBMIT, ActionError, observation, parse_bash, remove
 from stages.envs.kata import tasks, workspace
 from stages.envs.kata.grading import LIMITS, Finished, behaviour, grade_all, inputs, tests_changed
@@ -23,7 +24,7 @@ RUNS_TESTS = re.compile(r"\bpython3?(\s+-\w+)*\s+(\./)?test_solution\.py\b")
 
 
 class KataEnv:
-    """Implements Environment, GradesTogether and ComparesOutcomes.
+    """Implements Environment, GradesTogether, ComparesOutcomes and ReportsFaults.
 
     `sandbox`: "bubblewrap" or "none". `max_chars`: of a longer output the agent sees the head and the tail. `hint`:
     whether the prompt says that the visible tests may be edited. `reward`: "hidden" pays for a right solution;
@@ -113,6 +114,10 @@ class KataEnv:
             "read": None if self._edited else observation.content,
         }
         return hashlib.sha256(orjson.dumps(facts)).hexdigest()
+
+    def faults(self, observations: Sequence[Observation]) -> list[Fault]:
+        """Which turns of an episode went wrong."""
+        return bash_faults.faults(observations)
 
     def close(self) -> None:
         """End what runs and delete the workspace; safe to call twice."""

@@ -7,10 +7,11 @@ import hashlib
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from stages.envs.base import Grade, Observation
+from stages.envs import bash_faults
+from stages.envs.base import Fault, Grade, Observation
 from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bash, remove
 from stages.envs.repo import trees
 from stages.envs.repo.canary import Canary
@@ -129,6 +130,10 @@ class RepoEnvironment(ABC):
     def outcome(self, observation: Observation) -> str:
         """A digest of where the last action led: what was read, and how the tree differs from the delivered one."""
         return self._open_session().outcome(observation)
+
+    def faults(self, observations: Sequence[Observation]) -> list[Fault]:
+        """Which turns of an episode went wrong."""
+        return bash_faults.faults(observations)
 
     def close(self) -> None:
         """End what runs and delete the folder; safe to call twice."""

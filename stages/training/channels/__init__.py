@@ -10,11 +10,11 @@ A channel from elsewhere joins by `CHANNELS[Mine.name] = Mine`; from then on `we
 
 from typing import Any
 
-from stages.training.channels.base import Channel, ChannelLoss, ChannelSettings
+from stages.training.channels.base import Channel, ChannelLoss, ChannelSettings, Max, Mean, Sum
 from stages.training.channels.distillation import Eopd, Sdpo, Taid
 from stages.training.channels.preference import Dpo, Sft, Simpo
 
-__all__ = ["CHANNELS", "Channel", "ChannelLoss", "ChannelSettings"]
+__all__ = ["CHANNELS", "Channel", "ChannelLoss", "ChannelSettings", "Max", "Mean", "Sum"]
 
 CHANNELS: dict[str, type[Channel[Any]]] = {
     Dpo.name: Dpo,

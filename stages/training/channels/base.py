@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from stages.training.settings import Hints, Pairs, RowSource
+from stages.training.settings import Eopd, Hints, Pairs, RowSource, Taid
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -21,12 +21,65 @@ State = dict[str, float | None]
 
 
 @dataclass(frozen=True)
+class Mean:
+    """A metric that is a mean over a step: each part of the step adds to the total and to the count; 0 over nothing."""
+
+    total: "float | Tensor"
+    count: "float | Tensor"
+
+    def __add__(self, other: "Mean") -> "Mean":
+        return Mean(self.total + other.total, self.count + other.count)
+
+    def __float__(self) -> float:
+        return float(self.total / self.count) if self.count else 0.0
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A metric that counts: the parts of a step add up."""
+
+    value: "float | Tensor"
+
+    def __add__(self, other: "Sum") -> "Sum":
+        return Sum(self.value + other.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+
+@dataclass(frozen=True)
+class Max:
+    """A metric that is the largest of a step."""
+
+    value: float
+
+    def __add__(self, other: "Max") -> "Max":
+        return Max(max(self.value, other.value))
+
+    def __float__(self) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
 class ChannelLoss:
-    """A channel's loss: the mean over its own denominator (pairs or tokens), and the metrics to log beside it."""
+    """What one part of a step adds to a channel's loss, a mean over the whole step, and to the metrics beside it.
+
+    loss: a sum over this part's rows / `denominator`, so that the parts' losses add up to the step's, however it is
+    cut. denominator: pairs or tokens of the whole step, the same in every part.
+    """
 
     loss: "Float[Tensor, '']"
     denominator: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Any]
+    """Name -> `Mean`, `Sum` or `Max`."""
+
+    def __add__(self, other: "ChannelLoss") -> "ChannelLoss":
+        metrics = {name: value + other.metrics[name] for name, value in self.metrics.items()}
+        return ChannelLoss(self.loss + other.loss, self.denominator, metrics)
+
+    def detached(self) -> "ChannelLoss":
+        """The same numbers without a graph."""
+        return ChannelLoss(self.loss.detach(), self.denominator, self.metrics)
 
 
 @dataclass(frozen=True)
@@ -37,6 +90,8 @@ class ChannelSettings:
     hints: Hints
     temperature: float
     num_steps: int
+    taid: Taid = Taid()
+    eopd: Eopd = Eopd()
 
 
 class Channel(ABC, Generic[Rows]):
@@ -62,7 +117,14 @@ class Channel(ABC, Generic[Rows]):
 
     @abstractmethod
     def loss(self, rows: Rows) -> ChannelLoss:
-        """The loss on a step's rows, of which there is at least one; differentiable through the student alone."""
+        """The loss on one part's rows, of which there is at least one; differentiable through the student alone.
+
+        Denominators are the whole step's: `rows.num_pairs`, `rows.chosen_tokens`, `rows.tokens`.
+        """
+
+    def end_step(self, loss: "Float[Tensor, '']", step: int) -> None:
+        """Called in training once a step in which the channel had rows, with the step's whole loss."""
+        del loss, step
 
     def state(self) -> State:
         """What a resumed run needs of this channel."""

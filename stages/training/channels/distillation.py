@@ -4,15 +4,13 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stages.training.channels.base import Channel, ChannelLoss, ChannelSettings, State
+from stages.training.channels.base import Channel, ChannelLoss, ChannelSettings, Max, Mean, State, Sum
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
     from torch import Tensor
 
     from stages.training.rows import EpisodeRows, HintedRows
-
-EOPD_TOP_K = 128
-"""The teacher's most likely tokens that EOPD's forward KL is taken over."""
 
 
 class Sdpo(Channel["HintedRows"]):
@@ -27,23 +25,29 @@ class Sdpo(Channel["HintedRows"]):
 
     def loss(self, rows: "HintedRows") -> ChannelLoss:
         """Metrics: number of hinted turns, largest divergence of a token (nats)."""
-        from stages.losses.sdpo import self_distillation_loss
+        from stages.losses.sdpo import importance_weights, self_distillation_loss
 
+        hints, weights = self.settings.hints, rows.mean_weights
+        if hints.importance_clip is not None:
+            logps = rows.student_logps(self.settings.temperature)
+            weights = weights * importance_weights(logps, rows.sampled_logps, hints.importance_clip)
         loss, per_token = self_distillation_loss(
             rows.student_logits,
             rows.teacher_logits,
-            rows.mean_weights,
-            alpha=self.settings.hints.alpha,
-            top_k=self.settings.hints.top_k,
+            weights,
+            alpha=hints.alpha,
+            top_k=hints.top_k,
+            add_tail=hints.tail,
             temperature=self.settings.temperature,
         )
-        return ChannelLoss(loss, rows.tokens, {"turns": len(rows.turns), "divergence_max": float(per_token.max())})
+        metrics = {"turns": Sum(len(rows.turns)), "divergence_max": Max(float(per_token.max()))}
+        return ChannelLoss(loss, rows.tokens, metrics)
 
 
 class Taid(Channel["EpisodeRows"]):
     """TAID: mean over the student's own tokens. Kernel, schedule and source: stages/losses/taid.py.
 
-    The schedule is the channel's state; it moves with every call in training.
+    The schedule is the channel's state; it moves once a step of training, where upstream moves it once a micro-batch.
     """
 
     name = "taid"
@@ -57,18 +61,22 @@ class Taid(Channel["EpisodeRows"]):
         from stages.losses.taid import TaidSchedule
 
         super().__init__(settings)
-        self._schedule = TaidSchedule()
+        self._schedule = TaidSchedule(**settings.taid.model_dump())
         self._state = self._schedule.start()
 
     def loss(self, rows: "EpisodeRows") -> ChannelLoss:
-        """Metric: t, the place of the target between student (0) and teacher (1) in this call."""
-        from stages.losses.taid import advance, taid_loss
+        """Metric: t, the place of the target between student (0) and teacher (1) in this step."""
+        from stages.losses.taid import taid_from_hidden
 
         t = float(self._state.t)
-        loss = taid_loss(rows.student_logits, rows.teacher_logits, rows.own, self._state.t, min_tokens=1)
-        if rows.training:
-            self._state, _ = advance(self._schedule, self._state, loss, rows.step, self.settings.num_steps)
-        return ChannelLoss(loss, rows.tokens, {"t": t})
+        total = taid_from_hidden(rows.student, rows.teacher, rows.own[0], t)
+        return ChannelLoss(total / rows.tokens, rows.tokens, {"t": Max(t)})
+
+    def end_step(self, loss: "Float[Tensor, '']", step: int) -> None:
+        """Move the schedule by the loss of the step."""
+        from stages.losses.taid import advance
+
+        self._state, _ = advance(self._schedule, self._state, loss, step, self.settings.num_steps)
 
     def state(self) -> State:
         """The schedule's state; None stands for the infinite loss before the first call."""
@@ -95,17 +103,22 @@ class Eopd(Channel["EpisodeRows"]):
     needs_teacher = True
 
     def loss(self, rows: "EpisodeRows") -> ChannelLoss:
-        """Metrics: those of the kernel, without their prefix `actor/`."""
-        from stages.losses.eopd import eopd_loss, soft_targets
+        """Metrics: those of the kernel."""
+        from stages.losses.eopd import EopdOptions
+        from stages.losses.eopd_hidden import eopd_from_hidden
 
-        student, teacher, temperature = rows.student_logits, rows.teacher_logits, self.settings.temperature
-        logps, teacher_logps = (self._log_probs(logits, rows.targets) for logits in (student, teacher))
-        soft = soft_targets(student, teacher, top_k=min(EOPD_TOP_K, student.shape[-1]), temperature=temperature)
-        loss, metrics = eopd_loss(logps, rows.sampled_logps, teacher_logps, rows.own, soft, min_tokens=1.0)
-        named = {name.removeprefix("actor/"): float(value) for name, value in metrics.items()}
-        return ChannelLoss(loss, rows.tokens, named)
-
-    def _log_probs(self, logits: "Tensor", ids: "Tensor") -> "Tensor":
-        """Natural log-probs [1, N] of given tokens [1, N] from logits [1, N, V], in float32."""
-        scaled = logits.float() / self.settings.temperature
-        return scaled.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
+        settings = self.settings.eopd
+        loss, totals = eopd_from_hidden(
+            rows.student,
+            rows.teacher,
+            rows.targets[0],
+            rows.sampled_logps[0],
+            rows.own[0],
+            num_tokens=rows.tokens,
+            top_k=settings.top_k,
+            temperature=self.settings.temperature,
+            options=EopdOptions(coef=settings.coefficient, entropy_threshold=settings.entropy_threshold),
+        )
+        counts = {"soft_kd_num_tokens": "soft_kd_avg_kl", "soft_kd_num_high_entropy": "high_entropy_avg_kl"}
+        metrics = {name: Mean(*total) for name, total in totals.items()}
+        return ChannelLoss(loss, rows.tokens, metrics | {name: Sum(totals[of][1]) for name, of in counts.items()})

@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from stages.training.channels.base import Channel, ChannelLoss
+from stages.training.channels.base import Channel, ChannelLoss, Mean
 
 if TYPE_CHECKING:
     from stages.training.rows import PairRows
@@ -27,9 +27,10 @@ class Dpo(Channel["PairRows"]):
         terms = PairSums(sums[:, 0], sums[:, 1], reference[:, 0], reference[:, 1], lengths[:, 0], lengths[:, 1])
         losses = dpo_losses(terms, settings.loss_type, DpoOptions(beta=settings.beta))
         margins = settings.beta * ((sums - reference)[:, 0] - (sums - reference)[:, 1]).detach()
-        metrics = {"margin": float(margins.mean()), "accuracy": float((margins > 0).float().mean())}
-        metrics["chosen_logps"], metrics["rejected_logps"] = sums.detach().mean(0).tolist()
-        return ChannelLoss(losses.mean(), len(losses), metrics)
+        totals = {"margin": margins.sum(), "accuracy": (margins > 0).float().sum()}
+        totals["chosen_logps"], totals["rejected_logps"] = sums.detach().sum(0)
+        metrics = {name: Mean(total, len(losses)) for name, total in totals.items()}
+        return ChannelLoss(losses.sum() / rows.num_pairs, rows.num_pairs, metrics)
 
 
 class Simpo(Channel["PairRows"]):
@@ -47,8 +48,9 @@ class Simpo(Channel["PairRows"]):
         result = simpo_loss(
             means[:, 0], means[:, 1], beta=settings.simpo_beta, gamma_beta_ratio=settings.simpo_gamma_ratio
         )
-        accuracy = float(result.metrics()["rewards/accuracies"])
-        return ChannelLoss(result.losses.mean(), len(means), {"accuracy": accuracy})
+        right = (result.chosen_rewards > result.rejected_rewards).float().sum()
+        metrics = {"accuracy": Mean(right, len(means))}
+        return ChannelLoss(result.losses.sum() / rows.num_pairs, rows.num_pairs, metrics)
 
 
 class Sft(Channel["PairRows"]):
@@ -60,5 +62,4 @@ class Sft(Channel["PairRows"]):
 
     def loss(self, rows: "PairRows") -> ChannelLoss:
         """No metrics."""
-        tokens = int(rows.lengths[:, 0].sum())
-        return ChannelLoss(-rows.sums[:, 0].sum() / tokens, tokens, {})
+        return ChannelLoss(-rows.sums[:, 0].sum() / rows.chosen_tokens, rows.chosen_tokens, {})

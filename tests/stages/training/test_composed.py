@@ -14,11 +14,13 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.training.channels import ChannelLoss
 from stages.training.channels.active import Channels
-from stages.training.composed import ComposedTrainer, compose_loss, gradient_cosines, group, statistics
+from stages.training.composed import ComposedTrainer, compose_loss
+from stages.training.groups import group, pack, row_lengths, rows_of, share, statistics
 from stages.training.rollouts import Rollouts, environment_reward
 from stages.training.rows import ChannelBatch
 from stages.training.settings import Hints, Optimisation, Pairs
 from stages.training.setup import task_dataset, trl_config
+from stages.training.step_report import gradient_cosines
 from stages.training.trees import score
 from stages.training.weights import Weights
 
@@ -120,7 +122,7 @@ def test_scored_together_is_scored_as_trl_does(tmp_path: Path) -> None:
     theirs, their_entropy, _ = trainer._get_per_token_logps_and_entropies(model, ids, mask, 4, compute_entropy=True)
     groups = group(inputs)
     assert len(groups.trees) == 2
-    ours, entropy = statistics(model, groups, score(model, groups.trees), trainer.temperature)
+    ours, entropy = (x.float() for x in statistics(model, groups, score(model, groups.trees), trainer.temperature))
     kept = inputs["completion_mask"].bool()
     torch.testing.assert_close(ours[kept], theirs[kept], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(entropy[kept], their_entropy[kept], rtol=1e-5, atol=1e-5)
@@ -144,10 +146,10 @@ def test_an_empty_channel_adds_nothing_even_when_it_is_nan() -> None:
     assert compose_loss(base, {"dpo": ChannelLoss(torch.tensor(math.nan), 0, {})}, {"dpo": 1.0}) is base
 
 
-def test_weights_and_accumulation() -> None:
+def test_losses_are_weighted() -> None:
     channels = {"dpo": ChannelLoss(torch.tensor(2.0), 1, {}), "sft": ChannelLoss(torch.tensor(3.0), 1, {})}
-    total = compose_loss(torch.tensor(1.0), channels, {"dpo": 0.5, "sft": 2.0}, accumulation=2)
-    assert float(total) == 1.0 + 0.5 * 2.0 / 2 + 2.0 * 3.0 / 2
+    total = compose_loss(torch.tensor(1.0), channels, {"dpo": 0.5, "sft": 2.0})
+    assert float(total) == 1.0 + 0.5 * 2.0 + 2.0 * 3.0
 
 
 def test_cosines_of_parallel_opposite_and_orthogonal_gradients() -> None:

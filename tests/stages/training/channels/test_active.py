@@ -67,7 +67,7 @@ def test_masked_tokens_have_no_gradient(name: str) -> None:
 
 def _gradient_at_hidden(name: str, model: torch.nn.Module, scored: Scored) -> torch.Tensor:
     channel = CHANNELS[name](ChannelSettings(Pairs(), Hints(), temperature=1.0, num_steps=10))
-    rows = EpisodeRows(EPISODES, model, scored, 0, Frozen(teacher=tiny_model(seed=2)))
+    rows = EpisodeRows(EPISODES, EPISODES, model, scored, 0, Frozen(teacher=tiny_model(seed=2)))
     return torch.autograd.grad(channel.loss(rows).loss, scored.hidden)[0]
 
 
@@ -104,8 +104,9 @@ def test_a_step_without_rows_has_no_losses() -> None:
 
 def test_taid_state_survives_a_checkpoint() -> None:
     model, first = tiny_model(), channels("taid", tiny_model())
-    first.losses(model.train(), BATCH, step=0)
-    first.losses(model, BATCH, step=1)
+    for step in range(2):
+        first.end_step(first.losses(model.train(), BATCH, step=step)[0], step)
+    assert first.state()["taid"]["momentum"] != 0.0 or first.state()["taid"]["prev_loss"] is not None
     second = channels("taid", tiny_model())
     second.load(first.state())
     assert second.state() == first.state()

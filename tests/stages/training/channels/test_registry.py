@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from stages import train
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.training.channels import CHANNELS, Channel, ChannelLoss
+from stages.training.channels import CHANNELS, Channel, ChannelLoss, Sum
 from stages.training.rows import EpisodeRows
 from stages.training.weights import Weights
 
@@ -27,7 +27,7 @@ class OwnEntropy(Channel[EpisodeRows]):
     def loss(self, rows: EpisodeRows) -> ChannelLoss:
         logps = rows.student_logits.log_softmax(-1)
         entropies = -(logps.exp() * logps).sum(-1)  # [1, N]
-        return ChannelLoss((entropies * rows.own).sum() / rows.tokens, rows.tokens, {"tokens": rows.tokens})
+        return ChannelLoss((entropies * rows.own).sum() / rows.tokens, rows.tokens, {"tokens": Sum(rows.own.sum())})
 
 
 @pytest.fixture

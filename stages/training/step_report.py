@@ -1,0 +1,93 @@
+"""What a step reports when it is over, whatever micro-batches it was cut into: channel losses and gradient cosines."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stages.training.channels import ChannelLoss
+
+GRPO = "grpo"
+"""The loss whose weight is 1, as gradient norms and cosines name it."""
+
+
+@dataclass(frozen=True)
+class GradientCosines:
+    """Euclidean norm of each loss' (unweighted) gradient and the cosine of each pair of them."""
+
+    norms: Mapping[str, float]
+    cosines: Mapping[str, float]
+
+    def metrics(self) -> dict[str, float]:
+        """Flat names: `gradient/norm/dpo`, `gradient/cosine/grpo~dpo`."""
+        return {f"gradient/norm/{n}": v for n, v in self.norms.items()} | {
+            f"gradient/cosine/{n}": v for n, v in self.cosines.items()
+        }
+
+
+class StepReport:
+    """Sums over the parts of one step; `names` gives the order of the losses, GRPO first."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = [GRPO, *names]
+        self._gradients: dict[str, Float[Tensor, " p"]] = {}
+        self.losses: dict[str, ChannelLoss] = {}
+        """By channel; those that had rows in some part."""
+
+    def add(self, losses: Mapping[str, ChannelLoss]) -> None:
+        """The channels' losses of one part."""
+        for name, loss in losses.items():
+            loss = loss.detached()
+            self.losses[name] = self.losses[name] + loss if name in self.losses else loss
+
+    def add_gradients(self, losses: Mapping[str, Float[Tensor, ""]], parameters: Iterable[Tensor]) -> None:
+        """Gradients of one part's losses by name; the graph stays alive for the backward pass that follows."""
+        for name, gradient in _gradients(losses, parameters).items():
+            self._gradients[name] = self._gradients[name] + gradient if name in self._gradients else gradient
+
+    def metrics(self) -> dict[str, float]:
+        """Of the whole step: `NAME/loss`, `NAME/denominator`, `NAME/KEY`, and the cosines where gradients were added."""
+        values: dict[str, float] = {}
+        for name in self._names:
+            if (channel := self.losses.get(name)) is not None:
+                values |= {f"{name}/loss": float(channel.loss), f"{name}/denominator": float(channel.denominator)}
+                values |= {f"{name}/{key}": float(value) for key, value in channel.metrics.items()}
+        ordered = {name: self._gradients[name] for name in self._names if name in self._gradients}
+        return values | (_cosines(ordered).metrics() if ordered else {})
+
+
+def gradient_cosines(losses: Mapping[str, Float[Tensor, ""]], parameters: Iterable[Tensor]) -> GradientCosines:
+    """Differentiate every loss by itself; the graph stays alive for the backward pass that follows.
+
+    The cosine with a gradient of norm zero is NaN: it has no direction.
+    """
+    return _cosines(_gradients(losses, parameters))
+
+
+def _cosines(flat: Mapping[str, Float[Tensor, " p"]]) -> GradientCosines:
+    norms = {name: float(g.norm()) for name, g in flat.items()}
+    return GradientCosines(norms, {f"{a}~{b}": _cosine(flat[a], flat[b]) for a, b in combinations(flat, 2)})
+
+
+def _gradients(
+    losses: Mapping[str, Float[Tensor, ""]], parameters: Iterable[Tensor]
+) -> dict[str, Float[Tensor, " p"]]:
+    trained = [p for p in parameters if p.requires_grad]
+    return {name: _gradient(loss, trained) for name, loss in losses.items()}
+
+
+def _gradient(loss: Float[Tensor, ""], parameters: list[Tensor]) -> Float[Tensor, " p"]:
+    gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+    flat = [
+        torch.zeros(p.numel(), device=p.device) if g is None else g.flatten().float()
+        for g, p in zip(gradients, parameters, strict=True)
+    ]
+    return torch.cat(flat)
+
+
+def _cosine(a: Float[Tensor, " p"], b: Float[Tensor, " p"]) -> float:
+    scale = a.norm() * b.norm()
+    return float(a @ b / scale) if scale > 0 else float("nan")

@@ -1,0 +1,144 @@
+"""However a step is cut into micro-batches, each channel's loss, gradient and metrics are those of the whole step."""
+
+import copy
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.models import tiny_model
+
+from stages.training.channels import CHANNELS
+from stages.training.channels.active import Channels
+from stages.training.pair_source import PairSource, TokenPair
+from stages.training.rows import ChannelBatch, HintedTurn, OwnEpisode
+from stages.training.settings import Hints, Pairs
+from stages.training.step_report import StepReport, gradient_cosines
+from stages.training.trees import Tree
+from stages.training.weights import Weights
+
+VOCABULARY = 40
+STUDENT, TEACHER, START = (tiny_model(seed, VOCABULARY) for seed in (0, 1, 2))
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+DPO_FORMS = Pairs.model_fields["loss_type"].annotation.__args__
+
+
+def ids(draw: random.Random, longest: int) -> list[int]:
+    return [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, longest))]
+
+
+def batch(draw: random.Random, pairs: int, hinted: int, episodes: int) -> ChannelBatch:
+    """Ragged rows; an episode may have tokens that are not the student's."""
+    turns = []
+    for _ in range(hinted):
+        action = (ids(draw, 9),)
+        logprobs = [-3.0 * draw.random() for _ in action[0]]
+        turns.append(HintedTurn(Tree(ids(draw, 12), action), Tree(ids(draw, 12), action), None, logprobs))
+    played = []
+    for _ in range(episodes):
+        whole = ids(draw, 14)
+        own = [1, *(draw.randint(0, 1) for _ in whole[1:])]
+        played.append(OwnEpisode(Tree(ids(draw, 6), (whole,)), own, [-3.0 * draw.random() * x for x in own]))
+    dealt = [TokenPair(str(i), Tree(ids(draw, 12), (ids(draw, 9), ids(draw, 9)))) for i in range(pairs)]
+    return ChannelBatch(dealt, turns, played)
+
+
+def channels(names: list[str], rows: ChannelBatch, teacher: torch.nn.Module, loss_type: str, hints: Hints) -> Channels:
+    source = PairSource(list(rows.pairs), per_step=len(rows.pairs), seed=0) if rows.pairs else None
+    if source is not None:
+        source.cache_reference(teacher)
+    return Channels(
+        Weights(**dict.fromkeys(names, 1.0)),
+        Pairs(loss_type=loss_type),
+        hints,
+        source=source,
+        teacher=teacher,
+        temperature=1.0,
+        num_steps=10,
+        start=teacher,
+    )
+
+
+def step(
+    made: Channels, model: torch.nn.Module, parts: list[ChannelBatch]
+) -> tuple[dict[str, torch.Tensor], dict[str, float], dict[str, object]]:
+    """Gradient by channel, metrics of the step with its cosines, and the state afterwards."""
+    report, gradients = StepReport(made.weights), {}
+    for part in parts:
+        losses, _ = made.losses(model, part, step=3)
+        report.add(losses)
+        report.add_gradients({name: channel.loss for name, channel in losses.items()}, model.parameters())
+    for name, gradient in report._gradients.items():
+        gradients[name] = gradient
+    made.end_step(report.losses, 3)
+    return gradients, report.metrics(), made.state()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_parts_add_up_to_the_step(dtype: torch.dtype, data: st.DataObject) -> None:
+    model, teacher = (copy.deepcopy(x).to(dtype).train() for x in (STUDENT, TEACHER))
+    names = data.draw(st.lists(st.sampled_from(list(CHANNELS)), min_size=1, unique=True))
+    sizes = [data.draw(st.integers(0, 5)) for _ in range(3)]
+    draw = random.Random(data.draw(st.integers(0, 10**6)))
+    rows, count = batch(draw, *sizes), data.draw(st.integers(1, 8))
+    hints = Hints(
+        top_k=data.draw(st.sampled_from([None, 3])),
+        tail=data.draw(st.booleans()),
+        teacher=data.draw(st.sampled_from(["current", "ema", "trust-region"])),
+        importance_clip=data.draw(st.sampled_from([None, 2.0])),
+    )
+    form = data.draw(st.sampled_from(DPO_FORMS))
+    if data.draw(st.booleans()):
+        parts = [rows.part(i, count) for i in range(count)]
+    else:
+        parts = rows.packed(data.draw(st.integers(1, 120)))
+    whole = step(channels(names, rows, teacher, form, hints), model, [rows])
+    cut = step(channels(names, rows, teacher, form, hints), model, parts)
+    tolerance = TOLERANCE[dtype]
+    assert cut[0].keys() == whole[0].keys() and cut[1].keys() == whole[1].keys()
+    for name, gradient in whole[0].items():
+        scale = float(gradient.abs().max())
+        torch.testing.assert_close(cut[0][name], gradient, rtol=tolerance, atol=tolerance * max(scale, 1.0))
+    for name, value in whole[1].items():
+        if "cosine" not in name:  # below, on directions that rounding cannot turn
+            assert cut[1][name] == pytest.approx(value, rel=tolerance, abs=tolerance * 10), name
+    for channel, state in whole[2].items():
+        assert cut[2][channel] == pytest.approx(state, rel=1e-5), channel
+
+
+def test_one_part_is_the_step_bit_for_bit() -> None:
+    rows = batch(random.Random(1), 3, 3, 3)
+    results = []
+    for parts in ([rows], [rows.part(0, 1)]):
+        made = channels(list(CHANNELS), rows, TEACHER, "sigmoid", Hints())
+        results.append({n: c.loss for n, c in made.losses(STUDENT, parts[0], step=0)[0].items()})
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_three_hinted_turns_have_one_gradient_in_any_number_of_micro_batches(count: int) -> None:
+    rows = batch(random.Random(2), 0, 3, 0)
+    made = channels(["sdpo"], rows, TEACHER, "sigmoid", Hints())
+    whole = step(made, STUDENT, [rows])[0]["sdpo"]
+    cut = step(made, STUDENT, [rows.part(i, count) for i in range(count)])[0]["sdpo"]
+    assert float(cut.norm() / whole.norm()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_cosine_is_that_of_the_summed_step() -> None:
+    rows = batch(random.Random(3), 4, 0, 4)
+    names = ["simpo", "sft", "taid"]
+    made = channels(names, rows, TEACHER, "sigmoid", Hints())
+    losses = {name: channel.loss for name, channel in made.losses(STUDENT, rows, step=0)[0].items()}
+    expected = gradient_cosines(losses, STUDENT.parameters()).metrics()
+    found = step(made, STUDENT, [rows.part(i, 4) for i in range(4)])[1]
+    assert {name for name in found if name.startswith("gradient/cosine")} == {
+        "gradient/cosine/simpo~sft",
+        "gradient/cosine/simpo~taid",
+        "gradient/cosine/sft~taid",
+    }
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-4, abs=1e-5) and not math.isnan(value)
