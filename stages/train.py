@@ -1,7 +1,8 @@
 """train: one arm, by GRPO on the environment's reward; channels with a weight add their losses to it.
 
 Reads an environment, a model and, for channels on preference pairs, extracted pairs; writes a Hugging Face folder,
-`checkpoint.json` (what `evaluate` needs to know of it) and `metrics.jsonl`. Training resumes from its newest whole
+`checkpoint.json` (what `evaluate` needs to know of it), `metrics.jsonl`, and as tables the rollouts that were played,
+their rewards, and the hints. Training resumes from its newest whole
 checkpoint and then gives what an uninterrupted run gives.
 """
 
@@ -19,9 +20,9 @@ from stages.runs import store
 from stages.runs.artifact import Interrupted, Out, Slot
 from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
-from stages.runs.records import CHECKPOINT, PAIR
+from stages.runs.records import CHECKPOINT, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
 from stages.training.channels import CHANNELS
-from stages.training.settings import Hints, Optimisation, Pairs
+from stages.training.settings import Eopd, Hints, Optimisation, Pairs, Taid
 from stages.training.table import training_table
 from stages.training.weights import Weights
 
@@ -31,7 +32,13 @@ if TYPE_CHECKING:
 
 VERSION = 1
 INPUTS = {"pairs": Slot(PAIR, optional=True)}
-OUTPUTS = {"checkpoint": CHECKPOINT}
+OUTPUTS = {
+    "checkpoint": CHECKPOINT,
+    "rollouts": ROLLOUT,
+    "steps": STEP,
+    "training_rewards": TRAINING_REWARD,
+    "hints": HINT,
+}
 
 
 class Config(EnvStageConfig):
@@ -49,8 +56,10 @@ class Config(EnvStageConfig):
     weights: Weights = Weights()
     pairs: Pairs = Pairs()
     hints: Hints = Hints()
+    taid: Taid = Taid()
+    eopd: Eopd = Eopd()
     teacher: PolicyConfig | None = None
-    """The model to distil from, for taid and eopd; it must share the student's vocabulary."""
+    """The model to distil from, for taid and eopd; it must share the student's tokenizer."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
@@ -125,9 +134,12 @@ def _trainer(
     from stages.training.channels.active import Channels
     from stages.training.checkpoints import Supervision
     from stages.training.composed import ComposedTrainer
+    from stages.training.journal import TrainingJournal
     from stages.training.rollouts import Rollouts
 
     make, size = config.opener(), config.optimisation
+    environment = make()
+    journal = TrainingJournal(out, policy, environment.sandbox)
     extracted = inputs.optional("pairs")
     source = None
     if extracted is not None:
@@ -139,9 +151,12 @@ def _trainer(
         config.pairs,
         config.hints,
         source=source,
-        teacher=setup.load_teacher(config.teacher, out) if config.teacher else None,
+        teacher=setup.load_teacher(config.teacher, policy, out) if config.teacher else None,
         temperature=config.policy.temperature,
         num_steps=size.steps,
+        taid=config.taid,
+        eopd=config.eopd,
+        start=policy.model,
     )
     return ComposedTrainer(
         policy=policy,
@@ -151,11 +166,13 @@ def _trainer(
             seed=config.seed,
             max_steps=config.max_steps,
             before_turn=lambda: None,
+            record=journal.rollouts,
         ),
         channels=channels,
-        channel_rows=setup.channel_rows(channels, config.hints, source, policy, out),
+        channel_rows=setup.channel_rows(channels, config.hints, source, policy, environment, out, journal.hints),
         gradient_cosine_every=size.gradient_cosine_every,
         shared_prompts=size.shared_prompts,
+        max_tokens=size.max_tokens_per_micro_batch,
         args=setup.trl_config(
             str(folder),
             size,
@@ -175,13 +192,14 @@ def _fit(trainer: "ComposedTrainer", folder: Path) -> None:
 
     start = newest(folder)
     if start is not None:
-        trainer.channels.load(store.read_json(start / MARKER)["channels"])
+        trainer.channels.load(store.read_json(start / MARKER)["channels"], start)
     trainer.train(resume_from_checkpoint=str(start) if start else None)
     if trainer.state.global_step < trainer.args.max_steps:
         raise Interrupted
 
 
 def _save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, tasks: list[Task], out: Out) -> None:
+    from stages.training.journal import write_tables
     from stages.training.setup import prompt_order
 
     def fill(folder: Path) -> None:
@@ -200,6 +218,7 @@ def _save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, tas
         task_ids=tuple(dict.fromkeys(tasks[index].task_id for index in order)),
     )
     out.document("checkpoint", info.model_dump(mode="json"))
+    write_tables(out, trainer.state.global_step)
     history = [row for row in trainer.state.log_history if "loss" in row]
     out.metrics(history)
     rewards = [row["reward"] for row in history if "reward" in row]

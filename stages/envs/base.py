@@ -54,7 +54,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Fault:
-    """A turn that went wrong: its index, the kind of error in a word, the error as the agent saw it, and what it lacked.
+    """A turn that went wrong: its index, the kind of error in a word, and the error as the agent saw it.
 
     advice: a sentence that would have helped before the turn.
     """

@@ -14,15 +14,17 @@ NO_FILE = re.compile(
 )
 NO_COMMAND = re.compile(r"(\S+): (?:command )?not found")
 
-HEREDOC = re.compile(r"^(?P<line>[^\n]*<<-?\s*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote)[^\n]*)\n(?P<body>.*?)^\s*(?P=word)$",
-                     re.MULTILINE | re.DOTALL)
+HEREDOC = re.compile(
+    r"^(?P<line>[^\n]*<<-?\s*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote)[^\n]*)\n(?P<body>.*?)^\s*(?P=word)$",
+    re.MULTILINE | re.DOTALL,
+)
 QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 NO_REDIRECT = re.compile(r"\d*>&\d?-?|&?\d*>>?\s*/dev/\w+|2>>?\s*\S+")
 """What looks like writing a file: joined streams, the null device, a file of errors."""
 REDIRECT = re.compile(r"(?<![-=<])>{1,2}\|?\s*[^\s&>|;]")
 EDITORS = re.compile(
     r"(?:^|[;&|(\n]|\b(?:sudo|xargs|then|do|else)\s)\s*"
-    r"(?:tee|patch|cp|mv|rm|ed|sed\s+(?:-\S+\s+)*(?:-\w*i|--in-place)|perl\s+(?:-\S+\s+)*-\w*i"
+    r"(?:tee|patch|cp|mv|rm|ed|sed\s+(?:[^;&|\n]*?\s)?(?:-\w*i|--in-place)|perl\s+(?:-\S+\s+)*-\w*i"
     r"|git\s+(?:apply|am|checkout|restore|revert|reset|stash|mv|rm|cherry-pick|merge))(?![\w-]*\w)"
 )
 PYTHON = re.compile(r"\bpython[\d.]*\b")

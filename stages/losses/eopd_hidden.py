@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stages.losses.eopd import METRICS_THRESHOLD, EopdOptions, forward_kl, policy_losses, soft_targets
-from stages.losses.hidden import HEAD_CHUNK_TOKENS, Predictors, logits_sum
+from stages.losses.hidden import Predictors, logits_sum
 from stages.losses.shapes import RowIds, RowTable, RowValues, Scalar
 
 Total = tuple[Tensor, Tensor]
@@ -24,7 +24,7 @@ def eopd_from_hidden(
     top_k: int,
     temperature: float = 1.0,
     options: EopdOptions | None = None,
-    chunk_tokens: int | None = HEAD_CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> tuple[Scalar, dict[str, Total]]:
     """eopd_loss in token-mean with aligned soft targets, its sum over the mask / num_tokens, and its metrics as totals.
 

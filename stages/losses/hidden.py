@@ -17,6 +17,7 @@ from stages.losses.shapes import Hidden, Rows, RowTable, RowValues, Scalar, Teac
 
 # Larger than for logits: every chunk adds one [vocabulary, width] product to the head's gradient.
 HEAD_CHUNK_TOKENS = 128
+FEWEST_CHUNK_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,15 @@ def logits_sum(
     teacher: Predictors,
     weights: RowValues,
     *beside: Tensor,
-    chunk_tokens: int | None = HEAD_CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> tuple[Scalar, RowTable]:
     """Sum over tokens of weight * per_token(student logits, teacher logits, *beside), and the table of its values.
 
     Both logits are [chunk, v] in float32 at least, over the tokens that both models know. Tokens of weight 0 are not
-    computed at all. Gradient to the student's hidden states and head.
+    computed at all. Gradient to the student's hidden states and head. chunk_tokens None: a 32nd of the tokens, but 32
+    to 128 of them: about eight temporaries then take a quarter of one [n, v] table from n = 1024 on.
     """
+    size = chunk_tokens or min(max(len(weights) // 32, FEWEST_CHUNK_TOKENS), HEAD_CHUNK_TOKENS)
     vocabulary = min(len(student.head.weight), len(teacher.head.weight))
     own, other = student.head.cut(vocabulary), teacher.head.cut(vocabulary)
     parameters = (own.weight,) if own.bias is None else (own.weight, own.bias)
@@ -84,7 +87,7 @@ def logits_sum(
         return per_token(head.logits(student_rows), teacher_logits, *given)
 
     return token_sum(
-        through_heads, student.hidden, teacher.hidden, weights, *parameters, beside=beside, chunk_tokens=chunk_tokens
+        through_heads, student.hidden, teacher.hidden, weights, *parameters, beside=beside, chunk_tokens=size
     )
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from stages.errors import UsageError
 from stages.losses.chunked import DEFAULT_CHUNK_TOKENS, token_sum
-from stages.losses.hidden import HEAD_CHUNK_TOKENS, Predictors, logits_sum
+from stages.losses.hidden import Predictors, logits_sum
 from stages.losses.shapes import Logits, RowTable, RowValues, Scalar, TokenMask
 
 
@@ -44,7 +44,7 @@ def taid_from_hidden(
     weights: RowValues,
     t: Tensor | float,
     *,
-    chunk_tokens: int | None = HEAD_CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> Scalar:
     """Sum over tokens of weight * the loss a token of taid_loss; logits exist for a chunk of tokens at a time.
 
@@ -55,9 +55,7 @@ def taid_from_hidden(
     return logits_sum(per_token, student, teacher, weights, chunk_tokens=chunk_tokens)[0]
 
 
-def _per_token(
-    t: Tensor | float, student: Tensor, teacher: Tensor, *, dtype: torch.dtype = torch.float32
-) -> RowTable:
+def _per_token(t: Tensor | float, student: Tensor, teacher: Tensor, *, dtype: torch.dtype = torch.float32) -> RowTable:
     target = F.softmax((1 - t) * student.detach() + t * teacher, dim=-1, dtype=dtype)
     terms = target * F.log_softmax(student, dim=-1, dtype=dtype)
     return -terms.masked_fill(student.isinf(), 0.0).sum(-1, keepdim=True)

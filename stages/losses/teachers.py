@@ -25,8 +25,5 @@ def update_average(teacher: Sequence[Tensor], student: Sequence[Tensor], student
 
 
 def trust_region_logits(reference_logits: Values, student_logits: Values, student_share: float) -> Values:
-    """lerp(reference, student, student_share), entry by entry. Source: lasgroup/SDPO 0e6d510 dp_actor.py:52-64.
-
-   
-    """
+    """lerp(reference, student, student_share), entry by entry. Source: lasgroup/SDPO 0e6d510 dp_actor.py:52-64."""
     return torch.lerp(reference_logits, student_logits, student_share)

@@ -222,9 +222,33 @@ EVAL_ITEM = Kind(
     frozenset({"wall_s"}),
 )
 
+TRAINING_REWARD = Kind(
+    "training_reward",
+    1,
+    {"training_step": INT, "rollout_id": TEXT, "task_id": TEXT, "sample_idx": INT, "reward": FLOAT},
+)
+"""What a rollout of one step of training was paid; null where the environment could not grade it."""
+
+HINT = Kind(
+    "hint",
+    1,
+    {
+        "training_step": INT,
+        "rollout_id": TEXT,
+        "task_id": TEXT,
+        "step": INT,
+        "kind": TEXT,
+        "error": TEXT,
+        "hint": TEXT,
+        "source": TEXT,
+    },
+)
+"""What self-distillation told the teacher at a turn. `source`: "template", the model that wrote the hint, or the id of
+the rollout that was shown."""
+
 CHECKPOINT = Kind("checkpoint", 1, {})
 
-_PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, ORIGIN, EVAL_ITEM, CHECKPOINT)
+_PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, ORIGIN, EVAL_ITEM, TRAINING_REWARD, HINT, CHECKPOINT)
 _PROBE = (POOL_ROW, PROBE_ROW, SVD_MODULE, DIRECTION, PROBE_SCORE, PLACEBO, PROBE_CHECK, TRAJECTORY)
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_PIPELINE, *_PROBE)}
 

@@ -1,15 +1,21 @@
 """Training a student with several channels at once: GRPO on the environment's reward, and losses beside it.
 
-settings.py - pairs, hints, optimisation, and the names of the row sources
+settings.py - pairs, hints, TAID, EOPD, optimisation, and the names of the row sources
 channels/ - the channels beside GRPO: the registry, one class a channel, and all of them together
 weights.py - the setting `weights`, one field a channel, made from the registry
 table.py - the table of the training's course in report.txt
 setup.py - what training starts from: TRL's configuration, the prompts, the pairs, the teacher, seeds
-composed.py - the trainer: TRL's GRPOTrainer with our rollouts, the channels' losses added, and gradient cosines
+composed.py - the trainer: TRL's GRPOTrainer with our rollouts and the channels' losses added
+groups.py - GRPO's groups scored with the channels' rows, and cut to a budget of tokens
+step_report.py - what a whole step reports: losses, metrics, gradient norms and cosines
+journal.py - rollouts, rewards and hints as tables of the run
 rollouts.py - on-policy episodes in the form TRL wants
-rows.py - the rows of one step, and what the channels of one row source share
+rows.py - the rows of one step, and of the parts that it is cut into
+scored_rows.py - the same once the student has scored them: what the channels of one row source share
 pair_source.py - preference pairs as token ids, dealt by step, with the reference cached
 hints.py - faulty turns and what to tell the agent there
+reprompt.py - a successful rollout of the group as what the teacher is shown
+self_teacher.py - the student as its own teacher: as it is, its moving average, or near its start
 trees.py - several completions of one prompt scored in one pass
 checkpoints.py - checkpoints that survive a kill
 

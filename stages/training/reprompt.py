@@ -15,7 +15,7 @@ from stages.rollouts.episode import Episode
 from stages.training.rows import HintedTurn, own_episode
 from stages.training.trees import Tree
 
-TEMPLATE = "{prompt}\nCorrect solution:\n\n{demonstration}\n\n\n\nCorrectly solve the original question.\n"
+TEMPLATE = "{prompt}\nCorrect solution:\n\n{demonstration}\n\nCorrectly solve the original question."
 THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
 LONGEST_PROMPT = 10_240
 """Tokens of the prompt with the demonstration, which is cut to fit, as upstream's `max_reprompt_len`."""
@@ -32,7 +32,7 @@ class Reprompted:
 
 
 def reprompted(episodes: Sequence[Episode], tokenizer: Any, success_reward: float) -> list[Reprompted]:
-    """A row for each rollout with another one of its task that reached `success_reward`; the first such one is shown."""
+    """A row for each rollout with another one of its task that reached `success_reward`; the first such is shown."""
     groups: dict[str, list[Episode]] = {}
     for episode in episodes:
         if episode.error is None and episode.grade.reward is not None and episode.grade.reward >= success_reward:

@@ -15,8 +15,8 @@ from stages.training.rows import own_episode
 class Rollouts:
     """TRL's `rollout_func`: plays one episode a row and returns ids, log-probs, the mask of own tokens, and rewards.
 
-    Seeds depend on the run's seed, the step, the task and the sample alone. `latest` holds the episodes of the last
-    call, in order.
+    Seeds depend on the run's seed, the step, the task and the sample alone. `record` gets (step, episodes).
+    `latest` holds the episodes of the last call, in order.
     """
 
     def __init__(
@@ -27,9 +27,10 @@ class Rollouts:
         seed: int,
         max_steps: int,
         before_turn: Callable[[], None],
+        record: Callable[[int, list[Episode]], None] = lambda step, episodes: None,
     ) -> None:
         self._make, self._tasks, self._seed, self._max_steps = make, tasks, seed, max_steps
-        self._before_turn = before_turn
+        self._before_turn, self._record = before_turn, record
         self.latest: list[Episode] = []
 
     def play(self, rows: list[Row], policy: LocalPolicy, step: int) -> dict[str, list[Any]]:
@@ -37,6 +38,7 @@ class Rollouts:
         self.latest = play(
             self._make, policy, self._episodes(rows, step), max_steps=self._max_steps, before_turn=self._before_turn
         )
+        self._record(step, self.latest)
         columns = [self._columns(episode, policy) for episode in self.latest]
         return {name: [column[name] for column in columns] for name in columns[0]}
 

@@ -1,4 +1,4 @@
-"""The student as its own teacher behind a hint: as it is, its moving average, or held near the model it started from."""
+"""The student as its own teacher behind a hint: as it is, its moving average, or held near where it started."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -23,7 +23,7 @@ class SelfTeacher:
     Source: lasgroup/SDPO 0e6d510 verl/workers/actor/dp_actor.py:52-64 (trust region), 132-151 (moving average).
     """
 
-    def __init__(self, hints: Hints | None = None, start: Any | None = None) -> None:
+    def __init__(self, hints: Hints | None = None, start: Any = None) -> None:
         hints = hints or Hints()
         self._kind, self._rate = hints.teacher, hints.teacher_rate
         self._copy = None if self._kind == "current" else deepcopy(start).eval().requires_grad_(False)

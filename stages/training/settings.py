@@ -31,8 +31,8 @@ class Pairs(Settings):
     per_step: int = Field(16, gt=0)
     """Pairs in every optimiser step."""
     loss_type: DpoForm = "sigmoid"
-    """DPO's form, as TRL names them. Those that need more than beta (robust and exo_pair a label smoothing), or all pairs
-    of a step at once (aot, aot_unpaired), are not among them."""
+    """DPO's form, as TRL names them. Those that need more than beta (robust and exo_pair a label smoothing), or all
+    pairs of a step at once (aot, aot_unpaired), are not among them."""
     beta: float = Field(0.1, gt=0)
     """DPO's distance to the reference, which is the model that training starts from."""
     simpo_beta: float = Field(2.0, gt=0)
@@ -46,7 +46,7 @@ class Hints(Settings):
 
     source: Literal["template", "llm", "rollout"] = "template"
     """What the teacher knows more: the error, a model's word on it, or (SDPO's main mode) a successful rollout of the
-    same group, shown in the opening message to every other rollout of it that did not succeed."""
+    same group, shown in the opening message to every other rollout of it."""
     llm: PolicyConfig | None = None
     """The model that is shown the error, for source = "llm"."""
     per_step: int = Field(16, gt=0)

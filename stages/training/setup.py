@@ -17,7 +17,7 @@ from stages.rollouts.episode import Episode
 from stages.runs.artifact import Out, Run
 from stages.runs.records import PAIR
 from stages.training.channels.active import Channels
-from stages.training.hints import hinted_turns
+from stages.training.hints import Hint, Hinted, hinted_turns
 from stages.training.pair_source import PairSource, tokenise
 from stages.training.rows import ChannelBatch, own_episode
 from stages.training.settings import Hints, Optimisation, Pairs
@@ -101,24 +101,47 @@ def load_pairs(run: Run, settings: Pairs, tokenizer: Any, *, seed: int, out: Out
     return PairSource(kept, per_step=settings.per_step, seed=seed)
 
 
-def load_teacher(config: PolicyConfig, out: Out) -> Any:
-    """A Hugging Face model that is never trained."""
-    model, _ = load_model(config, cache=out.cache, listener=out.progress)
+def load_teacher(config: PolicyConfig, student: LocalPolicy, out: Out) -> Any:
+    """A Hugging Face model that is never trained; `UsageError` where its tokens are not the student's."""
+    model, tokenizer = load_model(config, cache=out.cache, listener=out.progress)
+    check_vocabulary(student.tokenizer, tokenizer, config.model)
     return model.eval().requires_grad_(False)
 
 
+def check_vocabulary(student: Any, teacher: Any, name: str) -> None:
+    """Raise `UsageError` unless both tokenizers know the same tokens by the same ids; a head may be padded."""
+    own, other = ({i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in (student, teacher))
+    differing = sorted(i for i in own.keys() | other.keys() if own.get(i) != other.get(i))
+    if differing:
+        first = differing[0]
+        raise UsageError(
+            f"The teacher {name!r} has another vocabulary than the student: token {first} is {other.get(first)!r} "
+            f"there and {own.get(first)!r} here, and {len(differing)} tokens differ in all. "
+            "Distil from a model with the student's tokenizer."
+        )
+
+
 def channel_rows(
-    channels: Channels, hints: Hints, source: PairSource | None, policy: LocalPolicy, out: Out
+    channels: Channels,
+    hints: Hints,
+    source: PairSource | None,
+    policy: LocalPolicy,
+    environment: Environment,
+    out: Out,
+    record: Callable[[int, list[tuple[Episode, Hint]]], None],
 ) -> ChannelRows:
-    """A function that collects the rows of a step from the sources that the channels use."""
+    """A function that collects the rows of a step from the sources that the channels use; `record` gets the hints."""
     used = channels.row_sources
-    hint = hinted_turns(hints, policy, out) if "hinted" in used else None
+    hint = hinted_turns(hints, policy, environment, out) if "hinted" in used else None
 
     def rows(episodes: list[Episode], step: int) -> ChannelBatch:
         own = [own_episode(episode) for episode in episodes] if "episodes" in used else []
+        hinted = hint(episodes) if hint is not None else Hinted([], [])
+        if hint is not None:
+            record(step, hinted.hints)
         return ChannelBatch(
             pairs=source.batch(step) if source is not None else [],
-            hinted=hint(episodes) if hint is not None else [],
+            hinted=hinted.rows,
             episodes=[episode for episode in own if episode is not None],
         )
 

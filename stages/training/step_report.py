@@ -33,7 +33,8 @@ class StepReport:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = [GRPO, *names]
-        self._gradients: dict[str, Float[Tensor, " p"]] = {}
+        self.gradients: dict[str, Float[Tensor, " p"]] = {}
+        """By loss, GRPO's among them; the sum over the parts so far."""
         self.losses: dict[str, ChannelLoss] = {}
         """By channel; those that had rows in some part."""
 
@@ -46,16 +47,16 @@ class StepReport:
     def add_gradients(self, losses: Mapping[str, Float[Tensor, ""]], parameters: Iterable[Tensor]) -> None:
         """Gradients of one part's losses by name; the graph stays alive for the backward pass that follows."""
         for name, gradient in _gradients(losses, parameters).items():
-            self._gradients[name] = self._gradients[name] + gradient if name in self._gradients else gradient
+            self.gradients[name] = self.gradients[name] + gradient if name in self.gradients else gradient
 
     def metrics(self) -> dict[str, float]:
-        """Of the whole step: `NAME/loss`, `NAME/denominator`, `NAME/KEY`, and the cosines where gradients were added."""
+        """Of the whole step: `NAME/loss`, `NAME/denominator`, `NAME/KEY`, and cosines where gradients were added."""
         values: dict[str, float] = {}
         for name in self._names:
             if (channel := self.losses.get(name)) is not None:
                 values |= {f"{name}/loss": float(channel.loss), f"{name}/denominator": float(channel.denominator)}
                 values |= {f"{name}/{key}": float(value) for key, value in channel.metrics.items()}
-        ordered = {name: self._gradients[name] for name in self._names if name in self._gradients}
+        ordered = {name: self.gradients[name] for name in self._names if name in self.gradients}
         return values | (_cosines(ordered).metrics() if ordered else {})
 
 
@@ -72,9 +73,7 @@ def _cosines(flat: Mapping[str, Float[Tensor, " p"]]) -> GradientCosines:
     return GradientCosines(norms, {f"{a}~{b}": _cosine(flat[a], flat[b]) for a, b in combinations(flat, 2)})
 
 
-def _gradients(
-    losses: Mapping[str, Float[Tensor, ""]], parameters: Iterable[Tensor]
-) -> dict[str, Float[Tensor, " p"]]:
+def _gradients(losses: Mapping[str, Float[Tensor, ""]], parameters: Iterable[Tensor]) -> dict[str, Float[Tensor, " p"]]:
     trained = [p for p in parameters if p.requires_grad]
     return {name: _gradient(loss, trained) for name, loss in losses.items()}
 

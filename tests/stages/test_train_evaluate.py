@@ -1,5 +1,7 @@
 """train and evaluate on a scripted environment: pairs where they are needed, arms that can be compared, a verdict."""
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,8 +9,9 @@ from typing import Any
 import orjson
 import pytest
 from pydantic import ValidationError
+from support.models import save_tiny
 from support.server import Reply, answer, serving
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import evaluate, extract_pairs, replay_teachers, train
 from stages.errors import BadInput, UsageError
@@ -18,7 +21,8 @@ from stages.policy.checkpoint import CheckpointInfo
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.inputs import Inputs
-from stages.runs.records import CHECKPOINT, EVAL_ITEM
+from stages.runs.records import CHECKPOINT, EVAL_ITEM, HINT, ROLLOUT, STEP, TRAINING_REWARD
+from stages.training.channels import CHANNELS
 
 ENV = "support.environments:GuessEnv"
 SMALL = {"steps": 2, "prompts_per_step": 2, "generations": 4}
@@ -102,6 +106,112 @@ def test_self_distillation_hints_at_faulty_turns(tmp_path: Path, tiny: Path) -> 
     run = trained(tmp_path, tiny, "D", weights={"sdpo": 1.0})
     metrics = [orjson.loads(line) for line in (run.path / "metrics.jsonl").read_bytes().splitlines()]
     assert metrics[0]["sdpo/turns"] > 0 and metrics[0]["sdpo/denominator"] > 0
+
+
+def metrics_of(run: Run) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in (run.path / "metrics.jsonl").read_bytes().splitlines()]
+
+
+@pytest.mark.parametrize("micro", [{"micro_batch": 1}, {"micro_batch": 2}, {"max_tokens_per_micro_batch": 40}])
+def test_any_micro_batch_is_the_same_step(tmp_path: Path, tiny: Path, pairs: Run, micro: dict[str, int]) -> None:
+    """More micro-batches than pairs too; every channel, gradient norms and cosines among them."""
+    teacher = save_tiny(tmp_path / "teacher", seed=5)
+    rows = []
+    for name, more in (("whole", {}), ("cut", micro)):
+        config = train.Config(
+            env={"name": ENV},
+            policy={"model": str(tiny), "max_tokens": 12},
+            tasks=4,
+            optimisation={**SMALL, "steps": 1, "gradient_cosine_every": 1, **more},
+            weights=dict.fromkeys(CHANNELS, 1.0),
+            pairs={"per_step": 2},
+            hints={"per_step": 3},
+            teacher={"model": str(teacher)},
+        )
+        rows.append(metrics_of(Run(runner.execute("train", {"pairs": pairs}, config, root=tmp_path / name).path))[0])
+    whole, cut = rows
+    for name in (n for n in whole if n.partition("/")[0] in {*CHANNELS, "gradient"} or n in ("loss", "grad_norm")):
+        assert cut[name] == pytest.approx(whole[name], rel=1e-3, abs=2e-4), name
+    assert {f"gradient/norm/{name}" for name in ("grpo", *CHANNELS)} <= cut.keys()
+
+
+def test_hints_of_a_model_are_asked_at_once_for_the_turns_that_are_used(tmp_path: Path, tiny: Path) -> None:
+    lock, now, most = threading.Lock(), 0, 0
+
+    def reply(body: dict[str, Any], n: int) -> Reply:
+        nonlocal now, most
+        with lock:
+            now, most = now + 1, max(most, now + 1)
+        time.sleep(0.2)
+        with lock:
+            now -= 1
+        return Reply(body=answer(f"Think of {n % 3}."))
+
+    with serving(reply) as server:
+        hints = {"source": "llm", "llm": {"model": "adviser", "base_url": server.url}, "per_step": 4}
+        run = trained(tmp_path, tiny, "D", weights={"sdpo": 1.0}, hints=hints)
+        asked = len(server.requests)
+    assert asked <= 2 * 4 and most > 1
+    rows = run.rows(HINT)
+    assert [row["training_step"] for row in rows] == [0] * 4 + [1] * 4
+    assert {row["source"] for row in rows} == {"adviser"} and all(row["hint"].startswith("Hint: Think") for row in rows)
+    assert [row["sdpo/turns"] for row in metrics_of(run)] == [4.0, 4.0]
+
+
+def test_rollouts_and_rewards_are_tables_of_the_run(tmp_path: Path, tiny: Path) -> None:
+    run = trained(tmp_path, tiny, "A")
+    rollouts, rewards = run.rows(ROLLOUT), run.rows(TRAINING_REWARD)
+    assert len(rollouts) == len(rewards) == 2 * 2 * 4 and {row["source"] for row in rollouts} == {"train"}
+    assert [row["rollout_id"] for row in rollouts] == [row["rollout_id"] for row in rewards]
+    assert {row["rollout_id"] for row in run.rows(STEP)} == {row["rollout_id"] for row in rollouts}
+    for step, logged in enumerate(metrics_of(run)):
+        paid = [row["reward"] for row in rewards if row["training_step"] == step]
+        assert sum(paid) / len(paid) == pytest.approx(logged["reward"], abs=1e-6)
+    assert run.rows(HINT) == []
+
+
+def test_a_teacher_of_another_tokenizer_is_refused_before_training(tmp_path: Path, tiny: Path) -> None:
+    other = save_tiny(tmp_path / "other", characters="abcdefghijkm\u0120")
+    with pytest.raises(UsageError, match="has another vocabulary than the student: token 12 is 'm' there and 'l' here"):
+        trained(tmp_path, tiny, "T", weights={"taid": 1.0}, teacher={"model": str(other)})
+
+
+def test_a_teacher_whose_head_is_padded_teaches(tmp_path: Path, tiny: Path) -> None:
+    padded = tmp_path / "padded"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny), AutoTokenizer.from_pretrained(tiny)
+    model.resize_token_embeddings(len(tokenizer) + 13, mean_resizing=False)
+    model.save_pretrained(padded)
+    tokenizer.save_pretrained(padded)
+    runs = [
+        metrics_of(
+            trained(tmp_path / name, tiny, "T", weights={"taid": 1.0, "eopd": 1.0}, teacher={"model": str(path)})
+        )
+        for name, path in (("a", tiny), ("b", padded))
+    ]
+    assert runs[0][0]["taid/loss"] == pytest.approx(runs[1][0]["taid/loss"], rel=1e-6)
+    assert runs[0][0]["eopd/loss"] == pytest.approx(runs[1][0]["eopd/loss"], rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    "hints",
+    [
+        {"teacher": "ema", "importance_clip": 2.0},
+        {"teacher": "trust-region", "tail": False},
+        {"source": "rollout", "success_reward": 0.05},
+    ],
+)
+def test_sdpo_in_upstreams_modes(tmp_path: Path, tiny: Path, hints: dict[str, Any]) -> None:
+    run = trained(tmp_path, tiny, "D", weights={"sdpo": 1.0}, hints=hints)
+    assert all(row["sdpo/loss"] >= 0 and row["sdpo/turns"] > 0 for row in metrics_of(run))
+    if hints.get("source") == "rollout":
+        shown = {row["source"] for row in run.rows(HINT)}
+        assert shown and shown <= {row["rollout_id"] for row in run.rows(ROLLOUT)}
+
+
+@pytest.mark.parametrize("form", ["exo_pair", "robust", "aot", "nonsense"])
+def test_forms_that_the_options_cannot_express_are_refused(form: str) -> None:
+    with pytest.raises(ValidationError, match="loss_type"):
+        train.Config(pairs={"loss_type": form})
 
 
 def test_gradient_cosines_are_reported(tmp_path: Path, tiny: Path, pairs: Run) -> None:

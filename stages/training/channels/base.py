@@ -5,7 +5,7 @@ Kernels are imported inside `loss`, so that the names, descriptions and needs of
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -90,12 +90,12 @@ class ChannelSettings:
     hints: Hints
     temperature: float
     num_steps: int
-    taid: Taid = Taid()
-    eopd: Eopd = Eopd()
+    taid: Taid = field(default_factory=Taid)
+    eopd: Eopd = field(default_factory=Eopd)
 
 
 class Channel(ABC, Generic[Rows]):
-    """One loss beside GRPO. `Rows` is `PairRows`, `HintedRows` or `EpisodeRows` of stages/training/rows.py.
+    """One loss beside GRPO. `Rows` is `PairRows`, `HintedRows` or `EpisodeRows` of stages/training/scored_rows.py.
 
     Logged are `NAME/loss`, `NAME/denominator` and `NAME/KEY` for each key of `ChannelLoss.metrics`.
     """

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from stages.training.rows import EpisodeRows, HintedRows
+    from stages.training.scored_rows import EpisodeRows, HintedRows
 
 
 class Sdpo(Channel["HintedRows"]):

@@ -15,7 +15,7 @@ from stages.policy.local import LocalPolicy
 from stages.training.channels import ChannelLoss
 from stages.training.channels.active import Channels
 from stages.training.composed import ComposedTrainer, compose_loss
-from stages.training.groups import group, pack, row_lengths, rows_of, share, statistics
+from stages.training.groups import group, statistics
 from stages.training.rollouts import Rollouts, environment_reward
 from stages.training.rows import ChannelBatch
 from stages.training.settings import Hints, Optimisation, Pairs

@@ -3,16 +3,19 @@
 from pathlib import Path
 
 import pytest
+from support.environments import GuessEnv
 from support.models import tiny_tokenizer
 from support.server import Reply, answer, serving
 
-from stages.envs.base import Grade, Observation, Task
+from stages.envs.base import Fault, Grade, Observation, Task
 from stages.messages import following_ids, opening_ids
 from stages.policy.base import PolicyConfig, Sample
 from stages.policy.endpoint import EndpointPolicy
 from stages.rollouts.episode import Episode, Step
 from stages.runs.artifact import Budget
-from stages.training.hints import Hint, faults, from_model, from_templates, hinted_turn
+from stages.training import hints
+from stages.training.hints import Hint, from_model, hinted_turn, spread
+from stages.training.reprompt import reprompted
 
 TOKENIZER = tiny_tokenizer()
 TASK = Task("t", "e", "train", "f", "fix it")
@@ -35,6 +38,15 @@ def episode(*turns: tuple[str, Observation]) -> Episode:
         ]
         held = prompt + ids
     return found
+
+
+def faults(found: Episode) -> list[Fault]:
+    """As GuessEnv, a shell, reports them."""
+    return hints.faults(found, GuessEnv())
+
+
+def from_templates(found: Episode) -> list[Hint]:
+    return [hint for hint in hints.from_templates([(found, fault) for fault in faults(found)]) if hint is not None]
 
 
 def ran(command: str, output: str = "", code: int = 0) -> tuple[str, Observation]:
@@ -78,7 +90,7 @@ def answered(content: str, gt_pass: bool | None, stop: str | None = "answered", 
 
 def test_a_wrong_answer_is_hinted_with_what_the_environment_says() -> None:
     assert from_templates(answered("5 is wrong; the answer is 6.", gt_pass=False)) == [
-        Hint(0, "wrong_answer", "Hint: 5 is wrong; the answer is 6.")
+        Hint(0, "wrong_answer", "5 is wrong; the answer is 6.", "Hint: 5 is wrong; the answer is 6.")
     ]
 
 
@@ -112,7 +124,7 @@ def test_a_clean_episode_has_no_hints() -> None:
 
 def test_the_hint_stands_in_the_message_before_the_faulty_turn() -> None:
     played = episode(ran("ls"), ran("fixx it", "fixx: command not found\n", 127), ran("ls"))
-    turn = hinted_turn(TOKENIZER, played, Hint(1, "unknown_command", "Hint: no."))
+    turn = hinted_turn(TOKENIZER, played, Hint(1, "unknown_command", "", "Hint: no."))
     assert turn is not None
     assert turn.tree.prompt == played.steps[1].sample.prompt_ids
     assert turn.tree.branches == turn.hinted.branches == (played.steps[1].sample.completion_ids,)
@@ -124,7 +136,7 @@ def test_the_hint_stands_in_the_message_before_the_faulty_turn() -> None:
 
 def test_a_hint_at_the_first_turn() -> None:
     turn = hinted_turn(
-        TOKENIZER, episode(ran("fixx", "fixx: command not found\n", 127)), Hint(0, "unknown_command", "Hint: no.")
+        TOKENIZER, episode(ran("fixx", "fixx: command not found\n", 127)), Hint(0, "unknown_command", "", "Hint: no.")
     )
     assert turn is not None
     assert turn.hinted.prompt == opening_ids(TOKENIZER, [{"role": "user", "content": "fix it\nHint: no."}])
@@ -133,8 +145,9 @@ def test_a_hint_at_the_first_turn() -> None:
 def test_a_model_writes_the_hint_from_action_and_error(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer("Look at the names."))) as server:
         policy = EndpointPolicy(PolicyConfig(model="m", base_url=server.url), budget=Budget(), cache=tmp_path)
-        hints = from_model(episode(ran("fixx it", "fixx: command not found\n", 127)), policy)
-    assert [(h.turn, h.text) for h in hints] == [(0, "Hint: Look at the names.")]
+        found = episode(ran("fixx it", "fixx: command not found\n", 127))
+        written = from_model([(found, fault) for fault in faults(found)], policy)
+    assert [(h.turn, h.text, h.source) for h in written if h] == [(0, "Hint: Look at the names.", "m")]
     asked = server.requests[0]["messages"][0]["content"]
     assert "fixx it" in asked and "command not found" in asked
 
@@ -143,4 +156,43 @@ def test_no_hint_where_the_model_fails(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(500, {"error": {"message": "x"}})) as server:
         config = PolicyConfig(model="m", base_url=server.url, max_attempts=1)
         policy = EndpointPolicy(config, budget=Budget(), cache=tmp_path)
-        assert from_model(episode(ran("fixx", "fixx: command not found\n", 127)), policy) == []
+        found = episode(ran("fixx", "fixx: command not found\n", 127))
+        assert from_model([(found, fault) for fault in faults(found)], policy) == [None]
+
+
+def test_an_environment_that_reports_nothing_has_the_faults_that_anyone_sees() -> None:
+    found = episode(ran("fixx", "fixx: command not found\n", 127), ("no", Observation("x", parse_error="no block")))
+    assert [fault.kind for fault in hints.faults(found, object())] == ["malformed"]
+
+
+def test_turns_are_spread_evenly() -> None:
+    assert spread(list(range(10)), 4) == [0, 2, 5, 7] and spread([1, 2], 4) == [1, 2]
+
+
+def rewarded(reward: float | None, sample: int, said: str, task: str = "t") -> Episode:
+    found = episode(ran(said))
+    found.task, found.sample_idx = Task(task, "e", "train", "f", "fix it"), sample
+    found.grade = Grade(reward)
+    return found
+
+
+def test_a_rollout_is_shown_another_success_of_its_group() -> None:
+    group = [rewarded(0.0, 0, "bad"), rewarded(1.0, 1, "<think>hm</think>good"), rewarded(0.5, 2, "fine")]
+    other = [rewarded(None, 0, "lost", "u"), rewarded(0.4, 1, "weak", "u")]
+    rows = reprompted([*group, *other], TOKENIZER, 0.5)
+    assert [(r.episode.sample_idx, r.source) for r in rows] == [
+        (0, group[1].rollout_id),
+        (1, group[2].rollout_id),
+        (2, group[1].rollout_id),
+    ], "the first success that is not the rollout itself; no success, no row"
+    row = rows[0].row
+    text = TOKENIZER.decode(row.hinted.prompt)
+    assert "fix it\nCorrect solution:\n\ngood" in text and "hm" not in text
+    assert text.endswith("\n\nCorrectly solve the original question.<|im_end|>\n<|im_start|>assistant\n")
+    assert row.tree.branches == row.hinted.branches and row.logprobs is not None and sum(row.mask) == len(row.logprobs)
+
+
+def test_a_long_demonstration_is_cut_to_the_longest_prompt() -> None:
+    group = [rewarded(0.0, 0, "bad"), rewarded(1.0, 1, "x" * 20_000)]
+    (found,) = reprompted(group, TOKENIZER, 0.5)
+    assert len(found.row.hinted.prompt) <= 10_240 and found.demonstration.startswith("xxx")

@@ -1,5 +1,6 @@
 """Pairs in token ids: useless ones are dropped and counted, every pair comes once a round, the reference is cached."""
 
+import time
 from collections import Counter
 
 import pytest
@@ -72,3 +73,20 @@ def test_the_cached_reference_is_the_model_as_it_was() -> None:
     scored = score(model, [pair.tree for pair in batch])
     expected = scored.per_branch(token_log_probs(model, scored)).view(-1, 2)
     torch.testing.assert_close(pairs.reference(batch, torch.device("cpu")), expected.detach())
+
+
+def test_a_step_of_many_pairs_is_dealt_at_once() -> None:
+    """Under 10 ms a step from 100,000 pairs; shuffling them anew for every pair took 1.8 s."""
+    many = source(100_000, 16)
+    many.batch(0)
+    started = time.process_time()
+    dealt = [pair.pair_id for step in range(1, 51) for pair in many.batch(step)]
+    assert (time.process_time() - started) / 50 < 0.01
+    again = source(100_000, 16)
+    assert dealt[-16:] == [pair.pair_id for pair in again.batch(50)], "a step is a function of seed and step"
+
+
+def test_a_step_may_take_in_two_rounds() -> None:
+    few = source(10, 4)
+    dealt = [pair.pair_id for step in (2, 7, 2, 0) for pair in few.batch(step)]
+    assert dealt == [pair.pair_id for step in (2, 7, 2, 0) for pair in source(10, 4).batch(step)]

@@ -65,15 +65,13 @@ def step(
     made: Channels, model: torch.nn.Module, parts: list[ChannelBatch]
 ) -> tuple[dict[str, torch.Tensor], dict[str, float], dict[str, object]]:
     """Gradient by channel, metrics of the step with its cosines, and the state afterwards."""
-    report, gradients = StepReport(made.weights), {}
+    report = StepReport(made.weights)
     for part in parts:
         losses, _ = made.losses(model, part, step=3)
         report.add(losses)
         report.add_gradients({name: channel.loss for name, channel in losses.items()}, model.parameters())
-    for name, gradient in report._gradients.items():
-        gradients[name] = gradient
     made.end_step(report.losses, 3)
-    return gradients, report.metrics(), made.state()
+    return report.gradients, report.metrics(), made.state()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

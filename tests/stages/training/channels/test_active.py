@@ -11,7 +11,8 @@ from stages.losses.dpo import dpo_losses
 from stages.training.channels import CHANNELS, ChannelSettings
 from stages.training.channels.active import Channels
 from stages.training.pair_source import PairSource, TokenPair
-from stages.training.rows import ChannelBatch, EpisodeRows, Frozen, HintedTurn, OwnEpisode
+from stages.training.rows import ChannelBatch, HintedTurn, OwnEpisode
+from stages.training.scored_rows import EpisodeRows, Frozen
 from stages.training.settings import Hints, Pairs
 from stages.training.trees import Scored, Tree, score, token_log_probs
 from stages.training.weights import Weights

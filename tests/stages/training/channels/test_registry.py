@@ -12,7 +12,7 @@ from stages import train
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.training.channels import CHANNELS, Channel, ChannelLoss, Sum
-from stages.training.rows import EpisodeRows
+from stages.training.scored_rows import EpisodeRows
 from stages.training.weights import Weights
 
 

@@ -1,0 +1,135 @@
+"""TAID and EOPD from hidden states: the numbers of the kernels on logits, for own tokens only, in little memory."""
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stages.losses.eopd import EopdOptions, eopd_loss, soft_targets
+from stages.losses.eopd_hidden import eopd_from_hidden
+from stages.losses.hidden import Head, Predictors, logits_sum
+from stages.losses.taid import taid_from_hidden, taid_loss
+from tests.stages.losses.samples import gradient, logits
+
+TOKENS, VOCABULARY, WIDTH = 9, 23, 6
+MASK = torch.tensor([1, 1, 0, 1, 0, 0, 1, 1, 1], dtype=torch.float64)
+
+
+def predictors(seed: int, vocabulary: int = VOCABULARY, biased: bool = False) -> Predictors:
+    bias = logits(seed + 2, vocabulary, wants_gradient=True) if biased else None
+    weight = logits(seed + 1, vocabulary, WIDTH, wants_gradient=True)
+    return Predictors(logits(seed, TOKENS, WIDTH, wants_gradient=True), Head(weight, bias, 1.5, 2.0))
+
+
+def trained(model: Predictors) -> list[Tensor]:
+    return [x for x in (model.hidden, model.head.weight, model.head.bias) if x is not None]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("chunk_tokens", [None, 1, 4])
+def test_taid_is_the_kernel_on_logits(biased: bool, chunk_tokens: int | None) -> None:
+    student, teacher = predictors(0, biased=biased), predictors(10, biased=biased)
+    found = taid_from_hidden(student, teacher, MASK, 0.3, chunk_tokens=chunk_tokens) / MASK.sum()
+    given = [model.head.logits(model.hidden)[None] for model in (student, teacher)]
+    expected = taid_loss(*given, MASK[None], 0.3)
+    torch.testing.assert_close(found.float(), expected, rtol=1e-5, atol=1e-6)
+    for a, b in zip(gradient(found, *trained(student)), gradient(expected, *trained(student)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert all(torch.autograd.grad(found, x, allow_unused=True)[0] is None for x in trained(teacher))
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 1, 4])
+def test_eopd_is_the_kernel_on_logits(chunk_tokens: int | None) -> None:
+    student, teacher = predictors(0), predictors(10)
+    ids, old = torch.arange(TOKENS) % VOCABULARY, logits(5, TOKENS) - 4
+    options = EopdOptions(coef=0.7, entropy_threshold=2.9)
+    found, totals = eopd_from_hidden(
+        student,
+        teacher,
+        ids,
+        old,
+        MASK,
+        num_tokens=int(MASK.sum()),
+        top_k=4,
+        temperature=1.3,
+        options=options,
+        chunk_tokens=chunk_tokens,
+    )
+    given = [model.head.logits(model.hidden)[None] for model in (student, teacher)]
+    logps = [(x / 1.3).log_softmax(-1).gather(-1, ids[None, :, None]).squeeze(-1) for x in given]
+    soft = soft_targets(*given, top_k=4, temperature=1.3)
+    expected, metrics = eopd_loss(logps[0], old[None], logps[1], MASK[None], soft, options)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+    for a, b in zip(gradient(found, *trained(student)), gradient(expected, *trained(student)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+    for name, (total, count) in totals.items():
+        value = float(total / count) if count else 0.0
+        assert value == pytest.approx(float(metrics[f"actor/{name}"]), rel=1e-6, abs=1e-7), name
+
+
+def test_tokens_that_are_not_the_students_own_are_never_computed() -> None:
+    seen: list[int] = []
+
+    def per_token(student: Tensor, teacher: Tensor) -> Tensor:
+        seen.append(len(student))
+        assert len(teacher) == len(student)
+        return student.sum(-1, keepdim=True)
+
+    logits_sum(per_token, predictors(0), predictors(10), MASK)
+    assert sum(seen) == int(MASK.sum())
+
+
+def test_heads_of_other_padding_are_compared_on_what_both_know() -> None:
+    student, wide = predictors(0), predictors(10, VOCABULARY + 5)
+    narrow = Predictors(wide.hidden, Head(wide.head.weight[:VOCABULARY], None, 1.5, 2.0))
+    for a, b in ((student, wide), (student, narrow)):
+        torch.testing.assert_close(taid_from_hidden(a, b, MASK, 0.5), taid_from_hidden(student, narrow, MASK, 0.5))
+    assert gradient(taid_from_hidden(wide, student, MASK, 0.5), wide.head.weight)[0][VOCABULARY:].eq(0).all()
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors made inside held at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for value in torch.utils._pytree.tree_leaves(result):
+            if isinstance(value, Tensor) and (storage := value.untyped_storage())._cdata not in self.held:
+                self.held[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.held.pop, storage._cdata, None)
+                self.most = max(self.most, sum(self.held.values()))
+        return result
+
+
+def test_the_measure_sees_what_is_held_and_what_is_freed() -> None:
+    with Peak() as peak:
+        for _ in range(3):
+            held = torch.zeros(250) + torch.ones(250)
+            del held
+    assert 2000 <= peak.most <= 3000
+
+
+@pytest.mark.parametrize("name", ["taid", "eopd"])
+def test_memory_stays_under_half_a_table_of_logits(name: str) -> None:
+    """From [N, V] logits the same losses held 3.7 and 5.1 tables; both models' own tables not counted."""
+    tokens, vocabulary, width = 1024, 512, 8
+    torch.manual_seed(0)
+    models = [
+        Predictors(torch.randn(tokens, width).requires_grad_(), Head(torch.randn(vocabulary, width).requires_grad_()))
+        for _ in range(2)
+    ]
+    own, ids, old = torch.ones(tokens), torch.zeros(tokens, dtype=torch.long), torch.full((tokens,), -6.0)
+    with Peak() as peak:
+        if name == "taid":
+            loss = taid_from_hidden(*models, own, 0.4)
+        else:
+            loss, _ = eopd_from_hidden(*models, ids, old, own, num_tokens=tokens, top_k=16)
+        loss.backward()
+    assert peak.most < 0.5 * tokens * vocabulary * 4
