@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from pydantic import Field
 
 from stages.envs.base import Environment, Task
-from stages.envs.config import EnvConfig, EnvStageConfig
+from stages.envs.config import EnvStageConfig, HeldOutEnvConfig
 from stages.errors import BadInput, Incomplete
 from stages.evaluation.arms import START
 from stages.policy import Policy, PolicyConfig, open_policy
-from stages.policy.checkpoint import CheckpointInfo
+from stages.policy.checkpoint import CheckpointInfo, refuse_trained
 from stages.rollouts.episode import Episode, play
 from stages.runs import store
 from stages.runs.artifact import Out, Run, Slot
@@ -56,7 +56,7 @@ class Planning(Settings):
 class Config(EnvStageConfig):
     """What to evaluate on, and which arms to compare."""
 
-    env: EnvConfig = EnvConfig(split="eval")
+    env: HeldOutEnvConfig = HeldOutEnvConfig()
     tasks: int = Field(200, gt=0)
     """Number of held-out tasks."""
     samples: int = Field(1, gt=0)
@@ -169,6 +169,8 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     make = config.opener()
     tasks = config.draw(make, config.tasks)
     compared = arms(inputs, config)
+    trained = [CheckpointInfo.of(run) for run in inputs.many("arms")]
+    refuse_trained(trained, config.env.name, [task.task_id for task in tasks])
     for arm in compared:
         policy = open_policy(arm.policy, cache=out.cache, budget=out.budget, listener=out.progress)
         out.model(f"{arm.name}/{arm.seed}", **policy.facts())

@@ -42,6 +42,7 @@ __all__ = [
     "code_sha256",
     "load",
     "register",
+    "same",
     "takes",
 ]
 
@@ -100,6 +101,12 @@ def load(name: str, options: Mapping[str, Any]) -> Environment:
 def takes(name: str, option: str) -> bool:
     """Whether the constructor of an environment has an option: one that executes nothing needs no sandbox."""
     return option in inspect.signature(_factory(name)).parameters
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two names, registered or import paths, mean one environment."""
+    targets = [entry.environment if (entry := ENVIRONMENTS.get(name)) else name for name in (one, other)]
+    return targets[0] == targets[1]
 
 
 def attached(name: str, what: Attachment) -> Any:

@@ -38,6 +38,12 @@ class EnvConfig(Settings):
         return self.name.replace(":", "-").replace(".", "-")
 
 
+class HeldOutEnvConfig(EnvConfig):
+    """The same with held-out tasks unless others are asked for, whatever else is chosen."""
+
+    split: Literal["train", "eval"] = "eval"
+
+
 class EnvStageConfig(StageConfig):
     """The configuration of a stage that acts in an environment."""
 

@@ -3,11 +3,13 @@
 `train` writes it beside the checkpoint, and `evaluate` reads nothing else of the training run.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from stages.errors import BadInput
+from stages import envs
+from stages.errors import BadInput, UsageError
 from stages.policy.base import PolicyConfig
 from stages.runs.artifact import Run
 
@@ -45,3 +47,14 @@ class CheckpointInfo(BaseModel):
                 f"{run.path}/checkpoint.json cannot be read ({'.'.join(map(str, first['loc']))}: {first['msg']}). "
                 "Train again with --clean."
             ) from None
+
+
+def refuse_trained(infos: Iterable[CheckpointInfo], env: str, task_ids: Sequence[str]) -> None:
+    """`UsageError` when an arm was trained on one of these tasks of this environment, whatever their split is called."""
+    for info in infos:
+        seen = set(info.task_ids) if envs.same(info.env, env) else set()
+        if trained := [task_id for task_id in task_ids if task_id in seen]:
+            raise UsageError(
+                f"{len(trained)} of {len(task_ids)} tasks, for example {trained[0]}, are among those that arm "
+                f"{info.arm!r} was trained on, so they are not held out. Evaluate with env.split=eval or on other tasks."
+            )

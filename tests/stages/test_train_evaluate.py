@@ -254,3 +254,19 @@ def test_arms_of_different_starts_are_refused(tmp_path: Path, tiny: Path) -> Non
     b = trained(tmp_path, a.folder(CHECKPOINT), "B")
     with pytest.raises(BadInput, match="did not start from the same model"):
         evaluate.plan(Inputs({"arms": [a, b]}), evaluate.Config(env={"name": ENV, "split": "eval"}))
+
+
+def test_choosing_an_environment_does_not_choose_its_training_tasks() -> None:
+    assert evaluate.Config().env.split == "eval"
+    assert evaluate.Config(env={"name": ENV}).env.split == "eval"
+    assert evaluate.Config(env={"name": ENV, "turns": 3}).env.options == {"turns": 3}
+
+
+def test_tasks_that_an_arm_was_trained_on_are_refused(tmp_path: Path, tiny: Path) -> None:
+    a = trained(tmp_path, tiny, "A")
+    config = evaluate.Config(env={"name": ENV, "split": "train"}, tasks=6)
+    with pytest.raises(
+        UsageError, match=r"4 of 6 tasks, for example guess-\d, are among those that arm 'A' was trained"
+    ):
+        runner.execute("evaluate", {"arms": a}, config, root=tmp_path)
+    assert not list((tmp_path / "evaluate").glob("2*"))

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.errors import BadInput
+from stages.errors import BadInput, UsageError
 from stages.policy.base import PolicyConfig
-from stages.policy.checkpoint import CheckpointInfo
+from stages.policy.checkpoint import CheckpointInfo, refuse_trained
 from stages.runs import manifest, store
 from stages.runs.artifact import Run
 from stages.runs.manifest import Manifest
@@ -54,3 +54,11 @@ def test_a_damaged_document_is_refused(run: Run, text: str) -> None:
     (run.path / "checkpoint.json").write_text(text)
     with pytest.raises(BadInput, match=r"checkpoint\.json cannot be read"):
         CheckpointInfo.of(run)
+
+
+def test_tasks_of_the_training_are_refused_under_any_name_of_their_environment() -> None:
+    for env in ("kata", "stages.envs.kata.env:KataEnv"):
+        with pytest.raises(UsageError, match="1 of 2 tasks, for example t1"):
+            refuse_trained([INFO], env, ["t7", "t1"])
+        refuse_trained([INFO], env, ["t7"])
+    refuse_trained([INFO], "support.environments:GuessEnv", ["t1"])
