@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from stages.errors import ComposerError
+from stages.redaction import redacted
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -28,7 +29,7 @@ def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(FAILED) from None
         except BaseException as error:
             if options.get("verbose"):
-                traceback.print_exc()
+                say(traceback.format_exc().rstrip())
             say(sentence(error))
             raise typer.Exit(exit_code(error)) from None
 
@@ -61,4 +62,4 @@ def _interrupts(error: BaseException) -> bool:
 
 def say(text: str) -> None:
     """One line for a person."""
-    print(text, file=sys.stderr, flush=True)
+    print(redacted(text), file=sys.stderr, flush=True)

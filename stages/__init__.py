@@ -4,6 +4,7 @@ Each stage module has six public names: VERSION, Config, INPUTS, OUTPUTS, plan(i
 out).
 
 errors.py   - the ways a stage can say no, each with an exit code
+redaction.py - keys of servers are kept out of everything
 messages.py - what environments and policies exchange: messages, tool calls in their text, their token ids
 runs/       - a run on disk: artifacts, store, manifest, inputs, records, the runner
 rollouts/   - the agent loop, its rows, and the gate that checks them

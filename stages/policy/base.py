@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from stages.errors import BadInput, UsageError
 from stages.messages import Message
 from stages.policy import embedded
+from stages.redaction import keep_secret
 from stages.runs import store
 from stages.runs.artifact import Budget, Listener
 from stages.runs.config import Settings
@@ -83,7 +84,7 @@ class PolicyConfig(Settings):
         return {**super().identity(), "weights": weights_identity(self)}
 
     def key(self) -> str:
-        """The API key from the environment; `UsageError` names the variable when it is missing or empty.
+        """The API key from the environment, redacted from now on; `UsageError` names a missing or empty variable.
 
         "EMPTY" where no variable is configured: servers that need no key accept any.
         """
@@ -95,7 +96,9 @@ class PolicyConfig(Settings):
                 f"The environment variable {self.api_key_env}, which holds the key for {self.base_url}, {state}. "
                 "Export it."
             )
-        return os.environ[self.api_key_env].strip()
+        key = os.environ[self.api_key_env].strip()
+        keep_secret(key)
+        return key
 
     def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
         """Price in USD of a call with so many tokens, `cached_tokens` of them cached; an unknown price is 0."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from stages.redaction import redacted_bytes
 from stages.runs import store
 
 
@@ -40,7 +41,7 @@ class AnswerCache:
         with self._locks["write"]:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
-                rows = [(key, store.encode(answer)) for key, answer in answers]
+                rows = [(key, redacted_bytes(store.encode(answer))) for key, answer in answers]
                 self._writer.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", rows)
             except BaseException:
                 self._writer.execute("ROLLBACK")

@@ -50,11 +50,11 @@ class CheckpointInfo(BaseModel):
 
 
 def refuse_trained(infos: Iterable[CheckpointInfo], env: str, task_ids: Sequence[str]) -> None:
-    """`UsageError` when an arm was trained on one of these tasks of this environment, whatever their split is called."""
+    """`UsageError` when an arm was trained on one of these tasks of this environment, whatever their split."""
     for info in infos:
         seen = set(info.task_ids) if envs.same(info.env, env) else set()
         if trained := [task_id for task_id in task_ids if task_id in seen]:
             raise UsageError(
                 f"{len(trained)} of {len(task_ids)} tasks, for example {trained[0]}, are among those that arm "
-                f"{info.arm!r} was trained on, so they are not held out. Evaluate with env.split=eval or on other tasks."
+                f"{info.arm!r} was trained on, so they are not held out. Take env.split=eval or other tasks."
             )

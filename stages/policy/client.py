@@ -1,6 +1,7 @@
 """A server's chat completions through openai's own client: one request a call, no retries, the body as it came.
 
 A request is sent at most once, and the caller learns whether it may have arrived, because what arrived may be billed.
+Whatever text a server sends enters here, and no key that it may hold goes further.
 """
 
 from collections.abc import Mapping
@@ -8,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import openai
+
+from stages.redaction import redacted, redacted_bytes
 
 NOT_CONNECTED = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol", "InvalidURL")
 """Causes of a connection error before which nothing was sent, by the names of the HTTP library below openai."""
@@ -51,12 +54,12 @@ class Client:
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
             if any(kind.__name__ in NOT_CONNECTED for kind in type(cause).__mro__):
-                raise Unreachable(str(cause) or type(cause).__name__) from None
+                raise Unreachable(redacted(str(cause)) or type(cause).__name__) from None
             if isinstance(error, openai.APITimeoutError):
                 raise TimeoutError from None
-            raise Broken(str(cause) or type(cause).__name__) from None
+            raise Broken(redacted(str(cause)) or type(cause).__name__) from None
         return _response(raw.http_response)
 
 
 def _response(answered: Any) -> Response:
-    return Response(answered.status_code, {k.lower(): v for k, v in answered.headers.items()}, answered.content)
+    return Response(answered.status_code, {k.lower(): v for k, v in answered.headers.items()}, redacted_bytes(answered.content))

@@ -1,5 +1,6 @@
 """Files of a run: sealed `jsonl.gz`, open journals, Parquet tables. Nothing else in the project opens an artifact file.
 
+Keys of servers are kept out of all of them (`stages.redaction`).
 A sealed file is written whole to a temporary name, flushed, fsynced and renamed, so a file under its final name is
 never torn. An open journal (`.jsonl.open`) may end in a torn line, which counts as not written.
 """
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.errors import BadInput
+from stages.redaction import redacted_bytes, redacted_value
 from stages.runs.kinds import Kind
 from stages.runs.records import Row, parse_kind
 
@@ -50,7 +52,7 @@ def write_sealed(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            file.write(redacted_bytes(data))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -79,7 +81,7 @@ def seal_lines(path: Path, lines: Sequence[bytes]) -> None:
     """Write lines as `jsonl.gz`; equal lines give equal bytes (no name, no time in the gzip header)."""
     buffer = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0, compresslevel=6) as file:
-        file.writelines(line + b"\n" for line in lines)
+        file.writelines(redacted_bytes(line) + b"\n" for line in lines)
     write_sealed(path, buffer.getvalue())
 
 
@@ -119,7 +121,7 @@ def read_units(folder: Path) -> list[Row]:
 
 def write_table(path: Path, kind: Kind, rows: Iterable[Row]) -> Row:
     """Write rows as Parquet under the kind's declared schema; returns what the manifest keeps about it."""
-    rows = list(rows)
+    rows = [redacted_value(row) for row in rows]
     for row in rows:
         kind.check(row)
     sink = io.BytesIO()
@@ -226,7 +228,7 @@ class Journal:
 
     def append(self, units: Sequence[tuple[str, Mapping[str, Any], bool]]) -> None:
         """Make units durable, each (name, payload, failed). A payload may not use the keys `unit` and `failed`."""
-        lines = [encode({"unit": unit, "failed": failed, **payload}) for unit, payload, failed in units]
+        lines = [redacted_bytes(encode({"unit": unit, "failed": failed, **payload})) for unit, payload, failed in units]
         append_lines(self._open_path, lines)
         self._lines += lines
         self._latest |= {unit: orjson.loads(line) for (unit, _, _), line in zip(units, lines, strict=True)}
