@@ -15,4 +15,5 @@ settings.py      - settings of a stage from defaults, files and words
 show/            - `composer show`, `status`, `query`
 stage_command.py - the command of a stage
 version.py       - which Composer this is
+visible.py       - what steers a terminal is shown, not obeyed
 """

@@ -65,7 +65,7 @@ def run(
     """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE."""
     from composer_cli import chain, settings
     from composer_cli import preset as presets
-    from composer_cli.console import Console
+    from composer_cli.console import Console, print_text
     from composer_cli.launch import RunOptions
 
     wanted = presets.load(preset)
@@ -73,7 +73,7 @@ def run(
     layers = [*map(settings.read_file, config or []), *model, *map(settings.assignment, set_ or [])]
     configs = presets.configure(wanted, layers)
     if dry_run:
-        print(chain.overview(wanted, configs))
+        print_text(chain.overview(wanted, configs))
         return
     run_options = RunOptions(artifacts, resume=resume, clean=clean, max_cost=max_cost)
     results = chain.run(wanted, configs, run_options, Console(quiet))
@@ -88,14 +88,14 @@ def status(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """List all runs: what became of each, and why one is not up to date."""
-    from composer_cli.console import print_json
+    from composer_cli.console import print_json, print_text
     from composer_cli.show import status as about
 
     found = about.lines(artifacts)
     if json:
         print_json({"runs": found})
     elif found:
-        print(about.table(found))
+        print_text(about.table(found))
     else:
         say(f"There are no runs in {artifacts} yet. `composer run --preset demo` makes some.")
 
@@ -111,7 +111,7 @@ def show(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Read a run: its facts, its result, and transcripts or rows of it."""
-    from composer_cli.console import print_json
+    from composer_cli.console import print_json, print_text
     from composer_cli.show import runs, show
     from stages.runs.artifact import Run
 
@@ -121,7 +121,7 @@ def show(
         rows = {} if transcripts else show.rows(found, number)
         print_json({"manifest": found.manifest.model_dump(), "transcripts": transcripts, "rows": rows})
     else:
-        print(show.page(found, transcripts, number))
+        print_text(show.page(found, transcripts, number))
 
 
 @app.command()
@@ -137,7 +137,7 @@ def query(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
-    from composer_cli.console import print_json
+    from composer_cli.console import print_json, print_text
     from composer_cli.show import query
     from stages.runs import tables
 
@@ -145,7 +145,7 @@ def query(
     if json:
         print_json({"rows": [dict(zip(columns, row, strict=True)) for row in rows]})
     else:
-        print(query.table(columns, rows))
+        print_text(query.table(columns, rows))
 
 
 @app.command()
@@ -160,14 +160,14 @@ def report(
 ) -> None:
     """Write one HTML file about a chain of runs, the newest if none is named."""
     from composer_cli import report as reports
-    from composer_cli.console import print_json
+    from composer_cli.console import print_json, print_text
     from composer_cli.report import lineage
 
     path = reports.write(artifacts, lineage.chain(artifacts, run or []))
     if json:
         print_json({"html": str(path), "json": str(path.with_suffix(".json"))})
     else:
-        print(path)
+        print_text(str(path))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from composer_cli import launch, parallel, report
-from composer_cli.console import Console, print_json
+from composer_cli.console import Console, print_json, print_text
 from composer_cli.launch import Job, RunOptions
 from composer_cli.preset import Entry, Preset
 from composer_cli.report import lineage
@@ -71,12 +71,12 @@ def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: boo
     launch.show(results[last], as_json=False)
     for title in earlier:
         if codes[title]:
-            print(f"\n{title} {_said(results[title])}: see {results[title].path}/report.txt")
-    print(f"\nThe report: {page}")
+            print_text(f"\n{title} {_said(results[title])}: see {results[title].path}/report.txt")
+    print_text(f"\nThe report: {page}")
     if code := _worst(codes.values()):
-        print(f"Every entry was run. Exit code {code}: {_why(code, results)}.")
+        print_text(f"Every entry was run. Exit code {code}: {_why(code, results)}.")
     if preset.next:
-        print(f"\n{preset.next.strip()}")
+        print_text(f"\n{preset.next.strip()}")
     return _worst(codes.values())
 
 

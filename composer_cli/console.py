@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 import orjson
 
 from composer_cli.errors import say
+from composer_cli.visible import visible, visible_json
 
 HEARTBEAT_S = 30.0
 STOPPING = "Finishing what has begun, then stopping. Ctrl-C again stops at once."
@@ -132,7 +133,7 @@ class Bars:
             if (title, "") in self._tasks:
                 self._progress.remove_task(self._tasks.pop((title, "")))
             if (title, what) not in self._tasks:
-                self._tasks[title, what] = self._progress.add_task(f"{title}: {what}", total=total)
+                self._tasks[title, what] = self._progress.add_task(visible(f"{title}: {what}"), total=total)
             self._progress.update(self._tasks[title, what], completed=done, total=total)
 
         return listen
@@ -152,7 +153,12 @@ class Bars:
 
 def print_json(value: Any) -> None:
     """One object on stdout; dataclasses in it become objects, and what JSON has no word for becomes text."""
-    print(orjson.dumps(value, default=str).decode())
+    print(visible_json(orjson.dumps(value, default=str).decode()))
+
+
+def print_text(text: str) -> None:
+    """A result for people on stdout; nothing in it steers their terminal."""
+    print(visible(text))
 
 
 def duration(seconds: float) -> str:

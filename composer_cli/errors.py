@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from composer_cli.visible import visible
 from stages.errors import ComposerError
 from stages.redaction import redacted
 
@@ -62,4 +63,4 @@ def _interrupts(error: BaseException) -> bool:
 
 def say(text: str) -> None:
     """One line for a person."""
-    print(redacted(text), file=sys.stderr, flush=True)
+    print(visible(redacted(text)), file=sys.stderr, flush=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_cli import settings
-from composer_cli.console import Console, Listener, duration, print_json
+from composer_cli.console import Console, Listener, duration, print_json, print_text
 from stages.errors import UsageError
 from stages.runs import runner
 from stages.runs.artifact import Run
@@ -123,7 +123,7 @@ def planned(plan: Plan) -> str:
 
 def show_plan(plan: Plan, as_json: bool) -> None:
     """Print what would be done."""
-    print_json(plan) if as_json else print(planned(plan))
+    print_json(plan) if as_json else print_text(planned(plan))
 
 
 def show_study(stage: str, pilots: Sequence[Path], config: StageConfig, as_json: bool) -> None:
@@ -154,5 +154,5 @@ def show(result: Result, as_json: bool) -> int:
     if as_json:
         print_json(summary(result))
     else:
-        print(f"{(Run(result.path).beside('report.txt') or b'').decode()}\n{result.path}".strip())
+        print_text(f"{(Run(result.path).beside('report.txt') or b'').decode()}\n{result.path}".strip())
     return Run(result.path).manifest.outcome.exit_code

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from composer_cli.report import charts, facts, probe
+from composer_cli.visible import visible
 from stages.runs import store
 from stages.runs.artifact import Run
 
@@ -29,5 +30,5 @@ def write(root: Path, chain: Sequence[Run]) -> Path:
     page = environment.get_template(TEMPLATE.name).render(about=about, charts=charts, images=probe.images(chain))
     path = root / "report" / f"{about['name']}.html"
     store.write_json(path.with_suffix(".json"), about)
-    store.write_sealed(path, page.encode())
+    store.write_sealed(path, visible(page).encode())
     return path

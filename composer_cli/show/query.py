@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_cli.show import runs
+from composer_cli.visible import visible_line
 from stages.errors import BadInput
 from stages.runs import manifest
 from stages.runs.artifact import Run
@@ -38,4 +39,4 @@ def table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
 
 def _cell(value: Any) -> str:
     text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text.replace("\n", "\\n")
+    return visible_line(text)

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from composer_cli.show.transcripts import Transcript, of_run
+from composer_cli.visible import visible
 from stages.errors import UsageError
 from stages.runs.artifact import Run, kinds_of
 from stages.runs.records import CHECKPOINT, Row
@@ -86,7 +87,7 @@ def _plain(value: Any) -> str:
 
 
 def _indented(content: str) -> str:
-    return "\n".join(f"    {line}" for line in content.splitlines())
+    return "\n".join(f"    {line}" for line in visible(content).removesuffix("\n").split("\n"))
 
 
 def page(run: Run, transcripts: Iterable[Transcript], number: int) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from composer_cli.console import duration
 from composer_cli.show import runs
+from composer_cli.visible import visible_line
 from stages import STAGES
 from stages.errors import BadInput, UsageError
 from stages.runs import folders, manifest
@@ -101,7 +102,8 @@ def table(found: list[Line]) -> str:
 def _cells(line: Line) -> tuple[str, ...]:
     units = f"{line.done}/{line.planned}" if line.planned else ""
     age, took = age_of(line.age_s) if line.began else "", duration(line.seconds) if line.seconds else ""
-    return line.run, line.status, age, units, f"{line.cost_usd:.2f}" if line.began else "", took, line.reason
+    cost = f"{line.cost_usd:.2f}" if line.began else ""
+    return visible_line(line.run), line.status, age, units, cost, took, visible_line(line.reason)
 
 
 def age_of(seconds: float) -> str:

@@ -1,8 +1,8 @@
 """Files of a run: sealed `jsonl.gz`, open journals, Parquet tables. Nothing else in the project opens an artifact file.
 
-Keys of servers are kept out of all of them (`stages.redaction`).
 A sealed file is written whole to a temporary name, flushed, fsynced and renamed, so a file under its final name is
-never torn. An open journal (`.jsonl.open`) may end in a torn line, which counts as not written.
+never torn. An open journal (`.jsonl.open`) may end in a torn line, which counts as not written. Keys of servers are
+kept out of all files (`stages.redaction`).
 """
 
 import gzip
