@@ -54,18 +54,25 @@ class Console:
 
 @contextmanager
 def announcing_interrupts(tell: Callable[[str], None]) -> Iterator[None]:
-    """Say what the first Ctrl-C does where a stage handles it; where none does yet, it stops at once."""
+    """Say what the first Ctrl-C or SIGTERM does where a stage handles it; where none does yet, it stops at once."""
+    from stages.runs.signals import interrupted
 
     def announce(signum: int, frame: object) -> None:
-        if signal.getsignal(signal.SIGINT) is announce:
-            raise KeyboardInterrupt
-        tell(STOPPING)
+        if signal.getsignal(signum) is announce:
+            raise interrupted(signum)
+        tell(stopping(signum))
 
-    previous = signal.signal(signal.SIGINT, announce)
+    previous = {number: signal.signal(number, announce) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def stopping(signum: int) -> str:
+    """What happens after the first signal."""
+    return STOPPING if signum == signal.SIGINT else f"{signal.Signals(signum).name}: {STOPPING}"
 
 
 class Silence:

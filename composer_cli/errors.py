@@ -1,6 +1,7 @@
 """How a command ends: a sentence on stderr and an exit code, never a traceback that was not asked for."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from composer_cli.visible import visible
 from stages.errors import ComposerError
 from stages.redaction import redacted
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE = 1, 2
 
 
 def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
@@ -38,15 +39,17 @@ def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def exit_code(error: BaseException) -> int:
-    """1 failed, 2 usage or refusal, 3 incomplete but saved, 4 input missing or of the wrong kind, 130 interrupted."""
+    """1 failed, 2 usage or refusal, 3 incomplete but saved, 4 bad input, 130 Ctrl-C, 143 SIGTERM."""
     if _interrupts(error):
-        return INTERRUPTED
+        return 128 + int(getattr(error, "signal_number", signal.SIGINT))
     return error.exit_code if isinstance(error, ComposerError) else FAILED
 
 
 def sentence(error: BaseException) -> str:
     """What happened and what to do, in one line; notes on the exception say where its log lies."""
     if _interrupts(error):
+        if getattr(error, "signal_number", signal.SIGINT) == signal.SIGTERM:
+            return "Stopped by SIGTERM. Everything finished is saved; the same command with --resume goes on."
         return "Interrupted. Everything finished is saved; the same command with --resume goes on."
     if isinstance(error, ComposerError):
         return str(error)

@@ -1,4 +1,4 @@
-"""Several stages at once, each in a process of its own. Progress stays visible, and Ctrl-C reaches all of them once.
+"""Several stages at once, each in a process of its own. Progress stays visible; signals reach all of them once.
 
 Children live in sessions of their own, so that a terminal's Ctrl-C reaches only this process, which passes it on: the
 first drains, the second stops. A child whose parent is gone stops when it next reports, with everything finished on
@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from composer_cli.console import STOPPING, Console, Listener
+from composer_cli.console import Console, Listener, stopping
 from composer_cli.launch import Job, RunOptions, ending, planned
 from stages.errors import ComposerError
 from stages.runs.artifact import Interrupted
 from stages.runs.runner import Result
+from stages.runs.signals import interrupted
 
 
 @dataclass
@@ -57,10 +58,10 @@ def execute(jobs: Sequence[Job], run_options: RunOptions, console: Console) -> d
                     watch.ended(worker.job.title)
                     ended[worker.job.title] = end
                     console.tell(f"{worker.job.title}: {_last_words(worker, end)}")
-            _pass_on(len(interrupts), working.values())
+            _pass_on(interrupts, working.values())
     errors = [end for end in ended.values() if isinstance(end, BaseException)]
     if interrupts:
-        raise Interrupted
+        raise interrupted(interrupts[0])
     if errors:
         raise errors[0]
     return {job.title: end for job in jobs if isinstance(end := ended[job.title], Result)}
@@ -142,28 +143,30 @@ def _last_words(worker: Worker, end: Result | BaseException) -> str:
     return "interrupted" if isinstance(end, (Interrupted, KeyboardInterrupt)) else f"stopped: {end}"
 
 
-def _pass_on(interrupts: int, workers: Iterable[Worker]) -> None:
+def _pass_on(interrupts: Sequence[int], workers: Iterable[Worker]) -> None:
     """Every worker that is ready gets as many interrupts as there were; one that is not yet is ended by the second."""
     for worker in workers:
-        if interrupts > 1 and not worker.ready:
+        if len(interrupts) > 1 and not worker.ready:
             worker.process.terminate()
-        while worker.ready and worker.interrupts < interrupts:
-            os.kill(worker.process.pid or 0, signal.SIGINT)
+        while worker.ready and worker.interrupts < len(interrupts):
+            os.kill(worker.process.pid or 0, interrupts[worker.interrupts])
             worker.interrupts += 1
 
 
 @contextmanager
 def _counting_interrupts(console: Console) -> Iterator[list[int]]:
-    """A list that gains an element with every Ctrl-C."""
+    """A list that gains its number with every Ctrl-C, and with the first SIGTERM."""
     seen: list[int] = []
 
     def count(signum: int, frame: object) -> None:
         if not seen:
-            console.tell(STOPPING)
-        seen.append(signum)
+            console.tell(stopping(signum))
+        if signum == signal.SIGINT or not seen:
+            seen.append(signum)
 
-    previous = signal.signal(signal.SIGINT, count)
+    previous = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield seen
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

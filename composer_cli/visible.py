@@ -1,4 +1,4 @@
-"""Characters that steer a terminal or hide in a text, made visible: what models and servers write is shown, not obeyed."""
+"""Characters that steer a terminal or hide in a text are spelled: what models and servers write is not obeyed."""
 
 import re
 

@@ -11,6 +11,7 @@ plan.py     - what a stage would do, and working through its units
 probe_records.py - the record kinds of the probe
 records.py  - the record kinds of the pipeline, and all by name
 runner.py   - carries out one stage
+signals.py  - Ctrl-C and SIGTERM let a stage finish what is under way
 store.py    - sealed `jsonl.gz`, open journals, Parquet
 tables.py   - the tables of many runs, for questions in SQL
 together.py - many small durable writes as few large ones

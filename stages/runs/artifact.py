@@ -1,5 +1,6 @@
 """A run as a stage sees it: `Run` is read, `Out` is written. Stages never see a path outside them."""
 
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,9 @@ Listener = Callable[[str, int, int], None]
 
 
 class Interrupted(Exception):
-    """The first Ctrl-C: everything finished is sealed; exit code 130."""
+    """Asked to stop by a signal: everything finished is saved. The exit code is 128 and the signal's number."""
+
+    signal_number: int = signal.SIGINT
 
 
 @dataclass(frozen=True)

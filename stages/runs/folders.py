@@ -4,6 +4,7 @@ artifacts/collect/20260821T140512Z-kata-7f3ac1/ ends in the first six hex digits
 beside it points to the newest complete one. Nothing is overwritten and nothing is asked.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,6 +17,8 @@ from filelock import FileLock, Timeout
 from stages.errors import UsageError
 from stages.runs import manifest as manifests
 from stages.runs.manifest import Manifest
+
+RESERVE, RESERVED_BYTES = ".reserve", 32 * 1024
 
 
 def locate(stage_folder: Path, label: str, fingerprint: str, out: Path | None) -> tuple[Path, bool]:
@@ -67,6 +70,16 @@ def ways_out(folder: Path, found: Manifest, damage: str | None) -> str:
         f"{folder} already holds this run ({state}). "
         "Use --resume to go on, --clean to start anew, or --out FOLDER to write elsewhere."
     )
+
+
+def reserve(folder: Path) -> None:
+    """Hold a little room, so that a run that fills the disk can still say so in its manifest."""
+    (folder / RESERVE).write_bytes(os.urandom(RESERVED_BYTES))
+
+
+def release(folder: Path) -> None:
+    """Give the room back."""
+    (folder / RESERVE).unlink(missing_ok=True)
 
 
 def empty(folder: Path) -> None:

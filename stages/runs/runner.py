@@ -6,12 +6,10 @@ The same call serves the command line, a preset chain and a notebook.
 """
 
 import errno
-import signal
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -23,7 +21,7 @@ from typing import Any
 
 from stages import STAGES
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
-from stages.runs import folders, store
+from stages.runs import folders, signals, store
 from stages.runs import inputs as inputs_
 from stages.runs import manifest as manifests
 from stages.runs.artifact import Interrupted, Listener, Out, Run
@@ -139,6 +137,7 @@ def _open_manifest(
     record.packages, record.code = manifests.packages(), manifests.code()
     folder.mkdir(parents=True, exist_ok=True)
     manifests.write(folder, record)
+    folders.reserve(folder)
     store.write_json(folder / "config.json", record.config)
     return record
 
@@ -151,12 +150,14 @@ def _run(stage: ModuleType, inputs: Inputs, config: StageConfig, out: Out) -> No
     started = time.monotonic()
     status: Status = "failed"
     reason = ""
+    caught: list[int] = []
     try:
-        with _drain_on_interrupt(out):
+        with signals.draining(out) as caught:
             stage.run(inputs, config, out)
         status = "complete"
-    except Interrupted:
-        status, reason = "interrupted", "stopped by the user"
+    except Interrupted as error:
+        error.signal_number, reason = signals.stopped_by(caught)
+        status = "interrupted"
         raise
     except Incomplete as error:
         status, reason = "incomplete", str(error)
@@ -165,9 +166,11 @@ def _run(stage: ModuleType, inputs: Inputs, config: StageConfig, out: Out) -> No
         reason = str(error)
         raise
     except OSError as error:
-        reason = str(error)
         if _disk_full(error):
-            raise _disk_sentence(error, out.path) from error
+            full = _disk_sentence(error, out.path)
+            reason = str(full)
+            raise full from error
+        reason = str(error)
         _log(out, error)
         raise
     except BaseException as error:
@@ -186,6 +189,7 @@ def _close(out: Out, status: Status, reason: str, seconds: float) -> None:
     record.status, record.reason, record.finished_at = status, reason, _now()
     record.seconds += seconds
     record.cost_usd, record.possibly_usd = out.budget.spent, out.budget.possibly + out.budget.reserved
+    folders.release(out.path)
     try:
         if status == "complete":
             out.journal.seal()
@@ -212,27 +216,3 @@ def _log(out: Out, error: BaseException) -> None:
     error.add_note(f"The log is {out.path / name}.")
     with suppress(OSError):
         out.text(name, "".join(traceback.format_exception(error)))
-
-
-@contextmanager
-def _drain_on_interrupt(out: Out) -> Iterator[None]:
-    """The first Ctrl-C asks the stage to stop between units; the second raises KeyboardInterrupt at once.
-
-    A handler that the caller had set is called at the first, so that it can tell people.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous: Callable[..., Any] | int | None = signal.getsignal(signal.SIGINT)
-
-    def first(signum: int, frame: object) -> None:
-        out.stop.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if callable(previous) and previous is not signal.default_int_handler:
-            previous(signum, frame)
-
-    signal.signal(signal.SIGINT, first)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)

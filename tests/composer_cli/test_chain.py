@@ -113,14 +113,15 @@ def test_a_run_that_is_not_ok_stops_the_chain(composer, write, tmp_path):
 SLOW_PAIR = PAIR_OF_COLLECTIONS.replace("SCRIPTED", "SLOW").replace("tasks = 2", "tasks = 3")
 
 
-def test_ctrl_c_reaches_every_neighbour_and_resume_goes_on(composer, write, tmp_path):
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_reaches_every_neighbour_and_resume_goes_on(composer, write, tmp_path, sent, code):
     root = tmp_path / "artifacts"
     words = command("run", "--preset", write(SLOW_PAIR))
     with subprocess.Popen(words, env=environment(root), stderr=subprocess.PIPE, text=True) as process:
         until(lambda: len(list(root.glob("collect/2*/steps"))) == 2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         errors = process.stderr.read()
-    assert process.returncode == 130, errors
+    assert process.returncode == code, errors
     assert "one: interrupted" in errors and "two: interrupted" in errors and "Traceback" not in errors
     states = [json.loads(path.read_text())["status"] for path in root.glob("collect/2*/manifest.json")]
     assert states == ["interrupted"] * 2

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from support.command_line import collect
@@ -31,7 +32,7 @@ def test_no_command_passes_control_characters_on(composer, tmp_path):
     sql = "select action, observation from steps"
     said += [composer("show", run, "-n", 4), composer("show", run, "-n", 4, "--json"), composer("status")]
     said += [composer("query", sql), composer("query", sql, "--json"), composer("status", "--json")]
-    said += [composer("query", "select chr(27) || '[2J' as x"), composer("show", f"no\x1b[2Jthing")]
+    said += [composer("query", "select chr(27) || '[2J' as x"), composer("show", "no\x1b[2Jthing")]
     said += [composer("query", "select * from no_such_\x1b[2J")]
     assert [RAW.findall(done.stdout + done.stderr) for done in said] == [[]] * len(said)
     assert "\\x1b[2J\\x1b]0;owned\\x07\\x9b31m\\u202egnp.exe\\r" in said[2].stdout
@@ -39,7 +40,7 @@ def test_no_command_passes_control_characters_on(composer, tmp_path):
     assert any(EVIL in row["action"] for row in rows)
     reported = composer("report", run, "--json")
     page = json.loads(reported.stdout)
-    html, twin = (open(page[name], newline="").read() for name in ("html", "json"))
+    html, twin = (Path(page[name]).read_bytes().decode() for name in ("html", "json"))
     assert RAW.findall(html) == [] and "\\x1b[2J" in html
     assert not re.search("[\x00-\x08\x0b-\x1f]", twin)
 

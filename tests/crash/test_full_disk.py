@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import orjson
 import pytest
 from support.models import save_tiny
 
@@ -29,12 +30,14 @@ def collect_on(size: int, keep: Path, model: Path, *words: str) -> subprocess.Co
 def test_nothing_is_lost_when_the_disk_is_full(tmp_path: Path) -> None:
     model, keep = save_tiny(tmp_path / "model"), tmp_path / "keep"
     keep.mkdir()
-    full = collect_on(150_000, keep, model)
+    full = collect_on(190_000, keep, model)
     assert full.returncode == 1, full.stderr
     assert "The disk is full" in full.stderr and "--resume" in full.stderr
     assert "Traceback" not in full.stderr
     journal = next(keep.glob("collect/2*/steps/*.open"))
     done = journal.read_bytes()
+    record = orjson.loads(next(keep.glob("collect/2*/manifest.json")).read_bytes())
+    assert record["status"] == "failed" and "The disk is full" in record["reason"]
     assert done.count(b"\n") >= 32 and done.endswith(b"\n")
     resumed = collect_on(100_000_000, keep, model, "--resume")
     assert resumed.returncode == 0, resumed.stderr
