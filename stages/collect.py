@@ -125,7 +125,12 @@ def _report(rollouts: list[Row], steps: list[Row], checks: list[gate.Check], out
     )
     if failed:
         first = next(r for r in rollouts if r["error_type"] is not None)
+        rest = (
+            "The others are saved"
+            if failed < len(rollouts)
+            else "There are no others, nothing is saved but these errors"
+        )
         raise Incomplete(
             f"{failed} of {len(rollouts)} rollouts failed, the first with {first['error_type']}: {first['error']}. "
-            "The others are saved; retry these with --resume."
+            f"{rest}; retry these with --resume."
         )

@@ -39,6 +39,7 @@ OUTPUTS = {
     "training_rewards": TRAINING_REWARD,
     "hints": HINT,
 }
+NOTHING_LEARNED = "No group had two different rewards: nothing was learned from rewards."
 
 
 class Config(EnvStageConfig):
@@ -226,4 +227,6 @@ def _save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, tas
     out.conclude(
         arm=config.arm, first_reward=rewards[0] if rewards else None, last_reward=rewards[-1] if rewards else None
     )
-    out.text("report.txt", training_table(config.arm, history))
+    equal = bool(history) and all(row.get("frac_reward_zero_std") == 1 for row in history)
+    out.conclude(all_rewards_equal=equal)
+    out.text("report.txt", training_table(config.arm, history) + (f"\n{NOTHING_LEARNED}\n" if equal else ""))

@@ -1,6 +1,7 @@
 """The environments, by name, and how to get one.
 
 base.py - what an environment is, and the values that it exchanges
+boundary.py - what an environment returns or raises, checked where it enters
 bash.py - the text protocol of a bash action
 bash_faults.py - which turns of a shell episode went wrong
 config.py - which environment a stage acts in, its options and its sandbox

@@ -1,12 +1,15 @@
 """Which environment, which split, its options, and the sandbox it works in."""
 
+import traceback
 from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from stages import envs
+from stages.envs import boundary
 from stages.envs.base import Environment, Task
+from stages.errors import ComposerError, UsageError
 from stages.runs.config import Settings, StageConfig
 from stages.sandbox import probe
 
@@ -60,16 +63,34 @@ class EnvStageConfig(StageConfig):
         options = dict(self.env.options)
         if envs.takes(self.env.name, "sandbox"):
             options["sandbox"] = self.sandbox
-        first = envs.load(self.env.name, options)
+        first = self._made(options)
         first.close()
         if getattr(first, "sandbox", None) == self.sandbox:
             probe(self.sandbox)
         return lambda: envs.load(self.env.name, options)
 
+    def _made(self, options: dict[str, Any]) -> Environment:
+        """One environment; `UsageError` with file and line where its constructor breaks."""
+        try:
+            return envs.load(self.env.name, options)
+        except (ComposerError, OSError):
+            raise
+        except Exception as error:
+            raise UsageError(f"The environment {self.env.name!r} cannot be made: {_place(error)}.") from error
+
     def draw(self, make: Callable[[], Environment], count: int) -> list[Task]:
         """The first `count` tasks of the split under the stage's seed."""
         environment = make()
         try:
-            return environment.tasks(self.env.split, count, self.seed)
+            return boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name)
+        except (ComposerError, OSError):
+            raise
+        except Exception as error:
+            raise UsageError(f"The environment {self.env.name!r} gives no tasks: {_place(error)}.") from error
         finally:
             environment.close()
+
+
+def _place(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno}, in {frame.name})"

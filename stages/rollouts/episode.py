@@ -4,16 +4,22 @@ Episodes of a batch advance in lock step, so that a local model samples them tog
 trouble with the machinery (no sandbox, wrong key, empty budget) is raised.
 """
 
+import errno
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
+from stages.envs import boundary
 from stages.envs.base import Environment, Grade, GradesTogether, Observation, Task
-from stages.errors import InfrastructureError
+from stages.errors import ComposerError, InfrastructureError
 from stages.messages import Message
 from stages.policy.base import Policy, Sample, Turn
 from stages.runs import store
+
+Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -81,16 +87,29 @@ def play(
                 _advance(active, policy, max_steps, pool)
         _grade(pairs)
     finally:
-        for environment in environments:
-            environment.close()
+        for episode, environment in zip(episodes, environments, strict=True):
+            _tried(episode, environment, environment.close)
     return list(episodes)
 
 
 def _reset(episode: Episode, environment: Environment) -> None:
+    opening = _tried(episode, environment, lambda: boundary.messages(environment.reset(episode.task)))
+    episode.messages = opening or []
+
+
+def _tried(episode: Episode, environment: Environment, ask: Callable[[], Answer]) -> Answer | None:
+    """What the environment answers; where it breaks, the episode ends with the error, and the others go on."""
     try:
-        episode.messages = environment.reset(episode.task)
+        return ask()
     except InfrastructureError as error:
         _fail(episode, "env_error", type(error).__name__, str(error))
+    except (ComposerError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _fail(episode, "env_error", type(error).__name__, boundary.blamed(error, environment, episode.task.task_id))
+    return None
 
 
 def _fail(episode: Episode, terminated_by: str, error_type: str, error: str) -> None:
@@ -121,10 +140,11 @@ def _act(episode: Episode, environment: Environment, sample: Sample, seed: int, 
         _fail(episode, "model_error", sample.error_type, sample.error or "")
         return
     truncated = sample.finish_reason == "length"
-    try:
-        observation = Observation("") if truncated else environment.step(sample.text)
-    except InfrastructureError as error:
-        _fail(episode, "env_error", type(error).__name__, str(error))
+    if truncated:
+        observation: Observation | None = Observation("")
+    else:
+        observation = _tried(episode, environment, lambda: boundary.observation(environment.step(sample.text)))
+    if observation is None:
         return
     _record(episode, sample, observation, seed)
     if truncated:
@@ -154,18 +174,21 @@ def _grade(pairs: list[tuple[Episode, Environment]]) -> None:
     played = [(episode, environment) for episode, environment in pairs if episode.error is None]
     if not played:
         return
-    environments = [environment for _, environment in played]
-    if isinstance(environments[0], GradesTogether):
-        grades = environments[0].grade_together(environments)
-    else:
-        grades = [_grade_one(environment) for environment in environments]
-    for (episode, _), grade in zip(played, grades, strict=True):
-        episode.grade = grade
-        if grade.error_type is not None:
-            episode.error = (grade.error_type, grade.error or "")
+    together = _graded_together([environment for _, environment in played])
+    for index, (episode, environment) in enumerate(played):
+        ask = environment.grade if together is None else partial(together.__getitem__, index)
+        found = _tried(episode, environment, lambda ask=ask: boundary.grade(ask()))  # type: ignore[misc]
+        episode.grade = found or Grade(reward=None)
+        if found is not None and found.error_type is not None:
+            episode.error = (found.error_type, found.error or "")
 
 
-def _grade_one(environment: Environment) -> Grade:
-    with suppress(InfrastructureError):
-        return environment.grade()
-    return Grade(reward=None, error_type="InfrastructureError", error="grading did not finish")
+def _graded_together(environments: list[Environment]) -> list[Grade] | None:
+    """All grades at once where the environment can; None where each has to be asked, also because that broke."""
+    first = environments[0]
+    if not isinstance(first, GradesTogether):
+        return None
+    with suppress(ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError):
+        grades = first.grade_together(environments)
+        return grades if len(grades) == len(environments) else None
+    return None

@@ -265,8 +265,19 @@ def test_choosing_an_environment_does_not_choose_its_training_tasks() -> None:
 def test_tasks_that_an_arm_was_trained_on_are_refused(tmp_path: Path, tiny: Path) -> None:
     a = trained(tmp_path, tiny, "A")
     config = evaluate.Config(env={"name": ENV, "split": "train"}, tasks=6)
-    with pytest.raises(
-        UsageError, match=r"4 of 6 tasks, for example guess-\d, are among those that arm .A. was"
-    ):
+    with pytest.raises(UsageError, match=r"4 of 6 tasks, for example guess-\d, are among those that arm .A. was"):
         runner.execute("evaluate", {"arms": a}, config, root=tmp_path)
     assert not list((tmp_path / "evaluate").glob("2*"))
+
+
+@pytest.mark.parametrize(("env", "equal"), [("IndifferentEnv", True), ("GuessEnv", False)])
+def test_rewards_that_are_all_equal_are_said(tmp_path: Path, tiny: Path, env: str, equal: bool) -> None:
+    config = train.Config(
+        env={"name": f"support.environments:{env}"},
+        policy={"model": str(tiny), "max_tokens": 8},
+        tasks=2,
+        optimisation={**SMALL, "steps": 1},
+    )
+    run = Run(runner.execute("train", {}, config, root=tmp_path).path)
+    said = "No group had two different rewards: nothing was learned" in (run.path / "report.txt").read_text()
+    assert said == equal == run.manifest.summary["all_rewards_equal"]

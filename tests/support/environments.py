@@ -72,6 +72,14 @@ class NeverGradedEnv(GuessEnv):
         raise InfrastructureError("no grader")
 
 
+class IndifferentEnv(GuessEnv):
+    """Whatever is said is worth the same."""
+
+    def grade(self) -> Grade:
+        """Half, always."""
+        return Grade(reward=0.5)
+
+
 class SlowEnv(GuessEnv):
     """Every action takes a moment, so that a test can kill the program in the middle."""
 

@@ -1,0 +1,111 @@
+"""What an environment returns or raises is checked where it enters: it may be somebody's own, with mistakes in it."""
+
+import math
+import sysconfig
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from stages.envs.base import Environment, Grade, Observation, Task
+from stages.errors import UsageError
+from stages.messages import Message
+from stages.runs import store
+
+COMPOSER = Path(__file__).resolve().parents[1]
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+FLAGS = ("gt_pass", "visible_pass", "hacked", "protocol_ok")
+
+
+class WrongValue(Exception):
+    """An environment returned what no environment may return."""
+
+
+def blamed(error: BaseException, environment: Environment, task_id: str) -> str:
+    """What happened, in which line of whose code, in which task."""
+    name = f"{type(environment).__module__}:{type(environment).__qualname__}"
+    if isinstance(error, WrongValue):
+        return f"{error} (task {task_id}; {_owner(name)})"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _inside(frame.filename, (*LIBRARIES, str(COMPOSER)))]
+    frame = (own or frames)[-1]
+    what = (str(error).splitlines() or [""])[0]
+    owner = _owner(name) if own else _owner("stages.")
+    return f"{what} ({frame.filename}, line {frame.lineno}, in {frame.name}, task {task_id}; {owner})"
+
+
+def _owner(name: str) -> str:
+    return "Composer's own code" if name.startswith("stages.") else f"code of the environment {name}, not of Composer"
+
+
+def _inside(file: str, folders: Iterable[str]) -> bool:
+    return any(Path(file).is_relative_to(folder) for folder in folders)
+
+
+def messages(found: Any) -> list[Message]:
+    """What `reset` returned: at least one message with role and content."""
+    whole = isinstance(found, (list, tuple)) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in found
+    )
+    if not whole or not found:
+        raise WrongValue(f'reset returned {_short(found)}, but a list of {{"role": ..., "content": ...}} is needed')
+    return list(found)
+
+
+def observation(found: Any) -> Observation:
+    """What `step` returned."""
+    if not isinstance(found, Observation):
+        raise WrongValue(f"step returned {_short(found)}, but an Observation is needed")
+    for name, kinds, words in (
+        ("content", (str,), "text"),
+        ("stop", (str, type(None)), "text or None"),
+        ("parse_error", (str, type(None)), "text or None"),
+        ("returncode", (int, type(None)), "a whole number or None"),
+    ):
+        if not isinstance(getattr(found, name), kinds):
+            raise WrongValue(
+                f"step returned an Observation with {name}={_short(getattr(found, name))}, but {words} is needed"
+            )
+    return found
+
+
+def grade(found: Any) -> Grade:
+    """What `grade` returned: the reward a finite number or None, what is yes or no a bool or None."""
+    if not isinstance(found, Grade):
+        raise WrongValue(f"grade returned {_short(found)}, but a Grade is needed")
+    for name in FLAGS:
+        if not isinstance(getattr(found, name), (bool, type(None))):
+            raise WrongValue(f"grade returned {name}={_short(getattr(found, name))}, but True, False or None is needed")
+    reward: Any = found.reward
+    if reward is None:
+        return found
+    if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(float(reward)):
+        raise WrongValue(f"grade returned reward={_short(reward)}, but a finite number or None is needed")
+    return replace(found, reward=float(reward))
+
+
+def tasks(found: Any, name: str) -> list[Task]:
+    """What `tasks` returned; `UsageError` for what are no tasks, data that JSON cannot hold, an id used twice."""
+    if not isinstance(found, Sequence) or not all(isinstance(task, Task) for task in found):
+        raise UsageError(f"The environment {name} gave {_short(found)} as tasks, but a list of Task is needed.")
+    seen: set[str] = set()
+    for task in found:
+        if task.task_id in seen:
+            raise UsageError(
+                f"The environment {name} gave the task {task.task_id!r} twice. Give every task its own id."
+            )
+        seen.add(task.task_id)
+        try:
+            store.encode([task.task_id, task.env, task.split, task.family, task.prompt, dict(task.data)])
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"The environment {name} gave a task {task.task_id!r} that JSON cannot hold: {error}."
+            ) from None
+    return list(found)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
