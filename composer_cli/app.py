@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from composer_cli import options
-from composer_cli.errors import USAGE, as_sentences, say
+from composer_cli.errors import USAGE, as_sentences, say, tell_json
 from composer_cli.stage_command import StageCommand, make
 from composer_cli.version import about as about_version
 from stages import STAGES
@@ -65,13 +65,16 @@ def run(
     """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE."""
     from composer_cli import chain, settings
     from composer_cli import preset as presets
-    from composer_cli.console import Console, print_text
+    from composer_cli.console import Console, print_json, print_text
     from composer_cli.launch import RunOptions
 
     wanted = presets.load(preset)
     model = presets.everywhere(wanted, "policy.model", policy) if policy else []
     layers = [*map(settings.read_file, config or []), *model, *map(settings.assignment, set_ or [])]
     configs = presets.configure(wanted, layers)
+    if dry_run and json:
+        print_json({"entries": chain.plans(wanted, configs)})
+        return
     if dry_run:
         print_text(chain.overview(wanted, configs))
         return
@@ -176,5 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(app(arguments or sys.argv[1:] or ["--help"], prog_name="composer", standalone_mode=False))
     except typer.TyperException as error:
         message = error.format_message()
+        if "--json" in (arguments or sys.argv[1:]):
+            tell_json(message, USAGE)
         say(f"{message}{'' if message.endswith(('.', '?')) else '.'} `composer --help` lists the commands.")
         sys.exit(USAGE)

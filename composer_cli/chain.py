@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from composer_cli import launch, parallel, report
 from composer_cli.console import Console, print_json, print_text
@@ -12,6 +13,7 @@ from stages.errors import ComposerError
 from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs, assign
+from stages.runs.plan import Plan
 from stages.runs.runner import Result, module
 
 
@@ -44,14 +46,29 @@ def _require_ok(job: Job, result: Result) -> None:
         )
 
 
+def plans(preset: Preset, configs: Mapping[str, StageConfig]) -> list[dict[str, Any]]:
+    """The chain as JSON: what each entry reads, and its plan where it reads nothing."""
+    return [
+        {"name": e.title, "stage": e.stage, "reads": e.reads, "plan": plan and plan.as_dict()}
+        for e in preset.stage
+        for plan in [_free_plan(e, configs[e.title])]
+    ]
+
+
+def _free_plan(entry: Entry, config: StageConfig) -> Plan | None:
+    stage = module(entry.stage)
+    free = not entry.reads and not any(not slot.optional for slot in stage.INPUTS.values())
+    plan: Plan | None = stage.plan(Inputs(), config) if free else None
+    return plan
+
+
 def overview(preset: Preset, configs: Mapping[str, StageConfig]) -> str:
     """The chain as text: what each entry reads, and its plan where it reads nothing."""
     lines = []
     for entry in preset.stage:
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
-        stage = module(entry.stage)
-        free = not entry.reads and not any(not slot.optional for slot in stage.INPUTS.values())
-        plan = f", {launch.planned(stage.plan(Inputs(), configs[entry.title]))}" if free else ""
+        free = _free_plan(entry, configs[entry.title])
+        plan = f", {launch.planned(free)}" if free else ""
         lines.append(f"{entry.title:<18}{entry.stage:<18}{reads}{plan}")
     return "\n".join(lines)
 

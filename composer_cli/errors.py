@@ -1,5 +1,6 @@
 """How a command ends: a sentence on stderr and an exit code, never a traceback that was not asked for."""
 
+import json
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 import typer
 
-from composer_cli.visible import visible
+from composer_cli.visible import visible, visible_json
 from stages.errors import ComposerError
 from stages.redaction import redacted
 
@@ -32,6 +33,8 @@ def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
         except BaseException as error:
             if options.get("verbose"):
                 say(traceback.format_exc().rstrip())
+            if options.get("json"):
+                tell_json(sentence(error), exit_code(error))
             say(sentence(error))
             raise typer.Exit(exit_code(error)) from None
 
@@ -42,6 +45,8 @@ def exit_code(error: BaseException) -> int:
     """1 failed, 2 usage or refusal, 3 incomplete but saved, 4 bad input, 130 Ctrl-C, 143 SIGTERM."""
     if _interrupts(error):
         return 128 + int(getattr(error, "signal_number", signal.SIGINT))
+    if isinstance(error, OSError) and error.filename is not None:
+        return USAGE
     return error.exit_code if isinstance(error, ComposerError) else FAILED
 
 
@@ -53,6 +58,8 @@ def sentence(error: BaseException) -> str:
         return "Interrupted. Everything finished is saved; the same command with --resume goes on."
     if isinstance(error, ComposerError):
         return str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename} cannot be read or written ({error.strerror}). Check the path and its permissions."
     notes = " ".join(getattr(error, "__notes__", ()))
     first = (str(error).splitlines() or [""])[0]
     return f"Composer failed unexpectedly: {type(error).__name__}: {first}. {notes or 'Run it again with -v.'}".strip()
@@ -62,6 +69,11 @@ def _interrupts(error: BaseException) -> bool:
     from stages.runs.artifact import Interrupted
 
     return isinstance(error, (KeyboardInterrupt, Interrupted))
+
+
+def tell_json(text: str, code: int) -> None:
+    """A failure on stdout, for whoever asked for JSON."""
+    print(visible_json(json.dumps({"error": redacted(text), "exit_code": code})))
 
 
 def say(text: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from composer_cli import settings
 from composer_cli.console import Console, Listener, duration, print_json, print_text
+from stages import typed
 from stages.errors import UsageError
 from stages.runs import runner
 from stages.runs.artifact import Run
@@ -52,7 +53,7 @@ def _limited(stage: str) -> str:
     key: str | None = getattr(module(stage), "LIMIT", None)
     if key is None:
         raise UsageError(
-            f"{stage} has nothing that --limit could cut short. `composer {stage} --help` lists its settings."
+            f"{stage} has nothing that --limit could cut short. `{typed(stage)} --help` lists its settings."
         )
     return key
 

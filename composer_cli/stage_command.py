@@ -23,7 +23,12 @@ class StageCommand(TyperCommand):
 
         keys = [name for name, _ in self._settings()]
         params = [p for p in super().get_params(ctx) if p.name not in SHORTCUTS or _has(keys, SHORTCUTS[p.name])]
-        absent = {"words": not STAGES[self._stage()].positionals, "plan": not hasattr(module(self._stage()), "study")}
+        stage = module(self._stage())
+        absent = {
+            "words": not STAGES[self._stage()].positionals,
+            "plan": not hasattr(stage, "study"),
+            "limit": not hasattr(stage, "LIMIT"),
+        }
         return [p for p in params if not absent.get(p.name)]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -45,6 +50,12 @@ class StageCommand(TyperCommand):
         if rows:
             with formatter.section("Settings, for --set KEY=VALUE or a --config file"):
                 formatter.write_dl(rows)
+
+
+def _module(stage: str) -> Any:
+    from stages.runs.runner import module
+
+    return module(stage)
 
 
 def _has(keys: list[str], key: str) -> bool:

@@ -33,9 +33,9 @@ class Config(EnvStageConfig):
     """What to collect."""
 
     policy: PolicyConfig = PolicyConfig()
-    tasks: int = Field(25, gt=0)
+    tasks: int = Field(25, gt=0, le=100_000)
     """Number of tasks of the split."""
-    samples: int = Field(4, gt=0)
+    samples: int = Field(4, gt=0, le=10_000)
     """Rollouts of every task."""
     max_steps: int = Field(8, gt=0)
     """Actions after which a rollout ends."""
@@ -121,7 +121,8 @@ def _report(rollouts: list[Row], steps: list[Row], checks: list[gate.Check], out
     shown = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
     out.text(
         "report.txt",
-        f"{len(rollouts)} rollouts, {len(steps)} steps, {failed} failed, {shown}\n\n{gate.table(checks)}\n",
+        f"{len(rollouts)} rollouts, {len(steps)} steps, {failed} failed, {shown}\n\n{gate.table(checks)}\n"
+        + gate.advice(checks),
     )
     if failed:
         first = next(r for r in rollouts if r["error_type"] is not None)

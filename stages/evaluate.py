@@ -57,7 +57,7 @@ class Config(EnvStageConfig):
     """What to evaluate on, and which arms to compare."""
 
     env: HeldOutEnvConfig = HeldOutEnvConfig()
-    tasks: int = Field(200, gt=0)
+    tasks: int = Field(200, gt=0, le=100_000)
     """Number of held-out tasks."""
     samples: int = Field(1, gt=0)
     """Rollouts of every task and arm."""

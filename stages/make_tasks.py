@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from stages.errors import Incomplete
+from stages.errors import Incomplete, UsageError
 from stages.runs import store
 from stages.runs.artifact import Out, Slot
 from stages.runs.config import StageConfig
@@ -57,14 +57,25 @@ class Config(StageConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The tasks to make."""
     del inputs
+    _check_package(config)
     return Plan(
         units=config.tasks, what="tasks", notes=(f"made from {config.package}, every one by running its tests",)
     )
 
 
+def _check_package(config: Config) -> None:
+    if not config.package.strip():
+        raise UsageError(
+            "From which package? Give a folder or sdist with tests: `composer tasks feature-deletion PACKAGE`."
+        )
+    if not Path(config.package).expanduser().exists():
+        raise UsageError(f"There is no package {config.package!r}. Give a folder or sdist with tests.")
+
+
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Try candidates in order until enough are accepted."""
     del inputs
+    _check_package(config)
     from stages.envs.feature_deletion import task_source
     from stages.envs.feature_deletion.task_generator import TaskGenerator
 

@@ -264,9 +264,10 @@ def _report(rows: list[Row], traces: list[str], config: Config, out: Out) -> Non
     out.text("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{_notes(rows, spent, out)}")
     if unfinished:
         first = unfinished[0]
+        rest = "All others are" if len(unfinished) < len(rows) else "There are no others, nothing is"
         raise Incomplete(
             f"{len(unfinished)} of {len(rows)} answers failed, the first of {first['teacher']}: {first['error']}. "
-            "All others are saved; ask for the rest with --resume."
+            f"{rest} saved; ask for the rest with --resume."
         )
 
 

@@ -45,11 +45,11 @@ NOTHING_LEARNED = "No group had two different rewards: nothing was learned from 
 class Config(EnvStageConfig):
     """One arm."""
 
-    arm: str = "A"
+    arm: str = Field("A", min_length=1, pattern=r"^[\w.+-]+$")
     """The arm's name in the evaluation."""
     policy: PolicyConfig = PolicyConfig()
     """The model to start from, and how rollouts are sampled from it."""
-    tasks: int = Field(200, gt=0)
+    tasks: int = Field(200, gt=0, le=100_000)
     """Training tasks to draw prompts from."""
     max_steps: int = Field(8, gt=0)
     """Actions after which a rollout ends."""

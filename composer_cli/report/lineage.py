@@ -23,8 +23,8 @@ def chain(root: Path, wanted: Sequence[str]) -> list[Run]:
 
 def _newest(root: Path) -> list[Run]:
     """The last stage of the pipeline that has a run, and what the probe found and drew."""
-    latest = {stage: root / stage / "latest" for stage in (*names("pipeline"), *PROBE_ENDS)}
-    there = {stage: path for stage, path in latest.items() if (path / "manifest.json").is_file()}
+    latest = {stage: runs.latest(root, stage) for stage in (*names("pipeline"), *PROBE_ENDS)}
+    there = {stage: path for stage, path in latest.items() if path is not None}
     if not there:
         raise BadInput(f"There is no finished run in {root} to report on. `composer run --preset demo` makes some.")
     last = [stage for stage in names("pipeline") if stage in there][-1:]
@@ -35,6 +35,8 @@ def _add_ancestors(run: Run, found: dict[Path, Run]) -> None:
     """Inputs that were deleted are left out: the manifest that names them says so."""
     if run.path in found:
         return
+    if run.manifest.status == "complete" and (damage := run.damage()):
+        raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
     found[run.path] = run
     for ref in (ref for refs in run.manifest.inputs.values() for ref in refs):
         if (Path(ref.path) / "manifest.json").is_file():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stages import STAGES, order, typed
 from stages.errors import BadInput, UsageError
-from stages.runs import inputs
+from stages.runs import inputs, manifest
 from stages.runs.artifact import Run, Slot
 from stages.runs.inputs import Inputs
 from stages.runs.runner import module
@@ -23,8 +23,8 @@ def find(root: Path, text: str) -> Path:
     if place.is_dir():
         return place / "latest" if (place / "latest" / "manifest.json").is_file() else place
     every = folders(root)
-    if text in STAGES and (root / text / "latest").is_dir():
-        return (root / text / "latest").resolve()
+    if text in STAGES and (newest := latest(root, text)) is not None:
+        return newest
     fitting = [run for run in every if text in (run.name, name(run))] or [run for run in every if text in name(run)]
     if not fitting:
         raise BadInput(
@@ -34,6 +34,21 @@ def find(root: Path, text: str) -> Path:
         some = ", ".join(map(name, fitting[-3:]))
         raise UsageError(f"{len(fitting)} runs fit {text!r}, for example {some}. Give more of the name.")
     return fitting[0]
+
+
+def latest(root: Path, stage: str) -> Path | None:
+    """The newest finished run of a stage: where `latest` points, or by the runs' names where somebody deleted that."""
+    if (root / stage / "latest" / "manifest.json").is_file():
+        return (root / stage / "latest").resolve()
+    every = sorted((p.parent for p in (root / stage).glob("*/manifest.json")), reverse=True)
+    return next((path for path in every if not path.is_symlink() and _complete(path)), None)
+
+
+def _complete(path: Path) -> bool:
+    try:
+        return manifest.read(path).status == "complete"
+    except BadInput:
+        return False
 
 
 def name(run: Path) -> str:
@@ -56,14 +71,14 @@ def _latest(stage: str, slots: dict[str, Slot], root: Path, tell: Callable[[str]
         if slot.many or slot.optional:
             continue
         writers = [s for s in STAGES if any(kind.name == slot.kind.name for kind in module(s).OUTPUTS.values())]
-        latest = [(root / s / "latest").resolve() for s in writers if (root / s / "latest").is_dir()]
-        if not latest:
+        found = [path for s in writers if (path := latest(root, s)) is not None]
+        if not found:
             raise BadInput(
                 f"{stage} needs {slot.kind}, and there is no finished run in {root} that holds it. "
                 f"Run {' or '.join(f'`{typed(writer)}`' for writer in writers)} first, "
                 "or give a run with --from FOLDER."
             )
-        newest = max(latest, key=lambda path: path.name)  # names begin with the time
+        newest = max(found, key=lambda path: path.name)  # names begin with the time
         runs[newest] = Run(newest)
     for path in runs:
         tell(f"{stage}: reads {path} (the latest; --from chooses another)")

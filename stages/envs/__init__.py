@@ -152,8 +152,9 @@ def _imported(name: str, target: str) -> Any:
     try:
         found = importlib.import_module(module)
         return getattr(found, attribute) if colon else found
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"The environment {name!r} could not be imported: {error}.") from error
+    except Exception as error:  # a module of somebody's own may raise anything
+        kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
+        raise UsageError(f"The environment {name!r} could not be imported: {kind}{error}.") from error
 
 
 def _search_current_folder() -> None:

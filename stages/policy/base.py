@@ -1,6 +1,7 @@
 """What a policy is asked, what it answers, and how it is configured."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -19,7 +20,7 @@ from stages.runs.config import Settings
 class PolicyConfig(Settings):
     """A model and how to sample from it: a folder, a hub id or `kata:NAME`; with `base_url`, a model of that server."""
 
-    model: str = "kata:student"
+    model: str = Field("kata:student", min_length=1)
     """Hugging Face folder, hub id, `kata:NAME` (built on first use), or with `base_url` the server's name for it."""
     base_url: str | None = None
     """Root of an OpenAI-compatible server, for example https://api.openai.com/v1."""
@@ -57,6 +58,8 @@ class PolicyConfig(Settings):
         prices = (self.usd_per_mtok_in, self.usd_per_mtok_cached_in, self.usd_per_mtok_out)
         if min(price or 0.0 for price in prices) < 0:
             raise ValueError("prices cannot be negative")
+        if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):
+            raise ValueError(f"base_url {self.base_url!r} is no address; it begins with http:// or https://")
         return self
 
     @model_validator(mode="after")

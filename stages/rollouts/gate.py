@@ -50,6 +50,8 @@ def check(
     episodes = list(by_rollout(steps).values())
     stepless = sum(missing.STEPS in absent.get(row["rollout_id"], ()) for row in rollouts) if absent else 0
     each, step_by_step = partial(_each, absent or {}), partial(_each, absent or {}, not_recorded=stepless)
+    sampled = [row for row in steps if row["capture_level"] == "tokens" or row["logprobs"] is not None]
+    with_tokens = partial(_each, absent or {}, not_recorded=stepless + len(steps) - len(sampled))
     return [
         Check("rollouts collected", planned - len({r["rollout_id"] for r in rollouts}), planned),
         Check("rollout ids unique", len(rollouts) - len({r["rollout_id"] for r in rollouts}), len(rollouts)),
@@ -61,8 +63,8 @@ def check(
         ),
         step_by_step("tuples complete", steps, partial(_complete, absent or {})),
         step_by_step("state hash chain", episodes, _chained),
-        step_by_step("ids as many as log-probs", steps, _lengths_agree, missing.TOKENS),
-        step_by_step("log-probs finite, <= 0", steps, _log_probs_valid, missing.LOGPROBS),
+        with_tokens("ids as many as log-probs", sampled, _lengths_agree, missing.TOKENS),
+        with_tokens("log-probs finite, <= 0", sampled, _log_probs_valid, missing.LOGPROBS),
         step_by_step("prompt extends the last", steps, lambda s: s["prefix_ok"] is not False, missing.TOKENS),
         step_by_step("prompt length as stored", episodes, _prompt_lengths, missing.TOKENS),
         step_by_step("nothing truncated", steps, lambda s: not s["truncated"], missing.FINISH),
@@ -138,6 +140,17 @@ def table(checks: list[Check]) -> str:
     """The checks as plain text, one line each."""
     lines = tabulate(map(_cells, checks), tablefmt="plain", disable_numparse=True)
     return f"Collection gate\n{lines}"
+
+
+def advice(checks: list[Check]) -> str:
+    """What to do about checks that failed; empty when none did."""
+    failed = [check.name for check in checks if not check.ok]
+    if not failed:
+        return ""
+    return (
+        f"\nThe gate failed: {', '.join(failed)}. The run is whole, but its trace stream is not clean, so the exit code "
+        "is 1. `composer show RUN -n 4` shows rollouts; mend the cause and collect again with --clean.\n"
+    )
 
 
 def _cells(check: Check) -> tuple[str, str, str]:

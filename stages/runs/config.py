@@ -1,14 +1,23 @@
 """Configuration of a stage: frozen, closed, and clear about which of its fields determine the results."""
 
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Settings(BaseModel):
     """A frozen group of settings that refuses unknown keys. `identity` is what of it determines results."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_as_number(cls, given: Any) -> Any:
+        for name, field in cls.model_fields.items() if isinstance(given, dict) else ():
+            numbers = {field.annotation, *get_args(field.annotation)}
+            if isinstance(given.get(name), bool) and numbers & {int, float} and bool not in numbers:
+                raise ValueError(f"{name} is a number, but {str(given[name]).lower()} was given")
+        return given
 
     def identity(self) -> dict[str, Any]:
         """The fields that affect results, as JSON.

@@ -4,7 +4,9 @@ artifacts/collect/20260821T140512Z-kata-7f3ac1/ ends in the first six hex digits
 beside it points to the newest complete one. Nothing is overwritten and nothing is asked.
 """
 
+import errno
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from stages.errors import UsageError
+from stages.errors import BadInput, UsageError
 from stages.runs import manifest as manifests
 from stages.runs.manifest import Manifest
 
@@ -28,21 +30,30 @@ def locate(stage_folder: Path, label: str, fingerprint: str, out: Path | None) -
             raise UsageError(f"{out} is not empty and is no run folder. Choose another --out.")
         return out, (out / "manifest.json").exists()
     same = sorted(p for p in stage_folder.glob(f"*-{fingerprint[:6]}") if (p / "manifest.json").exists())
-    complete = [path for path in same if manifests.read(path).status == "complete"]
+    complete = [path for path in same if _is_complete(path)]
     if same:
         return (complete or same)[-1], True
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return stage_folder / f"{stamp}-{label}-{fingerprint[:6]}", False
 
 
+def _is_complete(folder: Path) -> bool:
+    try:
+        return manifests.read(folder).status == "complete"
+    except BadInput:
+        return False
+
+
 def _foreign(out: Path) -> bool:
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file. Choose a folder for --out.")
     return out.exists() and any(out.iterdir()) and not (out / "manifest.json").exists()
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a run folder for this process; `UsageError` when another process holds it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    _try_writing(folder.parent)
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
         with lock.acquire(timeout=0):
@@ -50,6 +61,20 @@ def locked(folder: Path) -> Iterator[None]:
     except Timeout:
         raise UsageError(
             f"{folder} is in use by another process. Wait for it to end, or choose another --out."
+        ) from None
+
+
+def _try_writing(folder: Path) -> None:
+    """`UsageError` where no file can be made, which a lock would take for another process's."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UsageError(
+            f"Nothing can be written to {folder} ({error.strerror}). Choose another --artifacts or --out."
         ) from None
 
 

@@ -1,8 +1,9 @@
 """What a stage reads: giving runs to input slots, and refusing runs that are unfinished, damaged or of no use."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 
-from stages import typed
+from stages import STAGES, typed
 from stages.errors import BadInput
 from stages.runs.artifact import Run, Slot
 from stages.runs.manifest import InputRef
@@ -81,6 +82,12 @@ def check(inputs: Inputs) -> None:
             raise BadInput(
                 f"{run.path} is {run.manifest.status}, not complete. "
                 f"Finish it first: `{typed(run.manifest.stage)} --resume`."
+            )
+        now = import_module(STAGES[run.manifest.stage].module).VERSION if run.manifest.stage in STAGES else None
+        if now is not None and run.manifest.stage_version > now:
+            raise BadInput(
+                f"{run.path} was written by version {run.manifest.stage_version} of {run.manifest.stage}, newer than "
+                f"{now}, which this Composer has. Update Composer."
             )
         if damage := run.damage():
             raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")

@@ -74,7 +74,9 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist.") from None
     except orjson.JSONDecodeError as error:
-        raise BadInput(f"{path} is not valid JSON ({error}). Delete it and rerun the stage that wrote it.") from None
+        raise BadInput(
+            f"{path} is not valid JSON ({error}). Delete it and rerun the stage that wrote it, with --clean."
+        ) from None
 
 
 def seal_lines(path: Path, lines: Sequence[bytes]) -> None:

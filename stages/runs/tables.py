@@ -31,6 +31,8 @@ def query(runs: Sequence[Run], sql: str) -> tuple[list[str], list[tuple[Any, ...
         for name, paths in files.items():
             connection.execute(f'CREATE VIEW "{name}" AS {_rows_of(paths)}')
         connection.register("runs", pa.Table.from_pylist([_about(run) for run in runs], schema=RUNS))
+        if not sql.strip():
+            raise UsageError("The question is empty. Ask in SQL, such as: select run, status from runs.")
         try:
             answer = connection.execute(sql)
             return [column[0] for column in answer.description or ()], answer.fetchall()

@@ -69,7 +69,7 @@ def test_inputs_are_the_latest_runs_unless_named(composer, server, made, tmp_pat
             2,
             "NO_SUCH_KEY",
         ),
-        (["extract-pairs", "-n", "3"], 2, "--limit"),
+        (["extract-pairs", "-n", "3"], 2, "-n"),
         (["extract-pairs"], 4, "Run `composer collect`"),
         (["evaluate"], 4, "--from"),
         (["collect", "--from", "artifacts/x"], 2, "reads no runs"),

@@ -3,6 +3,7 @@
 Runs in containers of the official images where an engine is there, else in bubblewrap on local checkouts.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -50,7 +51,8 @@ class SweEnv(RepoEnvironment):
         max_chars: int = 10_000,
     ) -> None:
         self._kind, self._path, self._dataset, self._only = sandbox, path, dataset, tuple(instances)
-        self._repos, self._venvs, self._runs_in, self.max_chars = repos, venvs, runs_in, max_chars
+        self._repos, self._venvs = (os.path.abspath(folder) if folder else "" for folder in (repos, venvs))
+        self._runs_in, self.max_chars = runs_in, max_chars
         self.verdict: RepoVerdict | None = None
         """The last verdict in full, with what became of every test in the strict run."""
         self.sandbox = sandbox if self._local else "container"

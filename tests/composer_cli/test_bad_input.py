@@ -1,0 +1,265 @@
+"""Bad inputs, each answered by one clear sentence and the right exit code, and by nothing on disk."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from composer_cli.app import main
+
+COLLECT = ["collect", "--policy", "m", "-s", "policy.base_url=http://127.0.0.1:9/v1", "-s", "policy.max_attempts=1"]
+POOL = ["probe", "teacher-pool"]
+
+
+def settings(command: list[str], *pairs: str) -> list[tuple[list[str], int, str]]:
+    return [([*command, "-s", pair], 2, pair.partition("=")[0].rpartition(".")[2]) for pair in pairs]
+
+
+NUMBERS = [
+    f"{key}={value}"
+    for key in ("tasks", "samples", "max_steps", "policy.max_tokens", "policy.concurrency", "policy.max_attempts")
+    for value in ("0", "-1", "true", "1.5", "nan", "many", "[]")
+]
+FLOATS = [
+    f"policy.{key}={value}"
+    for key, values in {
+        "temperature": ("-1", "inf", "nan", "true", "warm", "-inf"),
+        "timeout_s": ("0", "-1", "inf", "false"),
+        "usd_per_mtok_in": ("inf", "nan", "true"),
+        "usd_per_mtok_out": ("inf", "cheap"),
+    }.items()
+    for value in values
+]
+TABLE: list[tuple[list[str], int, str]] = [
+    *settings(COLLECT, *NUMBERS, *FLOATS),
+    *settings(COLLECT, "tasks=100000000", "samples=100000000", "seed=true", "seed=x", "env.split=test", "nonsense=1"),
+    *settings(COLLECT, "policy.base_url=localhost:8000/v1", "policy.base_url=ftp://x", "policy.base_url=''"),
+    *settings(["train"], "arm=''", "arm='a/b'", "tasks=100000000", "policy.temperature=0", "tasks=true"),
+    *settings(["evaluate"], "tasks=100000000", "tasks=0", "temperature=inf", "temperature=true", "samples=0"),
+    *settings(["extract-pairs"], "no_such_setting=1"),
+    *settings(POOL, "no_such_setting=1", "samples=true"),
+    ([*COLLECT, "-s", "policy.usd_per_mtok_in=-1"], 2, "prices cannot be negative"),
+    ([*POOL, "-s", "no_such_setting=1"], 2, "no setting no_such_setting"),
+    ([*POOL, "-s", "sample=1"], 2, "`composer probe teacher-pool --help`"),
+    (["probe", "svd", "-s", "zzz.yyy.xxx=1"], 2, "zzz"),
+    (["probe-teacher-pool"], 2, "probe-teacher-pool"),
+    (["colect"], 2, "Did you mean 'collect'?"),
+    (["probe", "colect"], 2, "colect"),
+    (["collect", "--nonsense"], 2, "--nonsense"),
+    (["collect", "--set"], 2, "--set"),
+    ([*COLLECT, "-s", "tasks"], 2, "KEY=VALUE"),
+    ([*COLLECT, "-s", "=3"], 2, "KEY=VALUE"),
+    ([*COLLECT, "-s", "a..b=3"], 2, "KEY=VALUE"),
+    ([*COLLECT, "-s", "policy=3"], 2, "policy"),
+    ([*COLLECT, "-s", "env=3"], 2, "env"),
+    ([*COLLECT, "-s", "env.options=3"], 2, "options"),
+    ([*COLLECT, "-s", "env.no_such_option=3"], 2, "no option 'no_such_option'"),
+    ([*COLLECT, "-c", "/no/such.toml"], 2, "/no/such.toml"),
+    ([*COLLECT, "-c", "{tmp}"], 2, "{tmp}"),
+    ([*COLLECT, "-c", "{tmp}/bad.toml"], 2, "not valid TOML"),
+    ([*COLLECT, "-c", "{tmp}/binary"], 2, "not valid TOML"),
+    ([*COLLECT, "--limit", "many"], 2, "--limit"),
+    ([*COLLECT, "--limit", "0"], 2, "tasks"),
+    ([*COLLECT, "--seed", "x"], 2, "--seed"),
+    ([*COLLECT, "--max-cost", "-1"], 2, "--max-cost"),
+    ([*COLLECT, "--max-cost", "nan"], 2, "--max-cost"),
+    ([*COLLECT, "--max-cost", "much"], 2, "--max-cost"),
+    ([*COLLECT, "--env", ""], 2, "no environment ''"),
+    ([*COLLECT, "--env", "no-such-env"], 2, "no environment 'no-such-env'"),
+    ([*COLLECT, "--env", "no_such_module:Env"], 2, "could not be imported"),
+    ([*COLLECT, "--env", "json:NoSuchClass"], 2, "could not be imported"),
+    ([*COLLECT, "--env", "json:"], 2, "json:"),
+    ([*COLLECT, "--env", "json:dumps"], 2, "json:dumps"),
+    ([*COLLECT, "--env", "bad_env:Broken"], 2, "bad_env.py, line"),
+    ([*COLLECT, "--env", "bad_env:NoTasks"], 2, "bad_env.py, line"),
+    ([*COLLECT, "--env", "bad_env:WrongTasks"], 2, "a list of Task is needed"),
+    ([*COLLECT, "--env", "bad_env:Twice"], 2, "twice"),
+    ([*COLLECT, "--env", "bad_env:NoJson"], 2, "JSON cannot hold"),
+    ([*COLLECT, "--env", "syntax_env:Env"], 2, "could not be imported"),
+    ([*COLLECT, "-s", "sandbox=no-such-sandbox"], 2, "no-such-sandbox"),
+    ([*COLLECT, "--from", "x"], 2, "reads no runs"),
+    ([*COLLECT, "extra"], 2, "extra"),
+    ([*COLLECT, "--out", "/proc/x"], 2, "Nothing can be written to /proc"),
+    ([*COLLECT, "--out", "/proc/x/y"], 2, "Nothing can be written to /proc"),
+    ([*COLLECT, "--artifacts", "/proc"], 2, "Nothing can be written to /proc"),
+    ([*COLLECT, "--artifacts", "{tmp}/binary"], 2, "{tmp}/binary"),
+    ([*COLLECT, "--out", "{tmp}/binary"], 2, "is a file"),
+    ([*COLLECT, "--out", "{tmp}"], 2, "not empty"),
+    ([*COLLECT, "-s", "policy.api_key_env=NO_SUCH_KEY_VARIABLE"], 2, "NO_SUCH_KEY_VARIABLE"),
+    (["collect", "--policy", "./nowhere"], 4, "no model folder"),
+    (["collect", "--policy", "/no/where"], 4, "no model folder"),
+    (["collect", "--policy", "kata:nobody"], 2, "kata:nobody"),
+    (["collect", "--policy", ""], 2, "model"),
+    (["tasks"], 2, "From which package?"),
+    (["tasks", "feature-deletion"], 2, "From which package?"),
+    (["tasks", "feature-deletion", "/no/such/package"], 2, "/no/such/package"),
+    (["tasks", "no-such-env", "x"], 2, "no-such-env"),
+    (["tasks", "feature-deletion", "x", "y"], 2, "one word too many"),
+    (["import"], 2, "import"),
+    (["import", "/no/such/file"], 4, "/no/such/file"),
+    (["export"], 2, "format"),
+    (["export", "no-such-format"], 2, "no-such-format"),
+    (["extract-pairs"], 4, "Run `composer collect`"),
+    (["extract-pairs", "-n", "3"], 2, "-n"),
+    (["replay-teachers"], 4, "Run `composer collect`"),
+    (["replay-teachers", "--teachers", "/no/such.toml"], 2, "/no/such.toml"),
+    (["replay-teachers", "--teachers", "{tmp}/other.toml"], 2, "[[teachers]]"),
+    (["replay-teachers", "--teachers", "{tmp}/nameless.toml"], 2, "name"),
+    (["replay-teachers", "--from", "{tmp}/other-run"], 4, "not a run folder"),
+    (["evaluate"], 4, "--from"),
+    (["evaluate", "--from", "nothing"], 4, "There is no run 'nothing'"),
+    (["train", "--from", "nothing"], 4, "There is no run 'nothing'"),
+    (["probe", "replay"], 4, "Run `composer probe teacher-pool`"),
+    (["probe", "score"], 4, "Run `composer probe replay`"),
+    (["probe", "uat"], 4, "composer probe"),
+    (["show"], 2, "RUN"),
+    (["show", "nothing"], 4, "There is no run 'nothing'"),
+    (["show", "/proc"], 4, "not a run folder"),
+    (["show", "{tmp}/empty-manifest"], 4, "manifest.json"),
+    (["show", "x", "-n", "-1"], 2, "-n"),
+    (["query"], 2, "SQL"),
+    (["query", "selec 1"], 2, "cannot be answered"),
+    (["query", "select * from nowhere"], 2, "tables"),
+    (["query", ""], 2, "question"),
+    (["query", "select 1", "--from", "nothing"], 4, "There is no run 'nothing'"),
+    (["report"], 4, "no finished run"),
+    (["report", "nothing"], 4, "There is no run 'nothing'"),
+    (["run"], 2, "Which preset?"),
+    (["run", "--preset", "nothing"], 2, "There is no preset 'nothing'"),
+    (["run", "--preset", "/no/such.toml"], 2, "/no/such.toml"),
+    (["run", "--preset", "{tmp}/other.toml"], 2, "is no preset"),
+    (["run", "--preset", "{tmp}/bad.toml"], 2, "not valid TOML"),
+    (["run", "--preset", "demo", "-s", "nonsense=1"], 2, "no entry 'nonsense'"),
+    (["run", "--preset", "demo", "-s", "collect.nonsense=1"], 2, "no setting nonsense"),
+]
+ENVS = """
+from stages.envs.base import Task
+from support.environments import GuessEnv
+
+class Broken(GuessEnv):
+    def __init__(self):
+        raise ZeroDivisionError("oh")
+
+class NoTasks(GuessEnv):
+    def tasks(self, split, count, seed):
+        return {}["no such key"]
+
+class WrongTasks(GuessEnv):
+    def tasks(self, split, count, seed):
+        return ["a", "b"]
+
+class Twice(GuessEnv):
+    def tasks(self, split, count, seed):
+        return super().tasks(split, 1, seed) * 2
+
+class NoJson(GuessEnv):
+    def tasks(self, split, count, seed):
+        return [Task("a", "e", split, "f", "p", {"x": object()})]
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files that are of no use, and a folder for artifacts."""
+    tmp = tmp_path_factory.mktemp("bad")
+    (tmp / "bad.toml").write_text("tasks = = 3")
+    (tmp / "other.toml").write_text("x = 3")
+    (tmp / "nameless.toml").write_text('[[teachers]]\nmodel = "m"\n')
+    (tmp / "binary").write_bytes(bytes(range(256)))
+    (tmp / "other-run").mkdir()
+    (tmp / "empty-manifest").mkdir()
+    (tmp / "empty-manifest" / "manifest.json").write_text("")
+    (tmp / "bad_env.py").write_text(ENVS)
+    (tmp / "syntax_env.py").write_text("class Env(\n")
+    return tmp
+
+
+@pytest.fixture
+def say(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command in this process: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("COMPOSER_ARTIFACTS", str(place / "artifacts"))
+    monkeypatch.syspath_prepend(place)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+            main([str(word).replace("{tmp}", str(place)) for word in words])
+        return int(end.value.code or 0), out.getvalue(), err.getvalue()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"), TABLE, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_bad_input_is_one_clear_sentence(say, place, words, code, part):
+    found, out, err = say(*words)
+    last = (err.splitlines() or [""])[-1]
+    assert found == code, err
+    assert "failed unexpectedly" not in err and "Traceback" not in err and not out
+    assert part.replace("{tmp}", str(place)) in last and last.endswith((".", "?", "`")), last
+    assert not list((place / "artifacts").glob("*/2*"))
+
+
+def test_the_table_is_long():
+    assert len(TABLE) >= 150
+
+
+@pytest.mark.parametrize("words", [["collect", "-s", "tasks=0"], ["show", "nothing"], ["colect"], ["run"]])
+def test_a_failure_is_json_where_json_is_asked_for(say, words):
+    code, out, err = say(*words, "--json")
+    told = json.loads(out)
+    assert told["exit_code"] == code and told["error"] and err
+
+
+def test_a_dry_run_of_a_chain_is_json_where_json_is_asked_for(say):
+    code, out, _ = say("run", "--preset", "demo", "--dry-run", "--json")
+    assert code == 0 and json.loads(out)["entries"][0]["plan"]["units"] > 0
+
+
+def test_limit_is_listed_only_where_it_works(say):
+    assert "--limit" in say("collect", "--help")[1] and "--limit" not in say("extract-pairs", "--help")[1]
+
+
+@pytest.fixture
+def runs(made: Path, tmp_path: Path) -> Path:
+    """A copy of finished runs."""
+    return Path(shutil.copytree(made, tmp_path / "runs", symlinks=True))
+
+
+def test_a_deleted_latest_is_found_by_the_names(say, runs):
+    (runs / "collect" / "latest").unlink()
+    code, _, err = say("extract-pairs", "--artifacts", runs, "--dry-run")
+    assert code == 0 and "reads" in err
+    assert say("show", "collect", "--artifacts", runs)[0] == 0
+
+
+def test_a_report_on_a_damaged_table_is_refused(say, runs):
+    table = next((runs / "collect").glob("2*/steps.parquet"))
+    table.write_bytes(table.read_bytes()[:-100])
+    code, _, err = say("report", "collect", "--artifacts", runs)
+    assert code == 4 and "steps has changed since it was written" in err
+
+
+def test_runs_of_a_newer_stage_are_refused(say, runs):
+    path = next((runs / "collect").glob("2*/manifest.json"))
+    path.write_text(path.read_text().replace('"stage_version": 1', '"stage_version": 99'))
+    code, _, err = say("extract-pairs", "--artifacts", runs, "-s", "seed=7")
+    assert code == 4 and "version 99 of collect" in err
+
+
+def test_an_empty_manifest_is_begun_anew_with_clean(say, runs, tmp_path):
+    path = next((runs / "extract-pairs").glob("2*/manifest.json"))
+    path.write_text("")
+    assert say("extract-pairs", "--artifacts", runs)[0] == 4
+    code, _, err = say("extract-pairs", "--artifacts", runs, "--clean")
+    assert code == 0, err
+
+
+def test_a_gate_without_tokens_does_not_call_them_ok(made):
+    report = next((made / "collect").glob("2*/report.txt")).read_text()
+    assert "not recorded" in next(line for line in report.splitlines() if "ids as many as log-probs" in line)
