@@ -19,11 +19,9 @@ class StageCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options, without short ones for settings that the stage does not have."""
-        from stages.runs.runner import module
-
         keys = [name for name, _ in self._settings()]
         params = [p for p in super().get_params(ctx) if p.name not in SHORTCUTS or _has(keys, SHORTCUTS[p.name])]
-        stage = module(self._stage())
+        stage = _module(self._stage())
         absent = {
             "words": not STAGES[self._stage()].positionals,
             "plan": not hasattr(stage, "study"),

@@ -62,4 +62,5 @@ class Client:
 
 
 def _response(answered: Any) -> Response:
-    return Response(answered.status_code, {k.lower(): v for k, v in answered.headers.items()}, redacted_bytes(answered.content))
+    headers = {name.lower(): value for name, value in answered.headers.items()}
+    return Response(answered.status_code, headers, redacted_bytes(answered.content))
