@@ -1,7 +1,7 @@
 """export: write rollouts in the format of another program.
 
 Answers: can others read what was collected here? Reads rollouts, own or imported, writes files in the run's folder and
-a report of what the format has no room for.
+a report of what the format has no room for. `merged` reads a trained adapter instead and writes a whole model.
 """
 
 from collections import Counter
@@ -11,24 +11,25 @@ from typing import Literal
 from tabulate import tabulate
 
 from stages import exporters
-from stages.errors import BadInput
+from stages.errors import BadInput, UsageError
+from stages.exporters import merged
 from stages.exporters.transcripts import ExportedTranscript, transcripts
 from stages.runs.artifact import Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
 from stages.runs.kinds import Kind
 from stages.runs.plan import Plan
-from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK
+from stages.runs.records import CHECKPOINT, ORIGIN, ROLLOUT, STEP, TASK
 
 VERSION = 1
-INPUTS = {"rollouts": Slot(STEP)}
+INPUTS = {"rollouts": Slot(STEP, unless=CHECKPOINT), "checkpoint": Slot(CHECKPOINT, optional=True)}
 OUTPUTS: Mapping[str, Kind] = {}
 
 
 class Config(StageConfig):
     """What to write."""
 
-    format: Literal["trl", "openenv", "swebench-preds", "verifiers"]
+    format: Literal["trl", "openenv", "swebench-preds", "verifiers", "merged"]
     """The format."""
 
     def label(self) -> str:
@@ -37,13 +38,19 @@ class Config(StageConfig):
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The rollouts to write."""
-    del config
+    """The rollouts to write, or the one model."""
+    if config.format == merged.FORMAT:
+        return Plan(units=1, what="model")
+    _check_rollouts(inputs, config)
     return Plan(units=len(inputs.one("rollouts").rows(ROLLOUT)), what="rollouts")
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Write every file of the format, then say what is in them and what is not."""
+    if config.format == merged.FORMAT:
+        merged.export(inputs.optional("checkpoint"), out)
+        return
+    _check_rollouts(inputs, config)
     exported = _transcripts(inputs.one("rollouts"))
     exporter, dropped = exporters.load(config.format), Counter[str]()
     written: list[tuple[int, str]] = []
@@ -61,6 +68,13 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     lines += ["not in these files", *(f"  {number} {reason}" for reason, number in reasons)]
     lines += [f"  {what}" for what in exporter.LOST]
     out.text("report.txt", "\n".join(lines) + "\n")
+
+
+def _check_rollouts(inputs: Inputs, config: Config) -> None:
+    if "rollouts" not in inputs:
+        raise UsageError(
+            f"{config.format} writes rollouts. Give a run that holds them: --from artifacts/collect/latest."
+        )
 
 
 def _transcripts(rollouts: Run) -> list[ExportedTranscript]:

@@ -1,8 +1,8 @@
 """train: one arm, by GRPO on the environment's reward; channels with a weight add their losses to it.
 
-Reads an environment, a model and, for channels on preference pairs, extracted pairs; writes a Hugging Face folder,
-`checkpoint.json` (what `evaluate` needs to know of it), `metrics.jsonl`, and as tables the rollouts that were played,
-their rewards, and the hints. Training resumes from its newest whole
+Reads an environment, a model and, for channels on preference pairs, extracted pairs; writes a Hugging Face folder
+(of an adapter alone, where one was trained), `checkpoint.json` (what `evaluate` needs to know of it), `metrics.jsonl`,
+and as tables the rollouts that were played, their rewards, and the hints. Training resumes from its newest whole
 checkpoint and then gives what an uninterrupted run gives.
 """
 
@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from stages.envs.base import Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import UsageError
+from stages.policy import adapters
 from stages.policy.base import PolicyConfig
 from stages.policy.checkpoint import CheckpointInfo
 from stages.runs import store
@@ -22,7 +23,7 @@ from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
 from stages.runs.records import CHECKPOINT, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
 from stages.training.channels import CHANNELS
-from stages.training.settings import Eopd, Hints, Optimisation, Pairs, Taid
+from stages.training.settings import Adapter, Eopd, Hints, Optimisation, Pairs, Taid
 from stages.training.table import training_table
 from stages.training.weights import Weights
 
@@ -54,6 +55,7 @@ class Config(EnvStageConfig):
     max_steps: int = Field(8, gt=0)
     """Actions after which a rollout ends."""
     optimisation: Optimisation = Optimisation()
+    adapter: Adapter = Adapter()
     weights: Weights = Weights()
     pairs: Pairs = Pairs()
     hints: Hints = Hints()
@@ -111,15 +113,26 @@ def _check_pairs(inputs: Inputs, config: Config) -> None:
         )
 
 
+def _check_reference(config: Config) -> None:
+    """`UsageError` where TRL would load the wrong reference: the base of the adapter that all weights start from."""
+    if config.optimisation.beta and not config.adapter.rank and adapters.is_adapter(config.policy.model):
+        raise UsageError(
+            f"optimisation.beta needs a reference, and {config.policy.model} is an adapter, which lies in no folder of "
+            "its own once merged. Set adapter.rank, or run `composer export merged` and start from the merged folder."
+        )
+
+
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Train, or go on training, then save the model and the metrics."""
     _check_pairs(inputs, config)
-    from stages.policy.local import LocalPolicy
+    from stages.policy.local import LocalPolicy, load_model
     from stages.training.setup import seeded
 
+    _check_reference(config)
     tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
     with seeded(config.seed, config.optimisation.threads):
-        policy = LocalPolicy.load(config.policy, cache=out.cache, listener=out.progress)
+        model, tokenizer = load_model(config.policy, cache=out.cache, listener=out.progress)
+        policy = LocalPolicy(model.eval(), tokenizer, config.policy)
         out.model("policy", **policy.facts())
         folder = out.scratch("trainer")
         trainer = _trainer(inputs, config, out, policy, tasks, folder)
@@ -184,6 +197,7 @@ def _trainer(
         ),
         train_dataset=setup.task_dataset(tasks, make, size, config.seed),
         callbacks=[Supervision(out, channels, folder)],
+        peft_config=setup.lora(config.adapter, policy.model),
     )
 
 
@@ -203,8 +217,13 @@ def _save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, tas
     from stages.training.journal import write_tables
     from stages.training.setup import prompt_order
 
+    base = adapters.describe(config.policy, policy.model) if config.adapter.rank else None
+
     def fill(folder: Path) -> None:
-        policy.model.save_pretrained(folder)
+        if base is None:
+            policy.model.save_pretrained(folder)
+        else:
+            adapters.save(trainer.model, base, folder)
         policy.tokenizer.save_pretrained(folder)
 
     out.checkpoint(fill)

@@ -5,6 +5,7 @@ trl.py - prompt and completion rows as Parquet
 openenv.py - episodes and training traces
 swebench_preds.py - predictions and the verdicts on them, one folder a model
 verifiers.py - episodes of verifiers 0.4, with token ids
+merged.py - a trained adapter as a whole model, which is no format for rollouts
 """
 
 from importlib import import_module

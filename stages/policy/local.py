@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 from stages.errors import BadInput
 from stages.messages import following_ids, opening_ids
-from stages.policy import embedded
+from stages.policy import adapters, embedded
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.sampling import sample_batch
 from stages.runs import store
@@ -31,8 +31,8 @@ class LocalPolicy:
 
     @classmethod
     def load(cls, config: PolicyConfig, *, cache: Path, listener: Listener) -> "LocalPolicy":
-        """Load the configured model and its tokenizer."""
-        model, tokenizer = load_model(config, cache=cache, listener=listener)
+        """Load the configured model and its tokenizer; an adapter stays beside its base, as it was trained."""
+        model, tokenizer = load_model(config, cache=cache, listener=listener, merged=False)
         return cls(model.eval(), tokenizer, config)
 
     @classmethod
@@ -91,16 +91,24 @@ class LocalPolicy:
         }
 
 
-def load_model(config: PolicyConfig, *, cache: Path, listener: Listener) -> tuple[Any, Any]:
+def load_model(
+    config: PolicyConfig, *, cache: Path, listener: Listener, merged: bool = True, revision: str | None = None
+) -> tuple[Any, Any]:
     """A causal LM and its tokenizer, on the configured device; embedded models are built first.
 
-    Raises `BadInput` where there is no such model, or its tokenizer has no chat template.
+    merged: whether an adapter is added to its base's weights, in their type, or left beside them in float32. Raises
+    `BadInput` where there is no such model, its tokenizer has no chat template, or an adapter's base has changed.
     """
     source = resolve(config, cache=cache, listener=listener)
+    if adapters.is_adapter(source):
+        return _on_its_base(Path(source), config, cache=cache, listener=listener, merged=merged)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
         model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+            source,
+            dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
+            revision=revision,
+            use_safetensors=True,
         )
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
@@ -114,6 +122,17 @@ def load_model(config: PolicyConfig, *, cache: Path, listener: Listener) -> tupl
             "Use an instruction-tuned model."
         )
     return model.to(device(config.device)), tokenizer
+
+
+def _on_its_base(
+    folder: Path, config: PolicyConfig, *, cache: Path, listener: Listener, merged: bool
+) -> tuple[Any, Any]:
+    from peft import PeftModel
+
+    start, revision = adapters.base_of(folder, config)
+    base, tokenizer = load_model(start, cache=cache, listener=listener, revision=revision)
+    adapted = PeftModel.from_pretrained(base, folder)
+    return adapted.merge_and_unload().requires_grad_(True) if merged else adapted.get_base_model(), tokenizer
 
 
 def resolve(config: PolicyConfig, *, cache: Path, listener: Listener) -> str:

@@ -120,3 +120,19 @@ class Optimisation(Settings):
     """Steps between checkpoints that a resumed run can start from."""
     gradient_cosine_every: int = Field(0, ge=0, json_schema_extra={"affects_results": False})
     """Steps between reports of each channel's gradient norm and their cosines; 0 for none."""
+
+
+class Adapter(Settings):
+    """LoRA through peft: the base is frozen, and float32 adapters beside its Linears are trained. Off by default."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters; 0 trains all weights of the model."""
+    alpha: float = Field(32.0, gt=0)
+    """The adapters' output is scaled by alpha / rank, with rslora by alpha / sqrt(rank)."""
+    targets: tuple[str, ...] = ()
+    """Names of the Linears that get an adapter, such as q_proj; none for all but the output head."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    rslora: bool = False
+    """Scale by the square root of the rank, which keeps high ranks stable."""
+    dora: bool = False
+    """Train the magnitude of each weight column apart from its direction."""

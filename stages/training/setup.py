@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset
@@ -20,7 +20,10 @@ from stages.training.channels.active import Channels
 from stages.training.hints import Hint, Hinted, hinted_turns
 from stages.training.pair_source import PairSource, tokenise
 from stages.training.rows import ChannelBatch, own_episode
-from stages.training.settings import Hints, Optimisation, Pairs
+from stages.training.settings import Adapter, Hints, Optimisation, Pairs
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 ChannelRows = Callable[[list[Episode], int], ChannelBatch]
 """(episodes of this step, step) -> the rows of all channels."""
@@ -86,6 +89,32 @@ def trl_config(
         remove_unused_columns=False,
         dataloader_pin_memory=device != "cpu",
         log_completions=False,
+    )
+
+
+def lora(settings: Adapter, model: Any) -> "LoraConfig | None":
+    """Peft's configuration for our settings; None where all weights are trained.
+
+    `UsageError` for a target that the model has no Linear of.
+    """
+    from peft import LoraConfig
+
+    if not settings.rank:
+        return None
+    head = model.get_output_embeddings()
+    linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module != head}
+    for target in settings.targets:
+        if not any(name == target or name.endswith(f".{target}") for name in linears):
+            there = ", ".join(sorted({name.rpartition(".")[2] for name in linears}))
+            raise UsageError(f"adapter.targets: the model has no Linear {target}. It has: {there}.")
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=list(settings.targets) or "all-linear",
+        lora_dropout=settings.dropout,
+        use_rslora=settings.rslora,
+        use_dora=settings.dora,
     )
 
 

@@ -1,0 +1,77 @@
+"""Folders of adapters: LoRA weights alone, as peft writes them, with a record of the base that they were trained on.
+
+A folder holds `adapter_config.json`, `adapter_model.safetensors`, the tokenizer, and `composer_base.json`. Pickles are
+never read.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from stages.errors import BadInput
+from stages.policy.base import PolicyConfig, weights_identity
+from stages.runs import store
+from stages.runs.config import Settings
+
+CONFIG, WEIGHTS, RECORD = "adapter_config.json", "adapter_model.safetensors", "composer_base.json"
+
+
+class Base(Settings):
+    """The model below an adapter."""
+
+    model: str
+    """As the user wrote it: a folder, a hub id or an embedded model; a folder of an adapter counts as merged."""
+    weights: str
+    """What `weights_identity` said of it."""
+    dtype: str
+    """Floating-point type that its weights were held in while the adapter was trained."""
+    revision: str | None = None
+    """Commit of a model from the hub."""
+
+
+def is_adapter(source: str) -> bool:
+    """Whether this is the folder of an adapter."""
+    return (Path(source) / CONFIG).is_file()
+
+
+def describe(config: PolicyConfig, model: Any) -> Base:
+    """The record of a base that was loaded as configured."""
+    return Base(
+        model=config.model,
+        weights=weights_identity(config),
+        dtype=str(model.dtype).removeprefix("torch."),
+        revision=getattr(model.config, "_commit_hash", None),
+    )
+
+
+def base_of(folder: Path, config: PolicyConfig) -> tuple[PolicyConfig, str | None]:
+    """How to load the base of an adapter, and the revision of one from the hub; `config` is how to load the adapter.
+
+    `BadInput` when the folder has no record or no safetensors, or when the base is not what it was.
+    """
+    try:
+        base = Base.model_validate(store.read_json(folder / RECORD))
+    except (BadInput, ValidationError):
+        raise BadInput(
+            f"{folder} is an adapter without a readable {RECORD}, which says what it was trained on. Merge it into its "
+            "base with peft and give the merged folder."
+        ) from None
+    if not (folder / WEIGHTS).is_file():
+        raise BadInput(f"{folder} has no {WEIGHTS}, and pickled adapters are not read. Save it again as safetensors.")
+    dtype = base.dtype if config.dtype == "auto" else config.dtype
+    start = config.model_copy(update={"model": base.model, "dtype": dtype})
+    found = weights_identity(start)
+    if found != base.weights:
+        raise BadInput(
+            f"The adapter {folder} was trained on {base.model!r} with the identity {base.weights[:12]}, but what lies "
+            f"there now is {found[:12]}. Restore that model, or train again."
+        )
+    return start, base.revision
+
+
+def save(trained: Any, base: Base, folder: Path) -> None:
+    """Write a peft model's adapter and the record of its base."""
+    trained.peft_config["default"].base_model_name_or_path = base.model
+    trained.save_pretrained(folder, save_embedding_layers=False)
+    store.write_json(folder / RECORD, base.model_dump())
