@@ -6,8 +6,9 @@ and as tables the rollouts that were played, their rewards, and the hints. Train
 checkpoint and then gives what an uninterrupted run gives.
 """
 
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
@@ -28,6 +29,8 @@ from stages.training.table import training_table
 from stages.training.weights import Weights
 
 if TYPE_CHECKING:
+    from trl.trainer.grpo_config import GRPOConfig
+
     from stages.policy.local import LocalPolicy
     from stages.training.composed import ComposedTrainer
 
@@ -56,6 +59,8 @@ class Config(EnvStageConfig):
     """Actions after which a rollout ends."""
     optimisation: Optimisation = Optimisation()
     adapter: Adapter = Adapter()
+    trl: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of TRL's GRPOConfig, such as trl.warmup_steps, trl.epsilon_high or trl.scale_rewards."""
     weights: Weights = Weights()
     pairs: Pairs = Pairs()
     hints: Hints = Hints()
@@ -89,6 +94,8 @@ class Config(EnvStageConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Steps and rollouts."""
     _check_pairs(inputs, config)
+    if config.trl:
+        _arguments(config, Path(tempfile.gettempdir()))
     size = config.optimisation
     rollouts = size.steps * size.prompts_per_step * size.generations
     return Plan(
@@ -126,25 +133,43 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Train, or go on training, then save the model and the metrics."""
     _check_pairs(inputs, config)
     from stages.policy.local import LocalPolicy, load_model
+    from stages.training import precision
     from stages.training.setup import seeded
 
     _check_reference(config)
+    _arguments(config, out.path)
     tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
     with seeded(config.seed, config.optimisation.threads):
         model, tokenizer = load_model(config.policy, cache=out.cache, listener=out.progress)
+        mixed = precision.masters(model, adapter=config.adapter.rank > 0)
         policy = LocalPolicy(model.eval(), tokenizer, config.policy)
         out.model("policy", **policy.facts())
         folder = out.scratch("trainer")
-        trainer = _trainer(inputs, config, out, policy, tasks, folder)
+        trainer = _trainer(inputs, config, out, policy, tasks, folder, mixed)
         _fit(trainer, folder)
         _save(trainer, policy, config, tasks, out)
 
 
-def _trainer(
-    inputs: Inputs, config: Config, out: Out, policy: "LocalPolicy", tasks: list[Task], folder: Path
-) -> "ComposedTrainer":
+def _arguments(config: Config, folder: Path, mixed: bool = False) -> "GRPOConfig":
     from stages.policy.local import device
-    from stages.training import setup
+    from stages.training.setup import trl_config
+
+    return trl_config(
+        str(folder),
+        config.optimisation,
+        seed=config.seed,
+        temperature=config.policy.temperature,
+        max_completion=config.max_steps * config.policy.max_tokens,
+        device=device(config.policy.device),
+        mixed=mixed,
+        more=config.trl,
+    )
+
+
+def _trainer(
+    inputs: Inputs, config: Config, out: Out, policy: "LocalPolicy", tasks: list[Task], folder: Path, mixed: bool
+) -> "ComposedTrainer":
+    from stages.training import precision, setup
     from stages.training.channels.active import Channels
     from stages.training.checkpoints import Supervision
     from stages.training.composed import ComposedTrainer
@@ -159,7 +184,8 @@ def _trainer(
     if extracted is not None:
         source = setup.load_pairs(extracted, config.pairs, policy.tokenizer, seed=config.seed, out=out)
     if source is not None and any(CHANNELS[name].needs_reference for name in config.weights.active()):
-        source.cache_reference(policy.model)
+        with precision.autocast(policy.model, mixed):
+            source.cache_reference(policy.model)
     channels = Channels(
         config.weights,
         config.pairs,
@@ -187,14 +213,7 @@ def _trainer(
         gradient_cosine_every=size.gradient_cosine_every,
         shared_prompts=size.shared_prompts,
         max_tokens=size.max_tokens_per_micro_batch,
-        args=setup.trl_config(
-            str(folder),
-            size,
-            seed=config.seed,
-            temperature=config.policy.temperature,
-            max_completion=config.max_steps * config.policy.max_tokens,
-            device=device(config.policy.device),
-        ),
+        args=_arguments(config, folder, mixed),
         train_dataset=setup.task_dataset(tasks, make, size, config.seed),
         callbacks=[Supervision(out, channels, folder)],
         peft_config=setup.lora(config.adapter, policy.model),

@@ -38,7 +38,7 @@ def export(checkpoint: Run | None, out: Out) -> None:
 
 
 def merge(model: Any) -> tuple[int, int]:
-    """Put a plain Linear in the place of each adapted one; how many of their weights changed, and how many there are."""
+    """Put a plain Linear in the place of each adapted one; returns (weights that changed, weights of these Linears)."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     changed = weights = 0

@@ -5,6 +5,8 @@ channels/ - the channels beside GRPO: the registry, one class a channel, and all
 weights.py - the setting `weights`, one field a channel, made from the registry
 table.py - the table of the training's course in report.txt
 setup.py - what training starts from: TRL's configuration, the prompts, the pairs, the teacher, seeds
+precision.py - float32 for whatever learns, bfloat16 for what is frozen or computed
+trl_fields.py - fields of TRL's configuration that are not ours, checked before anything is loaded
 composed.py - the trainer: TRL's GRPOTrainer with our rollouts and the channels' losses added
 groups.py - GRPO's groups scored with the channels' rows, and cut to a budget of tokens
 step_report.py - what a whole step reports: losses, metrics, gradient norms and cosines

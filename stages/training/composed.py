@@ -118,14 +118,15 @@ class ComposedTrainer(GRPOTrainer):
             return self._base_loss(model, part, whole)
         plain = self.accelerator.unwrap_model(model)
         groups = group(part) if "prompt_ids" in part else None
-        losses, scored = self.channels.losses(
-            plain,
-            part.get("channels", ChannelBatch()),
-            self.state.global_step,
-            beside=groups.trees if groups else (),
-        )
-        if groups is not None and scored is not None:
-            self._scored = statistics(plain, groups, scored, self.temperature)
+        with self.accelerator.autocast():  # accelerate wraps the model's own forward pass alone
+            losses, scored = self.channels.losses(
+                plain,
+                part.get("channels", ChannelBatch()),
+                self.state.global_step,
+                beside=groups.trees if groups else (),
+            )
+            if groups is not None and scored is not None:
+                self._scored = statistics(plain, groups, scored, self.temperature)
         base = self._base_loss(model, part, whole)
         self._report.add(losses)
         if self._gradient_cosine_every and self.state.global_step % self._gradient_cosine_every == 0:

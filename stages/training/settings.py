@@ -127,7 +127,7 @@ class Adapter(Settings):
 
     rank: int = Field(0, ge=0)
     """Rank of the adapters; 0 trains all weights of the model."""
-    alpha: float = Field(32.0, gt=0)
+    alpha: int = Field(32, gt=0)
     """The adapters' output is scaled by alpha / rank, with rslora by alpha / sqrt(rank)."""
     targets: tuple[str, ...] = ()
     """Names of the Linears that get an adapter, such as q_proj; none for all but the output head."""

@@ -1,7 +1,7 @@
 """What training starts from: TRL's configuration, prompts, pairs, the teacher, the channels' rows, and seeds."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from stages.policy.local import LocalPolicy, load_model
 from stages.rollouts.episode import Episode
 from stages.runs.artifact import Out, Run
 from stages.runs.records import PAIR
+from stages.training import trl_fields
 from stages.training.channels.active import Channels
 from stages.training.hints import Hint, Hinted, hinted_turns
 from stages.training.pair_source import PairSource, tokenise
@@ -55,41 +56,52 @@ def task_dataset(tasks: Sequence[Task], make: Callable[[], Environment], setting
 
 
 def trl_config(
-    folder: str, settings: Optimisation, *, seed: int, temperature: float, max_completion: int, device: str
+    folder: str,
+    settings: Optimisation,
+    *,
+    seed: int,
+    temperature: float,
+    max_completion: int,
+    device: str,
+    mixed: bool = False,
+    more: Mapping[str, Any] | None = None,
 ) -> GRPOConfig:
     """TRL's configuration for our settings: constant learning rate, no reporting, checkpoints to resume from.
 
-    max_completion: tokens of a whole episode after its prompt.
+    max_completion: tokens of a whole episode after its prompt. mixed: whether float32 weights compute under bfloat16
+    autocast. more: further fields of TRL's; `UsageError` for those
+    that do not exist, are ours, or hold what TRL refuses.
     """
     rollouts = settings.prompts_per_step * settings.generations
     micro = settings.micro_batch or rollouts
-    return GRPOConfig(
-        output_dir=folder,
-        max_steps=settings.steps,
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=rollouts // micro,
-        num_generations=settings.generations,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type="constant",
-        max_grad_norm=settings.max_grad_norm,
-        beta=settings.beta,
-        loss_type=settings.loss_type,
-        temperature=temperature,
-        max_completion_length=max_completion,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        use_cpu=device == "cpu",
-        bf16=False,
-        seed=seed,
-        shuffle_dataset=False,
-        save_steps=settings.save_every,
-        save_total_limit=2,
-        logging_steps=1,
-        report_to=[],
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataloader_pin_memory=device != "cpu",
-        log_completions=False,
-    )
+    own: dict[str, Any] = {
+        "output_dir": folder,
+        "max_steps": settings.steps,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": rollouts // micro,
+        "num_generations": settings.generations,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": settings.max_grad_norm,
+        "beta": settings.beta,
+        "loss_type": settings.loss_type,
+        "temperature": temperature,
+        "max_completion_length": max_completion,
+        "gradient_checkpointing": settings.gradient_checkpointing,
+        "use_cpu": device == "cpu",
+        "bf16": mixed,
+        "seed": seed,
+        "shuffle_dataset": False,
+        "save_steps": settings.save_every,
+        "save_total_limit": 2,
+        "logging_steps": 1,
+        "report_to": [],
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": device != "cpu",
+        "log_completions": False,
+    }
+    return trl_fields.build(own, more or {})
 
 
 def lora(settings: Adapter, model: Any) -> "LoraConfig | None":

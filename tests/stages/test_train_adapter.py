@@ -1,4 +1,4 @@
-"""LoRA: the base stays as it is, a checkpoint is an adapter that knows its base, and every stage takes it as a policy."""
+"""LoRA: the base stays as it is, a checkpoint is an adapter that knows its base, and stages take it as a policy."""
 
 import shutil
 import signal
@@ -137,7 +137,7 @@ def test_another_base_is_refused(tmp_path: Path, tiny: Path) -> None:
     shutil.copytree(tiny, base)
     folder = trained(tmp_path, str(base)).folder(CHECKPOINT)
     (base / "generation_config.json").write_text("{}")
-    with pytest.raises(BadInput, match="was trained on .* but what lies there now"):
+    with pytest.raises(BadInput, match=r"was trained on .* but what lies there now"):
         opened(str(folder), tmp_path)
 
 
