@@ -24,6 +24,7 @@ from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
 from stages.runs.records import CHECKPOINT, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
 from stages.training.channels import CHANNELS
+from stages.training.defaults import choose
 from stages.training.settings import Adapter, Eopd, Hints, Optimisation, Pairs, Taid
 from stages.training.table import training_table
 from stages.training.weights import Weights
@@ -96,10 +97,14 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     _check_pairs(inputs, config)
     if config.trl:
         _arguments(config, Path(tempfile.gettempdir()))
+    chosen = choose(config.policy, config.optimisation, config.adapter)
     size = config.optimisation
     rollouts = size.steps * size.prompts_per_step * size.generations
     return Plan(
-        units=size.steps, what="steps", max_completion_tokens=rollouts * config.max_steps * config.policy.max_tokens
+        units=size.steps,
+        what="steps",
+        max_completion_tokens=rollouts * config.max_steps * config.policy.max_tokens,
+        notes=chosen.notes(config.max_steps * config.policy.max_tokens),
     )
 
 
@@ -120,30 +125,25 @@ def _check_pairs(inputs: Inputs, config: Config) -> None:
         )
 
 
-def _check_reference(config: Config) -> None:
-    """`UsageError` where TRL would load the wrong reference: the base of the adapter that all weights start from."""
-    if config.optimisation.beta and not config.adapter.rank and adapters.is_adapter(config.policy.model):
-        raise UsageError(
-            f"optimisation.beta needs a reference, and {config.policy.model} is an adapter, which lies in no folder of "
-            "its own once merged. Set adapter.rank, or run `composer export merged` and start from the merged folder."
-        )
-
-
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Train, or go on training, then save the model and the metrics."""
     _check_pairs(inputs, config)
-    from stages.policy.local import LocalPolicy, load_model
+    from stages.policy.local import LocalPolicy, device, load_model
     from stages.training import precision
     from stages.training.setup import seeded
 
-    _check_reference(config)
+    chosen = choose(config.policy, config.optimisation, config.adapter)
+    config = config.model_copy(update={"optimisation": chosen.optimisation, "adapter": chosen.adapter})
+    if chosen.optimisation.beta and not chosen.adapter.rank:
+        adapters.require_folder(config.policy)
     _arguments(config, out.path)
+    chosen.check(config.max_steps * config.policy.max_tokens, device(config.policy.device))
     tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
     with seeded(config.seed, config.optimisation.threads):
         model, tokenizer = load_model(config.policy, cache=out.cache, listener=out.progress)
         mixed = precision.masters(model, adapter=config.adapter.rank > 0)
         policy = LocalPolicy(model.eval(), tokenizer, config.policy)
-        out.model("policy", **policy.facts())
+        out.model("policy", **policy.facts(), training=chosen.facts())
         folder = out.scratch("trainer")
         trainer = _trainer(inputs, config, out, policy, tasks, folder, mixed)
         _fit(trainer, folder)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from stages.errors import BadInput
+from stages.errors import BadInput, UsageError
 from stages.policy.base import PolicyConfig, weights_identity
 from stages.runs import store
 from stages.runs.config import Settings
@@ -75,3 +75,12 @@ def save(trained: Any, base: Base, folder: Path) -> None:
     trained.peft_config["default"].base_model_name_or_path = base.model
     trained.save_pretrained(folder, save_embedding_layers=False)
     store.write_json(folder / RECORD, base.model_dump())
+
+
+def require_folder(config: PolicyConfig) -> None:
+    """`UsageError` for an adapter where TRL would load the reference again, and get the adapter's base instead."""
+    if is_adapter(config.model):
+        raise UsageError(
+            f"optimisation.beta needs a reference, and {config.model} is an adapter, which lies in no folder of "
+            "its own once merged. Set adapter.rank, or run `composer export merged` and start from the merged folder."
+        )

@@ -40,6 +40,11 @@ def folder(model: str, cache: Path, listener: Callable[[str, int, int], None]) -
     return maker.ensure(name, cache, listener)
 
 
+def learning_rate(model: str) -> float | None:
+    """The rate that suits training on from a model, where its maker has a constant `LEARNING_RATE`; else None."""
+    return getattr(_maker(model)[0], "LEARNING_RATE", None) if is_embedded(model) else None
+
+
 def _maker(model: str) -> tuple[ModelMaker, str]:
     environment, _, name = model.partition(":")
     return envs.attached(environment, "models"), name

@@ -99,21 +99,24 @@ class Optimisation(Settings):
     prompts_per_step: int = Field(8, gt=0)
     generations: int = Field(8, gt=1)
     """Rollouts of every prompt: the group whose mean reward is the baseline."""
-    learning_rate: float = Field(2e-4, gt=0)
+    learning_rate: float | None = Field(None, gt=0)
+    """None chooses by the model's size: 2e-4 for small ones, or what suits a model that an environment brings along;
+    else 1e-5 for adapters and 1e-6 for all weights."""
     max_grad_norm: float = Field(1.0, gt=0)
     beta: float = Field(0.0, ge=0)
     """GRPO's KL to the reference."""
     loss_type: str = "dapo"
     """TRL's form of the GRPO loss."""
     micro_batch: int | None = None
-    """Rollouts in one forward and backward pass; None takes all of a step at once."""
+    """Rollouts in one forward and backward pass; None takes all of a step for a small model, else one group."""
     max_tokens_per_micro_batch: int | None = Field(None, gt=0)
     """Cut micro-batches further, by length: at most so many tokens, padding included, in one forward and backward
     pass. A row longer than that goes by itself, so that it decides the memory of no other. None does not cut."""
     shared_prompts: bool = False
     """Compute a prompt once for all its samples when scoring them: faster, and equal up to rounding. Off, a step
     without channels is TRL's bit for bit; a step with channels always shares."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | None = None
+    """Recompute activations instead of keeping them: less memory, more time. None: not for small models."""
     threads: int | None = Field(None, gt=0)
     """CPU threads; None for as many as there are. On a CPU, runs are equal byte for byte on equally many only."""
     save_every: int = Field(5, gt=0, json_schema_extra={"affects_results": False})
@@ -123,10 +126,10 @@ class Optimisation(Settings):
 
 
 class Adapter(Settings):
-    """LoRA through peft: the base is frozen, and float32 adapters beside its Linears are trained. Off by default."""
+    """LoRA through peft: the base is frozen, and float32 adapters beside its Linears are trained."""
 
-    rank: int = Field(0, ge=0)
-    """Rank of the adapters; 0 trains all weights of the model."""
+    rank: int | None = Field(None, ge=0)
+    """Rank of the adapters; 0 trains all weights. None: 0 below ten million parameters, 16 above."""
     alpha: int = Field(32, gt=0)
     """The adapters' output is scaled by alpha / rank, with rslora by alpha / sqrt(rank)."""
     targets: tuple[str, ...] = ()

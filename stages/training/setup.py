@@ -18,6 +18,7 @@ from stages.runs.artifact import Out, Run
 from stages.runs.records import PAIR
 from stages.training import trl_fields
 from stages.training.channels.active import Channels
+from stages.training.defaults import SMALL_RATE
 from stages.training.hints import Hint, Hinted, hinted_turns
 from stages.training.pair_source import PairSource, tokenise
 from stages.training.rows import ChannelBatch, own_episode
@@ -80,14 +81,14 @@ def trl_config(
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": rollouts // micro,
         "num_generations": settings.generations,
-        "learning_rate": settings.learning_rate,
+        "learning_rate": SMALL_RATE if settings.learning_rate is None else settings.learning_rate,
         "lr_scheduler_type": "constant",
         "max_grad_norm": settings.max_grad_norm,
         "beta": settings.beta,
         "loss_type": settings.loss_type,
         "temperature": temperature,
         "max_completion_length": max_completion,
-        "gradient_checkpointing": settings.gradient_checkpointing,
+        "gradient_checkpointing": bool(settings.gradient_checkpointing),
         "use_cpu": device == "cpu",
         "bf16": mixed,
         "seed": seed,

@@ -1,0 +1,122 @@
+"""How much memory a training takes, before anything is loaded: from the model's shape, the settings and the lengths.
+
+Activations follow Korthikanti et al. 2022 (arXiv 2205.05198) in counting what each layer keeps for its backward pass;
+the constant is measured on Qwen3 (tests/stages/training/test_memory.py). Rows of the channels beside GRPO's rollouts
+are not counted.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from stages.errors import UsageError
+from stages.training.model_shape import ModelShape
+from stages.training.settings import Adapter, Optimisation
+
+PROMPT_TOKENS = 1024
+"""Assumed length of a prompt, which is known only when it is played."""
+KEPT = 1.65
+"""Numbers that a layer keeps for each number that goes into or comes out of its Linears."""
+VOCABULARY_CHUNK = 32_768
+"""Logits of one token that are held at once, as in `stages.training.trees`."""
+RANK = 16
+"""Of adapters, where nothing else is said."""
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Bytes, by what they hold."""
+
+    weights: float
+    gradients: float
+    optimiser: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.weights + self.gradients + self.optimiser + self.activations
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in asdict(self).items())
+        return f"{self.total / GIB:.1f} GiB ({parts})"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the sum depends on. `size` and `adapter` have nothing left open; episode: tokens after the prompt."""
+
+    size: Optimisation
+    adapter: Adapter
+    episode: int
+
+
+def _sized(training: Training, **changes: Any) -> Training:
+    return replace(training, size=training.size.model_copy(update=changes))
+
+
+def _adapted(training: Training) -> Training:
+    if training.adapter.rank:
+        return training
+    return replace(training, adapter=training.adapter.model_copy(update={"rank": RANK}))
+
+
+WAYS: dict[str, Callable[[Training], Training]] = {
+    "optimisation.gradient_checkpointing=true": lambda training: _sized(training, gradient_checkpointing=True),
+    "optimisation.micro_batch=1": lambda training: _sized(training, micro_batch=1),
+    f"adapter.rank={RANK}": _adapted,
+    "optimisation.prompts_per_step=1": lambda training: _sized(training, prompts_per_step=1),
+    "half of max_steps or policy.max_tokens": lambda training: replace(training, episode=training.episode // 2),
+}
+"""Settings that need less memory; those that cost least in what is learnt first."""
+
+
+def needed(shape: ModelShape, training: Training) -> Needed:
+    """Weights, gradients and AdamW's two moments in the types of `stages.training.precision`, and activations."""
+    size, rank = training.size, training.adapter.rank
+    inputs, outputs = (sum(side) for side in zip(*shape.linears, strict=True))
+    trained = rank * (inputs + outputs) if rank else shape.parameters
+    if rank:
+        weights = shape.bytes * shape.parameters + 4 * trained
+    else:
+        copies = 1 + (size.beta > 0)  # GRPO's reference
+        weights = shape.parameters * (4 * copies + (2 if shape.bytes == 2 else 0))  # autocast's bfloat16 copies
+    length = PROMPT_TOKENS + training.episode
+    kept = KEPT * shape.bytes * (inputs + outputs) + (4 * inputs if rank and shape.bytes == 2 else 0)
+    if size.gradient_checkpointing:
+        kept = shape.bytes * shape.layers * shape.hidden + kept / shape.layers
+    head = 8 * min(shape.vocabulary, VOCABULARY_CHUNK)
+    learning = (size.micro_batch or 1) * length * (kept + head)
+    cache = 2 * shape.bytes * shape.layers * shape.kv
+    sampling = size.prompts_per_step * size.generations * (length * cache + 4 * shape.vocabulary)
+    return Needed(weights, 4 * trained, 8 * trained, max(learning, sampling))
+
+
+def available(device: str) -> int:
+    """Bytes: what is free on the GPU, or all memory of the machine for training on the CPU."""
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def check(shape: ModelShape, training: Training, room: int) -> None:
+    """`UsageError` with the sum and three settings that lessen it, where it is more than `room` bytes."""
+    total = needed(shape, training)
+    if total.total <= room:
+        return
+    ways, left = [], total
+    for words, change in WAYS.items():
+        changed = change(training)
+        less = needed(shape, changed)
+        if less.total < 0.99 * left.total and len(ways) < 3 and left.total > room:
+            ways.append(f"{words} ({less.total / GIB:.1f} GiB)")
+            left, training = less, changed
+    fits = "fits" if left.total <= room else "still does not fit: take a smaller model or more memory"
+    raise UsageError(
+        f"This training takes about {total}, and there are {room / GIB:.1f} GiB. "
+        f"One after the other: {', '.join(ways) or 'nothing helps'}; that {fits}."
+    )

@@ -1,0 +1,120 @@
+"""What a training takes is known from config.json alone, and what does not fit is refused with a way out."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.models import tiny_model
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from stages import train
+from stages.errors import UsageError
+from stages.policy.base import PolicyConfig
+from stages.runs import runner
+from stages.runs.inputs import Inputs
+from stages.training import memory
+from stages.training.defaults import choose
+from stages.training.memory import GIB, KEPT, Training
+from stages.training.model_shape import ModelShape, model_shape
+from stages.training.settings import Adapter, Optimisation
+
+EIGHT = Qwen3Config(
+    vocab_size=151936,
+    hidden_size=4096,
+    intermediate_size=12288,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    tie_word_embeddings=False,
+    dtype="bfloat16",
+    architectures=["Qwen3ForCausalLM"],
+)
+"""The dimensions of Qwen3-8B."""
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the config.json of a model of eight billion parameters, and nothing else."""
+    folder = tmp_path_factory.mktemp("eight")
+    EIGHT.save_pretrained(folder)
+    return folder
+
+
+def shape_of(folder: Path) -> ModelShape:
+    shape = model_shape(PolicyConfig(model=str(folder)))
+    assert shape is not None
+    return shape
+
+
+def test_the_shape_is_that_of_the_model(tmp_path: Path, eight: Path) -> None:
+    model = tiny_model()
+    model.config.save_pretrained(tmp_path)
+    found = shape_of(tmp_path)
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert (found.bytes, found.layers, found.kv) == (4, 2, 16)
+    assert shape_of(eight).parameters == 8_190_735_360  # as the model card of Qwen3-8B has it: 8.2 B
+    assert shape_of(eight).bytes == 2
+
+
+def test_what_a_layer_keeps_is_what_autograd_saves() -> None:
+    config = Qwen3Config(
+        vocab_size=50,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+    )
+    model, tokens = Qwen3ForCausalLM(config).to(torch.bfloat16).train(), 128
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            saved[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address is used twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.get_decoder()(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+    linears = [m for m in model.get_decoder().modules() if isinstance(m, torch.nn.Linear)]
+    estimate = 2 * KEPT * tokens * sum(m.in_features + m.out_features for m in linears)
+    assert 1.0 <= estimate / sum(t.untyped_storage().nbytes() for t in saved.values()) <= 1.2
+
+
+def test_defaults_fit_eight_billion_on_one_accelerator_and_full_training_does_not(eight: Path) -> None:
+    policy = PolicyConfig(model=str(eight))
+    chosen = choose(policy, Optimisation(), Adapter())
+    memory.check(shape_of(eight), Training(chosen.optimisation, chosen.adapter, 512), 80 * GIB)
+
+    full = choose(policy, Optimisation(gradient_checkpointing=False, micro_batch=64), Adapter(rank=0))
+    wanted = Training(full.optimisation, full.adapter, 512)
+    total = memory.needed(shape_of(eight), wanted)
+    assert total.gradients == 4 * 8_190_735_360 and total.optimiser == 8 * 8_190_735_360
+    words = (
+        r"about .* GiB \(weights 45\.8, gradients 30\.5, optimiser 61\.0, activations .*\), and there are 30\.0 GiB\. "
+        r".*optimisation\.gradient_checkpointing=true .*optimisation\.micro_batch=1 .*adapter\.rank=16 .* that fits"
+    )
+    with pytest.raises(UsageError, match=words):
+        memory.check(shape_of(eight), wanted, 30 * GIB)
+    with pytest.raises(UsageError, match="still does not fit"):
+        memory.check(shape_of(eight), wanted, 8 * GIB)
+
+
+def test_a_training_that_cannot_fit_is_refused_before_loading(tmp_path: Path) -> None:
+    """The folder has no weights at all, so that loading would say something else."""
+    changes = {"hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": 200}
+    Qwen3Config(**{**EIGHT.to_dict(), **changes, "layer_types": None}).save_pretrained(tmp_path / "huge")
+    config = train.Config(
+        env={"name": "support.environments:GuessEnv"}, policy={"model": str(tmp_path / "huge")}, tasks=4
+    )
+    with pytest.raises(UsageError, match="This training takes about"):
+        runner.execute("train", {}, config, root=tmp_path)
+
+
+def test_the_plan_says_what_was_chosen_and_why(eight: Path) -> None:
+    chosen, needed = train.plan(Inputs(), train.Config(policy={"model": str(eight)})).notes
+    assert "LoRA of rank 16 at learning rate 1e-05, 8 rollouts a pass, activations recomputed" in chosen
+    assert "8.2 B parameters" in chosen and "GiB (weights 15.4" in needed
+    assert train.plan(Inputs(), train.Config()).notes == ()
