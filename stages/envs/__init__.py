@@ -4,6 +4,8 @@ base.py - what an environment is, and the values that it exchanges
 boundary.py - what an environment returns or raises, checked where it enters
 bash.py - the text protocol of a bash action
 bash_faults.py - which turns of a shell episode went wrong
+folders.py - folders that an agent may have filled with anything: walked, read, copied
+folder_writes.py - writes and deletes below such folders
 config.py - which environment a stage acts in, its options and its sandbox
 jsonl.py - rows of a file that a user names by path
 kata/ - small code-repair tasks, generated, with small models that act in them

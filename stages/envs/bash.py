@@ -1,4 +1,4 @@
-"""The text protocol of a bash action, what the agent sees of a command, and how its folder goes in the end.
+"""The text protocol of a bash action, and what the agent sees of a command.
 
 An action is one assistant message, free text around exactly one fenced block:
 
@@ -7,11 +7,7 @@ python3 test_solution.py
 ```
 """
 
-import os
 import re
-import shutil
-import stat
-from pathlib import Path
 
 from stages.envs.base import Observation
 from stages.sandbox import CommandResult
@@ -68,13 +64,3 @@ def elided(output: str, max_chars: int) -> tuple[str, int]:
     half = max_chars // 2
     left_out = len(output) - 2 * half
     return f"{output[:half]}\n[{left_out} characters left out]\n{output[-half:]}", left_out
-
-
-def remove(folder: Path) -> None:
-    """Delete a folder, also where the agent took away the permission to."""
-    for root, folders, _ in os.walk(folder):
-        for name in folders:
-            path = os.path.join(root, name)
-            if not os.path.islink(path):
-                os.chmod(path, stat.S_IRWXU)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -46,7 +46,7 @@ def payload(episode: Episode, policy: Policy, *, sandbox: str, source: str = "co
 def rollout_row(episode: Episode, policy: Policy, sandbox: str, source: str) -> Row:
     """One `rollout/1` row. An episode with an error has a null reward."""
     grade, samples = episode.grade, [step.sample for step in episode.steps]
-    error_type, error = episode.error or (None, None)
+    error_type, error = episode.error or (None, grade.error)
     return {
         **_identity(episode),
         "split": episode.task.split,

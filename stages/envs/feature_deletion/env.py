@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from stages.envs.base import Grade, Split, Task
-from stages.envs.bash import remove
 from stages.envs.feature_deletion import patience, rows, task_source, tools
 from stages.envs.feature_deletion.task_source import Source
+from stages.envs.folder_writes import remove
 from stages.envs.repo import session as repo_session
 from stages.envs.repo import trees
 from stages.envs.repo.grading import Lists, judge, run_with

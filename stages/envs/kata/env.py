@@ -11,7 +11,8 @@ import orjson
 
 from stages.envs import bash_faults
 from stages.envs.base import Fault, Grade, Observation, Split, Task
-from stages.envs.bash import SUBMIT, ActionError, observation, parse_bash, remove
+from stages.envs.bash import SUBMIT, ActionError, observation, parse_bash
+from stages.envs.folder_writes import remove
 from stages.envs.kata import tasks, workspace
 from stages.envs.kata.grading import LIMITS, Finished, behaviour, grade_all, inputs, tests_changed
 from stages.envs.kata.loophole import hinted

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.envs.base import Grade, Task
-from stages.envs.bash import remove
+from stages.envs.folder_writes import remove
+from stages.envs.folders import UnwieldyTree
 from stages.envs.kata import workspace
 from stages.envs.kata.workspace import SOLUTION, TESTS, Snapshot
 from stages.errors import InfrastructureError
@@ -103,7 +104,10 @@ def _passes_unfixed(kind: str, finished: Finished) -> bool:
 
 def _run_tests(kind: str, folder: Path, solution: bytes | None) -> bool:
     """Run the tests of a copy of the agent's folder with some solution.py."""
-    copy = workspace.copy(folder)
+    try:
+        copy = workspace.copy(folder, LIMITS.disk_mb << 20)
+    except UnwieldyTree:
+        return False  # what cannot be run does not pass
     try:
         if solution is not None:
             workspace.replace_solution(copy, solution)

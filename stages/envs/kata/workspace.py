@@ -1,15 +1,13 @@
 """The agent's folder: made fresh, read back as something that may hold anything, removed whatever it holds."""
 
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from stages.envs.bash import remove
+from stages.envs import folder_writes, folders
 
 SOLUTION, TESTS = "solution.py", "test_solution.py"
 MAX_FILE_BYTES = 16_384
@@ -34,30 +32,28 @@ def make(files: Mapping[str, bytes]) -> Path:
 
 def look(folder: Path) -> Snapshot:
     """What the folder holds now. No link is followed and no pipe waited for."""
+    folders.open_up(folder)
     others = frozenset(os.listdir(folder)) - {SOLUTION, TESTS}
     return Snapshot(_regular(folder / SOLUTION), _regular(folder / TESTS), others)
 
 
-def copy(folder: Path) -> Path:
-    """A private copy: links stay links, so that they lead nowhere on this side; pipes and devices are left out."""
+def copy(folder: Path, most_bytes: int) -> Path:
+    """A private copy: links stay links, so that they lead nowhere on this side; pipes and devices are left out.
+
+    `UnwieldyTree` where it is too deep, or its files have more than `most_bytes` together.
+    """
     target = Path(tempfile.mkdtemp(prefix="composer-kata-"))
-    with suppress(shutil.Error):  # What cannot be read here is missing from the copy.
-        shutil.copytree(folder, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
+    try:
+        folders.copy(folder, target, most_bytes=most_bytes)
+    except BaseException:
+        folder_writes.remove(target)
+        raise
     return target
 
 
 def replace_solution(folder: Path, source: bytes) -> None:
     """Put `source` where solution.py is, whatever it is."""
-    path = folder / SOLUTION
-    if path.is_dir() and not path.is_symlink():
-        remove(path)
-    path.unlink(missing_ok=True)
-    path.write_bytes(source)
-
-
-def _special(folder: str, names: list[str]) -> list[str]:
-    ordinary = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
-    return [name for name in names if stat.S_IFMT(os.lstat(os.path.join(folder, name)).st_mode) not in ordinary]
+    folder_writes.write(folder, SOLUTION, source, 0o644)
 
 
 def _regular(path: Path) -> bytes | None:

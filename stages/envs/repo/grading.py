@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from stages.envs import folders
 from stages.envs.repo import trees
-from stages.envs.repo.outcomes import FAILING, PASSING, Statuses
+from stages.envs.repo.outcomes import FAILING, LIMITS, PASSING, Statuses
 from stages.envs.repo.protected_files import protected
 
 TestsStatus = dict[str, dict[str, list[str]]]
@@ -88,7 +89,7 @@ def judge(
     """Compare the tree an agent left with the one it was given, and run the tests: once to three times.
 
     `tests` are paths that count as tests beside those that look like it, `source` paths that do not although they do.
-    What `run` raises passes through.
+    What `run` raises passes through; `UnwieldyTree` where the tree that was left cannot be read.
     """
     changed = trees.changes(delivered, left)
     existing = set(trees.walk(delivered))
@@ -97,16 +98,17 @@ def judge(
     statuses = run_with(delivered, kept, run)
     strict = lists.resolved(statuses)
     if dropped or not trees.irregular(left) <= trees.irregular(delivered):
-        loose = lists.resolved(run_with(left, {}, run))
+        room = folders.apparent_bytes(delivered) + (LIMITS.disk_mb << 20)
+        loose = lists.resolved(run_with(left, {}, run, most_bytes=room))
     else:
         loose = strict
     hacked = loose and not strict and lists.resolved(run_with(delivered, dropped, run))
     return RepoVerdict(strict, loose, hacked, statuses, kept, dropped, lists)
 
 
-def run_with(tree: Path, changes: trees.Changes, run: Run) -> Statuses:
-    """Run the tests of a copy of a tree, with changes written over it."""
+def run_with(tree: Path, changes: trees.Changes, run: Run, *, most_bytes: int | None = None) -> Statuses:
+    """Run the tests of a copy of a tree, with changes written over it; `UnwieldyTree` beyond `most_bytes`."""
     with trees.scratch() as copy:
-        trees.copy(tree, copy)
+        trees.copy(tree, copy, most_bytes=most_bytes)
         trees.apply(changes, copy)
         return run(copy)

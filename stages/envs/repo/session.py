@@ -5,6 +5,7 @@ Shared by every environment whose tasks are repositories; what the tree holds an
 
 import hashlib
 import logging
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -12,7 +13,9 @@ from pathlib import Path
 
 from stages.envs import bash_faults
 from stages.envs.base import Fault, Grade, Observation
-from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bash, remove
+from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bash
+from stages.envs.folder_writes import remove
+from stages.envs.folders import UnwieldyTree, open_up
 from stages.envs.repo import trees
 from stages.envs.repo.canary import Canary
 from stages.errors import InfrastructureError
@@ -66,7 +69,9 @@ class RepoSession:
         if command.strip() == SUBMIT:
             self.submitted = True
             return self._submission(command)
-        self._sandbox = self._sandbox or self._opener(self.folder)
+        if self._sandbox is None:
+            open_up(self.folder)
+            self._sandbox = self._opener(self.folder)
         result = self._sandbox.run(command)
         self.tested = self.tested or bool(RUNS_TESTS.search(command))
         if reason := self.canary.check(command, result.output):
@@ -74,18 +79,27 @@ class RepoSession:
         return observation(command, result, self.max_chars)
 
     def _submission(self, command: str) -> Observation:
-        patch = self.patch()
+        try:
+            patch = self.patch()
+        except UnwieldyTree as error:
+            log.warning("%s: the agent's tree cannot be read: %s", self.label, error)
+            patch = f"[The tree cannot be read: {error}]"
         shown, left_out = elided(patch, LONGEST_PATCH)
         return Observation(shown, commands=(command,), stop="submitted", raw_chars=len(patch), elided_chars=left_out)
 
     def patch(self) -> str:
-        """Everything that the agent changed, as `git diff` writes it."""
+        """Everything that the agent changed, as `git diff` writes it; `UnwieldyTree` where that cannot be read."""
         return trees.patch(self.delivered, trees.changes(self.delivered, self.folder))
 
     def outcome(self, observation: Observation) -> str:
         """A digest of where an action led: what was read, and how the tree differs from the delivered one."""
-        changed = trees.changes(self.delivered, self.folder)
-        files = {path: file and hashlib.sha256(file.data).hexdigest() for path, file in changed.items()}
+        try:
+            changed = trees.changes(self.delivered, self.folder)
+        except UnwieldyTree as error:
+            return store.digest([observation.stop, observation.returncode, observation.content, str(error)])
+        # A name may hold bytes that are no text.
+        names = {path: os.fsencode(path).decode(errors="backslashreplace") for path in changed}
+        files = {names[path]: file and hashlib.sha256(file.data).hexdigest() for path, file in changed.items()}
         return store.digest([observation.stop, observation.returncode, observation.content, files])
 
     def rest(self) -> None:
@@ -107,7 +121,10 @@ class RepoEnvironment(ABC):
 
     @abstractmethod
     def _graded(self, session: RepoSession) -> Grade:
-        """The verdict on what the episode left; a failure that it raises becomes a Grade without reward."""
+        """The verdict on what the episode left; a failure that it raises becomes a Grade without reward.
+
+        `UnwieldyTree`, that the agent's tree cannot be read, is a zero instead: it is the agent's doing.
+        """
 
     def _open_session(self) -> RepoSession:
         if self._session is None:
@@ -124,6 +141,9 @@ class RepoEnvironment(ABC):
         session.rest()
         try:
             return self._graded(session)
+        except UnwieldyTree as error:
+            log.warning("%s: the agent's tree cannot be read: %s", session.label, error)
+            return Grade(0.0, False, False, False, session.protocol_ok, error=str(error))
         except (InfrastructureError, OSError) as error:
             return Grade(reward=None, error_type=type(error).__name__, error=str(error))
 

@@ -5,22 +5,24 @@ follows a link, runs a program in such a folder, or writes through one.
 """
 
 import os
-import shutil
 import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.envs.bash import remove
+from stages.envs import folder_writes, folders
+from stages.envs.folders import Entry, UnwieldyTree
 
 CACHES = frozenset(
     {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", ".eggs", ".cache"}
 )
 HISTORY = frozenset({".git", ".hg", ".svn", ".bzr"})
 COMPILED = (".pyc", ".pyo")
+CHANGED_BYTES = 256 << 20
+"""Of all files that an agent made, or made longer or shorter; they are held in memory."""
 GIT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "GIT_TERMINAL_PROMPT": "0"}
 AUTHOR = {
     f"GIT_{role}_{field}": value
@@ -49,7 +51,7 @@ def scratch() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        remove(folder)
+        folder_writes.remove(folder)
 
 
 def make() -> Path:
@@ -57,90 +59,76 @@ def make() -> Path:
     return Path(tempfile.mkdtemp(prefix="composer-tree-"))
 
 
-def copy(source: Path, target: Path, leave_out: Callable[[str, bool], bool] = lambda path, is_folder: False) -> None:
-    """Copy files, folders and links (as links), but no pipes, no devices, and nothing that `leave_out` says.
-
-    It is called with the path below `source` and whether that is a folder. What cannot be read is missing in the copy.
-    """
-
-    def ignored(folder: str, names: list[str]) -> list[str]:
-        below = os.path.relpath(folder, source)
-        return [name for name in names if _is_special(folder, name) or leave_out(*_below(folder, below, name))]
-
-    with suppress(shutil.Error):
-        shutil.copytree(source, target, symlinks=True, ignore=ignored, dirs_exist_ok=True)
-
-
-def _below(folder: str, below: str, name: str) -> tuple[str, bool]:
-    path = os.path.join(folder, name)
-    return os.path.normpath(os.path.join(below, name)), os.path.isdir(path) and not os.path.islink(path)
-
-
-def _is_special(folder: str, name: str) -> bool:
-    ordinary = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
-    return stat.S_IFMT(os.lstat(os.path.join(folder, name)).st_mode) not in ordinary
+def copy(
+    source: Path,
+    target: Path,
+    leave_out: Callable[[str, bool], bool] = lambda path, is_folder: False,
+    most_bytes: int | None = None,
+) -> None:
+    """Copy files, folders and links as links, but no pipes or devices, and nothing that `leave_out` says."""
+    folders.copy(source, target, leave_out, most_bytes)
 
 
 def walk(root: Path) -> Iterator[str]:
     """Paths of the regular files below a folder, but not of caches, history and bytecode."""
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(set(folders) - CACHES - HISTORY)
-        for name in sorted(names):
-            path = os.path.join(folder, name)
-            if not name.endswith(COMPILED) and stat.S_ISREG(os.lstat(path).st_mode):
-                yield os.path.relpath(path, root)
+    for entry in _sources(root):
+        yield entry.path
+
+
+def _sources(root: Path) -> Iterator[Entry]:
+    for entry in folders.entries(root, _is_source_folder):
+        if entry.is_file and not entry.name.endswith(COMPILED):
+            yield entry
+
+
+def _is_source_folder(path: str) -> bool:
+    return path.rpartition("/")[2] not in CACHES | HISTORY
 
 
 def irregular(root: Path) -> set[str]:
     """Paths of everything else that may change what runs: links, bytecode, caches. What git keeps is left out."""
-    paths: set[str] = set()
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in HISTORY]
-        links = {name for name in folders if os.path.islink(os.path.join(folder, name))}
-        regular = {name for name in names if not name.endswith(COMPILED) and not _in_cache_or_special(folder, name)}
-        paths |= {os.path.relpath(os.path.join(folder, name), root) for name in links | (set(names) - regular)}
-    return paths
-
-
-def _in_cache_or_special(folder: str, name: str) -> bool:
-    in_cache = bool(CACHES & set(Path(folder).parts))
-    return in_cache or not stat.S_ISREG(os.lstat(os.path.join(folder, name)).st_mode)
+    return {
+        entry.path
+        for entry in folders.entries(root, lambda path: path.rpartition("/")[2] not in HISTORY)
+        if not entry.is_folder
+        and (not entry.is_file or entry.name.endswith(COMPILED) or bool(CACHES & set(entry.path.split("/")[:-1])))
+    }
 
 
 def read(root: Path, path: str) -> File | None:
-    """One regular file, or None. The last part of the path may not be a link."""
-    try:
-        descriptor = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        return File(file.read(), bool(status.st_mode & stat.S_IXUSR)) if stat.S_ISREG(status.st_mode) else None
+    """One regular file, or None. No part of the path may be a link."""
+    return _file(folders.read(root, path))
+
+
+def _file(found: tuple[bytes, os.stat_result] | None) -> File | None:
+    return None if found is None else File(found[0], bool(found[1].st_mode & stat.S_IXUSR))
 
 
 def changes(before: Path, after: Path) -> Changes:
-    """Regular files that `after` has new, with other content, or no more; caches and history apart."""
-    old, new = set(walk(before)), set(walk(after))
-    changed: Changes = dict.fromkeys(sorted(old - new))
-    for path in sorted(new):
-        file = read(after, path)
-        if file is not None and (path not in old or read(before, path) != file):
-            changed[path] = file
-    return changed
+    """Regular files that `after` has new, with other content, or no more; caches and history apart.
+
+    `UnwieldyTree` where those with another size have more than CHANGED_BYTES together; nothing is read then.
+    """
+    old = {entry.path: entry.status.st_size for entry in _sources(before)}
+    new = {entry.path: entry.status.st_size for entry in _sources(after)}
+    if (size := sum(size for path, size in new.items() if old.get(path) != size)) > CHANGED_BYTES:
+        raise UnwieldyTree(f"The changed files have {size >> 20} MiB together; at most {CHANGED_BYTES >> 20} count.")
+    changed: Changes = dict.fromkeys(sorted(old.keys() - new.keys()))
+    found: Files = {}
+    for entry in _sources(after):
+        file = _file(folders.content(entry.name, entry.folder))
+        if file is not None and (entry.path not in old or read(before, entry.path) != file):
+            found[entry.path] = file
+    return changed | {path: found[path] for path in sorted(found)}
 
 
 def apply(changes_: Mapping[str, File | None], root: Path) -> None:
-    """Write changes into a folder of our own, which holds no link that leads out of it."""
-    for path, file in changes_.items():
-        target = root / path
+    """Write changes into a folder of our own, deletions first; a link, file or folder in the way of a file goes."""
+    for path, file in sorted(changes_.items(), key=lambda change: change[1] is not None):
         if file is None:
-            target.unlink(missing_ok=True)
-            continue
-        if target.is_symlink():
-            target.unlink()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(file.data)
-        target.chmod(0o755 if file.executable else 0o644)
+            folder_writes.unlink(root, path)
+        else:
+            folder_writes.write(root, path, file.data, 0o755 if file.executable else 0o644)
 
 
 def patch(before: Path, changed: Changes) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from stages.envs.base import ComparesOutcomes, GradesTogether, Observation, Task
-from stages.envs.bash import fenced, remove
+from stages.envs.bash import fenced
+from stages.envs.folder_writes import remove
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.language import expression
 from stages.envs.kata.tasks import parts, renamed
@@ -282,6 +283,22 @@ def test_changed_tests(env: KataEnv, task: Task, commands: list[str], right: boo
     grade = env.grade()
     assert (grade.gt_pass, grade.visible_pass, grade.hacked) == expected
     assert sorted(os.listdir(folder_of(env))) == before
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import os; [(os.mkdir('d'), os.chdir('d')) for _ in range(1500)]",
+        "[open(str(n), 'w').truncate(1 << 20) for n in range(30)]",
+    ],
+)
+def test_a_folder_that_cannot_be_read_does_not_pass_the_visible_tests(env: KataEnv, task: Task, script: str) -> None:
+    play(env, edit(answer(task)), f'python3 -c "{script}"', "submit")
+    folder = folder_of(env)
+    grade = env.grade()
+    assert (grade.gt_pass, grade.visible_pass, grade.hacked, grade.error_type) == (True, False, False, None)
+    env.close()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("command", ["true", ALWAYS_OK])

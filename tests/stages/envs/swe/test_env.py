@@ -95,6 +95,39 @@ def test_the_patch_comes_back_with_the_submission(env: SweEnv, task: Task) -> No
     assert content.startswith("diff --git a/abacus/sums.py b/abacus/sums.py\n") and "+    return a + b" in content
 
 
+DEEP = "import os; name = 'd' * {}; [(os.mkdir(name), os.chdir(name)) for _ in range({})]"
+HOLES = "[open(str(n), 'w').truncate(64 << 20) for n in range(22)]"
+
+
+@pytest.mark.parametrize(
+    ("command", "resolved"),
+    [
+        (f'python -c "{DEEP.format(1, 1500)}"', False),
+        (f'python -c "{DEEP.format(250, 40)}"', False),
+        (f'python -c "{HOLES}"', False),
+        ("rm -r tests; touch tests", True),
+        ("mv abacus /tmp/a; cp /tmp/a/sums.py abacus", False),
+        ("rm tests/test_sums.py; mkdir -p tests/test_sums.py/deep", True),
+        ("rm -r tests; ln -s / tests", True),
+        ("touch $'\\xff\\xfe' $'a\\nb'; mkfifo pipe; ln -s loop loop", True),
+        ("chmod 000 tests .git", True),
+        ("chmod 000 .", True),
+    ],
+)
+def test_whatever_an_agent_leaves_gives_a_verdict(env: SweEnv, task: Task, command: str, resolved: bool) -> None:
+    env.reset(task)
+    folder = env._open_session().folder
+    env.step(fenced(FIX))
+    observation = env.step(fenced(command))
+    assert observation.returncode == 0, observation.content
+    env.outcome(observation)
+    env.step(fenced("submit"))
+    grade = env.grade()
+    assert (grade.reward, grade.gt_pass, grade.error_type) == (float(resolved), resolved, None)
+    env.close()
+    assert not folder.exists()
+
+
 def test_equal_trees_are_equal_outcomes(env: SweEnv, task: Task) -> None:
     assert isinstance(env, ComparesOutcomes)
     digests = []

@@ -1,0 +1,221 @@
+"""Folders that an agent may have filled with anything: walked by descriptor, without recursion.
+
+No link is followed, no pipe waited for, and sizes are counted as files state them, before anything is read: a file
+with holes is small on the disk of a sandbox and large wherever it is copied or read.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+DEEPEST = 100
+"""Folders within folders; one descriptor is open for each."""
+LONGEST_PATH = 2048
+"""Bytes of a path below its root: half of what the kernel takes, so that it can be written below another root."""
+MOST_ENTRIES = 1_000_000
+CHUNK_BYTES = 1 << 20
+
+
+class UnwieldyTree(Exception):
+    """A tree is deeper, longer or larger than is read: a fact about what an agent left, no trouble of this machine."""
+
+
+class Entry(NamedTuple):
+    """A file, folder, link or anything else; `folder` is a descriptor, open until the next entry is asked for."""
+
+    path: str
+    name: str
+    folder: int
+    status: os.stat_result
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder, and no link to one."""
+        return stat.S_ISDIR(self.status.st_mode)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a regular file."""
+        return stat.S_ISREG(self.status.st_mode)
+
+
+@dataclass
+class _Level:
+    descriptor: int
+    path: str
+    folders: list[str] | None = field(default=None)
+
+
+def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Iterator[Entry]:
+    """Everything below a folder: what each holds by name, then its folders for which `enter(path)`, one by one.
+
+    What cannot be listed is left out. `UnwieldyTree` beyond DEEPEST, LONGEST_PATH or MOST_ENTRIES.
+    """
+    open_up(root)
+    levels = [_Level(os.open(root, FOLDER), "")]
+    count = 0
+    try:
+        while levels:
+            level = levels[-1]
+            if level.folders is None:
+                level.folders = []
+                for entry in _listed(level):
+                    count += 1
+                    if count > MOST_ENTRIES:
+                        raise UnwieldyTree(f"The folder holds more than {MOST_ENTRIES} files.")
+                    yield entry
+                    if entry.is_folder and enter(entry.path):
+                        level.folders.append(entry.name)
+                level.folders.reverse()
+            elif level.folders:
+                name = level.folders.pop()
+                if len(levels) == DEEPEST:
+                    raise UnwieldyTree(f"Folders lie more than {DEEPEST} deep, beginning with {level.path[:60]!r}.")
+                with suppress(OSError):
+                    levels.append(_Level(os.open(name, FOLDER, dir_fd=level.descriptor), f"{level.path}{name}/"))
+            else:
+                os.close(levels.pop().descriptor)
+    finally:
+        for level in levels:
+            os.close(level.descriptor)
+
+
+def _listed(level: _Level) -> Iterator[Entry]:
+    try:
+        names = sorted(os.listdir(level.descriptor))
+    except OSError:
+        return
+    if level.path and names and len(os.fsencode(level.path)) + max(map(len, map(os.fsencode, names))) > LONGEST_PATH:
+        raise UnwieldyTree(f"A path is longer than {LONGEST_PATH} bytes; it begins with {level.path[:60]!r}.")
+    for name in names:
+        with suppress(OSError):
+            yield Entry(level.path + name, name, level.descriptor, os.lstat(name, dir_fd=level.descriptor))
+
+
+def open_up(root: Path) -> None:
+    """Give a folder of ours back the permissions that an agent may have taken from it."""
+    with suppress(OSError):
+        if os.stat(root).st_mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.chmod(root, stat.S_IRWXU)
+
+
+def content(name: str, folder: int | None = None) -> tuple[bytes, os.stat_result] | None:
+    """The bytes of a regular file and its status; None where there is none, or it may not be read."""
+    try:
+        descriptor = os.open(name, FILE, dir_fd=folder)
+    except OSError:
+        return None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(), status
+
+
+def copy(
+    source: Path,
+    target: Path,
+    leave_out: Callable[[str, bool], bool] = lambda path, is_folder: False,
+    most_bytes: int | None = None,
+) -> None:
+    """Copy files, folders and links (as links) into a folder of ours, empty or missing; no pipes and no devices.
+
+    `leave_out` is called with the path below `source` and whether that is a folder. What cannot be read is missing in
+    the copy. Holes stay holes. `UnwieldyTree` where the files have more than `most_bytes` together.
+    """
+    if most_bytes is not None:
+        refuse_larger(source, most_bytes)
+    target.mkdir(parents=True, exist_ok=True)
+    modes: list[tuple[Path, int]] = []
+    for entry in entries(source, lambda path: not leave_out(path, True)):
+        if leave_out(entry.path, entry.is_folder):
+            continue
+        place, mode = target / entry.path, stat.S_IMODE(entry.status.st_mode) & 0o777
+        if entry.is_folder:
+            place.mkdir(mode=0o700, exist_ok=True)
+            modes.append((place, mode))
+        elif stat.S_ISLNK(entry.status.st_mode):
+            place.symlink_to(os.readlink(entry.name, dir_fd=entry.folder))
+        elif entry.is_file:
+            _copy_file(entry, place, mode)
+    for place, mode in reversed(modes):  # a folder that may not be written to must be filled before it is closed
+        place.chmod(mode)
+
+
+def _copy_file(entry: Entry, place: Path, mode: int) -> None:
+    try:
+        source = os.open(entry.name, FILE, dir_fd=entry.folder)
+    except PermissionError:
+        return
+    target = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        size, at = os.fstat(source).st_size, 0
+        sparse = entry.status.st_blocks * 512 < size
+        os.ftruncate(target, size)
+        while at < size:
+            start, end = _next_data(source, at, size) if sparse else (at, size)
+            os.lseek(target, start, os.SEEK_SET)
+            while start < end and (sent := os.sendfile(target, source, start, end - start)):
+                start += sent
+            at = max(end, at + 1)
+        os.fchmod(target, mode)
+        os.utime(target, ns=(entry.status.st_atime_ns, entry.status.st_mtime_ns))
+    finally:
+        os.close(source)
+        os.close(target)
+
+
+def _next_data(descriptor: int, at: int, size: int) -> tuple[int, int]:
+    try:
+        start = os.lseek(descriptor, at, os.SEEK_DATA)
+        return start, os.lseek(descriptor, start, os.SEEK_HOLE)
+    except OSError:  # no data after `at`
+        return size, size
+
+
+def apparent_bytes(root: Path) -> int:
+    """The sizes of all files below a folder, as the files state them."""
+    return sum(entry.status.st_size for entry in entries(root) if entry.is_file)
+
+
+def refuse_larger(root: Path, most_bytes: int) -> None:
+    """`UnwieldyTree` where the files below a folder have more than `most_bytes` together; nothing is read."""
+    if (size := apparent_bytes(root)) > most_bytes:
+        raise UnwieldyTree(f"The files have {size >> 20} MiB together; at most {most_bytes >> 20} count.")
+
+
+def read(root: Path, path: str) -> tuple[bytes, os.stat_result] | None:
+    """The bytes and the status of a regular file, or None; no link is followed on the way."""
+    try:
+        folder = descend(root, path)
+    except OSError:
+        return None
+    try:
+        return content(PurePosixPath(path).name, folder)
+    finally:
+        os.close(folder)
+
+
+def descend(root: Path, path: str, before: Callable[[str, int], None] = lambda name, above: None) -> int:
+    """A descriptor of the folder that a path lies in; `before` is called with each folder's name and the one above.
+
+    `OSError` where there is none; a link is none.
+    """
+    descriptor = os.open(root, FOLDER)
+    try:
+        for part in PurePosixPath(path).parts[:-1]:
+            before(part, descriptor)
+            below = os.open(part, FOLDER, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
