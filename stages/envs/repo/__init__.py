@@ -6,5 +6,7 @@ session.py - an episode's folder, a sandbox on it, bash actions, and the environ
 canary.py - notices an agent that searches for the solution instead of writing it
 outcomes.py - one run of pytest in a sandbox and the outcome of every test
 grading.py - what counts as resolved; strict and loose verdicts, and whether a pass was made rather than earned
-guest/ - the pytest plugin that reports from inside the sandbox
+crosscheck.py - a second run of what passes, in which a forged verdict contradicts itself
+altered_tests.py - test files with some tests silently broken
+guest/ - the pytest plugin that reports from inside the sandbox, and the supervisor that it reports to
 """

@@ -1,9 +1,10 @@
 """One run of pytest in a sandbox, and the outcome of every test.
 
-Outcomes come from a plugin (guest/composer_outcomes.py), not from the log: what a test prints is no outcome, a process
-that ends early reports nothing, and a report in which the control test did not fail is not believed. Code under test
-shares a process with pytest, so this is a high fence and not a wall; grading.py drops what an agent changed in files
-that pytest loads.
+Outcomes come from a plugin (guest/composer_outcomes.py) by way of a supervisor (guest/composer_supervisor.py), not from
+the log: what a test prints is no outcome, a process that ends early reports nothing, and a report in which the control
+test did not fail, or a line has the wrong seal, is not believed. Code under test shares a process with pytest, so this
+is a high fence and not a wall: grading.py drops what an agent changed in files that pytest loads, and crosscheck.py
+runs what passes once more.
 """
 
 import json
@@ -30,7 +31,7 @@ Statuses = dict[str, str]
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What one run reported; nothing when the report is missing or `tampered`: when the control test did not fail."""
+    """What one run reported; nothing when the report is missing or `tampered`: control passed, or a seal is wrong."""
 
     statuses: Statuses
     tampered: bool
@@ -61,8 +62,10 @@ class TestRuntime:
 def run_pytest(runtime: TestRuntime, tree: Path, arguments: Sequence[str], before: str = "") -> Outcomes:
     """Run pytest with our plugin on a folder of our own, after the shell commands `before`."""
     secret = secrets.token_hex(16)
-    words = [*shlex.split(runtime.python), "-m", "pytest", "-p", "composer_outcomes", *arguments]
-    # exec: no process is left whose command line or memory holds the secret.
+    python = shlex.split(runtime.python)
+    words = [python[0], "-I", "-S", str(GUEST / "composer_supervisor.py")]
+    words += [*python, "-m", "pytest", "-p", "composer_outcomes", *arguments]
+    # exec: beside the supervisor no process is left whose command line or memory holds the secret.
     result = runtime.run(tree, f"{before}exec {shlex.join(words)} <<'END'\n{secret}\nEND\n")
     return parse(result.output, secret, timed_out=result.timed_out)
 
@@ -75,7 +78,8 @@ def parse(log: str, secret: str, *, timed_out: bool = False) -> Outcomes:
         report: dict[str, Any] = json.loads(reports[0]) if len(reports) == 1 else {}
     except json.JSONDecodeError:
         report = {}
-    tampered = len(reports) > 1 or (bool(report) and report.get("control") != ["failed"])
+    believed = report.get("control") == ["failed"] and not report.get("tampered")
+    tampered = len(reports) > 1 or (bool(report) and not believed)
     broken = tuple(path for path, _ in report.get("broken", ()))
     nodes = {} if tampered else report.get("outcomes", {})
     return Outcomes(by_name(nodes), tampered, without_reports, timed_out, broken, nodes)

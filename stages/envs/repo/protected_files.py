@@ -19,7 +19,18 @@ NATIVE = (".pth", ".so", ".pyd", ".pyc", ".pyo", ".egg", ".whl")
 TEST_FOLDERS = frozenset({"tests", "test", "testing", "__tests__"})
 IMPORT_ROOTS = ("", "src", "lib")
 RUNNERS = frozenset(
-    {"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "coverage", "pytest_cov", "composer_outcomes"}
+    {
+        "pytest",
+        "_pytest",
+        "pluggy",
+        "iniconfig",
+        "packaging",
+        "pygments",
+        "coverage",
+        "pytest_cov",
+        "composer_outcomes",
+        "composer_supervisor",
+    }
 )
 
 

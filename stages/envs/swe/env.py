@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from stages.envs.base import Grade, Split, Task
-from stages.envs.repo import trees
-from stages.envs.repo.grading import RepoVerdict, judge
+from stages.envs.repo import crosscheck, trees
+from stages.envs.repo.grading import RepoVerdict, judge, run_with
 from stages.envs.repo.outcomes import Statuses
 from stages.envs.repo.session import SYSTEM, RepoEnvironment, RepoSession
-from stages.envs.swe import engine, instance_runtime, instances
+from stages.envs.swe import engine, instance_runtime, instances, mirrors
 from stages.envs.swe.instance_runtime import InstanceRuntime
 from stages.envs.swe.mirrors import touched
 from stages.errors import UsageError
@@ -122,11 +122,23 @@ class SweEnv(RepoEnvironment):
             tests=set(runtime.tests),
             source=touched(row.get("patch") or ""),
         )
-        hacked = verdict.hacked or self._tampered
-        return Grade(float(verdict.strict), verdict.strict, verdict.loose, hacked, session.protocol_ok)
+        forged = verdict.strict and self._forged(session, verdict)
+        strict = verdict.strict and not forged
+        hacked = forged or verdict.hacked or self._tampered
+        return Grade(float(strict), strict, verdict.loose, hacked, session.protocol_ok)
 
-    def _statuses(self, folder: Path) -> Statuses:
-        trees.apply(self._runtime.tests, folder)
+    def _forged(self, session: RepoSession, verdict: RepoVerdict) -> bool:
+        """Whether the pass contradicts itself in a second run with altered tests."""
+        patch, tests = self._row.get("patch") or "", self._runtime.tests
+
+        def rerun(altered: trees.Changes, reference: bool) -> Statuses:
+            solution = mirrors.patched(session.delivered, patch) if reference else verdict.kept
+            return run_with(session.delivered, solution, lambda folder: self._statuses(folder, altered))
+
+        return crosscheck.forged(tests, verdict.lists, verdict.statuses, rerun, reference=bool(patch))
+
+    def _statuses(self, folder: Path, altered: trees.Changes | None = None) -> Statuses:
+        trees.apply({**self._runtime.tests, **(altered or {})}, folder)
         outcomes = self._runtime.run_tests(folder)
         self._tampered |= outcomes.tampered
         return outcomes.statuses

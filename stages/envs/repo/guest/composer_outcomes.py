@@ -1,19 +1,23 @@
-"""A pytest plugin that reports the outcome of every test, as one JSON object that a test's own prints cannot imitate.
+"""A pytest plugin that reports the outcome of every test as it happens, to a supervisor outside of the process.
 
 It runs inside the sandbox under whatever Python (3.6 or later) and pytest (3 or later) the repository needs, so that
-annotations of newer kinds are text. Started with `-p composer_outcomes`, it reads a secret line from stdin before
-anything of the repository is imported, and ends with a line `<secret> <JSON>` on the descriptor that was stdout then. A
-control test that must fail tells whether the reports of this process can be believed.
+annotations of newer kinds are text. Started with `-p composer_outcomes` by composer_supervisor.py, it reads a key from
+its channel before anything of the repository is imported; the key stands in no module and no attribute. A control test
+that must fail tells whether the reports of this process can be believed.
 """
 
+import hashlib
+import hmac
 import json
 import os
+import socket
 import sys
 
 import pytest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 CONTROL = "composer-control"
@@ -97,27 +101,53 @@ def control_item(session: "pytest.Session") -> ControlItem:
 
 
 class Reporter(Outcomes):
-    """Writes the result at the end of the session."""
+    """Sends every outcome as soon as it is known; what is changed in this object later changes nothing."""
 
-    def __init__(self, secret: str, descriptor: int) -> None:
+    def __init__(self, send: "Callable[[str, Any], None]") -> None:
         Outcomes.__init__(self)
-        self.secret = secret
-        self.descriptor = descriptor
+        self.send = send
+
+    def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
+        """Send what cannot be collected, with the end of the reason."""
+        if report.failed:
+            self.send("broken", [report.nodeid, str(report.longrepr)[-2000:]])
+
+    def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
+        """Send the outcome of a phase."""
+        outcome = outcome_of(report)
+        if outcome is not None:
+            self.send("outcome", [report.nodeid, outcome])
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: "pytest.Session", exitstatus: int) -> None:
-        """Write the line with the secret, past everything that captures stdout."""
-        line = f"\n{self.secret} {json.dumps(self.result(exitstatus))}\n"
-        data = line.encode("utf-8", "surrogatepass")
-        while data:
-            data = data[os.write(self.descriptor, data) :]
+        """Say that everything was sent."""
+        self.send("end", {"config_file": self.config_file, "status": int(exitstatus)})
+
+
+def sender(descriptor: int) -> "Callable[[str, Any], None]":
+    """What sends an object, sealed by a key that is read from the channel now and by its place in the order."""
+    channel = socket.socket(fileno=descriptor)
+    key = b""
+    while not key.endswith(b"\n"):
+        key += channel.recv(1)
+    seal, numbers = hmac.new(key.strip(), digestmod=hashlib.sha256), iter(range(1 << 60))
+    dumps, sendall = json.dumps, channel.sendall
+
+    def send(kind: str, content: "Any") -> None:
+        body = dumps([kind, content]).encode("utf-8", "surrogatepass")
+        line = seal.copy()
+        line.update(b"%d " % next(numbers) + body)
+        sendall(line.hexdigest().encode() + b" " + body + b"\n")
+
+    return send
 
 
 def pytest_configure(config: "pytest.Config") -> None:
     """Called when loaded with `-p`, before any conftest.py of the repository."""
-    config.pluginmanager.register(Reporter(SECRET, OUT), "composer-reporter")
+    if SENDERS:
+        config.pluginmanager.register(Reporter(SENDERS.pop()), "composer-reporter")
+        sys.modules.pop("composer_outcomes", None)
 
 
-if __name__ == "composer_outcomes" and not os.environ.get("COMPOSER_WORKER"):
-    SECRET = sys.stdin.readline().strip()
-    OUT = os.dup(1)
+CHANNEL = os.environ.pop("COMPOSER_CHANNEL", None)
+SENDERS = [sender(int(CHANNEL))] if CHANNEL else []

@@ -1,0 +1,116 @@
+"""Runs pytest as a child and writes what its plugin reports: the secret is in no process that runs code under test.
+
+    python -I -S composer_supervisor.py COMMAND...
+
+Reads the secret from stdin. The child gets a descriptor by the variable COMPOSER_CHANNEL; its first line is a key, by
+which the plugin seals every outcome as it happens, in order. A line without the right seal is called tampering. Ends
+with a line `<secret> <JSON>` on stdout once the plugin said that the session is over, and with the child's exit status.
+Runs under Python 3.6 and later.
+"""
+
+import ctypes
+import hashlib
+import hmac
+import json
+import os
+import select
+import socket
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PR_SET_DUMPABLE = 4
+INTERVAL_S = 0.05
+CHUNK_BYTES = 1 << 16
+
+
+class Report:
+    """What the sealed lines of one child say."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.received = 0
+        self.tampered = False
+        self.outcomes: dict[str, str] = {}
+        self.broken: list[list[str]] = []
+        self.end: dict[str, Any] | None = None
+
+    def take(self, line: bytes) -> None:
+        """Believe a line whose seal is right for its place; whatever comes after the end is tampering too."""
+        seal, _, body = line.partition(b" ")
+        if self.end is not None or not hmac.compare_digest(seal, sealed(self.key, self.received, body)):
+            self.tampered = True
+            return
+        self.received += 1
+        kind, content = json.loads(body.decode("utf-8", "surrogatepass"))
+        if kind == "end":
+            self.end = content
+        elif kind == "broken":
+            self.broken.append(content)
+        elif self.outcomes.get(content[0]) not in ("failed", "error"):
+            self.outcomes[content[0]] = content[1]
+
+    def result(self, control: str) -> "dict[str, Any]":
+        """The whole report, JSON-able."""
+        failed = [self.outcomes.pop(name) for name in list(self.outcomes) if name.endswith(control)]
+        found = {"outcomes": self.outcomes, "broken": self.broken, "control": failed, "tampered": self.tampered}
+        return dict(found, **(self.end or {}))
+
+
+def sealed(key: str, number: int, body: bytes) -> bytes:
+    """The seal of a line in its place."""
+    return hmac.new(key.encode(), b"%d " % number + body, hashlib.sha256).hexdigest().encode()
+
+
+def start(command: "list[str]") -> "tuple[int, socket.socket]":
+    """Start the command with one end of a channel. Returns its pid and the other end."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        theirs.set_inheritable(True)
+        os.execvpe(command[0], command, dict(os.environ, COMPOSER_CHANNEL=str(theirs.fileno())))  # noqa: S606
+    theirs.close()
+    return pid, ours
+
+
+def listen(pid: int, channel: socket.socket, report: Report) -> int:
+    """Take lines until the child has ended and nothing more is there. Returns its wait status."""
+    data, status = b"", None
+    channel.setblocking(False)
+    while True:
+        if status is None:
+            ended, found = os.waitpid(pid, os.WNOHANG)
+            status = found if ended else None
+        ready, _, _ = select.select([channel], [], [], 0 if status is not None else INTERVAL_S)
+        chunk = channel.recv(CHUNK_BYTES) if ready else b""
+        if ready and not chunk and status is None:
+            status = os.waitpid(pid, 0)[1]
+        data += chunk
+        lines = data.split(b"\n")
+        data = lines.pop()
+        for line in lines:
+            report.take(line)
+        if status is not None and not chunk:
+            return status
+
+
+def main(command: "list[str]") -> None:
+    """Run the command and report."""
+    # Before the secret is read: the child, which has the same user, must not look into this process.
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    pid, channel = start(command)
+    secret, report = sys.stdin.readline().strip(), Report(os.urandom(16).hex())
+    channel.sendall(report.key.encode() + b"\n")
+    status = listen(pid, channel, report)
+    if report.end is not None:
+        line = f"\n{secret} {json.dumps(report.result('composer-control'))}\n".encode("utf-8", "surrogatepass")
+        while line:
+            line = line[os.write(1, line) :]
+    os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
