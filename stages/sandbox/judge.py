@@ -1,11 +1,15 @@
 """Verdicts on candidates' functions that no candidate can forge.
 
 Each call runs in a forked child of the supervisor. A child may lie about its own return values and about nothing else:
-it holds no channel to the host, cannot trace or kill the supervisor, and cannot write another candidate's files.
+it holds no channel to the host, and cannot trace or kill the supervisor. Nor do candidates meet: their sources lie in
+no folder of the sandbox, the supervisor wipes what it passed on, and a sandbox in which one left a trace is replaced.
 Comparing with what was expected happens on the host, where the candidate's code never runs.
 """
 
 import json
+import os
+import stat
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +23,10 @@ from stages.sandbox.supervised import KILLED, SupervisedSandbox, known_kind, pro
 
 @dataclass(frozen=True)
 class Call:
-    """One candidate: a Python file inside the work folder, a function in it, and what to call it with."""
+    """One candidate: a Python file inside the work folder, a function in it, and what to call it with.
+
+    The file is all that the candidate has: no other file of the work folder can be seen.
+    """
 
     file: str
     function: str
@@ -66,19 +73,24 @@ def _pairs(mapping: dict[Any, Any]) -> list[tuple[str, Any, Any]]:
 
 
 def judge(sandbox_kind: str, work: Path, calls: Sequence[Call], limits: Limits | None = None) -> list[Outcome]:
-    """Run each call in a process of its own, in one sandbox with `work` read-only; `limits.wall_s` is for one Call.
+    """Run each call in a process of its own, in one sandbox that shows nothing; `limits.wall_s` is for one Call.
 
     One Outcome a call, in order. `UsageError` where the sandbox does not work here or arguments are not built-in types.
     """
     probe(known_kind(sandbox_kind))
-    with SupervisedSandbox(sandbox_kind, work, limits or Limits(), writable=False) as sandbox:
-        return [_outcome(sandbox, call) for call in calls]
+    with (
+        tempfile.TemporaryDirectory(prefix="composer-judge-") as empty,
+        SupervisedSandbox(sandbox_kind, Path(empty), limits or Limits(), writable=False) as sandbox,
+    ):
+        return [_outcome(sandbox, work, call) for call in calls]
 
 
-def _outcome(sandbox: SupervisedSandbox, call: Call) -> Outcome:
-    request = {"kind": "call", "file": call.file, "function": call.function, "arguments": list(call.arguments)}
+def _outcome(sandbox: SupervisedSandbox, work: Path, call: Call) -> Outcome:
+    source = _source(work / call.file)
+    if source is None:
+        return Outcome((Answer(error=FileNotFoundError.__name__),) * len(call.arguments))
     try:
-        reply = _reply(sandbox, request)
+        reply = _reply(sandbox, (source, Path(call.file).name, call.function, list(call.arguments)))
     except ValueError as error:
         raise UsageError(f"Arguments for {call.function!r} must be built-in types ({error}).") from None
     lines = reply.output.splitlines() if reply.output_bytes == len(reply.output) else []
@@ -87,11 +99,24 @@ def _outcome(sandbox: SupervisedSandbox, call: Call) -> Outcome:
     return Outcome(tuple(answers + [lost] * (len(call.arguments) - len(answers))))
 
 
-def _reply(sandbox: SupervisedSandbox, request: dict[str, Any]) -> Reply:
+def _source(path: Path) -> bytes | None:
+    """The content of a regular file; None where there is none, or only a link."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        size = os.fstat(descriptor).st_size
+        return os.read(descriptor, size) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+    finally:
+        os.close(descriptor)
+
+
+def _reply(sandbox: SupervisedSandbox, content: tuple[Any, ...]) -> Reply:
     """The reply; from a fresh sandbox when an earlier call ended it, so that no candidate pays for another."""
     for _ in range(2):
         try:
-            return sandbox.ask(request)
+            return sandbox.ask({"kind": "call"}, content=content)
         except Gone:
             continue
     return Reply(KILLED, False, "sandbox", 0, b"")

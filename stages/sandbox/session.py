@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from stages.errors import InfrastructureError
 from stages.sandbox.contract import Limits
-from stages.sandbox.guest.protocol import HEAD, READY, REASONS, pack_request
+from stages.sandbox.guest.protocol import HEAD, READY, REASONS, pack_call, pack_request
 
 START_PATIENCE_S = 30.0
 GRACE_S = 5.0
@@ -59,25 +59,26 @@ class Session:
 
     def _greet(self, settings: dict[str, Any]) -> None:
         try:
-            self._send(settings)
+            self._send(pack_request(settings))
             self._receive(len(READY), time.monotonic() + START_PATIENCE_S)
         except Gone as error:
             stderr = self.close()
             raise InfrastructureError(f"The sandbox did not start: {stderr or error}") from None
 
-    def ask(self, request: dict[str, Any], wall_s: float) -> Reply:
-        """Have one job run for at most `wall_s` seconds. `Gone` when no answer came."""
+    def ask(self, request: dict[str, Any], wall_s: float, content: Any = None) -> Reply:
+        """Have one job run for at most `wall_s` seconds; only its process sees `content`. `Gone` without an answer."""
         deadline = time.monotonic() + wall_s + GRACE_S
-        self._send({**request, "wall_s": wall_s})
+        timed = {**request, "wall_s": wall_s}
+        self._send(pack_request(timed) if content is None else pack_call(timed, content))
         code, timed_out, reason, total, kept = HEAD.unpack(self._receive(HEAD.size, deadline))
         if kept > self.limits.output_bytes or reason >= len(REASONS):
             raise Gone("its answer makes no sense")
         return Reply(code, timed_out, REASONS[reason], total, self._receive(kept, deadline))
 
-    def _send(self, request: dict[str, Any]) -> None:
+    def _send(self, frame: bytes) -> None:
         try:
             self.channel.settimeout(GRACE_S)
-            self.channel.sendall(pack_request(request))
+            self.channel.sendall(frame)
         except OSError as error:
             raise Gone(f"its channel is closed ({error})") from None
 

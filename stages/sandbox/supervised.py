@@ -61,11 +61,11 @@ class SupervisedSandbox:
             return CommandResult(message, KILLED, time.monotonic() - started, False, len(message), "sandbox")
         return _result(reply, time.monotonic() - started)
 
-    def ask(self, request: dict[str, Any], wall_s: float | None = None) -> Reply:
+    def ask(self, request: dict[str, Any], wall_s: float | None = None, content: Any = None) -> Reply:
         """Have the supervisor run one job. On `Gone`, which is raised again, the next job gets a fresh supervisor."""
         self.session = self.session or self._start()
         try:
-            return self.session.ask(request, self.limits.wall_s if wall_s is None else wall_s)
+            return self.session.ask(request, self.limits.wall_s if wall_s is None else wall_s, content)
         except Gone as error:
             stderr = self._end()
             raise Gone(f"{error}; {stderr.splitlines()[-1]}" if stderr else str(error)) from None

@@ -1,9 +1,10 @@
 """A seccomp filter for what namespaces and rlimits leave open.
 
-Refused are system calls that take memory no limit sees (anonymous files, System V objects), that reach across the
-sandboxes of one user (keyrings), that have no place in an agent's shell (bpf, io_uring); those by which a process may
-lower the limits, the priority or the processors of process 1, the supervisor, and so of every later job; and modes with
-set-user-id or set-group-id, since the files in the work folder belong to the host's user, which may be root.
+Refused are system calls that take memory no limit sees (anonymous files, System V objects, message queues), that reach
+across the sandboxes of one user (keyrings), that have no place in an agent's shell (bpf, io_uring); those by which a
+process may lower the limits, the priority or the processors of process 1, the supervisor, and so of every later job;
+and modes with set-user-id or set-group-id, since the files in the work folder belong to the host's user, which may be
+root.
 """
 
 import platform
@@ -28,6 +29,8 @@ REFUSED = {
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),

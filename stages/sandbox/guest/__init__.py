@@ -4,9 +4,10 @@ __main__.py - starts the supervisor
 supervisor.py - process 1: runs one job at a time and reports
 processes.py - starts a job as a process of its own, and ends everything that it started
 candidate.py - runs a candidate's function and writes what it returned
+traces.py - what a job leaves that a later one could notice
 watchdog.py - what all processes use together, beside their limits
 disk.py - the size of the work folder, beside its limit
-capture.py - head and tail of a stream
+capture.py - what is kept of a stream
 protocol.py - frames between host and supervisor, imported by both
 
 Inside, this folder is no package: its files lie on the path of modules, and import each other by their bare names.

@@ -20,10 +20,10 @@ else:
 OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
-def answer_all(file: str, function: str, arguments: list[tuple], out: int) -> NoReturn:
+def answer_all(source: bytes, file: str, function: str, arguments: list[tuple], out: int) -> NoReturn:
     """One line for each tuple of arguments: ["v", value] or ["e", name of the exception]."""
     try:
-        target = load(file, function)
+        target = load(source, file, function)
     except BaseException as error:
         write_all(out, failure(error) * len(arguments))
         os._exit(0)
@@ -32,10 +32,9 @@ def answer_all(file: str, function: str, arguments: list[tuple], out: int) -> No
     os._exit(0)
 
 
-def load(file: str, function: str) -> Any:
-    """The function of that name in a fresh module made from a file."""
-    with open(file, "rb") as source:
-        code = compile(source.read(), file, "exec")
+def load(source: bytes, file: str, function: str) -> Any:
+    """The function of that name in a fresh module, made from a source as if it lay in a file of the work folder."""
+    code = compile(source, file, "exec")
     for name, module in list(sys.modules.items()):
         if (getattr(module, "__file__", None) or "").startswith(OWN_FOLDER):
             del sys.modules[name]

@@ -1,16 +1,27 @@
-"""Keeps the head and the tail of a stream of bytes and counts the rest."""
+"""Keeps of a stream of bytes what a limit allows and counts the rest."""
+
+from __future__ import annotations
+
+import os
 
 NOTICE_BYTES = 64
+CHUNK_BYTES = 1 << 16
 
 
 class Capture:
-    """At most `limit` bytes of everything that was added."""
+    """Head and tail, at most `limit` bytes, of everything that was added."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.total = 0
         self._head = bytearray()
         self._tail = bytearray()
+
+    def take(self, descriptor: int) -> bool:
+        """Add what a pipe holds now; False at its end, `BlockingIOError` when it holds nothing."""
+        chunk = os.read(descriptor, CHUNK_BYTES)
+        self.add(chunk)
+        return bool(chunk)
 
     def add(self, chunk: bytes) -> None:
         """Take the next bytes of the stream."""
@@ -33,3 +44,32 @@ class Capture:
         tail = self._tail[-self._tail_room :]
         notice = f"\n[... {self.total - len(head) - len(tail)} bytes left out ...]\n"
         return bytes(head + notice.encode() + tail)
+
+    def wipe(self) -> None:
+        """Nothing: what a command of the agent writes is for the agent."""
+
+
+class WipedCapture:
+    """The first `limit` bytes of a stream, in one buffer, of which nothing is left in this process after `wipe`."""
+
+    def __init__(self, limit: int) -> None:
+        self.total = 0
+        self._buffer = bytearray(limit)
+        self._overflow = bytearray(CHUNK_BYTES)
+
+    def take(self, descriptor: int) -> bool:
+        """Add what a pipe holds now; False at its end, `BlockingIOError` when it holds nothing."""
+        room = memoryview(self._buffer)[self.total :]
+        count = os.readv(descriptor, [room if room else self._overflow])
+        self.total += count
+        return count > 0
+
+    def kept(self) -> memoryview:
+        """What was kept, where it lies."""
+        return memoryview(self._buffer)[: self.total]
+
+    def wipe(self) -> None:
+        """Overwrite everything."""
+        used = min(self.total, len(self._buffer))
+        self._buffer[:used] = bytes(used)
+        self._overflow[:] = bytes(CHUNK_BYTES)

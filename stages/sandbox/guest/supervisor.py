@@ -14,18 +14,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from stages.sandbox.guest import candidate, processes
-    from stages.sandbox.guest.capture import Capture
-    from stages.sandbox.guest.protocol import READY, pack_reply, read_request, write_all
+    from stages.sandbox.guest import candidate, processes, protocol
+    from stages.sandbox.guest.capture import Capture, WipedCapture
+    from stages.sandbox.guest.protocol import READY, pack_head, read_request, write_all
+    from stages.sandbox.guest.traces import Devices, Traces
     from stages.sandbox.guest.watchdog import Watchdog
 else:
     import candidate
     import processes
-    from capture import Capture
-    from protocol import READY, pack_reply, read_request, write_all
+    import protocol
+    from capture import Capture, WipedCapture
+    from protocol import READY, pack_head, read_request, write_all
+    from traces import Devices, Traces
     from watchdog import Watchdog
 
-CHUNK_BYTES = 1 << 16
 LOOK_INTERVAL_S = 0.015
 DRAIN_CHUNKS = 64
 TIME_OUT, KILLED = 124, 137
@@ -38,10 +40,17 @@ def serve(inherited: int) -> None:
     processes.protect_supervisor()
     settings = read_request(channel)
     watchdog = Watchdog(settings["work"], settings["limits"]) if os.getpid() == 1 else None
+    traces, devices = (Traces(), Devices()) if watchdog else (None, None)
     write_all(channel, READY)
     while (request := read_request(channel)) is not None:
-        write_all(channel, Job(channel, request, settings, watchdog).run(request["wall_s"]))
-        if request["kind"] == "call" and watchdog and watchdog.scratch_used():
+        job = Job(channel, request, settings, watchdog)
+        head = job.run(request["wall_s"])
+        if devices:
+            devices.restore()
+        write_all(channel, head)
+        write_all(channel, job.capture.kept())
+        job.capture.wipe()
+        if request["kind"] == "call" and traces and traces.left_by(job.pid):
             return  # no candidate finds what another one left behind; the host opens a fresh sandbox
 
 
@@ -54,14 +63,14 @@ def command(request: dict[str, Any], settings: dict[str, Any], write_end: int) -
     os.execve("/bin/bash", arguments, settings["env"])  # noqa: S606 (there is a shell: it is what is started)
 
 
-def call(request: dict[str, Any], settings: dict[str, Any], write_end: int) -> NoReturn:
+def call(content: bytearray, settings: dict[str, Any], write_end: int) -> NoReturn:
     """Become a candidate's function: its answers go to the pipe, what it prints goes nowhere."""
     os.chdir(settings["work"])
-    for output in (1, 2):
-        os.dup2(os.open("/dev/null", os.O_WRONLY), output)
+    for stream in (0, 1, 2):  # opened anew: the flags of an open file are shared with whoever inherits it
+        os.dup2(os.open("/dev/null", os.O_RDWR), stream)
     os.dup2(write_end, 3)
     os.closerange(4, processes.OPEN_FILES)
-    candidate.answer_all(request["file"], request["function"], request["arguments"], 3)
+    candidate.answer_all(*protocol.unpack(content), 3)
 
 
 class Job:
@@ -71,12 +80,19 @@ class Job:
         self, channel: int, request: dict[str, Any], settings: dict[str, Any], watchdog: Watchdog | None
     ) -> None:
         self.channel, self.watchdog = channel, watchdog
-        self.capture = Capture(settings["limits"]["output_bytes"])
-        begin = {"command": command, "call": call}[request["kind"]]
-        self.pid, self.pipe = processes.start(lambda pipe: begin(request, settings, pipe), settings["limits"])
+        limits = settings["limits"]
+        self.capture: Capture | WipedCapture
+        if request["kind"] == "command":
+            self.capture = Capture(limits["output_bytes"])
+            self.pid, self.pipe = processes.start(lambda pipe: command(request, settings, pipe), limits)
+        else:
+            self.capture = WipedCapture(limits["output_bytes"])
+            content = protocol.read_into(channel, request["size"])
+            self.pid, self.pipe = processes.start(lambda pipe: call(content, settings, pipe), limits)
+            protocol.wipe(content, len(content))
 
     def run(self, wall_s: float) -> bytes:
-        """Wait for its exit, its time or a broken limit; leave nothing running. Returns the reply as a frame."""
+        """Wait for its exit, its time or a broken limit; leave nothing running. Returns the head of the reply."""
         ended = os.pidfd_open(self.pid)
         if self.watchdog:
             self.watchdog.disk.begin()
@@ -92,7 +108,7 @@ class Job:
     def _reply(self, reason: str | None, status: int) -> bytes:
         timed_out = reason == "time"
         code = TIME_OUT if timed_out else KILLED if reason else status
-        return pack_reply(code, timed_out, None if timed_out else reason, self.capture.total, self.capture.kept())
+        return pack_head(code, timed_out, None if timed_out else reason, self.capture.total, len(self.capture.kept()))
 
     def _wait(self, ended: int, deadline: float) -> str | None:
         """None when the child exited, otherwise why it must not go on."""
@@ -119,10 +135,8 @@ class Job:
         """Take what the pipe holds now. False at its end."""
         for _ in range(chunks):
             try:
-                chunk = os.read(self.pipe, CHUNK_BYTES)
+                if not self.capture.take(self.pipe):
+                    return False
             except BlockingIOError:
                 return True
-            if not chunk:
-                return False
-            self.capture.add(chunk)
         return True

@@ -38,10 +38,6 @@ class Watchdog:
             return "memory"
         return "disk" if self.disk.broken(pid for pid, _, resident in tasks if resident) else None
 
-    def scratch_used(self) -> bool:
-        """Whether a private writable folder holds anything."""
-        return any(os.listdir(path) for path in SCRATCH)
-
     def _memory_broken(self, tasks: list[Task]) -> bool:
         scratch = sum(tmpfs_bytes(path) for path in SCRATCH)
         if scratch + sum(resident for _, _, resident in tasks) <= self.max_bytes:

@@ -89,6 +89,14 @@ def test_kernel_settings_are_not_writable_even_by_host_root(box: Sandbox) -> Non
     assert "WROTE" not in result.output and result.output.count("Read-only") == 3
 
 
+def test_devices_of_the_host_keep_their_modes_and_times_even_of_host_root(box: Sandbox) -> None:
+    devices = [Path("/dev", name) for name in ("null", "zero", "full", "random", "urandom", "tty")]
+    before = [(path.stat().st_mode, path.stat().st_mtime_ns) for path in devices]
+    box.run("for f in zero full random urandom tty null; do chmod 600 /dev/$f; touch -d 2001-01-01 /dev/$f; done")
+    assert [(path.stat().st_mode, path.stat().st_mtime_ns) for path in devices] == before
+    assert box.run("echo x > /dev/null").returncode == 0
+
+
 def test_no_privilege_is_left(box: Sandbox) -> None:
     result = box.run("grep -E 'Cap(Eff|Prm)|NoNewPrivs|Seccomp:' /proc/self/status")
     assert result.output.count("0000000000000000") == 2

@@ -159,11 +159,16 @@ def test_candidates_cannot_change_one_another(work: Path) -> None:
     assert sorted(os.listdir(work / "a")) == ["solution.py"]
 
 
-def test_hash_seed_is_fixed_and_siblings_import(work: Path) -> None:
-    (work / "solution.py").write_text("import protocol\ndef f(): return [hash('x'), protocol.NAME]")
-    (work / "protocol.py").write_text("NAME = 'own'")
-    outcomes = [judge("bubblewrap", work, [Call("solution.py", "f", [()])])[0] for _ in range(2)]
-    assert outcomes[0] == outcomes[1] and outcomes[0].answers[0].value[1] == "own"
+def test_hash_seed_is_fixed_and_a_candidate_is_alone(work: Path) -> None:
+    (work / "protocol.py").write_text("import protocol\nNAME = 'own'\ndef f(): return [hash('x'), protocol.NAME]")
+    (work / "other.py").write_text("")
+    (work / "solution.py").write_text(
+        "import os, sys\ndef f(): return [os.listdir(), sys.argv, __name__]\nimport other"
+    )
+    calls = [Call("protocol.py", "f", [()]), Call("solution.py", "f", [()])]
+    first, second = (judge("bubblewrap", work, calls) for _ in range(2))
+    assert first == second and first[0].answers[0].value[1] == "own"
+    assert first[1].answers[0].error == "ModuleNotFoundError"
 
 
 @pytest.mark.parametrize("open_files", [0, 500], ids=["few open files", "many open files"])
@@ -182,6 +187,75 @@ for n in range(1024):
             stack.enter_context(open(os.devnull))
         outcomes = judge("bubblewrap", work, write(work, a=attack + RIGHT, b=RIGHT, c=RIGHT), LIMITS)
     assert [outcome.matches(EXPECTED) for outcome in outcomes] == [False, True, True]
+
+
+TELL = {
+    "a folder": "os.mkdir('/tmp/x'); os.rmdir('/tmp/x')",
+    "a time": "os.utime('/dev/shm', ns=(1, 123456789))",
+    "a mode": "os.chmod('/home/agent', 0o711)",
+    "a terminal": "os.utime('/dev/pts/ptmx', ns=(1, 123456789))",
+    "a device": "os.utime('/dev/zero', ns=(1, 123456789))",
+    "process numbers": "[os.waitpid(os.fork() or os._exit(0), 0) for _ in range(7)]",
+    "packets": "s = socket.socket(type=socket.SOCK_DGRAM); [s.sendto(b'x', ('127.0.0.1', 9)) for _ in range(7)]",
+    "flags of an open file": "fcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK | os.O_APPEND)",
+    "a message queue": "ctypes.CDLL(None).mq_open(b'/plan', os.O_CREAT | os.O_RDWR, 0o600, None)",
+    "shared memory": "ctypes.CDLL(None).shm_open(b'/plan', os.O_CREAT | os.O_RDWR, 0o600)",
+    "System V": "ctypes.CDLL(None).shmget(77, 4096, 0o1600)",
+}
+HEAR = """
+import ctypes, fcntl, os, socket
+PLACES = ("/tmp", "/dev/shm", "/home/agent", "/dev/pts", "/dev/pts/ptmx", "/dev/zero", "/testbed")
+def hear():
+    libc = ctypes.CDLL(None)
+    return [
+        [[os.stat(path).st_mode, os.stat(path).st_mtime_ns == 123456789] for path in PLACES],
+        [os.listdir(path) for path in PLACES if os.path.isdir(path)],
+        os.stat("/tmp").st_mtime_ns > os.stat("/etc/hosts").st_mtime_ns,
+        os.getpid() > 3,
+        [line for line in open("/proc/self/net/snmp") if line.startswith("Udp:")],
+        fcntl.fcntl(0, fcntl.F_GETFL),
+        [libc.mq_open(b"/plan", os.O_RDWR), libc.shm_open(b"/plan", os.O_RDWR, 0), libc.shmget(77, 4096, 0o600)],
+    ]
+"""
+
+
+@pytest.mark.parametrize("way", TELL)
+def test_no_candidate_hears_another(work: Path, way: str) -> None:
+    """What the second hears is the same whether the first tells it something or not."""
+    heard = []
+    for tell in ("pass", TELL[way]):
+        (work / "tell.py").write_text(f"import ctypes, fcntl, os, socket\ndef tell():\n    {tell}\n    return 1\n")
+        (work / "hear.py").write_text(HEAR)
+        calls = [Call("tell.py", "tell", [()]), Call("hear.py", "hear", [()])]
+        heard.append(judge("bubblewrap", work, calls, LIMITS)[1].answers[0])
+    assert heard[0].error is None and heard[0] == heard[1]
+
+
+SEARCH = """
+def hear():
+    found = 0
+    for line in open("/proc/self/maps"):
+        place, mode = line.split()[:2]
+        if mode[0] == "r" and "[v" not in line:
+            low, high = (int(one, 16) for one in place.split("-"))
+            with open("/proc/self/mem", "rb", 0) as memory:
+                memory.seek(low)
+                data = memory.read(high - low)
+            found += sum(data.translate(FLIPPED).count(word) for word in WORDS)
+    return found
+"""
+
+
+def test_nothing_of_a_candidate_is_left_in_the_memory_that_the_next_is_forked_from(work: Path) -> None:
+    """The source of the first, what it was called with, and what it answered."""
+    (work / "tell.py").write_text("# told-by-source\ndef tell(x): return 'told-by-' + x\n")
+    flipped = bytes(range(255, -1, -1))  # so that whoever searches does not hold what it searches for
+    words = [b"told-by-source", b"questioned", b"told-by-questioned".hex().encode()]
+    known = f"FLIPPED = {flipped}\nWORDS = {[word.translate(flipped) for word in words]}\n"
+    (work / "hear.py").write_text(known + SEARCH)
+    calls = [Call("tell.py", "tell", [("questioned",)]), Call("hear.py", "hear", [()])]
+    told, heard = judge("bubblewrap", work, calls, LIMITS)
+    assert told.answers[0].value == "told-by-questioned" and heard.answers[0] == Answer(0)
 
 
 def test_a_candidate_sees_nothing_of_the_host(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
