@@ -1,6 +1,7 @@
 """A package is copied without what gives the answer away, and nothing of it is run."""
 
 import io
+import re
 import tarfile
 import zipfile
 from pathlib import Path
@@ -63,6 +64,52 @@ def test_a_name_from_pyproject_or_the_file(tmp_path: Path) -> None:
 
 def test_a_bare_importable_folder_stays_importable(shelf: Path, tmp_path: Path) -> None:
     assert "shelf/words.py" in paths(unpack(shelf / "shelf", tmp_path).root)
+
+
+def test_links_in_an_archive_become_copies_and_lead_nowhere(tmp_path: Path) -> None:
+    """Long names over links lead out once they are resolved: CVE-2025-4517, which `filter="data"` lets through."""
+    outside, root, part = tmp_path / "outside", tmp_path / "root", "d" * 247
+    outside.write_text("mine")
+    root.mkdir()
+    steps = "abcdefghijklmnop"
+    with tarfile.open(tmp_path / "x.tar", "w") as file:
+
+        def add(name: str, kind: bytes, link: str = "", data: bytes = b"") -> None:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.size = kind, link, len(data)
+            file.addfile(member, io.BytesIO(data))
+
+        for index, step in enumerate(steps):
+            above = "/".join([part] * index)
+            add(f"{above}/{part}" if above else part, tarfile.DIRTYPE)
+            add(f"{above}/{step}" if above else step, tarfile.SYMTYPE, part)
+        long = "/".join(steps) + "/" + "l" * 254
+        add(long, tarfile.SYMTYPE, "../" * len(steps))
+        add("escape", tarfile.SYMTYPE, f"{long}/../../outside")
+        add("hard", tarfile.LNKTYPE, "escape")
+        add("hard", tarfile.REGTYPE, data=b"theirs")
+        add("pkg/real.py", tarfile.REGTYPE, data=b"x = 1")
+        add("pkg/link.py", tarfile.SYMTYPE, "real.py")
+        add("pkg/same.py", tarfile.LNKTYPE, "pkg/real.py")
+        add("pkg/passwd", tarfile.SYMTYPE, "/etc/passwd")
+    package = unpack(tmp_path / "x.tar", root)
+    assert outside.read_text() == "mine"
+    assert not any(path.is_symlink() for path in package.root.rglob("*"))
+    assert [(root / "pkg" / name).read_text() for name in ("link.py", "same.py")] == ["x = 1"] * 2
+    assert not (root / "pkg" / "passwd").exists()
+
+
+@pytest.mark.parametrize(("name", "version"), [("a", "1/../../x"), ("../../x", "1"), ("a", "1\n x"), ("/a/b", "..")])
+def test_a_stated_name_is_no_path(name: str, version: str, tmp_path: Path) -> None:
+    root = tmp_path / "deep" / "root"
+    root.mkdir(parents=True)
+    stated = f"Name: {name}\nVersion: {version}\n".encode()
+    package = unpack(archive(tmp_path / "x.tar.gz", {"p/PKG-INFO": stated, "p/t.py": b""}), root)
+    assert "/" not in package.name + package.version and "\n" not in package.version
+    assert [path.name for path in root.iterdir() if path.is_dir()] == [
+        f"{re.sub('[-_.]+', '_', package.name)}-{package.version}.dist-info"
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "x.tar.gz"]
 
 
 def test_an_archive_that_reaches_outside_is_refused(tmp_path: Path) -> None:
