@@ -3,6 +3,7 @@
 env.py - the environment
 instances.py - instances from files and from the hub, in both shapes
 instance_runtime.py - an instance on this machine or in a container: tree, tests, sandboxes on copies of the tree
+shared_trees.py - delivered trees that several episodes read, and when they are deleted
 commands.py - how the environment of an instance is made and how its tests are run
 mirrors.py - the user's git mirrors, and what a patch makes of a checkout
 venvs.py - virtual environments of repository versions

@@ -53,6 +53,7 @@ class SweEnv(RepoEnvironment):
         self._kind, self._path, self._dataset, self._only = sandbox, path, dataset, tuple(instances)
         self._repos, self._venvs = (os.path.abspath(folder) if folder else "" for folder in (repos, venvs))
         self._runs_in, self.max_chars = runs_in, max_chars
+        self._holds_runtime = False
         self.verdict: RepoVerdict | None = None
         """The last verdict in full, with what became of every test in the strict run."""
         self.sandbox = sandbox if self._local else "container"
@@ -96,6 +97,7 @@ class SweEnv(RepoEnvironment):
         self.verdict = None
         self._row = dict(task.data)
         self._runtime = self._opened(self._row)
+        self._holds_runtime = True
         self._session = RepoSession(
             self._runtime.delivered,
             self._runtime.open_for_agent,
@@ -142,6 +144,13 @@ class SweEnv(RepoEnvironment):
         outcomes = self._runtime.run_tests(folder)
         self._tampered |= outcomes.tampered
         return outcomes.statuses
+
+    def close(self) -> None:
+        """End what runs, delete the folder and give the instance back; safe to call twice."""
+        super().close()
+        if self._holds_runtime:
+            self._holds_runtime = False
+            self._runtime.close()
 
 
 def _task(row: Row, split: Split) -> Task:

@@ -1,14 +1,9 @@
 """Repositories that the user keeps: one git mirror each, read without changing it."""
 
-import tempfile
-import threading
-from functools import lru_cache
 from pathlib import Path
 
 from stages.envs.repo import trees
 from stages.errors import InfrastructureError, UsageError
-
-_lock = threading.Lock()
 
 
 def find(folder: Path, repo: str) -> Path | None:
@@ -32,19 +27,6 @@ def required(folder: Path, repo: str) -> Path:
             f"git clone --mirror https://github.com/{repo} {folder}/{name}.git"
         )
     return mirror
-
-
-def checkout(mirror: Path, commit: str) -> Path:
-    """The files of a commit in a folder of this process that nobody may change: no history, no remotes, no tags."""
-    with _lock:
-        return Path(_checkout(mirror.resolve(), commit).name)
-
-
-@lru_cache(maxsize=64)
-def _checkout(mirror: Path, commit: str) -> "tempfile.TemporaryDirectory[str]":
-    folder = tempfile.TemporaryDirectory(prefix="composer-checkout-")
-    extract(mirror, commit, Path(folder.name))
-    return folder
 
 
 def extract(mirror: Path, commit: str, target: Path) -> None:

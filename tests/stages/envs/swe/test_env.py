@@ -15,7 +15,7 @@ import pytest
 from stages.envs import load
 from stages.envs.base import ComparesOutcomes, Grade, Task
 from stages.envs.bash import fenced
-from stages.envs.swe import engine
+from stages.envs.swe import engine, instance_runtime
 from stages.envs.swe.env import SweEnv
 from stages.errors import InfrastructureError, UsageError
 
@@ -192,3 +192,16 @@ def test_without_a_connection_the_sentence_names_the_option(tmp_path: Path, repo
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", asked.format(str(repos))], env=offline, capture_output=True, text=True)
     assert "UsageError" in done.stderr.splitlines()[-1] and "env.path=FILE" in done.stderr.splitlines()[-1]
+
+
+def test_every_episode_of_a_large_batch_keeps_its_tree(row: dict[str, Any], repos: Path, venvs: Path) -> None:
+    """More instances at once than are kept idle: none takes another's tree away."""
+    runtimes = [
+        instance_runtime.local({**row, "base_commit": spelled}, "bubblewrap", str(repos), str(venvs))
+        for spelled in (row["base_commit"][:length] for length in range(8, 40))
+    ]
+    assert len({runtime.delivered for runtime in runtimes}) == 32
+    assert all((runtime.delivered / "abacus" / "sums.py").exists() for runtime in runtimes)
+    for runtime in runtimes:
+        runtime.close()
+    assert sum(runtime.delivered.exists() for runtime in runtimes) == instance_runtime.IDLE
