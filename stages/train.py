@@ -141,7 +141,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
     with seeded(config.seed, config.optimisation.threads):
         model, tokenizer = load_model(config.policy, cache=out.cache, listener=out.progress)
-        mixed = precision.masters(model, adapter=config.adapter.rank > 0)
+        mixed = precision.masters(model, adapter=bool(config.adapter.rank))
         policy = LocalPolicy(model.eval(), tokenizer, config.policy)
         out.model("policy", **policy.facts(), training=chosen.facts())
         folder = out.scratch("trainer")

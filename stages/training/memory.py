@@ -108,7 +108,8 @@ def check(shape: ModelShape, training: Training, room: int) -> None:
     total = needed(shape, training)
     if total.total <= room:
         return
-    ways, left = [], total
+    ways: list[str] = []
+    left = total
     for words, change in WAYS.items():
         changed = change(training)
         less = needed(shape, changed)
