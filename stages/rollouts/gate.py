@@ -148,8 +148,8 @@ def advice(checks: list[Check]) -> str:
     if not failed:
         return ""
     return (
-        f"\nThe gate failed: {', '.join(failed)}. The run is whole, but its trace stream is not clean, so the exit "
-        "code is 1. `composer show RUN -n 4` shows rollouts; mend the cause and collect again with --clean.\n"
+        f"\nThe gate failed: {', '.join(failed)}. The run is whole, but its trace stream is not clean: exit code 1. "
+        "`composer show RUN -n 4` shows rollouts; mend the cause and collect again with --clean.\n"
     )
 
 
