@@ -30,7 +30,7 @@ class Check:
     def contradictions(self, statuses: Statuses) -> set[str]:
         """The tests that are not what they must be."""
         passing = {name for name, status in statuses.items() if status in PASSING}
-        return (self.must_fail & passing) | (self.must_pass - passing)
+        return {*(self.must_fail & passing), *(self.must_pass - passing)}
 
 
 def forged(files: trees.Changes, lists: Lists, statuses: Statuses, rerun: Rerun, *, reference: bool) -> bool:
@@ -68,7 +68,9 @@ def checks(files: trees.Changes, lists: Lists, statuses: Statuses) -> Iterator[C
         passed = [name for name in (*lists.fail_to_pass, *lists.pass_to_pass) if statuses.get(name) in PASSING]
         must_pass = {name for name in passed if function_name(name) not in broken_names}
         written = altered_tests.altered(texts, broken, rng)
-        changed = {path: trees.File(text.encode("utf-8", "surrogateescape")) for path, text in written.items()}
+        changed: trees.Changes = {
+            path: trees.File(text.encode("utf-8", "surrogateescape")) for path, text in written.items()
+        }
         yield Check(changed, frozenset(must_fail), frozenset(must_pass))
 
 

@@ -70,7 +70,8 @@ def call(content: bytearray, settings: dict[str, Any], write_end: int) -> NoRetu
         os.dup2(os.open("/dev/null", os.O_RDWR), stream)
     os.dup2(write_end, 3)
     os.closerange(4, processes.OPEN_FILES)
-    candidate.answer_all(*protocol.unpack(content), 3)
+    source, file, function, arguments = protocol.unpack(content)
+    candidate.answer_all(source, file, function, arguments, 3)
 
 
 class Job:

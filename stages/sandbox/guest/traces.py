@@ -29,15 +29,15 @@ class Devices:
     """The devices are the host's own. Where its root runs the sandbox a job may change their modes and times."""
 
     def __init__(self) -> None:
-        self._before = {path: _status(path)[:3] for path in DEVICES}
+        self._before = {path: _status(path) for path in DEVICES}
 
     def restore(self) -> None:
         """Put them back; no mount that is read-only lets a device be used (bwrap adds nodev to it)."""
         for path, before in self._before.items():
-            if _status(path)[:3] != before:
+            if _status(path)[:3] != before[:3]:
                 with contextlib.suppress(PermissionError):
                     os.chmod(path, before[0] & 0o7777)
-                    os.utime(path, ns=before[1:])
+                    os.utime(path, ns=before[1:3])
 
 
 def last_pid() -> int:
@@ -45,7 +45,7 @@ def last_pid() -> int:
     return int(_content("/proc/loadavg").split()[4])
 
 
-def _status(path: str) -> tuple[int, ...]:
+def _status(path: str) -> tuple[int, int, int, int]:
     status = os.stat(path)
     return status.st_mode, status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns
 

@@ -11,12 +11,13 @@ if TYPE_CHECKING:
 
     from stages.sandbox.guest.disk import DiskQuota
 
-    Task = tuple[int, int, int]  # pid, threads, resident bytes
+    Task = tuple[int, int, int, int]  # pid, threads, resident bytes, virtual bytes
 else:
     from disk import DiskQuota
 
 MB = 1 << 20
 INODE_BYTES = 1024
+MAPPED_PER_TABLE_BYTE = 512
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SCRATCH = ("/tmp", "/dev/shm", "/home/agent")  # noqa: S108 (folders of the sandbox's own, mode 0700)
 
@@ -32,27 +33,30 @@ class Watchdog:
     def look(self) -> str | None:
         """The first limit that is broken now, or None. Called every few milliseconds."""
         tasks = list(running_tasks())
-        if sum(threads for _, threads, _ in tasks) > self.max_threads:
+        if sum(threads for _, threads, _, _ in tasks) > self.max_threads:
             return "processes"
         if self._memory_broken(tasks):
             return "memory"
-        return "disk" if self.disk.broken(pid for pid, _, resident in tasks if resident) else None
+        return "disk" if self.disk.broken(pid for pid, _, resident, _ in tasks if resident) else None
 
     def _memory_broken(self, tasks: list[Task]) -> bool:
-        scratch = sum(tmpfs_bytes(path) for path in SCRATCH)
-        if scratch + sum(resident for _, _, resident in tasks) <= self.max_bytes:
+        used = sum(tmpfs_bytes(path) for path in SCRATCH)
+        # Tables can only be large where the address space is: else their size, which costs a file each, is not asked.
+        if sum(virtual for *_, virtual in tasks) // MAPPED_PER_TABLE_BYTE > self.max_bytes // 32:
+            used += sum(page_table_bytes(pid) for pid, *_ in tasks)
+        if used + sum(resident for _, _, resident, _ in tasks) <= self.max_bytes:
             return False
         # Resident bytes count a page that forked processes share once for each of them: ask for their shares.
-        return scratch + sum(proportional_bytes(pid, resident) for pid, _, resident in tasks) > self.max_bytes
+        return used + sum(proportional_bytes(pid, resident) for pid, _, resident, _ in tasks) > self.max_bytes
 
 
 def running_tasks() -> Iterator[Task]:
-    """Pid, threads and resident bytes of every process of the namespace but the supervisor."""
+    """Pid, threads, resident and virtual bytes of every process of the namespace but the supervisor."""
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             fields = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()
             if fields:
-                yield int(name), int(fields[17]), int(fields[21]) * PAGE_BYTES
+                yield int(name), int(fields[17]), int(fields[21]) * PAGE_BYTES, int(fields[20])
 
 
 def proportional_bytes(pid: int, resident: int) -> int:
@@ -61,6 +65,14 @@ def proportional_bytes(pid: int, resident: int) -> int:
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024
     return resident
+
+
+def page_table_bytes(pid: int) -> int:
+    """What the kernel keeps to map a process's pages; no process's resident memory shows it."""
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"VmPTE:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def tmpfs_bytes(path: str) -> int:

@@ -32,6 +32,13 @@ kept = os.urandom(60 << 20)
 for _ in range(6): os.fork() or time.sleep(9)
 time.sleep(0.3)
 """
+PAGE_TABLES = """
+import mmap
+size = 1 << 39
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)
+for at in range(0, size, 2 << 20): memory[at]
+import time; time.sleep(9)
+"""
 DELETED_FILES = """
 import os, time
 kept = []
@@ -61,6 +68,12 @@ def test_fork_bomb_of_python(box: Sandbox, script: str, python: Callable[[str], 
 def test_memory_bomb_of_one_process(box: Sandbox) -> None:
     result = box.run("python3 -c 'x = bytearray(1 << 30)'")
     assert result.returncode == 1 and "MemoryError" in result.output
+
+
+def test_memory_bomb_of_page_tables(box: Sandbox, python: Callable[[str], str]) -> None:
+    """A table of 4 KiB for every 2 MiB that are looked into: a GiB in all, and hardly any resident memory."""
+    result = box.run(python(PAGE_TABLES))
+    assert (result.returncode, result.killed_for) == (137, "memory"), result.output
 
 
 def test_memory_bomb_of_several_processes(box: Sandbox) -> None:
