@@ -80,11 +80,13 @@ def _gradients(losses: Mapping[str, Float[Tensor, ""]], parameters: Iterable[Ten
 
 def _gradient(loss: Float[Tensor, ""], parameters: list[Tensor]) -> Float[Tensor, " p"]:
     gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
-    flat = [
-        torch.zeros(p.numel(), device=p.device) if g is None else g.flatten().float()
-        for g, p in zip(gradients, parameters, strict=True)
-    ]
-    return torch.cat(flat)
+    pairs = zip(gradients, parameters, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten().to(_wide(p)) for g, p in pairs])
+
+
+def _wide(values: Tensor) -> torch.dtype:
+    """float32 at least: norms of half-precision gradients overflow."""
+    return torch.promote_types(values.dtype, torch.float32)
 
 
 def _cosine(a: Float[Tensor, " p"], b: Float[Tensor, " p"]) -> float:
