@@ -17,8 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
-RAISED = {"ComposerError", "UsageError", "BadInput", "Incomplete", "InfrastructureError", "Retryable"}
-"""What is raised with a sentence for people. `Retryable` is what a server did, and ends in a row's `error`."""
+RAISED = {"ComposerError", "UsageError", "BadInput", "Incomplete", "InfrastructureError", "Retryable", "Rejected"}
+"""What is raised with a sentence for people. `Retryable` and `Rejected` are what a server did: a row's `error`."""
 VALIDATORS = {"model_validator", "field_validator"}
 """Their `ValueError` is shown as a refused setting."""
 SENTENCES = {("composer_cli/errors.py", "sentence")}

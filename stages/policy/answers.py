@@ -38,9 +38,15 @@ class Retryable(Exception):
 
 
 class Rejected(Exception):
-    """This one request can never succeed (too long, refused); others may. It is not billed."""
+    """This one request can never succeed (too long, refused); others may.
 
-    billed_usd = 0.0
+    told: what the server said about tokens and price, as fields of a `Sample`; nothing is billed without it.
+    """
+
+    def __init__(self, kind: str, message: str, *, told: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.told = kind, told or {}
+        self.billed_usd: float = self.told.get("cost_usd", 0.0)
 
 
 def classified(response: Response, config: PolicyConfig, wait_s: float | None) -> Exception:
@@ -64,7 +70,7 @@ def of_status(status: int, message: str, config: PolicyConfig, wait_s: float | N
         kind = "rate_limit" if status == 429 else "server"
         perhaps_billed = status in PERHAPS_DONE or (status > 504 and status not in PUSHES_BACK)
         return Retryable(kind, said, wait_s, None if perhaps_billed else 0.0)
-    return Rejected(said)
+    return Rejected("rejected", said)
 
 
 def read(raw: bytes, config: PolicyConfig, bound: tuple[int, int], *, latency_s: float, attempts: int) -> Sample:
@@ -97,7 +103,7 @@ def read(raw: bytes, config: PolicyConfig, bound: tuple[int, int], *, latency_s:
     if finish == "error":
         raise Retryable("garbage", "the server broke off its answer (finish_reason 'error')", billed_usd=billed)
     if text is None and finish != "length":
-        told |= {"error_type": "no_text", "error": f"the server's answer has no text (finish_reason {finish!r})"}
+        raise Rejected("no_text", f"the server's answer has no text (finish_reason {finish!r})", told=told)
     model, provider = (body.get(name) if isinstance(body.get(name), str) else None for name in ("model", "provider"))
     return Sample(
         text=text or "",

@@ -96,7 +96,7 @@ class EndpointPolicy:
                     attempt = launch.retry_state.attempt_number
                     return await self._launched(key, request, attempt)
         except Rejected as error:
-            return Sample(error_type="rejected", error=str(error), attempts=attempt)
+            return Sample(error_type=error.kind, error=str(error), attempts=attempt, **error.told)
         except Retryable as error:
             return Sample(error_type=error.kind, error=f"{error} (after {attempt} attempts)", attempts=attempt)
         raise AssertionError("tenacity ends with a result or an error")
@@ -153,8 +153,7 @@ class EndpointPolicy:
         except ComposerError:
             await self._budget.settle(reservation, 0.0)
             raise
-        if sample.error_type is None:
-            await self._keep((key, {name: getattr(sample, name) for name in Sample.__dataclass_fields__}))
+        await self._keep((key, {name: getattr(sample, name) for name in Sample.__dataclass_fields__}))
         await self._budget.settle(reservation, sample.cost_usd)
         return sample
 
