@@ -103,6 +103,7 @@ def read(raw: bytes, config: PolicyConfig, bound: tuple[int, int], *, latency_s:
     if finish == "error":
         raise Retryable("garbage", "the server broke off its answer (finish_reason 'error')", billed_usd=billed)
     if text is None and finish != "length":
+        told["finish_reason"] = finish or "stop"
         raise Rejected("no_text", f"the server's answer has no text (finish_reason {finish!r})", told=told)
     model, provider = (body.get(name) if isinstance(body.get(name), str) else None for name in ("model", "provider"))
     return Sample(
