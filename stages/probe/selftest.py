@@ -1,10 +1,10 @@
 """probe selftest: every guard on a sound world, then every fault, and whether exactly the right guard fails.
 
-Reads nothing: it builds small models with a planted loophole. Writes `probe_checks`, one row a guard and one a fault.
-The unit is a fault.
+Reads nothing: it builds small models with a planted loophole. Writes `probe_checks`, one row a guard, one a fault, and
+some for weights in half precision. The unit is a fault.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stages.runs.artifact import Out, Slot
@@ -14,6 +14,7 @@ from stages.runs.plan import Plan
 from stages.runs.probe_records import PROBE_CHECK
 
 if TYPE_CHECKING:
+    from stages.probe.checks.check import Check
     from stages.probe.synthetic.world import World
 
 VERSION = 1
@@ -28,7 +29,7 @@ class Config(StageConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The faults."""
     del inputs, config
-    return Plan(units=24, what="faults", notes=("about ten seconds to train two small models",))
+    return Plan(units=24, what="faults", notes=("about half a minute on one core",))
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
@@ -36,22 +37,26 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     del inputs
     import copy
 
+    from stages.probe.synthetic.half_precision import half_precision_checks
     from stages.probe.synthetic.loophole_world import honest_model, loophole_model
     from stages.probe.synthetic.world import build
 
-    out.progress("models", 0, 1)
+    out.progress("models", 0, 2)
     base = honest_model(config.seed)
-    judge_world(build(base, loophole_model(copy.deepcopy(base), config.seed), config.seed), out)
+    teacher = loophole_model(copy.deepcopy(base), config.seed)
+    out.progress("half precision", 1, 2)
+    half = half_precision_checks(base, teacher, config.seed)
+    judge_world(build(base, teacher, config.seed), out, half)
 
 
-def judge_world(world: "World", out: Out) -> None:
-    """Judge a sound world by all guards, then under every fault, and write the table of both."""
+def judge_world(world: "World", out: Out, others: Sequence["Check"] = ()) -> None:
+    """Judge a sound world by all guards, then under every fault, and write the table of both and of `others`."""
     from stages.probe.checks.check import EXIT_CODES, Check, judged, table, verdict
     from stages.probe.synthetic.faults import FAULTS
     from stages.probe.synthetic.guard_checks import failing, judge
 
     sound = judge(world)
-    checks = [check for check in sound.values() if check is not None]
+    checks = [*(check for check in sound.values() if check is not None), *others]
     for index, fault in enumerate(FAULTS):
         out.stop_here()
         out.progress("faults", index, len(FAULTS))

@@ -44,14 +44,15 @@ class Antipasto:
         return self
 
     def delta(self, module: str) -> Float[Tensor, "O I"]:
-        """U diag(dS) Vh: what the adapter adds to a weight."""
+        """U diag(dS) Vh: what the adapter adds to a weight, in float32 at least."""
         factors, change = self.factors[module], self.theta[self.layout.slices[module]]
-        return (factors.U * change.to(factors.U.dtype)) @ factors.Vh
+        wide = torch.promote_types(factors.U.dtype, change.dtype)
+        return (factors.U * change).to(wide) @ factors.Vh.to(wide)
 
     def path(self, module: str, x: Float[Tensor, "B T I"], values: Mapping[str, Tensor]) -> Float[Tensor, "B T O"]:
         """U diag(dS) Vh x with dS from `values`: the adapter as a separate path, for autograd."""
         factors = self.factors[module]
-        return F.linear(F.linear(x, factors.Vh) * values[module].to(x.dtype), factors.U)
+        return F.linear(F.linear(x, factors.Vh.to(x)) * values[module].to(x.dtype), factors.U.to(x))
 
     def contributions(
         self, module: str, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]
@@ -62,5 +63,5 @@ class Antipasto:
         prompt's too.
         """
         factors = self.factors[module]
-        along = F.linear(x, factors.Vh).to(torch.promote_types(x.dtype, torch.float32))
-        return {module: along.mul_(g @ factors.U).sum(1)}
+        along = F.linear(x, factors.Vh.to(x)).to(torch.promote_types(x.dtype, torch.float32))
+        return {module: along.mul_(g @ factors.U.to(g)).sum(1)}

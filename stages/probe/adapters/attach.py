@@ -1,7 +1,11 @@
-"""An adapter in a model: as a separate path that autograd sees, or folded into the weights at no cost per token.
+"""An adapter in a model: as a separate path that autograd sees, or folded into the weights.
 
 Either way an adapter at its start leaves the base model's logits bit for bit, as in wassname/grpo_proj2 @25ad306,
 src/projected_grpo/antipasto.py: W is never rebuilt from factors.
+
+A change of theta is mostly smaller than the spacing of half-precision weights: at width 2,560 a bfloat16 weight loses
+62 % of the change of an Adam step and all of a finite difference's. So weights that hold a change are float32, and the
+adapted Linears multiply in it, whatever the type of the activations.
 
 Shapes: B rows, T tokens, I inputs and O outputs of a Linear, n trainable numbers of a module, N of all.
 """
@@ -75,20 +79,49 @@ def attached(model: "PreTrainedModel", adapter: Adapter) -> Iterator[dict[str, T
 def _with_path(
     linear: nn.Linear, adapter: Adapter, name: str, leaves: Mapping[str, Tensor], x: Float[Tensor, "B T I"]
 ) -> Float[Tensor, "B T O"]:
-    return F.linear(x, linear.weight, linear.bias) + adapter.path(name, x, leaves)
+    return wide_linear(x, linear.weight, linear.bias) + adapter.path(name, x, leaves)
+
+
+def wide_linear(
+    x: Float[Tensor, "*rows I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None = None
+) -> Float[Tensor, "*rows O"]:
+    """F.linear in the wider of both types, and back in the type of `x`; equal types are plain F.linear."""
+    wide = torch.promote_types(x.dtype, weight.dtype)
+    return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
 
 
 @contextmanager
 def replaced_forwards(model: "PreTrainedModel", make: Callable[[str, nn.Linear], Forward]) -> Iterator[None]:
     """Give every adapted Linear the forward that `make(name, linear)` returns, while open."""
     targets = target_linears(model)
+    before = {name: vars(linear).get("forward") for name, linear in targets.items()}
     for name, linear in targets.items():
         replace_forward(linear, make(name, linear))
     try:
         yield
     finally:
-        for linear in targets.values():
+        for name, linear in targets.items():
             del linear.forward
+            if (earlier := before[name]) is not None:
+                replace_forward(linear, earlier)
+
+
+@contextmanager
+def in_float32(model: "PreTrainedModel") -> Iterator[None]:
+    """Let a folded model of half-precision weights compute in float32 while open, for differences of small steps.
+
+    Its adapted Linears take the type of what comes in; all else (embedding, norms, head) is float32 while open, at four
+    bytes a number. A wider model stays as it is.
+    """
+    adapted = {id(linear.weight) for linear in target_linears(model).values()}
+    narrow = {p: p.data for p in model.parameters() if p.dtype.itemsize < 4 and id(p) not in adapted}
+    for parameter in narrow:
+        parameter.data = parameter.data.float()
+    try:
+        yield
+    finally:
+        for parameter, data in narrow.items():
+            parameter.data = data
 
 
 def replace_forward(linear: nn.Linear, forward: Forward) -> None:
@@ -99,22 +132,32 @@ def replace_forward(linear: nn.Linear, forward: Forward) -> None:
 class Folded:
     """A model whose weights hold the adapter's present change, W' = W + delta.
 
-    Always computed from the clean W, never by subtracting the previous change, so that rounding does not add up.
+    Always computed from the clean W, never by subtracting the previous change, so that rounding does not add up. W' is
+    float32 where W is of half precision and there is a change; at no change it is W itself. Memory: 14.6 GB for the
+    adapted weights of Qwen3-4B, beside the clean ones.
     """
 
     def __init__(self, model: "PreTrainedModel", adapter: Adapter) -> None:
         self.model, self.adapter = model, adapter
-        self._clean = {name: linear.weight.data for name, linear in target_linears(model).items()}
+        self._linears = target_linears(model)
+        self._clean = {name: linear.weight.data for name, linear in self._linears.items()}
+        for name, linear in self._linears.items():
+            if self._clean[name].dtype.itemsize < 4 and "forward" not in vars(linear):
+                replace_forward(linear, partial(_forward_wide, linear))
         self.refold()
 
     @torch.no_grad()
     def refold(self) -> None:
         """Bring the weights to the adapter's present values."""
-        for name, linear in target_linears(self.model).items():
+        for name, linear in self._linears.items():
             clean, change = self._clean[name], self.adapter.delta(name)
-            linear.weight.data = (clean + change.to(clean)) if bool(change.any()) else clean
+            linear.weight.data = clean + change.to(clean.device) if bool(change.any()) else clean
 
     def restore(self) -> None:
         """Give the model its clean weights back, the very tensors."""
-        for name, linear in target_linears(self.model).items():
+        for name, linear in self._linears.items():
             linear.weight.data = self._clean[name]
+
+
+def _forward_wide(linear: nn.Linear, x: Float[Tensor, "B T I"]) -> Float[Tensor, "B T O"]:
+    return wide_linear(x, linear.weight, linear.bias)

@@ -42,25 +42,29 @@ class Lora:
         self.basis_sha256 = tensors_sha256(self.initial.values())
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Lora":
-        """Move the starting halves to where the model computes; theta stays float32."""
-        self.initial = {name: a.to(device, dtype) for name, a in self.initial.items()}
+        """Move both to where the model computes; halves are rounded to the model's type as they are used."""
+        wide = torch.promote_types(dtype, torch.float32)
+        self.initial = {name: a.to(device, wide) for name, a in self.initial.items()}
         self.theta = self.theta.to(device)
         return self
 
-    def halves(self, module: str, values: Mapping[str, Tensor]) -> tuple[Float[Tensor, "O r"], Float[Tensor, "r I"]]:
-        """B and A of a Linear from flat values, in the model's type."""
+    def halves(
+        self, module: str, values: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> tuple[Float[Tensor, "O r"], Float[Tensor, "r I"]]:
+        """B and A of a Linear from flat values, in this type."""
         start = self.initial[module]
-        a = start if self.freeze_a else values[module + A_HALF].view(start.shape).to(start.dtype)
-        return values[module].view(-1, self.rank).to(start.dtype), a
+        a = start if self.freeze_a else values[module + A_HALF].view(start.shape)
+        return values[module].view(-1, self.rank).to(dtype), a.to(dtype)
 
     def delta(self, module: str) -> Float[Tensor, "O I"]:
-        """B A: what the adapter adds to a weight."""
-        b, a = self.halves(module, self.layout.split(self.theta))
+        """B A: what the adapter adds to a weight, in float32 at least."""
+        wide = torch.promote_types(self.initial[module].dtype, self.theta.dtype)
+        b, a = self.halves(module, self.layout.split(self.theta), wide)
         return b @ a
 
     def path(self, module: str, x: Float[Tensor, "B T I"], values: Mapping[str, Tensor]) -> Float[Tensor, "B T O"]:
         """B A x with the halves from `values`: the adapter as a separate path, for autograd."""
-        b, a = self.halves(module, values)
+        b, a = self.halves(module, values, x.dtype)
         return F.linear(F.linear(x, a), b)
 
     def contributions(
@@ -71,7 +75,7 @@ class Lora:
         By the chain rule from y = W x + B A x; tested against autograd. Sums run over all positions, in float32 at
         least once they are taken.
         """
-        b, a = self.halves(module, self.layout.split(self.theta))
+        b, a = self.halves(module, self.layout.split(self.theta), x.dtype)
         gradients = {module: _outer_sum(g, F.linear(x, a))}
         return gradients if self.freeze_a else gradients | {module + A_HALF: _outer_sum(g @ b, x)}
 

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from stages.losses.log_probs import token_log_probs
-from stages.probe.adapters.attach import Adapter, replaced_forwards
+from stages.probe.adapters.attach import Adapter, replaced_forwards, wide_linear
 from stages.probe.adapters.layout import Layout
 from stages.probe.pool.tokens import Batch
 
@@ -93,19 +92,19 @@ def _forward(linear: nn.Linear, name: str, tap: Tap, x: Float[Tensor, "B T I"]) 
 
 
 class _Tapped(torch.autograd.Function):
-    """F.linear with a frozen weight, whose backward hands (x, g) to a tap."""
+    """`wide_linear` with a frozen weight, whose backward hands (x, g) to a tap."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, name: str, tap: Tap) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.name, ctx.tap = name, tap
-        return F.linear(x, weight, bias)
+        return wide_linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
         x, weight = ctx.saved_tensors
         ctx.tap(ctx.name, x, g)
-        return g @ weight, None, None, None, None
+        return wide_linear(g, weight.T), None, None, None, None
 
 
 class RowSink:

@@ -3,5 +3,6 @@
 loophole_world.py - tasks, an environment, two policies and pairs, of forty words
 world.py - a small sound run of everything that the guards look at
 guard_checks.py - the guards on such a world, and which of them presuppose which
+half_precision.py - the same with weights in bfloat16, and whether changes of theta arrive in them
 faults.py - the faults, one or more for every guard
 """

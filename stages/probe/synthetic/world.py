@@ -37,7 +37,7 @@ from stages.runs.records import Row
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PROBLEMS, PAIRS, HELD_OUT = 30, 16, 4
+PROBLEMS, PAIRS, HELD_OUT, LORA_RANK = 30, 16, 4, 4
 Cosines = Callable[[Float[Tensor, "R N"], Float[Tensor, "P N"], Float[Tensor, " N"], int], Float[Tensor, "R P"]]
 Projector = Callable[[Float[Tensor, " N"], Direction], tuple[Float[Tensor, " N"], Projection]]
 
@@ -87,7 +87,7 @@ def build(base: "PreTrainedModel", teacher: "PreTrainedModel", seed: int) -> Wor
     rows = [_pair(item, words) for item in items]
     pairs = gradients_of(student, rows[:PAIRS])
     group, current = _group(between, base, teacher, words, seed)
-    lora = adapt(copy.deepcopy(base), words, Lora(target_linears(base), 4, freeze_a=False, seed=seed))
+    lora = adapt(copy.deepcopy(base), words, Lora(target_linears(base), LORA_RANK, freeze_a=False, seed=seed))
     lora_pairs = gradients_of(lora, rows[:PAIRS])
     contract = Contract(hint=HINT)
     return World(

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stages.probe.adapters.attach import in_float32
 from stages.probe.checks.check import Check, judged
 from stages.probe.directions.extraction import Direction
 from stages.probe.gradients.reference_gradients import reference_gradient, reference_log_probs
@@ -37,25 +38,19 @@ def coverage(rows: Sequence[Row], planned: int, loss: str) -> Check:
 def canary(student: Student, rows: Sequence[TokenRow], direction: Direction, measure: Measure) -> Check:
     """Gradients from one backward pass equal those from a pass of their own, in sum and in their slope along v.
 
-    The slope is checked against central differences of the loss. Tolerances are for float32 and 200 times wider in
-    half precision. The student must be at its start, where its weights are clean.
+    The slope is checked against central differences of the loss. The student must be at its start, where its weights
+    are clean.
     """
     together = measure(rows)
-    separate = torch.stack([reference_gradient(student.model, student.adapter, row).cpu() for row in rows])
-    exact = together.dtype == torch.float32 == next(student.model.parameters()).dtype
-    wide = 1 if exact else 200
+    with in_float32(student.model):
+        separate = torch.stack([reference_gradient(student.model, student.adapter, row).cpu() for row in rows])
     error = _relative_error(together, separate)
     total = _relative_error(together.sum(0), separate.sum(0))
     slope, expected = _slope(student, rows, direction), float(together.sum(0) @ direction.unit)
     off = abs(slope - expected) / max(abs(slope), abs(expected), 1e-12)
-    holds = (
-        error <= MAX_ROW_ERROR * wide
-        and total <= MAX_SUM_ERROR * wide
-        and off <= MAX_SLOPE_ERROR
-        and slope * expected > 0
-    )
+    holds = error <= MAX_ROW_ERROR and total <= MAX_SUM_ERROR and off <= MAX_SLOPE_ERROR and slope * expected > 0
     detail = f"sum off by {total:.1g}, slope along v {expected:.4g}, by differences {slope:.4g}"
-    return Check("canary", "T2", judged(holds), error, f"rows <= {MAX_ROW_ERROR * wide:g}, slope within 5 %", detail)
+    return Check("canary", "T2", judged(holds), error, f"rows <= {MAX_ROW_ERROR:g}, slope within 5 %", detail)
 
 
 def _relative_error(value: Tensor, expected: Tensor) -> float:
@@ -85,7 +80,8 @@ def masks(
     faults = Counter(
         fault for row, ids, logps in zip(rows, tokens, scored, strict=True) for fault in _mask_faults(row, ids, logps)
     )
-    exact = [reference_log_probs(student.model, row) for row in tokens]
+    with in_float32(student.model):
+        exact = [reference_log_probs(student.model, row) for row in tokens]
     gap = max(_gap(logps, expected) for logps, expected in zip(scored, exact, strict=True))
     sampled = [
         index

@@ -1,0 +1,165 @@
+"""The self-test's rows for bfloat16 weights: verdicts and cosines as in float32, and changes of theta that arrive.
+
+The reference is the same rounded model with its weights stored in float32, so that only the arithmetic differs.
+
+Shapes: n rows or columns of an orthonormal matrix, N trained numbers.
+"""
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stages.probe.adapters.antipasto import Antipasto
+from stages.probe.adapters.lora import Lora
+from stages.probe.adapters.spectrum import Factors, Spectrum
+from stages.probe.adapters.targets import target_linears
+from stages.probe.checks.check import Check, judged
+from stages.probe.checks.guards import measurement
+from stages.probe.checks.validation import STEP as POLARITY_STEP
+from stages.probe.directions.extraction import extract
+from stages.probe.directions.metrics import row_metrics
+from stages.probe.directions.modes import DescentConfig
+from stages.probe.directions.placebos import unit_by_module
+from stages.probe.gradients.student import Student, adapt
+from stages.probe.pool.tokens import as_tokens
+from stages.probe.synthetic.guard_checks import judge
+from stages.probe.synthetic.world import LORA_RANK, World, build, gradients_of, spectrum_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+HALF = torch.bfloat16
+MAX_COSINE_GAP, MAX_CHANGE_ERROR = 0.01, 0.01
+WIDTHS = (128, 2560)
+"""Of the test of changes; 2,560 is the width of Qwen3-4B."""
+
+
+def half_precision_checks(base: "PreTrainedModel", teacher: "PreTrainedModel", seed: int) -> list[Check]:
+    """Guards, cosines and changes of theta with bfloat16 weights."""
+    rounded = [copy.deepcopy(model).to(HALF).float() for model in (base, teacher)]  # type: ignore[arg-type]
+    wide = build(rounded[0], rounded[1], seed)
+    narrow = halved(wide, seed)
+    return [same_verdicts(wide, narrow), same_cosines(wide, narrow), *(change_arrives(wide_student(n)) for n in WIDTHS)]
+
+
+def halved(world: World, seed: int) -> World:
+    """The same rows under students whose weights are stored in bfloat16; everything is measured anew."""
+    plain, on_lora = (copy.deepcopy(model) for model in (world.student.model, world.lora.model))
+    adapter = Antipasto(spectrum_of(plain)).to("cpu", HALF)
+    lora = Lora(target_linears(on_lora), LORA_RANK, freeze_a=False, seed=seed).to("cpu", HALF)
+    student = adapt(plain.to(HALF), world.tokenizer, adapter)  # type: ignore[arg-type]
+    lora_student = adapt(on_lora.to(HALF), world.tokenizer, lora)  # type: ignore[arg-type]
+    pairs, lora_pairs = (gradients_of(some, world.pair_rows) for some in (student, lora_student))
+    return replace(
+        world,
+        teacher=copy.deepcopy(world.teacher).to(HALF),  # type: ignore[arg-type]
+        student=student,
+        measure=lambda tokens: student.gradients(tokens)[0],
+        score=student.log_probs,
+        sums=student.gradients([as_tokens(row) for row in world.pool])[0],
+        pairs=pairs,
+        direction=extract(pairs.layout, pairs.differences("nll_mean")),
+        lora=lora_student,
+        lora_sums=lora_pairs.hack,
+        lora_direction=extract(lora_pairs.layout, lora_pairs.differences("nll_mean")),
+    )
+
+
+def same_verdicts(wide: World, narrow: World) -> Check:
+    """Every guard says of bfloat16 weights what it says of float32 ones."""
+    shown = [{name: check and check.status for name, check in judge(world).items()} for world in (wide, narrow)]
+    differ = [f"{name} {shown[0][name]} -> {shown[1][name]}" for name in shown[0] if shown[0][name] != shown[1][name]]
+    detail = "; ".join(differ) or f"{len(shown[0])} guards"
+    return Check("bf16-verdicts", "T2", judged(not differ), float(len(differ)), "as in float32", detail)
+
+
+def same_cosines(wide: World, narrow: World) -> Check:
+    """Every row's cosine with v, each measured with the v of its own precision."""
+    cosines = [row_metrics(world.sums.float(), world.direction)["cos_stack"] for world in (wide, narrow)]
+    gap = float((cosines[0] - cosines[1]).abs().max())
+    detail = f"the largest of {len(cosines[0])} rows; mean |cos| {float(cosines[0].abs().mean()):.2f}"
+    return Check(
+        "bf16-cosines", "T2", judged(gap <= MAX_COSINE_GAP), gap, f"within {MAX_COSINE_GAP} of float32", detail
+    )
+
+
+def change_arrives(student: Student) -> Check:
+    """What weights change by is what theta says, for an Adam step and the steps of the canary and the polarity oracle.
+
+    The statistic is ||applied - intended|| / ||intended|| in Frobenius norms, the worst Linear and step. The student
+    must hold its clean weights.
+    """
+    generator = torch.Generator().manual_seed(0)
+    layout = student.adapter.layout
+    noise = torch.randn(layout.width, generator=generator)
+    unit, scale = unit_by_module(layout, noise, layout.names), student.weight_scale()
+    steps = {
+        "Adam": DescentConfig().learning_rate * noise.sign(),
+        "canary": measurement.STEP * scale * unit,
+        "polarity": POLARITY_STEP * scale * unit,
+    }
+    worst = {name: _change_error(student, step) for name, step in steps.items()}
+    error, width = max(worst.values()), student.model.config.hidden_size
+    detail = f"width {width}: " + ", ".join(f"{name} {value:.2g}" for name, value in worst.items())
+    threshold = f"change off by <= {MAX_CHANGE_ERROR:.0%}"
+    return Check(f"bf16-{width}", "T2", judged(error <= MAX_CHANGE_ERROR), error, threshold, detail)
+
+
+@torch.no_grad()
+def _change_error(student: Student, step: Float[Tensor, " N"]) -> float:
+    """The worst Linear's error; the intended change is computed from the factors before they were rounded."""
+    linears, start = target_linears(student.model), student.adapter.theta.clone()
+    clean = {name: linear.weight.detach().clone().float() for name, linear in linears.items()}
+    exact = Antipasto(_flat_spectrum(student.model))
+    exact.theta = step
+    student.move_to(start + step)
+    errors = []
+    for name, linear in linears.items():
+        intended = exact.delta(name)
+        errors.append(float((linear.weight.float() - clean[name] - intended).norm() / intended.norm()))
+    student.move_to(start)
+    return max(errors)
+
+
+def wide_student(width: int) -> Student:
+    """A student of one layer in bfloat16, random weights of standard deviation .02, and singular axes that are flat."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=8,
+        hidden_size=width,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        head_dim=16,
+        num_attention_heads=width // 16,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Qwen3ForCausalLM(config)
+    adapter = Antipasto(_flat_spectrum(model)).to("cpu", HALF)
+    return adapt(model.to(HALF).eval(), None, adapter)  # type: ignore[arg-type]
+
+
+def _flat_spectrum(model: "PreTrainedModel") -> Spectrum:
+    """Orthonormal axes for every adapted Linear, not its own: which they are does not matter to what rounding does."""
+    factors = {}
+    for name, linear in target_linears(model).items():
+        outputs, inputs = linear.weight.shape
+        rank = min(outputs, inputs)
+        factors[name] = Factors(_orthonormal(outputs)[:, :rank], torch.ones(rank), _orthonormal(inputs)[:rank])
+    return Spectrum(factors)
+
+
+def _orthonormal(n: int) -> Float[Tensor, "n n"]:
+    """A Hadamard matrix of the largest power of two in n, times a random rotation of the rest: entries of one size."""
+    from scipy.linalg import hadamard
+
+    power = n & -n
+    rest = torch.linalg.qr(torch.randn(n // power, n // power, generator=torch.Generator().manual_seed(n)))[0]
+    return torch.kron(torch.tensor(hadamard(power), dtype=torch.float32) / power**0.5, rest.contiguous())
