@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import orjson
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -20,7 +21,20 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     from safetensors.torch import save
 
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
-    store.write_sealed(path, save(on_cpu, metadata=dict(sorted(metadata.items()))))
+    store.write_sealed(path, _with_metadata(save(on_cpu), metadata))
+
+
+def _with_metadata(data: bytes, metadata: Mapping[str, str]) -> bytes:
+    """Put metadata into the header of a safetensors file, sorted: the library's own order changes from call to call.
+
+    The header is its length in eight bytes, then JSON, padded with spaces to a multiple of eight
+    (huggingface/safetensors, README, "Format").
+    """
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = {"__metadata__": dict(sorted(metadata.items())), **orjson.loads(data[8:start])}
+    text = orjson.dumps(header)
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[start:]
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

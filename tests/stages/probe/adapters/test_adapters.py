@@ -167,6 +167,15 @@ def test_factors_survive_the_disk_and_damage_is_seen(tmp_path, spectrum: Spectru
         load_factors(tmp_path / "0000.safetensors")
 
 
+def test_equal_tensors_and_metadata_give_equal_bytes(tmp_path) -> None:
+    tensors, metadata = {"b": torch.ones(3), "a": torch.arange(4)}, {name: name for name in "zyxwvu"}
+    for index in range(8):
+        write_tensors(tmp_path / f"{index}", tensors, metadata)
+    assert len({(tmp_path / f"{index}").read_bytes() for index in range(8)}) == 1
+    read, found = read_tensors(tmp_path / "0")
+    assert found == metadata and all(torch.equal(read[name], tensors[name]) for name in tensors)
+
+
 def test_a_torn_tensor_file_is_bad_input(tmp_path) -> None:
     (tmp_path / "torn.safetensors").write_bytes(b"\x10\x00")
     with pytest.raises(BadInput, match="torn"):
