@@ -21,6 +21,7 @@ think block, and one text has many BPE splits), and then prompts stop being pref
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +125,17 @@ def _call(text: str, start: int) -> tuple[ToolCall, int] | None:
     if not text.startswith("}" + CLOSE, at) or not isinstance(name, str) or not isinstance(arguments, str | dict):
         return None
     return ToolCall(name, arguments if isinstance(arguments, str) else text[begin:at]), at + 1 + len(CLOSE)
+
+
+def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str]) -> None:
+    """Give a tokenizer's chat template these settings for good, so that every later rendering uses them.
+
+    They stand as `set` statements before the template: what is saved with the tokenizer renders alike elsewhere, and
+    the template's digest tells them.
+    """
+    lines = "".join(f"{{%- set {name} = {json.dumps(value)} -%}}" for name, value in sorted(settings.items()))
+    if not tokenizer.chat_template.startswith(lines):
+        tokenizer.chat_template = lines + tokenizer.chat_template
 
 
 SENTINEL = "\u2063ANSWER\u2063"

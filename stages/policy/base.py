@@ -4,7 +4,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, model_validator
 
@@ -42,6 +42,8 @@ class PolicyConfig(Settings):
     """Fields of a server's request to set otherwise, or with `false` to leave out: `request = { seed = false }`."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of a server's request, sent as they are: `extra_body = { provider = { only = ["x"] } }`."""
+    chat_template_kwargs: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], bool | int | float | str] = Field({})
+    """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
     dtype: str = "auto"
     """Floating-point type of a local model's weights: auto, float32, bfloat16 or float16."""
     device: str = Field("auto", json_schema_extra={"affects_results": False})

@@ -113,6 +113,7 @@ class EndpointPolicy:
             "temperature": self.config.temperature,
             "max_tokens": self.config.max_tokens,
             "seed": turn.seed % 2**31,
+            **({"chat_template_kwargs": self.config.chat_template_kwargs} if self.config.chat_template_kwargs else {}),
         }
         wanted = {name: value for name, value in (ours | self.config.request).items() if value is not False}
         return wanted | self.config.extra_body

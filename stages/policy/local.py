@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from stages.errors import BadInput
-from stages.messages import following_ids, opening_ids
+from stages.messages import following_ids, opening_ids, pin_settings
 from stages.policy import adapters, embedded
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.sampling import sample_batch
@@ -121,6 +121,7 @@ def load_model(
             f"The tokenizer of {config.model!r} has no chat template, so messages cannot be rendered. "
             "Use an instruction-tuned model."
         )
+    pin_settings(tokenizer, config.chat_template_kwargs)
     return model.to(device(config.device)), tokenizer
 
 
