@@ -5,8 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
+from support import checker
 from support.command_line import call, collect, repair, teachers
 from support.server import serving
+
+# Shapes in the signatures of the losses are checked while tests run, by whichever test imports them first.
+install_import_hook("stages.losses", f"{checker.__name__}.checked")
 
 Composer = Callable[..., subprocess.CompletedProcess[str]]
 

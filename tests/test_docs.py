@@ -200,7 +200,7 @@ def check(words: list[str]) -> None:
     if name in STAGES:
         said, _ = read(name, given.get("words") or [])
         values = {key: given.get(word) for word, key in SHORTCUTS.items() if word != "teachers"}
-        short = [*said, *launch.shortcuts(name, values, None, given["limit"])]
+        short = [*said, *launch.shortcuts(name, values, None, given.get("limit"))]
         launch.configure(name, [], short, given["set_"] or [])
     if name == "run":
         presets.configure(presets.load(given["preset"]), [])

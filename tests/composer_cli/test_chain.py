@@ -160,7 +160,7 @@ def test_a_failure_that_cannot_travel_is_still_told(composer, write, tmp_path):
     odd = entry("collect", "two", "SCRIPTED", 'env = { name = "odd_env:Env" }', parallel="both")
     preset = write(entry("collect", "one", *SMALL, parallel="both") + odd)
     done = composer("run", "--preset", preset, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 1 and "salt and pepper" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "salt and pepper" in done.stderr and "Traceback" not in done.stderr
 
 
 def _child_of(pid: int) -> int:

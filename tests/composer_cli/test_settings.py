@@ -79,11 +79,11 @@ def test_a_bad_value_names_key_value_and_what_is_allowed():
 
 
 def test_a_table_of_a_list_is_checked_like_everything_else():
-    tables = [{"name": "a", "model": "m"}, {"name": "b", "modle": "m"}]
+    tables = [{"name": "a", "model": "m", "max_tokens": 9}, {"name": "b", "modle": "m", "max_tokens": 9}]
     with pytest.raises(UsageError, match=r"teachers\.1\.modle.*teachers\.N\.model"):
         settings.build("replay-teachers", replay_teachers.Config, [{"teachers": tables}])
     with pytest.raises(UsageError, match=r"needs the setting teachers\.0\.name"):
-        settings.build("replay-teachers", replay_teachers.Config, [{"teachers": [{"model": "m"}]}])
+        settings.build("replay-teachers", replay_teachers.Config, [{"teachers": [{"model": "m", "max_tokens": 9}]}])
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path):
