@@ -15,10 +15,13 @@ RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]")
 
 
 def test_no_command_passes_control_characters_on(composer, tmp_path):
+    refused = []
+
     def steer(body, earlier):
         if body["model"] == "refusing":
             return Reply(401, {"error": {"message": f"no {EVIL} key"}})
-        if earlier == 1:
+        if len(body["messages"]) > 2 and not refused:  # the second turn of some rollout, which so has a first
+            refused.append(earlier)
             return Reply(400, {"error": {"message": f"no {EVIL} answer"}})
         return Reply(body=answer(f"title: {EVIL}\n```bash\nprintf '\\033[2J\\233'; echo\n```"))
 
