@@ -1,7 +1,7 @@
 """Keys of servers are kept out of everything that is written or shown, also where a server sends them back.
 
 A key is known from the moment at which it is read from its variable (`PolicyConfig.key`). Text of a server is redacted
-where it enters (`stages.policy.endpoint`), and once more where files are written (`stages.runs.store`) and where people
+where it enters (`stages.policy.client`), and once more where files are written (`stages.runs.store`) and where people
 are spoken to (`composer_cli.errors`).
 """
 
