@@ -81,22 +81,22 @@ def _value(text: str) -> Any:
 
 
 def known(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """All settings as dotted keys with their declarations, nested groups included; `N` stands for a list index."""
+    """All settings as dotted keys with their declarations, nested groups included; `N` stands for an index, `NAME` for a name."""
     for name, field in config.model_fields.items():
-        group, is_list = _group(field.annotation)
+        group, many = _group(field.annotation)
         if group is None:
             yield prefix + name, field
         else:
-            yield from known(group, f"{prefix}{name}.{'N.' if is_list else ''}")
+            yield from known(group, f"{prefix}{name}.{many}")
 
 
-def _group(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    """The group of settings that an annotation holds, if any, and whether it holds a list of them."""
+def _group(annotation: Any) -> tuple[type[BaseModel] | None, str]:
+    """The group of settings that an annotation holds, if any, and what stands between its name and its keys."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation, False
+        return annotation, ""
     inner = [_group(argument)[0] for argument in get_args(annotation)]
     group = next((g for g in inner if g is not None), None)
-    return group, group is not None and getattr(annotation, "__origin__", None) in (list, tuple)
+    return group, {list: "N.", tuple: "N.", dict: "NAME."}.get(getattr(annotation, "__origin__", None), "")
 
 
 def _explain(stage: str, config: type[BaseModel], error: ValidationError) -> str:

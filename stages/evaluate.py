@@ -1,56 +1,42 @@
 """evaluate: play every arm on held-out tasks and decide whether B beats A, and whether the preference did it.
 
-Reads the checkpoints of several arms, writes `eval_items`, the verdict with intervals and paired tests, a table and a
-chart. The unit is one rollout of one arm. The verdict is the exit code too: 0 VALIDATED, 1 INVALIDATED, 3 PARTIAL or
-UNDERPOWERED, 4 INVALID-RUN.
+Reads the checkpoints of several arms, models of the settings, and rollouts that were recorded elsewhere; writes
+`eval_items`, the verdict with intervals and paired tests, a table and a chart. The unit is one rollout of one arm. The
+verdict is the exit code too: 0 VALIDATED, 1 INVALIDATED, 3 PARTIAL or UNDERPOWERED, 4 INVALID-RUN.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Literal
 
 from pydantic import Field
 
-from stages.envs.base import Environment, Task
+from stages import envs
+from stages.envs.base import Task
 from stages.envs.config import EnvStageConfig, HeldOutEnvConfig
-from stages.errors import BadInput, Incomplete
-from stages.evaluation.arms import START
-from stages.policy import Policy, PolicyConfig, open_policy
+from stages.errors import Incomplete, UsageError
+from stages.evaluation import lineup, looks, planning
+from stages.evaluation.lineup import Arm
+from stages.evaluation.planning import Planning
+from stages.evaluation.verdict import INVALID_RUN, Look, Verdict, after_looks, decide
+from stages.policy import PolicyConfig, open_policy
 from stages.policy.checkpoint import CheckpointInfo, refuse_trained
 from stages.rollouts.episode import Episode, play
 from stages.runs import store
 from stages.runs.artifact import Out, Run, Slot
-from stages.runs.config import Settings
 from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan, work_through
 from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 
 VERSION = 2
-INPUTS = {"arms": Slot(CHECKPOINT, many=True)}
+INPUTS = {
+    "arms": Slot(CHECKPOINT, many=True, optional=True),
+    "recorded": Slot(ROLLOUT, many=True, optional=True),
+}
 OUTPUTS = {"eval_items": EVAL_ITEM}
 LIMIT = "tasks"
-
-
-class Planning(Settings):
-    """What `--plan` assumes. Rates that are not given come from the pilot behind --from, or are assumed."""
-
-    gain: float = Field(0.02, gt=-1, lt=1)
-    """The true difference in pass@1, a fraction."""
-    power: float = Field(0.8, gt=0.5, lt=1)
-    seeds: int = Field(1, gt=0)
-    """Training seeds."""
-    base: float | None = Field(None, gt=0, lt=1)
-    """The baseline's pass rate."""
-    repeat: float | None = Field(None, gt=0, lt=1)
-    """How often two rollouts of one model on one task differ."""
-    discordance: float | None = Field(None, gt=0, le=1)
-    """How often rollouts of the two arms on one task differ."""
-    family_share: float | None = Field(None, ge=0, le=1)
-    """The part of a task's difficulty that its family has."""
-    seed_spread: float | None = Field(None, ge=0, lt=1)
-    """The standard deviation of the gain from training to training."""
-    usd_per_rollout: float | None = Field(None, ge=0)
 
 
 class Config(EnvStageConfig):
@@ -70,112 +56,82 @@ class Config(EnvStageConfig):
     """The arm that only imitates the chosen actions."""
     with_start: bool = True
     """Also evaluate the model that training started from."""
+    policies: dict[str, PolicyConfig] = Field(default_factory=dict)
+    """Arms that were not trained here, by name: a model behind a server, or a folder."""
+    looks: int = Field(1, gt=0, le=10)
+    """Planned looks: the tasks are played in so many parts, and no more of them once all is decided."""
+    shared_only: bool = False
+    """Compare arms on the tasks and samples that all of them have, where recorded rollouts do not cover the same."""
+    families: Literal["auto", "random", "fixed"] = "auto"
+    """What the tasks' families are: a sample of possible ones, or fixed strata, as a benchmark's repositories are.
+    `auto`: what the environment says; of rollouts of SWE-bench alone, fixed."""
 
     planning: Planning = Field(Planning(), json_schema_extra={"affects_results": False})
 
     def fixed_families(self) -> bool:
-        """Whether the environment's families are fixed strata, as a benchmark's repositories are, and not a sample."""
-        environment = self.opener()()
-        try:
-            return bool(getattr(environment, "fixed_families", False))
-        finally:
-            environment.close()
+        """Whether the families are fixed strata, and not a sample."""
+        if self.families != "auto":
+            return self.families == "fixed"
+        return envs.fixed_families(self.env.name)
 
     def label(self) -> str:
         """Environment and arms."""
         return f"{self.env.label()}-{self.treatment}-vs-{self.baseline}"
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One model to evaluate: the arm's name, its training seed, and where the model is."""
-
-    name: str
-    seed: int
-    policy: PolicyConfig
-
-
 def arms(inputs: Inputs, config: Config) -> list[Arm]:
-    """Every trained model, and the one they all started from; `BadInput` when they cannot be compared."""
-    runs: list[Run] = inputs.many("arms")
-    infos = [CheckpointInfo.of(run) for run in runs]
-    trained = [_arm(info, str(run.folder()), config) for info, run in zip(infos, runs, strict=True)]
-    names = [(arm.name, arm.seed) for arm in trained]
-    if len(set(names)) < len(names):
-        name, seed = next(name for name in names if names.count(name) > 1)
-        raise BadInput(f"Arm {name!r} with seed {seed} was given twice. Give every arm and seed once.")
-    starts = {info.start_identity: run for info, run in zip(infos, runs, strict=True)}
-    if len(starts) > 1:
-        raise BadInput(
-            "The arms did not start from the same model, so they cannot be compared: "
-            + ", ".join(str(run.path) for run in starts.values())
+    """Every model to play; `UsageError` when there is nothing to compare, `BadInput` when arms cannot be compared."""
+    trained = inputs.many("arms")
+    if not (trained or config.policies or inputs.many("recorded")):
+        raise UsageError(
+            "There is nothing to compare. Give trained arms or recorded rollouts with --from RUN, "
+            "or models with --set policies.NAME.model=MODEL."
         )
-    if not config.with_start:
-        return trained
-    start = infos[0].start
-    return [Arm(START, 0, start.model_copy(update={"temperature": config.temperature})), *trained]
-
-
-def _arm(info: CheckpointInfo, folder: str, config: Config) -> Arm:
-    changes = {"model": folder, "temperature": config.temperature}
-    return Arm(info.arm, info.train_seed, info.start.model_copy(update=changes))
+    return lineup.to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The rollouts to play."""
-    return Plan(units=len(arms(inputs, config)) * config.tasks * config.samples, what="rollouts")
+    notes = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
+    return Plan(units=len(arms(inputs, config)) * config.tasks * config.samples, what="rollouts", notes=notes)
 
 
 def study(pilots: Sequence[Run], config: Config) -> tuple[Row, str]:
     """What the planned evaluation would find and cost, as JSON and as text; `BadInput` for a pilot without rollouts."""
-    from stages.evaluation import planner
-    from stages.evaluation.pilot import GIVEN, Price, complete, measure
-    from stages.evaluation.simulation import Design, World
-
-    asked = config.planning
-    items = [item for run in pilots for item in _pilot_items(run)]
-    given = {name: (getattr(asked, name), GIVEN) for name in World.__annotations__ if getattr(asked, name) is not None}
-    rates = complete({**measure(items, config.baseline, config.treatment), **given}, asked.gain)
-    world = World(**{name: value for name, (value, _) in rates.items()})
     sizes = Counter(task.family or task.task_id for task in config.draw(config.opener(), config.tasks))
-    design = Design(tuple(sizes.values()), config.samples, asked.seeds, config.fixed_families())
-    costs = [item["cost_usd"] for item in items if item["cost_usd"] is not None]
-    price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
-    arms = 2 + (config.control is not None) + config.with_start
-    found = planner.study(planner.Question(world, asked.gain, asked.power, arms, Price(price)), design, rates)
-    return asdict(found), planner.text(found)
-
-
-def _pilot_items(run: Run) -> list[Row]:
-    """The rollouts of an evaluation or of a collection, as items."""
-    if run.holds(EVAL_ITEM):
-        return run.rows(EVAL_ITEM)
-    rows = run.rows(ROLLOUT)
-    each = run.manifest.cost_usd / max(len(rows), 1)
-    return [
-        {
-            **row,
-            "arm": START,
-            "train_seed": 0,
-            "passed": None if row["reward"] is None else row["reward"] >= 1.0,
-            "cost_usd": each,
-        }
-        for row in rows
-    ]
+    return planning.study(
+        pilots,
+        config.planning,
+        baseline=config.baseline,
+        treatment=config.treatment,
+        num_arms=2 + (config.control is not None) + config.with_start,
+        family_sizes=tuple(sizes.values()),
+        samples=config.samples,
+        fixed=config.fixed_families(),
+    )
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
-    """Play every arm on every task, then decide."""
-    make = config.opener()
-    tasks = config.draw(make, config.tasks)
-    compared = arms(inputs, config)
-    trained = [CheckpointInfo.of(run) for run in inputs.many("arms")]
-    refuse_trained(trained, config.env.name, [task.task_id for task in tasks])
-    for arm in compared:
-        policy = open_policy(arm.policy, cache=out.cache, budget=out.budget, listener=out.progress)
-        out.model(f"{arm.name}/{arm.seed}", **policy.facts())
-        _evaluate(make, policy, arm, tasks, config, out)
-    _finish(compared, tasks, config, out)
+    """Play every arm on every task, look by look, until all is decided or played."""
+    played = arms(inputs, config)
+    known, strata = lineup.recorded(inputs.many("recorded"))
+    fixed = config.fixed_families() if played or config.families != "auto" else strata
+    tasks = config.draw(config.opener(), config.tasks) if played else []
+    infos = [CheckpointInfo.of(run) for run in inputs.many("arms")]
+    refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
+    parts = looks.parts(len(tasks), config.looks) or [range(0)]
+    taken: list[Look] = []
+    for part, level in zip(parts, looks.levels(len(parts)), strict=True):
+        for arm in played:
+            _play(arm, [tasks[index] for index in part], config, out)
+        items = _items(played, known, tasks[: part.stop], config, out)
+        verdict, left_out = _decide(items, level, fixed, config)
+        taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
+        if verdict.settled:
+            break
+    if len(parts) > 1:
+        verdict = after_looks(verdict, taken, len(parts), len(tasks))
+    _finish(verdict, items, left_out, out)
 
 
 def _episodes(tasks: list[Task], config: Config) -> list[Episode]:
@@ -187,9 +143,11 @@ def _item_id(arm: Arm, episode: Episode) -> str:
     return f"{arm.name}/{arm.seed}/{episode.rollout_id}"
 
 
-def _evaluate(
-    make: Callable[[], Environment], policy: Policy, arm: Arm, tasks: list[Task], config: Config, out: Out
-) -> None:
+def _play(arm: Arm, tasks: list[Task], config: Config, out: Out) -> None:
+    make = config.opener()
+    policy = open_policy(arm.policy, cache=out.cache, budget=out.budget, listener=out.progress)
+    out.model(f"{arm.name}/{arm.seed}", **policy.facts())
+
     def play_batch(batch: list[Episode]) -> Iterable[tuple[str, Row, bool]]:
         started = time.monotonic()
         play(make, policy, batch, max_steps=config.max_steps, before_turn=out.stop_here)
@@ -231,17 +189,33 @@ def _item(arm: Arm, episode: Episode) -> Row:
     }
 
 
-def _finish(compared: list[Arm], tasks: list[Task], config: Config, out: Out) -> None:
+def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Config, out: Out) -> list[Row]:
+    """The items of these tasks, arm by arm; without a model to play, all that was recorded."""
+    records = {record["unit"]: record["item"] for record in out.records()}
+    here = {task.task_id for task in tasks}
+    items = [records[_item_id(arm, episode)] for arm in played for episode in _episodes(tasks, config)]
+    return [*items, *(item for item in known if not played or item["task_id"] in here)]
+
+
+def _decide(items: list[Row], level: float, fixed: bool, config: Config) -> tuple[Verdict, int]:
+    """The verdict, and how many tasks were left out since an arm has them not."""
+    left_out = 0
+    if config.shared_only:
+        names = {item["arm"] for item in items}
+        compared = [arm for arm in (config.baseline, config.treatment, config.control) if arm and arm in names]
+        items, left_out = lineup.shared(items, compared)
+    return decide(items, config.baseline, config.treatment, config.control, fixed=fixed, alpha=level), left_out
+
+
+def _finish(verdict: Verdict, items: list[Row], left_out: int, out: Out) -> None:
     from stages.evaluation.chart import arms_chart
     from stages.evaluation.report import text_table
-    from stages.evaluation.verdict import INVALID_RUN, decide
 
-    records = {record["unit"]: record["item"] for record in out.records()}
-    items = [records[_item_id(arm, episode)] for arm in compared for episode in _episodes(tasks, config)]
     out.table(EVAL_ITEM, items)
-    verdict = decide(items, config.baseline, config.treatment, config.control, fixed=config.fixed_families())
     failed = sum(item["error_type"] is not None for item in items)
     out.count(planned=len(items), done=len(items) - failed, failed=failed)
+    if left_out:
+        verdict = replace(verdict, why=f"{verdict.why} {left_out} tasks were left out, which not every arm has.")
     out.conclude(
         ok=verdict.decision != INVALID_RUN,
         exit_code=verdict.exit_code,

@@ -43,6 +43,7 @@ __all__ = [
     "Task",
     "attached",
     "code_sha256",
+    "fixed_families",
     "load",
     "register",
     "same",
@@ -120,6 +121,11 @@ def attached(name: str, what: Attachment) -> Any:
         having = ", ".join(sorted(other for other, given in ENVIRONMENTS.items() if getattr(given, what))) or "none"
         raise UsageError(f"The environment {name!r} brings no {what} along. Environments that do: {having}.")
     return _imported(name, target)
+
+
+def fixed_families(name: str) -> bool:
+    """Whether the families of an environment's tasks are fixed strata (see `base.Environment`), and not a sample."""
+    return bool(getattr(_factory(name), "fixed_families", False))
 
 
 def code_sha256(name: str) -> str | None:

@@ -138,7 +138,8 @@ def mismatch(what: str, key: Callable[[Item], Hashable], sides: Mapping[str, lis
     (one, ours), (other, theirs) = ((arm, set(map(key, rows))) for arm, rows in sides.items())
     if ours == theirs:
         return []
-    return [f"the {what} differ ({len(ours - theirs)} only in {one}, {len(theirs - ours)} only in {other})"]
+    remedy = "" if what == "training seeds" else "; --set shared_only=true compares what both have"
+    return [f"the {what} differ ({len(ours - theirs)} only in {one}, {len(theirs - ours)} only in {other}){remedy}"]
 
 
 def summarize(arm: str, rows: list[Item], fixed: bool = False) -> ArmSummary:

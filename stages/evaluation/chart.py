@@ -2,6 +2,7 @@
 
 import io
 
+from stages.evaluation.report import shortened
 from stages.evaluation.verdict import Verdict
 from stages.evaluation.wording import MIN_GAIN
 
@@ -15,9 +16,10 @@ def arms_chart(verdict: Verdict) -> bytes:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    arms = [(arm.arm, arm.low, arm.pass_rate or 0.0, arm.high) for arm in verdict.arms]
+    arms = [(shortened(arm.arm), arm.low, arm.pass_rate or 0.0, arm.high) for arm in verdict.arms]
     pairs = ((verdict.baseline, verdict.gain), (verdict.control, verdict.over_control))
-    differences = [(f"{verdict.treatment} - {other}", d.low, d.estimate, d.high) for other, d in pairs if d]
+    treatment = shortened(verdict.treatment)
+    differences = [(f"{treatment}\n- {shortened(str(o))}", d.low, d.estimate, d.high) for o, d in pairs if d]
     heights = [0.6 + 0.45 * len(arms), *([0.6 + 0.45 * len(differences)] if differences else [])]
     with pyplot.rc_context({"svg.hashsalt": "composer", "svg.fonttype": "none", "font.size": 10}):
         size = (6, 0.4 + sum(heights))

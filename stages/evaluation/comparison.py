@@ -79,12 +79,13 @@ def compare(
     *,
     fixed: bool = False,
     lost: Lost = "left out",
+    alpha: float = ALPHA,
 ) -> PairedDifference | None:
     """The paired difference of a yes-or-no field; None when no item is known in both arms."""
     found = outcomes(treatment, baseline, field, lost)
     if found is None:
         return None
-    return paired_difference(found.treatment_ST, found.baseline_ST, found.families, fixed=fixed)
+    return paired_difference(found.treatment_ST, found.baseline_ST, found.families, fixed=fixed, alpha=alpha)
 
 
 def gain_by_seed(treatment: list[Item], baseline: list[Item]) -> dict[str, float]:

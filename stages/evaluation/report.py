@@ -8,6 +8,8 @@ from stages.evaluation.verdict import Verdict
 from stages.evaluation.wording import points
 
 WIDTH = 100
+NAME = 28
+"""Characters of an arm's name."""
 HEAD = ("arm", "pass@1", "95 % interval", "hacked", "loosely", "protocol", "tasks", "items", "errors", "USD", "tokens")
 
 
@@ -15,7 +17,7 @@ def text_table(verdict: Verdict) -> str:
     """The whole report."""
     k = max((arm.k for arm in verdict.arms), default=1)
     head = (*HEAD[:3], f"pass@{k}", *HEAD[3:]) if k > 1 else HEAD
-    lines = aligned([head, *(arm_cells(arm, k > 1) for arm in verdict.arms)])
+    lines = aligned(told([head, *(arm_cells(arm, k > 1) for arm in verdict.arms)]))
     if any(arm.cost_usd or arm.sampled_tokens for arm in verdict.arms):
         lines += wrap("USD and sampled tokens are means of a rollout.")
     if most := max((arm.num_twins for arm in verdict.arms), default=0):
@@ -43,6 +45,12 @@ def text_table(verdict: Verdict) -> str:
     return "\n".join([*lines, "", decision, *wrap(" ".join(filter(None, (verdict.why, verdict.estimand))))])
 
 
+def told(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The rows below a head without the columns in which nothing was measured."""
+    kept = [index for index in range(len(rows[0])) if any(row[index] != "-" for row in rows[1:])]
+    return [tuple(row[index] for index in kept) for row in rows]
+
+
 def aligned(rows: list[tuple[str, ...]]) -> list[str]:
     """Rows as lines, their columns two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -57,7 +65,7 @@ def arm_cells(arm: ArmSummary, with_k: bool) -> tuple[str, ...]:
     counts = map(str, (arm.num_tasks, arm.num_items, sum(arm.errors.values())))
     cost = "-" if not arm.cost_usd else f"{arm.cost_usd:.2g}"
     tokens = "-" if arm.sampled_tokens is None else f"{arm.sampled_tokens:.0f}"
-    return arm.arm[:14], percent(arm.pass_rate), interval, *at_k, *conduct, *counts, cost, tokens
+    return shortened(arm.arm), percent(arm.pass_rate), interval, *at_k, *conduct, *counts, cost, tokens
 
 
 def difference_lines(title: str, difference: PairedDifference) -> list[str]:
@@ -76,6 +84,11 @@ def difference_lines(title: str, difference: PairedDifference) -> list[str]:
             f"  in new families: [{100 * low:+.1f}, {100 * high:+.1f}]{'' if low > 0 or high < 0 else ', undecided'}"
         )
     return lines
+
+
+def shortened(name: str) -> str:
+    """An arm's name, its middle left out where it is long: names of models differ at both ends."""
+    return name if len(name) <= NAME else f"{name[: NAME // 2]}..{name[-(NAME - NAME // 2 - 2) :]}"
 
 
 def percent(rate: float | None) -> str:

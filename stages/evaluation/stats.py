@@ -55,9 +55,18 @@ class PairedDifference:
 
 
 def paired_difference(
-    treatment_ST: np.ndarray, baseline_ST: np.ndarray, families: Sequence[str], *, fixed: bool = False, seed: int = 0
+    treatment_ST: np.ndarray,
+    baseline_ST: np.ndarray,
+    families: Sequence[str],
+    *,
+    fixed: bool = False,
+    alpha: float = ALPHA,
+    seed: int = 0,
 ) -> PairedDifference:
-    """Compare two arms of outcomes (means over samples, 0..1; NaN where there is none; every task has one)."""
+    """Compare two arms of outcomes (means over samples, 0..1; NaN where there is none; every task has one).
+
+    `alpha`: the two-sided level of every interval, lower than 5 % at one of several looks.
+    """
     if not len(families) or treatment_ST.shape != baseline_ST.shape or treatment_ST.shape[1:] != (len(families),):
         shapes = f"{list(treatment_ST.shape)} and {list(baseline_ST.shape)} outcomes and {len(families)} families"
         raise UsageError(
@@ -67,13 +76,13 @@ def paired_difference(
     family_T = np.unique(np.asarray(families, dtype=str), return_inverse=True)[1]
     unit_T = np.arange(len(families)) if fixed else family_T
     test = Test(paired.pair(treatment_ST[None], baseline_ST[None], unit_T), seed)
-    low, high = test.interval(ALPHA)
+    low, high = test.interval(alpha)
     error, degrees = cr2(test.units)
-    half = quantile(1 - ALPHA / 2, degrees) * error if error > TOLERANCE else 2.0  # no spread was seen: no interval
+    half = quantile(1 - alpha / 2, degrees) * error if error > TOLERANCE else 2.0  # no spread was seen: no interval
     d_T = np.nanmean(treatment_ST - baseline_ST, 0)
     elsewhere = None
     if fixed:
-        elsewhere = Test(paired.pair(treatment_ST[None], baseline_ST[None], family_T), seed).interval(ALPHA)
+        elsewhere = Test(paired.pair(treatment_ST[None], baseline_ST[None], family_T), seed).interval(alpha)
     return PairedDifference(
         estimate=test.units.mean,
         low=low,
@@ -87,7 +96,7 @@ def paired_difference(
         p_value=test.p(0.0),
         cr2_low=max(test.units.mean - half, -1.0),
         cr2_high=min(test.units.mean + half, 1.0),
-        mde=test.detectable(error, degrees),
+        mde=test.detectable(error, degrees, alpha),
         elsewhere=elsewhere,
     )
 
@@ -143,12 +152,12 @@ class Test:
             low, high = (low, middle) if self.refutes(mean, middle) else (middle, high)
         return high
 
-    def detectable(self, error: float, degrees: float) -> float:
+    def detectable(self, error: float, degrees: float, alpha: float = ALPHA) -> float:
         """The true difference found with 80 % power under these standard errors, at most 1."""
         if self.one.seed_error_X is not None:
             error = float(np.hypot(error * np.sqrt(self.one.share_X[0]), self.one.seed_error_X[0]))
             degrees = min(degrees, self.one.num_seeds - 1)
-        found = (quantile(1 - ALPHA / 2, degrees) + quantile(POWER, degrees)) * error
+        found = (quantile(1 - alpha / 2, degrees) + quantile(POWER, degrees)) * error
         return float(min(found, 1.0)) if error > TOLERANCE else 1.0
 
 

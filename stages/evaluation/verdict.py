@@ -10,7 +10,7 @@ second is a test only where the first found a gain. All other questions share on
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stages.evaluation import wording
@@ -26,7 +26,7 @@ from stages.evaluation.arms import (
 )
 from stages.evaluation.comparison import Subset, by_family, compare, gain_by_seed, holm
 from stages.evaluation.paired import MIN_SEEDS
-from stages.evaluation.stats import PairedDifference
+from stages.evaluation.stats import ALPHA, PairedDifference
 
 VALIDATED, PARTIAL, INVALIDATED = "VALIDATED", "PARTIAL", "INVALIDATED"
 UNDERPOWERED, INVALID_RUN = "UNDERPOWERED", "INVALID-RUN"
@@ -36,12 +36,23 @@ Arms = Mapping[str, list[Item]]
 
 
 @dataclass(frozen=True)
+class Look:
+    """What was seen at one planned look: the tasks played by then, its two-sided level, the gain and the decision."""
+
+    tasks: int
+    level: float
+    decision: str
+    gain: PairedDifference | None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The answer, why, and every number behind it; rates and differences are fractions of one.
 
     `claim` is what is shown of the gain, empty where nothing is. `worst` and `best` are the gain under the worst and
     the best that `num_lost` lost outcomes could have been, None where none was lost. `secondary` holds the p-values of
-    conduct after Holm's correction. `dataclasses.asdict` turns all of it into what JSON can hold.
+    conduct after Holm's correction. `looks` are those that were taken, where several were planned; all differences are
+    then at the level of the last one. `dataclasses.asdict` turns all of it into what JSON can hold.
     """
 
     decision: str
@@ -63,6 +74,12 @@ class Verdict:
     gain_by_seed: Mapping[str, float] | None = None
     secondary: Mapping[str, float] | None = None
     subsets: tuple[Subset, ...] = ()
+    looks: tuple[Look, ...] = ()
+
+    @property
+    def settled(self) -> bool:
+        """Whether more tasks cannot be asked for: a gain is shown, or that there is none."""
+        return bool(self.claim) or self.decision == INVALIDATED
 
     @property
     def exit_code(self) -> int:
@@ -71,9 +88,18 @@ class Verdict:
 
 
 def decide(
-    items: Iterable[Item], baseline: str = "A", treatment: str = "B", control: str | None = "C", *, fixed: bool = False
+    items: Iterable[Item],
+    baseline: str = "A",
+    treatment: str = "B",
+    control: str | None = "C",
+    *,
+    fixed: bool = False,
+    alpha: float = ALPHA,
 ) -> Verdict:
-    """Compare `treatment` with `baseline`, and with `control` where it was run; `fixed`: families are fixed strata."""
+    """Compare `treatment` with `baseline`, and with `control` where it was run.
+
+    `fixed`: families are fixed strata. `alpha`: the level of the differences, of one look where several are planned.
+    """
     arms: dict[str, list[Item]] = defaultdict(list)
     for item in items:
         arms[item["arm"]].append(item)
@@ -82,18 +108,20 @@ def decide(
     possible = {arm: without_twins(rows) for arm, rows in arms.items()}
     problems = find_problems(possible, baseline, treatment) if any(possible.values()) or not arms else [ONLY_TWINS]
     ours, theirs = possible.get(treatment, []), possible.get(baseline, [])
-    gain = None if problems else compare(ours, theirs, fixed=fixed)
+    gain = None if problems else compare(ours, theirs, fixed=fixed, alpha=alpha)
     if gain is None:
         told = "; ".join(problems) or "no item has an outcome in both"
         return Verdict(INVALID_RUN, f"{treatment} and {baseline} cannot be compared: {told}.", *names)
     num_lost = sum(map(failed, [*ours, *theirs]))
-    bounds = [compare(ours, theirs, fixed=fixed, lost=side) for side in ("against", "for")] if num_lost else [None] * 2
+    bounds: list[PairedDifference | None] = [None, None]
+    if num_lost:
+        bounds = [compare(ours, theirs, fixed=fixed, lost=side, alpha=alpha) for side in ("against", "for")]
     decision, claim, reason = judge(gain, bounds[0] or gain, bounds[1] or gain, num_lost)
     conduct, subsets = secondary(arms, possible, names[:3], fixed)
     if decision == UNDERPOWERED and any(subset.gains for subset in subsets):
         decision = PARTIAL
     control_problems = find_problems(possible, control, treatment) if control else ["none was named"]
-    over = compare(ours, possible[control], fixed=fixed) if control and not control_problems else None
+    over = compare(ours, possible[control], fixed=fixed, alpha=alpha) if control and not control_problems else None
     by_seed = gain_by_seed(ours, theirs)
     sentences = [
         f"{treatment} - {baseline} is {wording.points(gain)}: {reason}.",
@@ -148,6 +176,12 @@ def decision_of(gain: PairedDifference) -> tuple[str, str, str]:
     if gain.high < wording.MIN_GAIN:
         return INVALIDATED, "", f"no gain of {bar}: the interval ends below, so they would have been seen"
     return UNDERPOWERED, "", f"neither a gain nor the absence of a gain of {bar} is shown; {wording.detectable(gain)}"
+
+
+def after_looks(verdict: Verdict, looks: Sequence[Look], planned: int, num_tasks: int) -> Verdict:
+    """The verdict with the looks that led to it, the last of them its own; `num_tasks`: all that were planned."""
+    told = wording.looks(len(looks), planned, looks[-1].tasks, num_tasks, looks[-1].level)
+    return replace(verdict, looks=tuple(looks), why=f"{verdict.why} {told}")
 
 
 Conduct = dict[str, tuple[PairedDifference | None, float]]

@@ -78,6 +78,15 @@ def credit(
     )
 
 
+def looks(taken: int, planned: int, tasks: int, num_tasks: int, level: float) -> str:
+    """How many of the planned looks were needed, in a sentence."""
+    ended = f"Decided at look {taken} of {planned}" if taken < planned else f"All {planned} planned looks were taken"
+    return (
+        f"{ended}, after {tasks} of {num_tasks} tasks; differences are at this look's level of {level:.2g}, "
+        "which holds 5 % over all looks."
+    )
+
+
 def conduct(
     treatment: str, gain: PairedDifference, found: Mapping[str, tuple[PairedDifference | None, float]]
 ) -> list[str]:

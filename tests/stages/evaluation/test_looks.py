@@ -1,0 +1,69 @@
+"""Planned looks: bounds as tabled, the level over all looks by simulation, and what stopping early saves."""
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from stages.evaluation.flips import draw_signs
+from stages.evaluation.looks import crossing, levels, parts
+from stages.evaluation.paired import pair, rejects
+from stages.evaluation.simulation import Design, World, draw
+
+NUM = 500
+TABLED = {2: 1.977, 3: 2.004, 4: 2.024, 5: 2.040, 10: 2.087}
+"""Jennison and Turnbull, Group Sequential Methods (2000), table 2.3, two-sided .05."""
+
+
+@pytest.mark.parametrize(("num_looks", "constant"), TABLED.items())
+def test_bounds_are_those_of_the_tables(num_looks, constant):
+    found = norm.isf(np.array(levels(num_looks)) / 2)
+    assert found == pytest.approx([constant * np.sqrt(num_looks / k) for k in range(1, num_looks + 1)], abs=6e-4 * 3)
+
+
+def test_one_look_is_the_test_itself():
+    assert levels(1) == (0.05,)
+    assert crossing(norm.isf(0.025), 1) == pytest.approx(0.05)
+
+
+def test_every_task_is_in_one_part():
+    for num_tasks, num_looks in ((120, 4), (7, 3), (2, 5), (1, 1)):
+        covered = [index for part in parts(num_tasks, num_looks) for index in part]
+        assert covered == list(range(num_tasks)) and all(map(len, parts(num_tasks, num_looks)))
+    assert parts(0, 3) == []
+
+
+def looked(world, design, gain, num_looks, num, *, each_at=None):
+    """Per run the task count at the end and whether a gain was found, tasks in random order as they are drawn."""
+    random = np.random.default_rng(3)
+    order = random.permutation(design.num_tasks)
+    family_T = np.repeat(np.arange(len(design.sizes)), design.sizes)
+    treatment, baseline = (arm[:, :, order] for arm in draw(world, design, gain, num, random))
+    open_X, tasks_X, gains_X = np.ones(num, bool), np.full(num, design.num_tasks), np.zeros(num, bool)
+    for part, level in zip(parts(design.num_tasks, num_looks), each_at or levels(num_looks), strict=True):
+        families = family_T[order[: part.stop]]
+        unit_T = np.arange(part.stop) if design.fixed else np.unique(families, return_inverse=True)[1]
+        now = pair(treatment[:, :, : part.stop], baseline[:, :, : part.stop], unit_T)
+        found = rejects(now, 0.0, draw_signs(len(now.sizes_U), random, 799), level) & open_X
+        tasks_X[found], gains_X[found] = part.stop, now.mean_X[found] > 0
+        open_X &= ~found
+    return tasks_X, gains_X
+
+
+WORLD = World(base=0.25, repeat=0.2, discordance=0.22, family_share=0.1, seed_spread=0.0)
+
+
+def test_looks_together_keep_the_level():
+    """One look too many would show: at 5 % each, four looks find something in 12 % of runs where there is nothing."""
+    design = Design((1,) * 120, fixed=True)
+    _, gains = looked(WORLD, design, 0.0, 4, NUM)
+    assert gains.mean() <= 0.025 + 2 * np.sqrt(0.025 * 0.975 / NUM)
+    _, naive = looked(WORLD, design, 0.0, 4, NUM, each_at=(0.05,) * 4)
+    assert naive.mean() > 1.5 * gains.mean()
+
+
+def test_a_large_gain_ends_early_at_no_loss_of_power():
+    design = Design((1,) * 360, fixed=True)
+    tasks, gains = looked(WORLD, design, 0.10, 4, 100)
+    _, whole = looked(WORLD, design, 0.10, 1, 100)
+    assert gains.mean() > whole.mean() - 0.04
+    assert tasks.mean() < 0.75 * design.num_tasks

@@ -1,0 +1,94 @@
+"""evaluate without training: models behind a server, rollouts that were recorded, planned looks."""
+
+import shutil
+
+import orjson
+import pytest
+from support.server import Reply, answer, serving
+
+from stages import collect, evaluate
+from stages.errors import BadInput, UsageError
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.inputs import Inputs, assign
+from stages.runs.records import EVAL_ITEM
+
+ENV = "support.environments:GuessEnv"
+
+
+@pytest.fixture
+def url():
+    """Model `right` says the letter that is asked for, `wrong` another one."""
+
+    def reply(body, earlier):
+        letter = body["messages"][0]["content"][-1]
+        return Reply(body=answer(letter if body["model"] == "right" else "z"))
+
+    with serving(reply) as server:
+        yield server.url
+
+
+def recorded(root, url, model, **more):
+    config = collect.Config(env={"name": ENV}, policy={"model": model, "base_url": url}, **{"tasks": 14, **more})
+    return Run(runner.execute("collect", {}, config, root=root / model).path)
+
+
+def evaluated(root, inputs, **settings):
+    config = evaluate.Config(env={"name": ENV, "split": "train"}, **settings)
+    result = runner.execute("evaluate", inputs, config, root=root)
+    run = Run(result.path)
+    return run, orjson.loads((run.path / "verdict.json").read_bytes())
+
+
+def models(url):
+    return {"A": {"model": "wrong", "base_url": url}, "B": {"model": "right", "base_url": url}}
+
+
+def test_models_behind_a_server_are_arms_and_play_no_more_than_needed(tmp_path, url):
+    """Seven families that all rise have p = 2**-6, which passes at the third of four looks (.018) and not before."""
+    run, verdict = evaluated(tmp_path, {}, policies=models(url), tasks=40, looks=4, control=None)
+    assert verdict["decision"] == "PARTIAL" and verdict["claim"] == "a gain of 2 points"
+    assert [look["tasks"] for look in verdict["looks"]] == [10, 20, 30]
+    assert [look["decision"] for look in verdict["looks"]] == ["UNDERPOWERED", "UNDERPOWERED", "PARTIAL"]
+    assert len(run.rows(EVAL_ITEM)) == 60 and "Decided at look 3 of 4, after 30 of 40 tasks" in verdict["why"]
+    whole, at_once = evaluated(tmp_path, {}, policies=models(url), tasks=30, control=None)
+    assert whole.rows(EVAL_ITEM) and at_once["looks"] == [] and at_once["gain"]["estimate"] == 1.0
+
+
+def test_looks_that_decide_nothing_play_everything(tmp_path, url):
+    policies = {name: {"model": "wrong", "base_url": url} for name in "AB"}
+    run, verdict = evaluated(tmp_path, {}, policies=policies, tasks=7, looks=2, control=None)
+    assert len(verdict["looks"]) == 2 and len(run.rows(EVAL_ITEM)) == 14
+    assert "All 2 planned looks were taken" in verdict["why"]
+
+
+def test_recorded_rollouts_are_arms(tmp_path, url):
+    runs = [recorded(tmp_path, url, model) for model in ("right", "wrong")]
+    inputs = assign("evaluate", evaluate.INPUTS, runs)
+    run, verdict = evaluated(tmp_path, inputs, baseline="wrong", treatment="right", control=None)
+    assert {item["arm"] for item in run.rows(EVAL_ITEM)} == {"right", "wrong"}
+    assert verdict["gain"]["estimate"] == 1.0 and verdict["gain"]["num_tasks"] == 14
+    assert "fixed" not in verdict["gain"]["method"]
+    _, fixed = evaluated(tmp_path, inputs, baseline="wrong", treatment="right", control=None, families="fixed")
+    assert "their families fixed" in fixed["gain"]["method"]
+
+
+def test_recorded_rollouts_of_other_tasks_are_compared_on_what_is_shared(tmp_path, url):
+    inputs = {"recorded": [recorded(tmp_path, url, "right"), recorded(tmp_path, url, "wrong", tasks=13)]}
+    names = {"baseline": "wrong", "treatment": "right", "control": None}
+    _, refused = evaluated(tmp_path, inputs, **names)
+    assert refused["decision"] == "INVALID-RUN" and "shared_only=true" in refused["why"]
+    _, verdict = evaluated(tmp_path, inputs, **names, shared_only=True)
+    assert verdict["gain"]["num_tasks"] == 13 and "1 tasks were left out" in verdict["why"]
+
+
+def test_two_runs_of_one_model_cannot_be_told_apart(tmp_path, url):
+    run = recorded(tmp_path, url, "right")
+    other = shutil.copytree(run.path, tmp_path / "other")
+    with pytest.raises(BadInput, match="both hold rollouts of right"):
+        evaluated(tmp_path, {"recorded": [run, Run(other)]}, baseline="right", treatment="right")
+
+
+def test_nothing_to_compare_is_said():
+    with pytest.raises(UsageError, match="There is nothing to compare"):
+        evaluate.plan(Inputs(), evaluate.Config())
