@@ -33,7 +33,7 @@ lint:
 parity *FILES:
     python -m stages.losses.parity {{ FILES }}
 
-# Measure ourselves beside a peer: ./dev bench NAME, where benchmarks/NAME.py prints a ratio.
+# Measure ourselves beside a peer: ./dev bench NAME, where benchmarks/NAME.py prints a ratio. The extra `bench` holds peers.
 bench NAME:
     python benchmarks/{{ NAME }}.py
 

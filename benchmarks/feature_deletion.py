@@ -15,6 +15,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from peers import EXTRA, needed
+
 from stages.envs.bash import fenced
 from stages.envs.feature_deletion import rows
 from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
@@ -29,6 +31,7 @@ APPLY = "cat > /tmp/patch <<'END-OF-PATCH'\n{patch}END-OF-PATCH\ngit apply --whi
 
 def main() -> None:
     """Print one line a package."""
+    needed("pytest", "pytest_cov", by=EXTRA.format("feature-deletion"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packages", nargs="+")
     parser.add_argument("-n", type=int, default=20)

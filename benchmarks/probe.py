@@ -21,9 +21,12 @@ from pathlib import Path
 
 os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "65536")  # freed tensors leave the resident set at once
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from peers import needed
+
+needed("opacus")
+
+import torch
 from probe_contenders import CONTENDERS, EXACT, Setting
 
 from stages.probe.directions.extraction import from_flat

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from peers import needed
+
 from stages.envs.base import Task
 from stages.envs.bash import fenced
 from stages.envs.kata.env import KataEnv
@@ -99,6 +101,7 @@ def theirs(task: Task, commands: list[str]) -> list[str]:
 
 def rollouts(number: int = 100, threads: int = 1) -> None:
     """Print rollouts a minute of both, in turn, for scripts of five commands."""
+    needed("minisweagent", by="pip install --no-deps mini-swe-agent python-dotenv platformdirs")
     probe("bubblewrap")
     tasks = KataEnv().tasks("train", number, 0)
     for name, commands in SCRIPTS.items():
