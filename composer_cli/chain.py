@@ -14,6 +14,7 @@ from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs, assign
 from stages.runs.plan import Plan
+from stages.runs.preflight import room
 from stages.runs.runner import Result, module
 
 
@@ -23,7 +24,7 @@ def run(
     """The results by title, in order. Stops at the first entry that fails or, by default, judges itself not ok."""
     results: dict[str, Result] = {}
     for group in preset.groups():
-        jobs = [_job(entry, configs[entry.title], results) for entry in group]
+        jobs = [_job(entry, configs[entry.title], results, place(preset, entry)) for entry in group]
         if len(jobs) == 1:
             results[jobs[0].title] = launch.execute(jobs[0], run_options, console)
         else:
@@ -33,9 +34,14 @@ def run(
     return results
 
 
-def _job(entry: Entry, config: StageConfig, results: Mapping[str, Result]) -> Job:
+def place(preset: Preset, entry: Entry) -> str:
+    """Where an entry stands in its chain."""
+    return f" (stage {preset.stage.index(entry) + 1} of {len(preset.stage)})"
+
+
+def _job(entry: Entry, config: StageConfig, results: Mapping[str, Result], standing: str) -> Job:
     runs = [Run(results[name].path) for name in entry.reads]
-    return Job(entry.title, entry.stage, assign(entry.stage, module(entry.stage).INPUTS, runs), config)
+    return Job(entry.title, entry.stage, assign(entry.stage, module(entry.stage).INPUTS, runs), config, standing)
 
 
 def _require_ok(job: Job, result: Result) -> None:
@@ -62,15 +68,20 @@ def _free_plan(entry: Entry, config: StageConfig) -> Plan | None:
     return plan
 
 
-def overview(preset: Preset, configs: Mapping[str, StageConfig]) -> str:
-    """The chain as text: what each entry reads, and its plan where it reads nothing."""
+def checked(configs: Mapping[str, StageConfig], root: Path) -> list[str]:
+    """What the entries need of the world outside and have, a line each; raises for the first that lacks something."""
+    return list(dict.fromkeys([*(line for config in configs.values() for line in config.check()), room(root)]))
+
+
+def overview(preset: Preset, configs: Mapping[str, StageConfig], root: Path) -> str:
+    """The chain as text: what each entry reads, its plan where it reads nothing, and what was checked for all."""
     lines = []
     for entry in preset.stage:
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
         free = _free_plan(entry, configs[entry.title])
         plan = f", {launch.planned(free)}" if free else ""
         lines.append(f"{entry.title:<18}{entry.stage:<18}{reads}{plan}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"  checked: {line}" for line in checked(configs, root))])
 
 
 def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: bool) -> int:

@@ -6,16 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import orjson
 
 from composer_cli.errors import say
 from composer_cli.visible import visible, visible_json
 
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
 HEARTBEAT_S = 30.0
 STOPPING = "Finishing what has begun, then stopping. Ctrl-C again stops at once."
 Listener = Callable[[str, int, int], None]
+"""Called with (what, units done, units in all); with 0 in all, `what` is a remark on how things stand."""
 
 
 class Watch(Protocol):
@@ -92,13 +96,17 @@ class Heartbeat:
     def __init__(self, every_s: float) -> None:
         self._every_s, self._started, self._over = every_s, time.monotonic(), threading.Event()
         self._latest: dict[str, str] = {}
+        self._remarks: dict[str, str] = {}
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def listener(self, title: str) -> Listener:
         """Remembers how far the work is."""
+        pace = Pace()
 
         def listen(what: str, done: int, total: int) -> None:
-            self._latest[title] = f"{done} of {total} {what}"
+            if total:
+                self._latest[title] = f"{done} of {total} {what}{pace.left(what, done, total)}"
+            self._remarks[title] = "" if total else what
 
         self._latest[title] = "nothing finished yet"
         return listen
@@ -106,10 +114,12 @@ class Heartbeat:
     def ended(self, title: str) -> None:
         """No more lines about it."""
         self._latest.pop(title, None)
+        self._remarks.pop(title, None)
 
     def _beat(self) -> None:
         while not self._over.wait(self._every_s):
-            state = "; ".join(f"{title}: {text}" for title, text in list(self._latest.items()))
+            about = [(title, text, self._remarks.get(title)) for title, text in list(self._latest.items())]
+            state = "; ".join(f"{title}: {text}{f' ({remark})' if remark else ''}" for title, text, remark in about)
             say(f"{state}, after {duration(time.monotonic() - self._started)}")
 
     def __enter__(self) -> Self:
@@ -121,29 +131,62 @@ class Heartbeat:
         self._thread.join()
 
 
+class Pace:
+    """How long the rest of what is counted will take, at the pace since it was first heard of."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._first = clock, dict[str, tuple[float, int]]()
+
+    def left(self, what: str, done: int, total: int) -> str:
+        """`, about 3 min 20 s left`; empty before anything is finished and when all is."""
+        now = self._clock()
+        started, before = self._first.setdefault(what, (now, done))
+        if done <= before or done >= total:
+            return ""
+        return f", about {duration((now - started) / (done - before) * (total - done))} left"
+
+
 class Bars:
-    """A bar on the terminal for everything that is counted."""
+    """A bar on the terminal for everything that is counted, and a line for remarks."""
 
     def __init__(self) -> None:
         from rich.console import Console as Terminal
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[count]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
         self._progress = Progress(*columns, console=Terminal(stderr=True), transient=True)
         self._tasks: dict[tuple[str, str], TaskID] = {}
 
     def listener(self, title: str) -> Listener:
-        """Draws a bar for each thing that the work counts; one that only pulses until it counts something."""
-        self._tasks[title, ""] = self._progress.add_task(f"{title}: starting", total=None)
+        """Draws a bar for each thing that the work counts; one that only pulses for what is not counted."""
+        self._say(title, "starting")
 
         def listen(what: str, done: int, total: int) -> None:
+            if not total:
+                self._say(title, what)
+                return
             if (title, "") in self._tasks:
                 self._progress.remove_task(self._tasks.pop((title, "")))
             if (title, what) not in self._tasks:
-                self._tasks[title, what] = self._progress.add_task(visible(f"{title}: {what}"), total=total)
-            self._progress.update(self._tasks[title, what], completed=done, total=total)
+                self._tasks[title, what] = self._add(f"{title}: {what}", total)
+            self._progress.update(self._tasks[title, what], completed=done, total=total, count=f"{done}/{total}")
 
         return listen
+
+    def _say(self, title: str, remark: str) -> None:
+        if (title, "") not in self._tasks:
+            self._tasks[title, ""] = self._add("", None)
+        self._progress.update(self._tasks[title, ""], description=visible(f"{title}: {remark}"))
+
+    def _add(self, description: str, total: int | None) -> "TaskID":
+        return self._progress.add_task(visible(description), total=total, count="")
 
     def ended(self, title: str) -> None:
         """Takes its bars away."""

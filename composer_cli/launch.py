@@ -15,6 +15,7 @@ from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
+from stages.runs.preflight import preflight
 from stages.runs.runner import Result, module
 
 
@@ -66,11 +67,25 @@ class Job:
     stage: str
     inputs: Inputs
     config: StageConfig
+    place: str = ""
+    """Where it stands in a chain: " (stage 3 of 7)"."""
 
     def plan(self) -> Plan:
         """What would be done."""
         plan: Plan = module(self.stage).plan(self.inputs, self.config)
         return plan
+
+    def checked(self, run_options: RunOptions) -> list[str]:
+        """What it would need and has, a line each; raises what running it would raise before its work."""
+        return preflight(
+            self.stage,
+            self.inputs,
+            self.config,
+            root=run_options.root,
+            out=run_options.out,
+            resume=run_options.resume,
+            clean=run_options.clean,
+        )
 
     def standing(self, run_options: RunOptions) -> Result | None:
         """Its result, when it was done before and is not to be done anew."""
@@ -99,7 +114,7 @@ def execute(job: Job, run_options: RunOptions, console: Console) -> Result:
         console.tell(f"{job.title}: {done.reason}")
         return done
     started = time.monotonic()
-    console.tell(f"{job.title}: starts, {planned(job.plan())}")
+    console.tell(f"{job.title}: starts{job.place}, {planned(job.plan())}")
     with console.watching() as watch:
         result = job.run(run_options, watch.listener(job.title))
     console.tell(f"{job.title}: {ending(result, time.monotonic() - started)}")
@@ -122,9 +137,13 @@ def planned(plan: Plan) -> str:
     return ", ".join([*parts, *plan.notes])
 
 
-def show_plan(plan: Plan, as_json: bool) -> None:
-    """Print what would be done."""
-    print_json(plan) if as_json else print_text(planned(plan))
+def show_plan(job: Job, run_options: RunOptions, as_json: bool) -> None:
+    """Print what would be done, and what was checked for it."""
+    plan, checked = job.plan(), job.checked(run_options)
+    if as_json:
+        print_json({**plan.as_dict(), "checked": checked})
+    else:
+        print_text("\n".join([planned(plan), *(f"  checked: {line}" for line in checked)]))
 
 
 def show_study(stage: str, pilots: Sequence[Path], config: StageConfig, as_json: bool) -> None:

@@ -45,7 +45,7 @@ Clean = Annotated[bool, typer.Option("--clean", help="Delete what the run's fold
 PlanAhead = Annotated[
     bool, typer.Option("--plan", help="Simulate what it would show and cost, from a pilot behind --from, and stop.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it may cost, and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check all that it needs, say what it may cost, and stop.")]
 MaxCost = Annotated[float | None, typer.Option("--max-cost", metavar="USD", min=0.0, help="Never spend more.")]
 MaxCostEach = Annotated[
     float | None, typer.Option("--max-cost", metavar="USD", min=0.0, help="No stage of the chain spends more.")

@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -48,7 +49,7 @@ def execute(jobs: Sequence[Job], run_options: RunOptions, console: Console) -> d
         while working or (waiting and not interrupts):
             while waiting and not interrupts and len(working) < cores():
                 job = waiting.pop(0)
-                console.tell(f"{job.title}: starts, {planned(job.plan())}")
+                console.tell(f"{job.title}: starts{job.place}, {planned(job.plan())}")
                 worker = _start(job, run_options, watch.listener(job.title), threads=max(1, cores() // len(jobs)))
                 working[worker.pipe] = worker
             for pipe in wait(list(working), timeout=0.2):
@@ -90,9 +91,12 @@ def _start(job: Job, run_options: RunOptions, listener: Listener, threads: int) 
 
 
 def _work(pipe: Connection, job: Job, run_options: RunOptions) -> None:
+    one_at_a_time = threading.Lock()
+
     def listener(*progress: object) -> None:
         try:
-            pipe.send(progress)
+            with one_at_a_time:
+                pipe.send(progress)
         except BrokenPipeError:
             raise Interrupted from None  # whoever started this is gone
 

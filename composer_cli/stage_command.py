@@ -113,10 +113,11 @@ def make(stage: str) -> Callable[..., None]:
             return
         inputs = runs.choose(stage, [*named, *(from_ or [])], artifacts, console.tell)
         job = launch.Job(stage, stage, inputs, settings)
+        run_options = launch.RunOptions(artifacts, out, resume, clean, max_cost)
         if dry_run:
-            launch.show_plan(job.plan(), json)
+            launch.show_plan(job, run_options, json)
             return
-        result = launch.execute(job, launch.RunOptions(artifacts, out, resume, clean, max_cost), console)
+        result = launch.execute(job, run_options, console)
         raise typer.Exit(launch.show(result, json))
 
     return command

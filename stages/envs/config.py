@@ -69,6 +69,13 @@ class EnvStageConfig(StageConfig):
             probe(self.sandbox)
         return lambda: envs.load(self.env.name, options)
 
+    def check(self) -> list[str]:
+        """The environment is made, its sandbox tried with a real command, and its tasks are drawn."""
+        drawn = self.draw(self.opener(), getattr(self, "tasks", 1))
+        shown = f"environment {self.env.name}: {len(drawn)} of its {self.env.split} tasks drawn"
+        sandbox = f", a command run under {self.sandbox}" if envs.takes(self.env.name, "sandbox") else ""
+        return [shown + sandbox, *super().check()]
+
     def _made(self, options: dict[str, Any]) -> Environment:
         """One environment; `UsageError` with file and line where its constructor breaks."""
         try:

@@ -88,6 +88,12 @@ class PolicyConfig(Settings):
         """The settings that affect answers; a local folder counts by its bytes, an embedded model by its recipe."""
         return {**super().identity(), "weights": weights_identity(self)}
 
+    def check(self) -> list[str]:
+        """The model can be had: `stages.policy.preflight`."""
+        from stages.policy.preflight import check
+
+        return [check(self)]
+
     def key(self) -> str:
         """The API key from the environment, redacted from now on; `UsageError` names a missing or empty variable.
 

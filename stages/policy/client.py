@@ -4,7 +4,7 @@ A request is sent at most once, and the caller learns whether it may have arrive
 Whatever text a server sends enters here, and no key that it may hold goes further.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,10 @@ from stages.redaction import redacted, redacted_bytes
 
 NOT_CONNECTED = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol", "InvalidURL")
 """Causes of a connection error before which nothing was sent, by the names of the HTTP library below openai."""
+
+
+CONNECT_S = 10.0
+"""A server that does not take up a connection within this time is not there, however long its answers may take."""
 
 
 class Unreachable(Exception):
@@ -36,7 +40,8 @@ class Response:
 class Client:
     """Posts to the chat completions of one server; connections are kept for the next requests."""
 
-    def __init__(self, base_url: str, key: str) -> None:
+    def __init__(self, base_url: str, key: str, *, connect_s: float = CONNECT_S) -> None:
+        self._connect_s = connect_s
         self._client = openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0)
 
     async def post(self, request: Mapping[str, Any], timeout_s: float) -> Response:
@@ -45,10 +50,22 @@ class Client:
         Raises `Unreachable`, `Broken`, or `TimeoutError` when the answer is not there within `timeout_s`.
         """
         create = self._client.chat.completions.with_raw_response.create
-        try:
-            raw = await create(
-                model=request["model"], messages=request["messages"], extra_body=dict(request), timeout=timeout_s
+        return await self._responding(
+            create(
+                model=request["model"],
+                messages=request["messages"],
+                extra_body=dict(request),
+                timeout=openai.Timeout(timeout_s, connect=min(self._connect_s, timeout_s)),
             )
+        )
+
+    async def models(self, timeout_s: float = CONNECT_S) -> Response:
+        """The server's list of models, which costs nothing; raises as `post` does."""
+        return await self._responding(self._client.models.with_raw_response.list(timeout=timeout_s))
+
+    async def _responding(self, call: Awaitable[Any]) -> Response:
+        try:
+            raw = await call
         except openai.APIStatusError as error:
             return _response(error.response)
         except openai.APIConnectionError as error:

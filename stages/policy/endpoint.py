@@ -19,6 +19,7 @@ from stages.policy.base import PolicyConfig, Sample, Turn, prompt_bound
 from stages.policy.cache import AnswerCache
 from stages.policy.client import Broken, Client, Response, Unreachable
 from stages.policy.hosts import host_of
+from stages.policy.patience import QUIET_S, Patience
 from stages.runs import store
 from stages.runs.artifact import Budget, Listener
 from stages.runs.ledger import Reservation
@@ -39,7 +40,15 @@ class EndpointPolicy:
 
     capture_level = "text"
 
-    def __init__(self, config: PolicyConfig, *, budget: Budget, cache: Path) -> None:
+    def __init__(
+        self,
+        config: PolicyConfig,
+        *,
+        budget: Budget,
+        cache: Path,
+        listener: Listener | None = None,
+        quiet_s: float = QUIET_S,
+    ) -> None:
         if config.base_url is None:
             raise UsageError(f"The model {config.model!r} is to be asked of a server, but base_url is not set. Set it.")
         if budget.limit is not None and not config.priced and config.price != "unknown":
@@ -53,12 +62,12 @@ class EndpointPolicy:
         self._cache = AnswerCache(cache / "answers.sqlite")
         self._keep = Together(self._cache.put_all)
         self._in_flight: set[asyncio.Task[Sample]] = set()
+        self._patience = Patience(f"{config.model} at {config.base_url}", listener, quiet_s)
 
     @classmethod
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "EndpointPolicy":
-        """A client of the configured server; nothing is sent yet, and nothing is slow enough for the listener."""
-        del listener
-        return cls(config, budget=budget, cache=cache)
+        """A client of the configured server; nothing is sent yet. The listener hears of answers that take long."""
+        return cls(config, budget=budget, cache=cache, listener=listener)
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
         """One answer a turn, asked concurrently. After an error, what is in flight is still waited for and kept."""
@@ -164,7 +173,8 @@ class EndpointPolicy:
         try:
             await self._budget.record(reservation)
             started = time.monotonic()
-            response = await self._client.post(request, self.config.timeout_s)
+            with self._patience.waiting():
+                response = await self._client.post(request, self.config.timeout_s)
             if response.status != 200:
                 wait_s = answers.seconds(response.headers.get("retry-after"))
                 pushed_back = response.status in answers.PUSHES_BACK

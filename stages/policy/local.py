@@ -102,8 +102,8 @@ def load_model(
     source = resolve(config, cache=cache, listener=listener)
     if adapters.is_adapter(source):
         return _on_its_base(Path(source), config, cache=cache, listener=listener, merged=merged)
+    tokenizer = load_tokenizer(source, config, revision)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
         model: Any = AutoModelForCausalLM.from_pretrained(
             source,
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
@@ -111,18 +111,31 @@ def load_model(
             use_safetensors=True,
         )
     except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise BadInput(
-            f"The model {config.model!r} cannot be loaded ({first}). "
-            f"Give a Hugging Face folder, a reachable hub id, or {embedded.EXAMPLE}."
-        ) from None
+        raise _not_loaded(config, error) from None
+    return model.to(device(config.device)), tokenizer
+
+
+def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = None) -> Any:
+    """The tokenizer of a folder or hub id, its chat template's settings pinned; raises as `load_model` does."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+    except (OSError, ValueError) as error:
+        raise _not_loaded(config, error) from None
     if tokenizer.chat_template is None:
         raise BadInput(
             f"The tokenizer of {config.model!r} has no chat template, so messages cannot be rendered. "
             "Use an instruction-tuned model."
         )
     pin_settings(tokenizer, config.chat_template_kwargs)
-    return model.to(device(config.device)), tokenizer
+    return tokenizer
+
+
+def _not_loaded(config: PolicyConfig, error: Exception) -> BadInput:
+    first = str(error).strip().splitlines()[0]
+    return BadInput(
+        f"The model {config.model!r} cannot be loaded ({first}). "
+        f"Give a Hugging Face folder, a reachable hub id, or {embedded.EXAMPLE}."
+    )
 
 
 def _on_its_base(

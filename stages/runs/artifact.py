@@ -14,9 +14,10 @@ from stages.runs import ledger, manifest, store
 from stages.runs.kinds import Kind
 from stages.runs.ledger import Budget as Budget
 from stages.runs.records import CHECKPOINT, KINDS, Row
+from stages.runs.so_far import SoFar
 
 Listener = Callable[[str, int, int], None]
-"""Called with (what is being done, units done, units in all)."""
+"""Called with (what is being done, units done, units in all); with (a remark on how things stand, 0, 0) beside it."""
 
 
 class Interrupted(Exception):
@@ -107,6 +108,9 @@ class Out:
         self.stop = threading.Event()
         self._listen = listener or (lambda what, done, total: None)
         self._lock = threading.Lock()
+        self._so_far = SoFar()
+        for record in self.journal.records():
+            self._so_far.add(record)
 
     def finished(self, unit: str) -> bool:
         """Whether a unit was finished in this or an earlier attempt."""
@@ -119,7 +123,10 @@ class Out:
     def write_all(self, units: Iterable[tuple[str, Mapping[str, Any], bool]]) -> None:
         """Make several (unit, payload, failed) durable in one step."""
         with self._lock:
-            self.journal.append(list(units))
+            written = list(units)
+            self.journal.append(written)
+            for _, payload, _ in written:
+                self._so_far.add(payload)
 
     def records(self) -> list[Row]:
         """All units so far, finished and failed."""
@@ -205,6 +212,8 @@ class Out:
     def progress(self, what: str, done: int, total: int) -> None:
         """Tell whoever watches; called often, prints nothing itself."""
         self._listen(what, done, total)
+        if remark := self._so_far.text(self.budget.spent):
+            self._listen(remark, 0, 0)
 
     def stop_here(self) -> None:
         """Raise `Interrupted` when somebody asked to stop; call it between units."""

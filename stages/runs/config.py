@@ -28,6 +28,13 @@ class Settings(BaseModel):
             name: _identity(getattr(self, name)) for name, field in type(self).model_fields.items() if _matters(field)
         }
 
+    def check(self) -> list[str]:
+        """What a run would need of the world outside: raised where it is not there, else said in words, one line each.
+
+        Groups of settings that need something override this; all others ask the groups inside them.
+        """
+        return list(dict.fromkeys(said for name in type(self).model_fields for said in _check(getattr(self, name))))
+
 
 class StageConfig(Settings):
     """The configuration of a whole stage."""
@@ -53,3 +60,9 @@ def _identity(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _identity(item) for key, item in value.items()}
     return value
+
+
+def _check(value: Any) -> list[str]:
+    if isinstance(value, Settings):
+        return value.check()
+    return [said for item in value for said in _check(item)] if isinstance(value, (list, tuple)) else []

@@ -53,7 +53,7 @@ def _foreign(out: Path) -> bool:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a run folder for this process; `UsageError` when another process holds it."""
-    _try_writing(folder.parent)
+    try_writing(folder.parent)
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
         with lock.acquire(timeout=0):
@@ -64,7 +64,7 @@ def locked(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _try_writing(folder: Path) -> None:
+def try_writing(folder: Path) -> None:
     """`UsageError` where no file can be made, which a lock would take for another process's."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -60,13 +60,26 @@ def standing(stage: str, inputs: Inputs, config: StageConfig, *, root: Path, out
     inputs_.check(inputs)
     print_ = fingerprint(stage, config.identity(), inputs)
     folder, existing = folders.locate(root / stage, config.label(), print_, out)
-    return _complete(folder, print_) if existing else None
+    return finished(folder, print_) if existing else None
 
 
-def _complete(folder: Path, print_: str) -> Result | None:
+def finished(folder: Path, print_: str) -> Result | None:
+    """The run in a folder as the result of this work, where it is that and complete and undamaged."""
     found = Run(folder)
     is_it = found.manifest.fingerprint == print_ and found.manifest.status == "complete" and not found.damage()
     return Result(folder, "complete", False, "up to date") if is_it else None
+
+
+def refuse(folder: Path, print_: str, identity: Mapping[str, Any], *, resume: bool) -> None:
+    """`UsageError` where a folder holds another run, or an unfinished one of this work that is not to be resumed."""
+    found = Run(folder)
+    if found.manifest.fingerprint != print_:
+        raise UsageError(
+            f"{folder} holds a different run ({folders.difference(found.manifest, identity)}). "
+            "Use --clean to delete it, or another --out."
+        )
+    if not resume:
+        raise UsageError(folders.ways_out(folder, found.manifest, found.damage()))
 
 
 def execute(
@@ -93,16 +106,9 @@ def execute(
     folder, existing = folders.locate(root / stage, config.label(), print_, out)
     with folders.locked(folder):
         if existing and not clean:
-            if done := _complete(folder, print_):
+            if done := finished(folder, print_):
                 return done
-            found = Run(folder)
-            if found.manifest.fingerprint != print_:
-                raise UsageError(
-                    f"{folder} holds a different run ({folders.difference(found.manifest, identity)}). "
-                    "Use --clean to delete it, or another --out."
-                )
-            if not resume:
-                raise UsageError(folders.ways_out(folder, found.manifest, found.damage()))
+            refuse(folder, print_, identity, resume=resume)
         if clean and existing:
             folders.empty(folder)
         record = _open_manifest(stage, config, identity, print_, inputs, folder)

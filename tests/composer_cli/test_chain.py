@@ -56,6 +56,7 @@ def test_a_chain_runs_in_order_ends_with_the_last_result_and_is_then_up_to_date(
     done = composer("run", "--preset", write(CHAIN))
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^(\w+): (?:starts|done)", done.stderr, re.M) == ["collect"] * 2 + ["ask"] * 2 + ["pairs"] * 2
+    assert "ask: starts (stage 2 of 3), " in done.stderr
     page = Path(re.search(r"^The report: (.*)$", done.stdout, re.M)[1])
     assert page.exists() and page.with_suffix(".json").exists()
     assert "pairs from" in done.stdout and done.stdout.endswith("Type something.\n")
@@ -77,6 +78,7 @@ def test_a_deleted_run_alone_is_done_again_with_the_same_content(composer, write
 def test_dry_run_shows_the_chain_and_does_nothing(composer, write, tmp_path):
     done = composer("run", "--preset", write(CHAIN), "--dry-run")
     assert done.returncode == 0 and "after collect, ask" in done.stdout and "4 rollouts" in done.stdout
+    assert "  checked: model scripted: " in done.stdout and "GiB free" in done.stdout
     assert not (tmp_path / "artifacts").exists()
 
 

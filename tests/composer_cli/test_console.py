@@ -8,7 +8,7 @@ import time
 import pytest
 from support.command_line import call, collect, command, environment, model, until
 
-from composer_cli.console import Console, duration
+from composer_cli.console import Console, Pace, duration
 
 
 def test_a_heartbeat_comes_also_when_nothing_finished(capfd):
@@ -21,6 +21,27 @@ def test_a_heartbeat_comes_also_when_nothing_finished(capfd):
     lines = capfd.readouterr().err.splitlines()
     assert lines[0] == "collect: nothing finished yet, after 0 s"
     assert lines[-1] == "collect: 3 of 8 rollouts, after 0 s" and len(lines) >= 4
+
+
+def test_a_remark_stands_beside_the_count_until_something_more_is_finished(capfd):
+    with Console(heartbeat_s=0.05).watching() as watch:
+        listen = watch.listener("collect")
+        listen("rollouts", 2, 8)
+        time.sleep(0.02)
+        listen("rollouts", 4, 8)
+        listen("mean reward 0.500, 0.0200 USD", 0, 0)
+        time.sleep(0.12)
+        listen("rollouts", 5, 8)
+        time.sleep(0.12)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == "collect: 4 of 8 rollouts, about 0 s left (mean reward 0.500, 0.0200 USD), after 0 s"
+    assert lines[-1] == "collect: 5 of 8 rollouts, about 0 s left, after 0 s"
+
+
+def test_the_rest_takes_as_long_as_the_pace_says():
+    pace = Pace(clock=iter((0.0, 60.0, 90.0)).__next__)
+    assert pace.left("rollouts", 0, 10) == ""
+    assert pace.left("rollouts", 6, 12) == ", about 1 min 0 s left" and pace.left("rollouts", 12, 12) == ""
 
 
 def test_quiet_is_quiet_and_what_libraries_print_is_no_result(capfd):

@@ -38,7 +38,34 @@ def test_dry_run_says_what_it_would_do_and_does_nothing(composer, server, tmp_pa
     done = composer(*collect(server, "--dry-run", "-s", "policy.usd_per_mtok_out=1000"))
     assert done.returncode == 0 and done.stdout.startswith("4 rollouts, at most") and "USD" in done.stdout
     assert json.loads(composer(*collect(server, "--dry-run", "--json")).stdout)["units"] == 4
+    checked = json.loads(composer(*collect(server, "--dry-run", "--json")).stdout)["checked"]
+    assert any("2 of its train tasks drawn" in line for line in checked) and "GiB free" in checked[-1]
+    assert any(f"{server} answers" in line for line in checked)
     assert not (tmp_path / "artifacts").exists()
+
+
+def test_dry_run_finds_what_the_run_would_stumble_over(composer, server, made, tmp_path):
+    for words, code, part in (
+        (["--env", "no-such-env"], 2, "no environment 'no-such-env'"),
+        (["-s", "policy.api_key_env=NO_SUCH_KEY"], 2, "NO_SUCH_KEY"),
+        (["-s", "sandbox=nothing"], 2, "nothing"),
+        (["-s", "policy.base_url=http://127.0.0.1:9/v1"], 1, "does not answer"),
+        (["--out", "/proc/x"], 2, "Nothing can be written to /proc"),
+    ):
+        done = composer(*collect(server, "--dry-run", *words))
+        assert done.returncode == code and part in done.stderr, (words, done.stderr)
+        assert done.stdout == "" and not (tmp_path / "artifacts").exists()
+    shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
+    rollouts = latest(tmp_path, "collect") / "rollouts.parquet"
+    rollouts.write_bytes(rollouts.read_bytes().replace(b"PAR1", b"PAR2", 1))
+    done = composer("replay-teachers", "--teachers", teachers(tmp_path, server), "--dry-run")
+    assert done.returncode == 4 and "rollouts has changed since it was written" in done.stderr
+
+
+def test_dry_run_says_of_work_that_is_done_that_there_is_nothing_to_do(composer, made, tmp_path):
+    shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
+    done = composer("extract-pairs", "--dry-run")
+    assert done.returncode == 0 and "up to date: there is nothing to do" in done.stdout
 
 
 def test_a_file_and_the_short_options_reach_the_settings(composer, server, tmp_path):

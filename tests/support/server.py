@@ -40,8 +40,11 @@ class Server:
 
 
 @contextmanager
-def serving(reply: Callable[[dict[str, Any], int], Reply]) -> Iterator[Server]:
-    """Serve until the block ends; `reply` gets the request's body and how many requests came before it."""
+def serving(reply: Callable[[dict[str, Any], int], Reply], listing: Reply | None = None) -> Iterator[Server]:
+    """Serve until the block ends; `reply` gets the request's body and how many requests came before it.
+
+    listing: what a GET, which asks for the list of models, is answered with; 404 without.
+    """
     lock = threading.Lock()
     server = Server("")
 
@@ -54,7 +57,12 @@ def serving(reply: Callable[[dict[str, Any], int], Reply]) -> Iterator[Server]:
                 number = len(server.requests)
                 server.requests.append(body)
                 server.keys.append(self.headers.get("Authorization"))
-            sent = reply(body, number)
+            self._send(reply(body, number))
+
+        def do_GET(self) -> None:
+            self._send(listing or Reply(404, {"error": {"message": "no such page"}}))
+
+        def _send(self, sent: Reply) -> None:
             time.sleep(sent.delay_s)
             data = sent.body if isinstance(sent.body, bytes) else json.dumps(sent.body).encode()
             self.send_response(sent.status)

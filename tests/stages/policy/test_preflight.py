@@ -1,0 +1,96 @@
+"""Whether a model can be had, before anything is paid for; and what is said while a server is silent."""
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.models import save_tiny
+from support.server import Reply, answer, serving
+
+from stages.errors import BadInput, InfrastructureError, UsageError
+from stages.policy import background
+from stages.policy.base import PolicyConfig, Turn
+from stages.policy.client import Client, Unreachable
+from stages.policy.endpoint import EndpointPolicy
+from stages.policy.preflight import check
+from stages.runs.artifact import Budget
+
+
+def listing(*names: str) -> Reply:
+    return Reply(body={"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+
+
+def never(body: dict[str, Any], number: int) -> Reply:
+    raise AssertionError("no answer is to be asked for")
+
+
+def test_a_server_that_lists_the_model_passes_and_one_that_does_not_is_refused() -> None:
+    with serving(never, listing("big", "small")) as server:
+        assert "lists the model" in check(PolicyConfig(model="big", base_url=server.url))
+        with pytest.raises(UsageError, match="has no model 'bgi'; it lists 2, for example 'big'"):
+            check(PolicyConfig(model="bgi", base_url=server.url))
+    assert server.requests == []
+
+
+def test_a_server_without_a_list_is_only_said_to_answer() -> None:
+    with serving(never) as server:
+        assert "lists no models (status 404)" in check(PolicyConfig(model="big", base_url=server.url))
+
+
+def test_a_refused_key_and_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "k-123456789")
+    with (
+        serving(never, Reply(401, {"error": {"message": "bad key"}})) as server,
+        pytest.raises(UsageError, match=r"refuses the key \(status 401\). Check SOME_KEY"),
+    ):
+        check(PolicyConfig(model="big", base_url=server.url, api_key_env="SOME_KEY"))
+    with pytest.raises(InfrastructureError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
+        check(PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1"))
+
+
+def test_folders_are_read_as_loading_would_and_weights_must_be_there(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "tiny")
+    config = PolicyConfig(model=str(tmp_path / "tiny"))
+    assert "its folder is whole" in check(config)
+    for weights in (tmp_path / "tiny").glob("*.safetensors"):
+        weights.unlink()
+    with pytest.raises(BadInput, match=r"holds no \*.safetensors"):
+        check(config)
+    with pytest.raises(BadInput, match=r"no model folder \./nowhere"):
+        check(PolicyConfig(model="./nowhere"))
+    assert "made on first use" in check(PolicyConfig(model="kata:student"))
+
+
+def test_a_server_that_takes_up_no_connection_is_given_up_soon() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        full = [socket.socket() for _ in range(4)]  # whoever comes next is left waiting by the system
+        for one in full:
+            one.setblocking(False)
+            one.connect_ex(silent.getsockname())
+        started = time.monotonic()
+        with pytest.raises(Unreachable):
+            background.run(Client(url, "k", connect_s=0.3).post({"model": "m", "messages": []}, timeout_s=60.0))
+        assert time.monotonic() - started < 5.0
+        for one in full:
+            one.close()
+
+
+def test_what_is_waited_for_is_said_while_a_server_is_silent(tmp_path: Path) -> None:
+    heard: list[tuple[str, int, int]] = []
+    with serving(lambda body, n: Reply(body=answer("x"), delay_s=0.5)) as server:
+        config = PolicyConfig(model="big", base_url=server.url)
+        policy = EndpointPolicy(
+            config, budget=Budget(), cache=tmp_path, listener=lambda *said: heard.append(said), quiet_s=0.1
+        )
+        policy.sample([Turn([{"role": "user", "content": text}], seed=0) for text in "ab"])
+        told = len(heard)
+        time.sleep(0.3)
+    assert told and len(heard) == told, "nothing is said once all answers are there"
+    what, done, total = heard[0]
+    assert what.startswith("waiting for 2 answers of big at http://127.0.0.1:") and ", the oldest since " in what
+    assert (done, total) == (0, 0)

@@ -1,0 +1,26 @@
+from stages.runs.so_far import SoFar
+
+
+def rollout(reward: float | None) -> dict[str, object]:
+    return {"rollout": {"reward": reward}}
+
+
+def test_rewards_are_averaged_and_what_has_none_is_left_out():
+    so_far = SoFar()
+    assert so_far.text(0.0) == ""
+    for reward in (1.0, None, 0.0, 1.0):
+        so_far.add(rollout(reward))
+    assert so_far.text(0.0) == "mean reward 0.667" and so_far.text(0.25) == "mean reward 0.667, 0.2500 USD"
+
+
+def test_a_step_of_training_stands_for_itself_and_an_item_counts_as_passed_or_not():
+    so_far = SoFar()
+    so_far.add({"training_step": 1, "played": [rollout(0.0)]})
+    so_far.add({"training_step": 2, "played": [rollout(1.0), rollout(0.5)]})
+    assert so_far.text(0.0) == "reward of the last step 0.750"
+    so_far = SoFar()
+    so_far.add({"item": {"passed": True}})
+    so_far.add({"item": {"passed": False}})
+    assert so_far.text(0.0) == "passed 0.500"
+    so_far.add({"row": {"anything": 1}})
+    assert so_far.text(0.0) == "passed 0.500"
