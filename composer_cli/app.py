@@ -66,8 +66,9 @@ def run(
     from composer_cli import chain, settings
     from composer_cli import preset as presets
     from composer_cli.console import Console, print_json, print_text
-    from composer_cli.launch import RunOptions
+    from composer_cli.launch import RunOptions, alone
 
+    alone("composer run")
     wanted = presets.load(preset)
     model = presets.everywhere(wanted, "policy.model", policy) if policy else []
     layers = [*map(settings.read_file, config or []), *model, *map(settings.assignment, set_ or [])]

@@ -9,6 +9,7 @@ from typing import Any
 from composer_cli import settings
 from composer_cli.console import Console, Listener, duration, print_json, print_text
 from stages import typed
+from stages.backends import ranks
 from stages.errors import UsageError
 from stages.runs import runner
 from stages.runs.artifact import Run
@@ -57,6 +58,12 @@ def _limited(stage: str) -> str:
             f"{stage} has nothing that --limit could cut short. `{typed(stage)} --help` lists its settings."
         )
     return key
+
+
+def alone(what: str) -> None:
+    """`UsageError` where torchrun started several processes of what runs in one."""
+    if (count := ranks.launched()) > 1:
+        raise UsageError(f"{what} runs in one process, and this is one of {count}. Start it without torchrun.")
 
 
 @dataclass(frozen=True)
@@ -108,8 +115,23 @@ class Job:
         )
 
 
+def follow(job: Job, run_options: RunOptions) -> bool:
+    """Whether this is a process that torchrun started beside the first; then its share of the work is done."""
+    if not getattr(module(job.stage), "SEVERAL_PROCESSES", False):
+        alone(typed(job.stage))
+    if ranks.join().first:
+        return False
+    runner.follow(job.stage, job.inputs, job.config, root=run_options.root)
+    return True
+
+
 def execute(job: Job, run_options: RunOptions, console: Console) -> Result:
     """Carry a stage out, telling people when it starts and how it ended."""
+    with ranks.join().leading():
+        return _execute(job, run_options, console)
+
+
+def _execute(job: Job, run_options: RunOptions, console: Console) -> Result:
     if done := job.standing(run_options):
         console.tell(f"{job.title}: {done.reason}")
         return done

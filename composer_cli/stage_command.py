@@ -117,6 +117,8 @@ def make(stage: str) -> Callable[..., None]:
         if dry_run:
             launch.show_plan(job, run_options, json)
             return
+        if launch.follow(job, run_options):
+            return
         result = launch.execute(job, run_options, console)
         raise typer.Exit(launch.show(result, json))
 

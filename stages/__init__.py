@@ -6,6 +6,7 @@ out).
 errors.py   - the ways a stage can say no, each with an exit code
 redaction.py - keys of servers are kept out of everything
 messages.py - what environments and policies exchange: messages, tool calls in their text, their token ids
+backends/   - several processes, and what they tell each other
 runs/       - a run on disk: artifacts, store, manifest, inputs, records, the runner
 rollouts/   - the agent loop, its rows, and the gate that checks them
 policy/     - whoever answers: a model in this process, or a server

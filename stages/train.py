@@ -3,7 +3,8 @@
 Reads an environment, a model and, for channels on preference pairs, extracted pairs; writes a Hugging Face folder
 (of an adapter alone, where one was trained), `checkpoint.json` (what `evaluate` needs to know of it), `metrics.jsonl`,
 and as tables the rollouts that were played, their rewards, and the hints. Training resumes from its newest whole
-checkpoint and then gives what an uninterrupted run gives.
+checkpoint and then gives what an uninterrupted run gives. Under torchrun every process trains the same model on its
+share of each step's rollouts, and the first one writes the run.
 """
 
 import tempfile
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
+from stages.backends.ranks import Ranks, join, launched
 from stages.envs.base import Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import UsageError
@@ -24,6 +26,7 @@ from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
 from stages.runs.records import CHECKPOINT, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
 from stages.training.channels import CHANNELS
+from stages.training import processes
 from stages.training.defaults import choose
 from stages.training.settings import Adapter, Eopd, Hints, Optimisation, Pairs, Taid
 from stages.training.table import training_table
@@ -44,6 +47,7 @@ OUTPUTS = {
     "training_rewards": TRAINING_REWARD,
     "hints": HINT,
 }
+SEVERAL_PROCESSES = True
 NOTHING_LEARNED = "No group had two different rewards: nothing was learned from rewards."
 
 
@@ -95,6 +99,7 @@ class Config(EnvStageConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Steps and rollouts."""
     _check_pairs(inputs, config)
+    processes.check(config.optimisation, config.trl, launched())
     if config.trl:
         _arguments(config, Path(tempfile.gettempdir()))
     chosen = choose(config.policy, config.optimisation, config.adapter)
@@ -126,8 +131,10 @@ def _check_pairs(inputs: Inputs, config: Config) -> None:
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
-    """Train, or go on training, then save the model and the metrics."""
+    """Train, or go on training, then save the model and the metrics; what `out` gets is the first process's to keep."""
     _check_pairs(inputs, config)
+    ranks = join()
+    processes.check(config.optimisation, config.trl, ranks.count)
     from stages.policy.local import LocalPolicy, device, load_model
     from stages.training import precision
     from stages.training.setup import seeded
@@ -143,11 +150,12 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         model, tokenizer = load_model(config.policy, cache=out.cache, listener=out.progress)
         mixed = precision.masters(model, adapter=bool(config.adapter.rank))
         policy = LocalPolicy(model.eval(), tokenizer, config.policy)
-        out.model("policy", **policy.facts(), training=chosen.facts())
-        folder = out.scratch("trainer")
-        trainer = _trainer(inputs, config, out, policy, tasks, folder, mixed)
-        _fit(trainer, folder)
-        _save(trainer, policy, config, tasks, out)
+        out.model("policy", **policy.facts(), training={**chosen.facts(), "processes": ranks.count})
+        folder = ranks.of_first(lambda: out.scratch("trainer"))
+        trainer = _trainer(inputs, config, out, policy, tasks, folder, mixed, ranks)
+        _fit(trainer, folder, ranks)
+        if ranks.first:
+            _save(trainer, policy, config, tasks, out)
 
 
 def _arguments(config: Config, folder: Path, mixed: bool = False) -> "GRPOConfig":
@@ -162,12 +170,20 @@ def _arguments(config: Config, folder: Path, mixed: bool = False) -> "GRPOConfig
         max_completion=config.max_steps * config.policy.max_tokens,
         device=device(config.policy.device),
         mixed=mixed,
+        processes=launched(),
         more=config.trl,
     )
 
 
 def _trainer(
-    inputs: Inputs, config: Config, out: Out, policy: "LocalPolicy", tasks: list[Task], folder: Path, mixed: bool
+    inputs: Inputs,
+    config: Config,
+    out: Out,
+    policy: "LocalPolicy",
+    tasks: list[Task],
+    folder: Path,
+    mixed: bool,
+    ranks: Ranks,
 ) -> "ComposedTrainer":
     from stages.training import precision, setup
     from stages.training.channels.active import Channels
@@ -185,7 +201,7 @@ def _trainer(
         source = setup.load_pairs(extracted, config.pairs, policy.tokenizer, seed=config.seed, out=out)
     if source is not None and any(CHANNELS[name].needs_reference for name in config.weights.active()):
         with precision.autocast(policy.model, mixed):
-            source.cache_reference(policy.model)
+            source.cache_reference(policy.model, ranks=ranks)
     channels = Channels(
         config.weights,
         config.pairs,
@@ -207,26 +223,29 @@ def _trainer(
             max_steps=config.max_steps,
             before_turn=lambda: None,
             record=journal.rollouts,
+            ranks=ranks,
         ),
         channels=channels,
         channel_rows=setup.channel_rows(channels, config.hints, source, policy, environment, out, journal.hints),
         gradient_cosine_every=size.gradient_cosine_every,
         shared_prompts=size.shared_prompts,
         max_tokens=size.max_tokens_per_micro_batch,
+        ranks=ranks,
         args=_arguments(config, folder, mixed),
         train_dataset=setup.task_dataset(tasks, make, size, config.seed),
-        callbacks=[Supervision(out, channels, folder)],
+        callbacks=[Supervision(out, channels, folder, ranks)],
         peft_config=setup.lora(config.adapter, policy.model),
     )
 
 
-def _fit(trainer: "ComposedTrainer", folder: Path) -> None:
+def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks) -> None:
     """Train from the newest whole checkpoint; `Interrupted` when somebody asked to stop before the last step."""
     from stages.training.checkpoints import MARKER, newest
 
-    start = newest(folder)
+    start = ranks.of_first(lambda: newest(folder))
     if start is not None:
         trainer.channels.load(store.read_json(start / MARKER)["channels"], start)
+    ranks.copy_first(trainer.model.parameters())
     trainer.train(resume_from_checkpoint=str(start) if start else None)
     if trainer.state.global_step < trainer.args.max_steps:
         raise Interrupted

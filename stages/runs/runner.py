@@ -16,10 +16,12 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
 from stages import STAGES
+from stages.backends import ranks
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.runs import folders, signals, store
 from stages.runs import inputs as inputs_
@@ -97,8 +99,39 @@ def execute(
     """Bring a stage to completion and return where it lies.
 
     Returns at once when the same work (by fingerprint) is already complete. Raises `ComposerError` (refused, bad input,
-    incomplete) or `Interrupted`; everything finished is on disk in every case.
+    incomplete) or `Interrupted`; everything finished is on disk in every case. Of several processes that torchrun
+    started the first does this, and the others work for it (`follow`).
     """
+    with ranks.join().leading():
+        return _execute(stage, given, config, root, out, resume, clean, max_cost, listener)
+
+
+def follow(stage: str, given: Mapping[str, Run | Sequence[Run]], config: StageConfig, *, root: Path) -> None:
+    """What a process beside the first does under torchrun: nothing, or once the first begins, the same. Keeps nothing.
+
+    The first one's tables, metrics and checkpoints are those of all.
+    """
+    if not ranks.join().of_first(lambda: True):
+        return
+    inputs = Inputs(given)
+    with TemporaryDirectory() as folder:
+        record = _manifest(stage, config, config.identity(), "", inputs)
+        writer = Out(Path(folder), record, cache=root / "models")
+        with signals.draining(writer):
+            module(stage).run(inputs, config, writer)
+
+
+def _execute(
+    stage: str,
+    given: Mapping[str, Run | Sequence[Run]],
+    config: StageConfig,
+    root: Path,
+    out: Path | None,
+    resume: bool,
+    clean: bool,
+    max_cost: float | None,
+    listener: Listener | None,
+) -> Result:
     inputs = Inputs(given)
     inputs_.check(inputs)
     identity = config.identity()
@@ -128,7 +161,18 @@ def _open_manifest(
 ) -> Manifest:
     """A new manifest, or the earlier attempt's continued; written with status `running` before any work."""
     previous = manifests.read(folder) if (folder / "manifest.json").exists() else None
-    record = previous or Manifest(
+    record = previous or _manifest(stage, config, identity, print_, inputs)
+    record.status, record.reason, record.attempts = "running", "", record.attempts + 1
+    record.packages, record.code = manifests.packages(), manifests.code()
+    folder.mkdir(parents=True, exist_ok=True)
+    manifests.write(folder, record)
+    folders.reserve(folder)
+    store.write_json(folder / "config.json", record.config)
+    return record
+
+
+def _manifest(stage: str, config: StageConfig, identity: dict[str, Any], print_: str, inputs: Inputs) -> Manifest:
+    return Manifest(
         composer=version(DISTRIBUTION),
         stage=stage,
         stage_version=module(stage).VERSION,
@@ -139,13 +183,6 @@ def _open_manifest(
         identity=identity,
         inputs=inputs_.references(inputs),
     )
-    record.status, record.reason, record.attempts = "running", "", record.attempts + 1
-    record.packages, record.code = manifests.packages(), manifests.code()
-    folder.mkdir(parents=True, exist_ok=True)
-    manifests.write(folder, record)
-    folders.reserve(folder)
-    store.write_json(folder / "config.json", record.config)
-    return record
 
 
 def _now() -> str:
@@ -159,6 +196,7 @@ def _run(stage: ModuleType, inputs: Inputs, config: StageConfig, out: Out) -> No
     caught: list[int] = []
     try:
         with signals.draining(out) as caught:
+            ranks.join().begin()
             stage.run(inputs, config, out)
         status = "complete"
     except Interrupted as error:

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from stages.backends.ranks import Ranks
 from stages.runs import store
 from stages.runs.artifact import Out
 from stages.training.channels.active import Channels
@@ -27,11 +28,14 @@ def newest(folder: Path) -> Path | None:
 class Supervision(TrainerCallback):
     """Marks whole checkpoints with the channels' state, reports progress, and stops between steps when asked to."""
 
-    def __init__(self, out: Out, channels: Channels, folder: Path) -> None:
-        self._out, self._channels, self._folder = out, channels, folder
+    def __init__(self, out: Out, channels: Channels, folder: Path, ranks: Ranks | None = None) -> None:
+        self._out, self._channels, self._folder, self._ranks = out, channels, folder, ranks or Ranks()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Runs after everything else of a checkpoint has been written."""
+        self._ranks.gather(None)  # each process has written its part of the checkpoint
+        if not self._ranks.first:
+            return
         folder = self._folder / f"checkpoint-{state.global_step}"
         self._channels.save(folder)
         store.write_json(folder / MARKER, {"step": state.global_step, "channels": self._channels.state()})
@@ -40,5 +44,5 @@ class Supervision(TrainerCallback):
         """Between two steps."""
         self._channels.after_step(kwargs["model"])
         self._out.progress("training steps", state.global_step, state.max_steps)
-        if self._out.stop.is_set():
+        if any(self._ranks.gather(self._out.stop.is_set())):
             control.should_save = control.should_training_stop = True

@@ -7,6 +7,7 @@ With every channel's weight at 0 nothing of TRL's loss is touched: loss and grad
 import os
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ from transformers import PrinterCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from stages.errors import UsageError
+from stages.backends.ranks import Ranks
 from stages.policy.local import LocalPolicy
 from stages.training.channels import ChannelLoss
 from stages.training.channels.active import Channels
-from stages.training.groups import group, pack, row_lengths, rows_of, share, statistics
+from stages.training.groups import evened, group, pack, row_lengths, rows_of, share, statistics
 from stages.training.rollouts import Rollouts, environment_reward
 from stages.training.rows import ChannelBatch, collate
 from stages.training.setup import ChannelRows
@@ -45,11 +46,12 @@ class ComposedTrainer(GRPOTrainer):
         gradient_cosine_every: int,
         shared_prompts: bool = False,
         max_tokens: int | None = None,
+        ranks: Ranks | None = None,
         **trl: Any,
     ) -> None:
         self._policy, self._rollouts, self.channels, self._channel_rows = policy, rollouts, channels, channel_rows
         self._gradient_cosine_every, self._shared_prompts = gradient_cosine_every, shared_prompts
-        self._max_tokens = max_tokens
+        self._max_tokens, self._ranks = max_tokens, ranks or Ranks()
         self._report = StepReport(channels.weights)
         self._rows: list[dict[str, Any]] = []
         self._scored: tuple[Tensor, Tensor] | None = None
@@ -61,11 +63,9 @@ class ComposedTrainer(GRPOTrainer):
             **trl,
         )
         self.remove_callback(PrinterCallback)
-        if self.accelerator.num_processes > 1:
-            raise UsageError(
-                f"This is one of {self.accelerator.num_processes} processes, and training runs in one. "
-                "Start it without accelerate or torchrun."
-            )
+        # Trees are scored around the model's own forward pass, where DistributedDataParallel would see no gradients.
+        prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
+        self.accelerator.prepare_model = prepare  # type: ignore[method-assign]
 
     def _play(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """TRL hands over prompts alone; the rows, which know their task, were kept when the batch came in."""
@@ -87,8 +87,19 @@ class ComposedTrainer(GRPOTrainer):
             return inputs
         micro = self._step % self._micro_batches
         if micro == 0:
-            self._step_rows = self._channel_rows(self._rollouts.latest, self.state.global_step)
-        return collate(inputs, self._step_rows.part(micro, self._micro_batches), self.channels.row_sources)
+            step = self.state.global_step
+            self._step_rows = self._ranks.of_first(lambda: self._channel_rows(self._rollouts.latest, step))
+        part = self._step_rows.part(
+            self._ranks.rank * self._micro_batches + micro, self._ranks.count * self._micro_batches
+        )
+        return collate(inputs, part, self.channels.row_sources)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """A micro-batch; after a step's last one the gradients are their mean over all processes."""
+        loss = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            self._ranks.mean_gradients(self._policy.model.parameters())
+        return loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Float[Tensor, ""]:
         """The loss of a micro-batch; all its parts but the last are differentiated on the way."""
@@ -104,7 +115,9 @@ class ComposedTrainer(GRPOTrainer):
         if self._max_tokens is None:
             return [inputs]
         groups = {name: value for name, value in inputs.items() if name != "channels"}
-        parts = [rows_of(groups, rows) for rows in pack(row_lengths(groups), self._max_tokens)]
+        packed = pack(row_lengths(groups), self._max_tokens)
+        packed = evened(packed, max(self._ranks.gather(len(packed))))  # TRL's loss of a part waits for all processes
+        parts = [rows_of(groups, rows) for rows in packed]
         return parts + [{"channels": part} for part in inputs.get("channels", ChannelBatch()).packed(self._max_tokens)]
 
     def _differentiated(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
@@ -130,10 +143,12 @@ class ComposedTrainer(GRPOTrainer):
         base = self._base_loss(model, part, whole)
         self._report.add(losses)
         if self._gradient_cosine_every and self.state.global_step % self._gradient_cosine_every == 0:
-            all_losses = {GRPO: base} | {name: channel.loss for name, channel in losses.items()}
+            all_losses = {GRPO: base / self._ranks.count} | {name: channel.loss for name, channel in losses.items()}
             differentiable = {name: loss for name, loss in all_losses.items() if loss.requires_grad}
             self._report.add_gradients(differentiable, self._policy.model.parameters())
-        return compose_loss(base, losses, self.channels.weights)
+        # A channel's losses add up over the processes, whose gradients' mean is taken.
+        weights = {name: weight * self._ranks.count for name, weight in self.channels.weights.items()}
+        return compose_loss(base, losses, weights)
 
     def _base_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
         """GRPO's share of a part: TRL's loss of its rows, weighted so that the parts add up to the micro-batch's."""
@@ -144,9 +159,10 @@ class ComposedTrainer(GRPOTrainer):
 
     def _end_step(self) -> None:
         """Log what the channels did in the whole step, and let their schedules go on."""
-        for name, value in self._report.metrics().items():
+        report = self._report.gathered(self._ranks)
+        for name, value in report.metrics().items():
             self._metrics["train"][name].append(value)
-        self.channels.end_step(self._report.losses, self.state.global_step)
+        self.channels.end_step(report.losses, self.state.global_step)
         self._report = StepReport(self.channels.weights)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:

@@ -64,6 +64,16 @@ def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return parts
 
 
+def evened(parts: list[list[int]], count: int) -> list[list[int]]:
+    """The same rows in `count` parts, no fewer than there are: the largest are halved; not more than there are rows."""
+    parts = list(parts)
+    while len(parts) < count:
+        largest = max(range(len(parts)), key=lambda i: len(parts[i]))
+        rows, half = parts[largest], len(parts[largest]) // 2
+        parts[largest : largest + 1] = [rows[:half], rows[half:]]
+    return parts
+
+
 def row_lengths(inputs: Mapping[str, Tensor]) -> list[int]:
     """Tokens of each row of TRL's batch, prompt and completion, without padding."""
     lengths: list[int] = (inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)).tolist()

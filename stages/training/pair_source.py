@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stages.backends.ranks import Ranks
 from stages.errors import BadInput
 from stages.messages import opening_ids
 from stages.runs.records import Row
@@ -95,13 +96,20 @@ class PairSource:
         return order
 
     @torch.no_grad()
-    def cache_reference(self, model: Any, chunk: int = 32) -> None:
-        """Sum the reference's log-probs of both sides of every pair, once; the reference is the model as it is now."""
-        for start in range(0, len(self.pairs), chunk):
-            pairs = self.pairs[start : start + chunk]
+    def cache_reference(self, model: Any, chunk: int = 32, ranks: Ranks | None = None) -> None:
+        """Sum the reference's log-probs of both sides of every pair, once; the reference is the model as it is now.
+
+        Each of several processes does its share.
+        """
+        ranks = ranks or Ranks()
+        own = self.pairs[ranks.rank :: ranks.count]
+        for start in range(0, len(own), chunk):
+            pairs = own[start : start + chunk]
             scored = score(model, [pair.tree for pair in pairs])
             sums = scored.per_branch(token_log_probs(model, scored)).view(-1, 2).tolist()
             self._reference |= {pair.pair_id: (c, r) for pair, (c, r) in zip(pairs, sums, strict=True)}
+        for reference in ranks.gather(self._reference):
+            self._reference |= reference
 
     def reference(self, pairs: list[TokenPair], device: torch.device) -> Float[Tensor, "p 2"]:
         """Cached log-prob sums in nats, [pairs, (chosen, rejected)]."""

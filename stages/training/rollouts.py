@@ -1,8 +1,10 @@
 """On-policy rollouts for GRPO: the same agent loop as everywhere, sampling from the model under training."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stages.backends.ranks import Ranks
 from stages.envs.base import Environment, Task
 from stages.messages import opening_ids
 from stages.policy.local import LocalPolicy
@@ -15,8 +17,9 @@ from stages.training.rows import own_episode
 class Rollouts:
     """TRL's `rollout_func`: plays one episode a row and returns ids, log-probs, the mask of own tokens, and rewards.
 
-    Seeds depend on the run's seed, the step, the task and the sample alone. `record` gets (step, episodes).
-    `latest` holds the episodes of the last call, in order.
+    Seeds depend on the run's seed, the step, the task and the sample alone, in whatever process it is played. `record`
+    gets (step, episodes). `latest` holds the episodes of the last call, in order; in the first of several processes
+    those of all.
     """
 
     def __init__(
@@ -28,26 +31,29 @@ class Rollouts:
         max_steps: int,
         before_turn: Callable[[], None],
         record: Callable[[int, list[Episode]], None] = lambda step, episodes: None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._make, self._tasks, self._seed, self._max_steps = make, tasks, seed, max_steps
-        self._before_turn, self._record = before_turn, record
+        self._before_turn, self._record, self._ranks = before_turn, record, ranks or Ranks()
         self.latest: list[Episode] = []
 
     def play(self, rows: list[Row], policy: LocalPolicy, step: int) -> dict[str, list[Any]]:
         """Play every row's task; rows of one task are samples of one group."""
-        self.latest = play(
+        own = play(
             self._make, policy, self._episodes(rows, step), max_steps=self._max_steps, before_turn=self._before_turn
         )
+        self.latest = [episode for episodes in self._ranks.to_first(own) for episode in episodes]
         self._record(step, self.latest)
-        columns = [self._columns(episode, policy) for episode in self.latest]
+        columns = [self._columns(episode, policy) for episode in own]
         return {name: [column[name] for column in columns] for name in columns[0]}
 
     def _episodes(self, rows: list[Row], step: int) -> list[Episode]:
-        seen: dict[str, int] = {}
+        ids = self._ranks.gather([row["task_id"] for row in rows])
+        seen = Counter(task_id for earlier in ids[: self._ranks.rank] for task_id in earlier)
         episodes = []
         for row in rows:
-            index = seen.get(row["task_id"], 0)
-            seen[row["task_id"]] = index + 1
+            index = seen[row["task_id"]]
+            seen[row["task_id"]] += 1
             seed = int(store.digest([self._seed, step, row["task_id"], index])[:15], 16)
             episodes.append(Episode(self._tasks[row["task_id"]], index, seed))
         return episodes

@@ -65,16 +65,17 @@ def trl_config(
     max_completion: int,
     device: str,
     mixed: bool = False,
+    processes: int = 1,
     more: Mapping[str, Any] | None = None,
 ) -> GRPOConfig:
     """TRL's configuration for our settings: constant learning rate, no reporting, checkpoints to resume from.
 
     max_completion: tokens of a whole episode after its prompt. mixed: whether float32 weights compute under bfloat16
-    autocast. more: further fields of TRL's; `UsageError` for those
+    autocast. processes: among which the rollouts of a step are shared. more: further fields of TRL's; `UsageError` for those
     that do not exist, are ours, or hold what TRL refuses.
     """
-    rollouts = settings.prompts_per_step * settings.generations
-    micro = settings.micro_batch or rollouts
+    rollouts = settings.prompts_per_step * settings.generations // processes
+    micro = min(settings.micro_batch or rollouts, rollouts)
     own: dict[str, Any] = {
         "output_dir": folder,
         "max_steps": settings.steps,
@@ -101,6 +102,7 @@ def trl_config(
         "remove_unused_columns": False,
         "dataloader_pin_memory": device != "cpu",
         "log_completions": False,
+        "log_level_replica": "error",
     }
     return trl_fields.build(own, more or {})
 

@@ -1,13 +1,14 @@
 """What a step reports when it is over, whatever micro-batches it was cut into: channel losses and gradient cosines."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stages.backends.ranks import Ranks
 from stages.training.channels import ChannelLoss
 
 GRPO = "grpo"
@@ -49,6 +50,20 @@ class StepReport:
         for name, gradient in _gradients(losses, parameters).items():
             self.gradients[name] = self.gradients[name] + gradient if name in self.gradients else gradient
 
+    def gathered(self, ranks: Ranks) -> "StepReport":
+        """The sums over all processes, on each; the parts of each are those that it had."""
+        if ranks.count == 1:
+            return self
+        whole = StepReport(self._names[1:])
+        for losses in ranks.gather({name: _portable(loss) for name, loss in self.losses.items()}):
+            whole.add(losses)
+        somewhere = {name for names in ranks.gather(list(self.gradients)) for name in names}
+        for name in self._names:
+            if name in somewhere:
+                own = self.gradients.get(name)
+                whole.gradients[name] = ranks.total(torch.zeros_like(self.gradients[GRPO]) if own is None else own)
+        return whole
+
     def metrics(self) -> dict[str, float]:
         """Of the whole step: `NAME/loss`, `NAME/denominator`, `NAME/KEY`, and cosines where gradients were added."""
         values: dict[str, float] = {}
@@ -58,6 +73,15 @@ class StepReport:
                 values |= {f"{name}/{key}": float(value) for key, value in channel.metrics.items()}
         ordered = {name: self.gradients[name] for name in self._names if name in self.gradients}
         return values | (_cosines(ordered).metrics() if ordered else {})
+
+
+def _portable(loss: ChannelLoss) -> ChannelLoss:
+    """Without tensors on a device, which only their own process can read."""
+    metrics = {
+        name: replace(metric, **{field: float(value) for field, value in vars(metric).items()})
+        for name, metric in loss.metrics.items()
+    }
+    return replace(loss, loss=loss.loss.cpu(), metrics=metrics)
 
 
 def gradient_cosines(losses: Mapping[str, Float[Tensor, ""]], parameters: Iterable[Tensor]) -> GradientCosines:

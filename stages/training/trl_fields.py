@@ -73,6 +73,7 @@ KEPT = frozenset(
         "fsdp_config",
         "parallelism_config",
         "dataloader_pin_memory",
+        "log_level_replica",
     )
 )
 """Fields that the rollouts, the records and resuming stand on."""

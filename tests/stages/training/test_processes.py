@@ -1,0 +1,135 @@
+"""Several processes take the step of one: every channel and combination, adapters and whole models, cut or not."""
+
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from safetensors.torch import load_file
+from support.models import save_tiny
+from support.several import BROKEN, pairs_run, train_all
+
+from stages.errors import UsageError
+from stages.runs.artifact import Run
+from stages.runs.records import CHECKPOINT, HINT, ROLLOUT
+from stages.training import processes
+from stages.training.channels import CHANNELS
+from stages.training.settings import Optimisation
+
+TOLERANCE = 1e-5
+STEP = {"steps": 2, "prompts_per_step": 4, "generations": 2, "learning_rate": 0.05, "threads": 1}
+TIMES = ("step_time",)
+"""Metrics that measure the machine."""
+
+
+def settings(folder: Path, names: tuple[str, ...] = (), size: dict[str, Any] | None = None, **more: Any) -> Any:
+    """A case on the tiny model: gradient descent, so that weights differ by as much as gradients do."""
+    channels = [CHANNELS[name] for name in names]
+    return {
+        "env": {"name": "support.environments:GuessEnv"},
+        "policy": {"model": str(folder / "student"), "max_tokens": 10},
+        "tasks": 3,
+        "optimisation": {**STEP, **(size or {})},
+        "weights": {name: 0.7 + 0.2 * i for i, name in enumerate(names)},
+        "pairs": {"per_step": 5},
+        "hints": {"per_step": 5},
+        "teacher": {"model": str(folder / "teacher")} if any(c.needs_teacher for c in channels) else None,
+        "trl": {"optim": "sgd"},
+        **({"from_pairs": str(folder / "pairs")} if any(c.row_source == "pairs" for c in channels) else {}),
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A student, a teacher, and pairs."""
+    made = tmp_path_factory.mktemp("processes")
+    save_tiny(made / "student")
+    save_tiny(made / "teacher", seed=5)
+    pairs_run(made / "pairs", 12)
+    return made
+
+
+def metrics(run: Run) -> list[dict[str, float]]:
+    return [orjson.loads(line) for line in (run.path / "metrics.jsonl").read_bytes().splitlines()]
+
+
+def difference(one: Run, other: Run) -> float:
+    """The largest difference of a weight, a loss or another metric of a step, relative to numbers above 1."""
+    (a,), (b,) = ([load_file(p) for p in run.folder(CHECKPOINT).glob("*.safetensors")] for run in (one, other))
+    assert a.keys() == b.keys()
+    found = [float((a[name] - b[name]).abs().max()) for name in a]
+    for ours, theirs in zip(metrics(one), metrics(other), strict=True):
+        assert ours.keys() == theirs.keys()
+        found += [abs(ours[k] - theirs[k]) / max(1, abs(ours[k])) for k in ours if k not in TIMES]
+    return max(found)
+
+
+def compare(ours: dict[str, Run], theirs: dict[str, Run]) -> dict[str, float]:
+    """Differences above the tolerance by case; the rollouts and hints of both are the same rows."""
+    for name, run in ours.items():
+        assert run.rows(HINT) == theirs[name].rows(HINT), name
+        played, others = ([r["rollout_id"] for r in x.rows(ROLLOUT)] for x in (run, theirs[name]))
+        assert played == others and len(set(played)) == len(played) > 0, name
+    found = {name: difference(run, theirs[name]) for name, run in ours.items()}
+    print(max(found.values()))
+    return {name: much for name, much in found.items() if not much < TOLERANCE}
+
+
+def small_cases(folder: Path) -> dict[str, Any]:
+    """Everything once."""
+    every = tuple(CHANNELS)
+    cut = {"micro_batch": 2, "max_tokens_per_micro_batch": 60, "gradient_cosine_every": 1}
+    return {
+        "all": settings(folder, every),
+        "all-cut": settings(folder, every, cut),
+        "adapter": settings(folder, every, adapter={"rank": 4}),
+        "plain": settings(folder),
+    }
+
+
+def all_cases(folder: Path) -> dict[str, Any]:
+    """Each channel, each two of them, all, each form of GRPO's loss, and whatever a step can be cut by."""
+    names = tuple(CHANNELS)
+    once = {"steps": 1}
+    cases = small_cases(folder) | {name: settings(folder, (name,)) for name in names}
+    cases |= {"-".join(two): settings(folder, two, once) for two in combinations(names, 2)}
+    for form in ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"):
+        cases[form] = settings(folder, ("dpo",), {"loss_type": form, "micro_batch": 2})
+    cases["kl"] = settings(folder, ("sdpo",), {"beta": 0.1})
+    cases["kl-adapter"] = settings(folder, ("sdpo",), {"beta": 0.1}, adapter={"rank": 4})
+    cases["recomputed"] = settings(folder, ("sdpo", "dpo"), {"gradient_checkpointing": True})
+    cases["demonstrations"] = settings(folder, ("sdpo",), hints={"source": "rollout", "success_reward": 0.01})
+    cases["average"] = settings(folder, ("sdpo",), hints={"teacher": "ema", "importance_clip": 2.0})
+    return cases
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_step_of_one(folder: Path) -> None:
+    cases = small_cases(folder)
+    alone = train_all(folder / "one", cases, 1)
+    assert compare(train_all(folder / "two", cases, 2), alone) == {}
+    names = {key.partition("/")[0] for key in metrics(alone["all"])[0]}
+    assert set(CHANNELS) <= names
+    red = {kind: compare_weights(train_all(folder / kind, {"all": cases["all"]}, 2, kind), alone) for kind in BROKEN}
+    assert all(much > 10 * TOLERANCE for much in red.values()), red
+
+
+def compare_weights(ours: dict[str, Run], theirs: dict[str, Run]) -> float:
+    """The largest difference of a weight over all cases."""
+    found = []
+    for name, run in ours.items():
+        a, b = (load_file(x.folder(CHECKPOINT) / "model.safetensors") for x in (run, theirs[name]))
+        found += [float((a[key] - b[key]).abs().max()) for key in a]
+    return max(found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("count", [2, 4])
+def test_every_combination_in_any_number_of_processes(folder: Path, count: int) -> None:
+    cases = all_cases(folder)
+    alone = train_all(folder / "all-1", cases, 1) if not (folder / "all-1").exists() else None
+    alone = alone or {name: Run(folder / "all-1" / name) for name in cases}
+    assert compare(train_all(folder / f"all-{count}", cases, count), alone) == {}

@@ -1,0 +1,117 @@
+"""The same training in any number of processes, each started as torchrun starts it. Also the program of one of them.
+
+    train(folder, {"name": {...settings of train...}}, count=2)
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stages import train
+from stages.backends import ranks
+from stages.runs import manifest, runner, store
+from stages.runs.artifact import Out, Run
+from stages.runs.records import PAIR
+
+LIMIT_S = 900
+Value = TypeVar("Value")
+
+
+class OwnRollouts(ranks.Ranks):
+    """Broken on purpose: the first process hears of no rollout but its own."""
+
+    def to_first(self, value: Value) -> list[Value]:
+        """Its own."""
+        super().to_first(value)
+        return [value]
+
+
+class OwnGradients(ranks.Ranks):
+    """Broken on purpose: every process steps by its own gradients."""
+
+    def mean_gradients(self, parameters: Any) -> None:
+        """Left as they are."""
+
+
+class OwnDenominators(ranks.Ranks):
+    """Broken on purpose: the first process' rows are dealt, but each takes for the step's rows what it was dealt."""
+
+    def of_first(self, make: Callable[[], Value]) -> Value:
+        """Rows repeated so that every part of them is this process' own."""
+        from stages.training.rows import ChannelBatch
+
+        value = super().of_first(make)
+        if not isinstance(value, ChannelBatch):
+            return value
+        own = value.part(self.rank, self.count)
+        spread = {name: [row for row in own.of(name) for _ in range(self.count)] for name in ("pairs", "hinted")}
+        return ChannelBatch(episodes=[row for row in own.episodes for _ in range(self.count)], **spread)  # type: ignore
+
+
+BROKEN = {kind.__name__: kind for kind in (OwnRollouts, OwnGradients, OwnDenominators)}
+
+
+def train_all(folder: Path, cases: Mapping[str, Mapping[str, Any]], count: int, broken: str = "") -> dict[str, Run]:
+    """One run of `train` a case, by so many processes. A case holds settings, and maybe `from_pairs`, a run's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    store.write_json(folder / "cases.json", cases)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "support.several", str(folder), broken]
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in range(count):
+        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    try:
+        said = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * count, "\n".join(said)[-4000:]
+    return {name: Run(folder / name) for name in cases}
+
+
+def pairs_run(folder: Path, count: int) -> Run:
+    """A finished run that holds preference pairs of different lengths."""
+    record = manifest.Manifest(
+        composer="test", stage="extract-pairs", stage_version=1, fingerprint="0", label="", started_at="", config={}
+    )
+    out = Out(folder, record, cache=folder)
+    letters = "abcdefghijkl"
+    rows = [
+        {
+            **dict.fromkeys(PAIR.schema.names),
+            "pair_id": str(i),
+            "messages_json": f'[{{"role": "user", "content": "{letters[i % 12] * (i % 3 + 1)}"}}]',
+            "chosen": letters[: i % 7 + 1],
+            "rejected": letters[-(i % 4) - 2 :],
+        }
+        for i in range(count)
+    ]
+    out.table(PAIR, rows)
+    record.status = "complete"
+    manifest.write(folder, record)
+    return Run(folder)
+
+
+def main(folder: Path, broken: str) -> None:
+    """Train all cases as one of the processes."""
+    here = ranks.join(BROKEN[broken]) if broken else ranks.join()
+    for name, settings in store.read_json(folder / "cases.json").items():
+        pairs = settings.pop("from_pairs", None)
+        inputs = {"pairs": Run(Path(pairs))} if pairs else {}
+        config = train.Config(**settings)
+        if here.first:
+            runner.execute("train", inputs, config, root=folder, out=folder / name)
+        else:
+            runner.follow("train", inputs, config, root=folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
