@@ -25,8 +25,8 @@ from stages.runs.artifact import Interrupted, Out, Slot
 from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
 from stages.runs.records import CHECKPOINT, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
-from stages.training.channels import CHANNELS
 from stages.training import processes
+from stages.training.channels import CHANNELS
 from stages.training.defaults import choose
 from stages.training.settings import Adapter, Eopd, Hints, Optimisation, Pairs, Taid
 from stages.training.table import training_table
@@ -146,13 +146,14 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     _arguments(config, out.path)
     chosen.check(config.max_steps * config.policy.max_tokens, device(config.policy.device))
     tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
-    with seeded(config.seed, config.optimisation.threads):
+    with ranks.depending(), seeded(config.seed, config.optimisation.threads):
         model, tokenizer = load_model(config.policy, cache=out.cache, listener=out.progress)
         mixed = precision.masters(model, adapter=bool(config.adapter.rank))
         policy = LocalPolicy(model.eval(), tokenizer, config.policy)
         out.model("policy", **policy.facts(), training={**chosen.facts(), "processes": ranks.count})
         folder = ranks.of_first(lambda: out.scratch("trainer"))
         trainer = _trainer(inputs, config, out, policy, tasks, folder, mixed, ranks)
+        ranks.copy_first(policy.model.parameters())
         _fit(trainer, folder, ranks)
         if ranks.first:
             _save(trainer, policy, config, tasks, out)
@@ -245,7 +246,6 @@ def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks) -> None:
     start = ranks.of_first(lambda: newest(folder))
     if start is not None:
         trainer.channels.load(store.read_json(start / MARKER)["channels"], start)
-    ranks.copy_first(trainer.model.parameters())
     trainer.train(resume_from_checkpoint=str(start) if start else None)
     if trainer.state.global_step < trainer.args.max_steps:
         raise Interrupted

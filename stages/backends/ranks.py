@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stages.errors import InfrastructureError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -70,6 +72,19 @@ class Ranks:
         return value
 
     @contextmanager
+    def depending(self) -> Iterator[None]:
+        """Work that needs the others: `InfrastructureError` where one of them is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.count == 1 or not any(word in str(error).lower() for word in ("gloo", "nccl")):
+                raise
+            raise InfrastructureError(
+                f"One of the other {self.count - 1} processes of this training is gone. "
+                "The same command with --resume goes on from the newest checkpoint, with any number of processes."
+            ) from error
+
+    @contextmanager
     def leading(self) -> Iterator[None]:
         """In the first process around all its work: the others wait until it says `begin`, or ends without."""
         if self._begun is not None:
@@ -120,7 +135,7 @@ class Ranks:
         learning = [p for p, somewhere in zip(trained, held.tolist(), strict=True) if somewhere]
         for parameter in learning:
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        for bucket in _buckets([p.grad for p in learning if p.grad is not None]):
+        for bucket in buckets([p.grad for p in learning if p.grad is not None]):
             flat = torch.cat([gradient.flatten() for gradient in bucket])
             distributed.all_reduce(flat)
             flat /= self.count
@@ -128,11 +143,11 @@ class Ranks:
                 gradient.copy_(mean.view_as(gradient))
 
 
-def _buckets(gradients: "list[Tensor]") -> "Iterator[list[Tensor]]":
-    """Neighbours of one type, up to `BUCKET` elements."""
+def buckets(gradients: "list[Tensor]", elements: int = BUCKET) -> "Iterator[list[Tensor]]":
+    """Neighbours of one type, up to so many elements; a larger one is alone."""
     bucket: list[Tensor] = []
     for gradient in gradients:
-        full = bucket and sum(g.numel() for g in bucket) + gradient.numel() > BUCKET
+        full = bucket and sum(g.numel() for g in bucket) + gradient.numel() > elements
         if bucket and (full or gradient.dtype != bucket[0].dtype):
             yield bucket
             bucket = []
@@ -161,4 +176,3 @@ def _connect() -> int:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=PATIENCE)
     return distributed.get_rank()
-

@@ -8,6 +8,7 @@ setup.py - what training starts from: TRL's configuration, the prompts, the pair
 model_shape.py - a model's size from its config.json alone
 defaults.py - what is chosen by the model's size where the settings leave it open
 memory.py - how much memory a training takes, and the refusal of what does not fit
+processes.py - what several processes cannot do in one training
 precision.py - float32 for whatever learns, bfloat16 for what is frozen or computed
 trl_fields.py - fields of TRL's configuration that are not ours, checked before anything is loaded
 composed.py - the trainer: TRL's GRPOTrainer with our rollouts and the channels' losses added

@@ -65,7 +65,7 @@ class ComposedTrainer(GRPOTrainer):
         self.remove_callback(PrinterCallback)
         # Trees are scored around the model's own forward pass, where DistributedDataParallel would see no gradients.
         prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
-        self.accelerator.prepare_model = prepare  # type: ignore[method-assign]
+        self.accelerator.prepare_model = prepare
 
     def _play(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """TRL hands over prompts alone; the rows, which know their task, were kept when the batch came in."""

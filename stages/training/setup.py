@@ -71,8 +71,8 @@ def trl_config(
     """TRL's configuration for our settings: constant learning rate, no reporting, checkpoints to resume from.
 
     max_completion: tokens of a whole episode after its prompt. mixed: whether float32 weights compute under bfloat16
-    autocast. processes: among which the rollouts of a step are shared. more: further fields of TRL's; `UsageError` for those
-    that do not exist, are ours, or hold what TRL refuses.
+    autocast. processes: among which the rollouts of a step are shared. more: further fields of TRL's; `UsageError` for
+    those that do not exist, are ours, or hold what TRL refuses.
     """
     rollouts = settings.prompts_per_step * settings.generations // processes
     micro = min(settings.micro_batch or rollouts, rollouts)

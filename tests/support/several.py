@@ -1,6 +1,6 @@
 """The same training in any number of processes, each started as torchrun starts it. Also the program of one of them.
 
-    train(folder, {"name": {...settings of train...}}, count=2)
+train(folder, {"name": {...settings of train...}}, count=2)
 """
 
 import os
@@ -18,6 +18,7 @@ from stages.runs.artifact import Out, Run
 from stages.runs.records import PAIR
 
 LIMIT_S = 900
+Cases = Mapping[str, Mapping[str, Any]]
 Value = TypeVar("Value")
 
 
@@ -55,8 +56,11 @@ class OwnDenominators(ranks.Ranks):
 BROKEN = {kind.__name__: kind for kind in (OwnRollouts, OwnGradients, OwnDenominators)}
 
 
-def train_all(folder: Path, cases: Mapping[str, Mapping[str, Any]], count: int, broken: str = "") -> dict[str, Run]:
-    """One run of `train` a case, by so many processes. A case holds settings, and maybe `from_pairs`, a run's path."""
+def start(folder: Path, cases: Cases, count: int, broken: str = "") -> list[subprocess.Popen[str]]:
+    """So many processes that make one run of `train` a case, or go on with it.
+
+    A case holds settings, and maybe `from_pairs`, a run's path.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     store.write_json(folder / "cases.json", cases)
     with socket.socket() as free:
@@ -68,6 +72,12 @@ def train_all(folder: Path, cases: Mapping[str, Mapping[str, Any]], count: int, 
     for rank in range(count):
         environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    return processes
+
+
+def train_all(folder: Path, cases: Cases, count: int, broken: str = "") -> dict[str, Run]:
+    """`start`, and wait for the end of all."""
+    processes = start(folder, cases, count, broken)
     try:
         said = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
     finally:
@@ -108,7 +118,7 @@ def main(folder: Path, broken: str) -> None:
         inputs = {"pairs": Run(Path(pairs))} if pairs else {}
         config = train.Config(**settings)
         if here.first:
-            runner.execute("train", inputs, config, root=folder, out=folder / name)
+            runner.execute("train", inputs, config, root=folder, out=folder / name, resume=True)
         else:
             runner.follow("train", inputs, config, root=folder)
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.training.groups import pack, row_lengths, rows_of, share
+from stages.training.groups import evened, pack, row_lengths, rows_of, share
 
 
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20), most=st.integers(1, 120))
@@ -37,3 +37,9 @@ def test_rows_are_cut_to_the_longest_among_them() -> None:
     assert part["num_items_in_batch"] == 5
     assert share("dapo", part, inputs) == 1.0 and share("grpo", part, inputs) == 0.5
     assert share("bnpo", part, inputs) == 0.2
+
+
+def test_parts_are_halved_until_there_are_enough() -> None:
+    assert evened([[0, 1, 2, 3, 4], [5]], 2) == [[0, 1, 2, 3, 4], [5]]
+    assert evened([[0, 1, 2, 3, 4], [5]], 4) == [[0, 1], [2], [3, 4], [5]]
+    assert evened([[0, 1, 2]], 3) == [[0], [1], [2]]

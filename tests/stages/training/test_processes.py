@@ -1,5 +1,7 @@
 """Several processes take the step of one: every channel and combination, adapters and whole models, cut or not."""
 
+import subprocess
+import time
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ import orjson
 import pytest
 from safetensors.torch import load_file
 from support.models import save_tiny
-from support.several import BROKEN, pairs_run, train_all
+from support.several import BROKEN, pairs_run, start, train_all
 
 from stages.errors import UsageError
 from stages.runs.artifact import Run
@@ -19,8 +21,8 @@ from stages.training.settings import Optimisation
 
 TOLERANCE = 1e-5
 STEP = {"steps": 2, "prompts_per_step": 4, "generations": 2, "learning_rate": 0.05, "threads": 1}
-TIMES = ("step_time",)
-"""Metrics that measure the machine."""
+APART = ("step_time", "entropy")
+"""Metrics that measure the machine, or that TRL takes the mean of over passes."""
 
 
 def settings(folder: Path, names: tuple[str, ...] = (), size: dict[str, Any] | None = None, **more: Any) -> Any:
@@ -62,7 +64,7 @@ def difference(one: Run, other: Run) -> float:
     found = [float((a[name] - b[name]).abs().max()) for name in a]
     for ours, theirs in zip(metrics(one), metrics(other), strict=True):
         assert ours.keys() == theirs.keys()
-        found += [abs(ours[k] - theirs[k]) / max(1, abs(ours[k])) for k in ours if k not in TIMES]
+        found += [abs(ours[k] - theirs[k]) / max(1, abs(ours[k])) for k in ours if k not in APART]
     return max(found)
 
 
@@ -133,3 +135,58 @@ def test_every_combination_in_any_number_of_processes(folder: Path, count: int) 
     alone = train_all(folder / "all-1", cases, 1) if not (folder / "all-1").exists() else None
     alone = alone or {name: Run(folder / "all-1" / name) for name in cases}
     assert compare(train_all(folder / f"all-{count}", cases, count), alone) == {}
+
+
+def at_a_checkpoint(folder: Path, case: dict[str, Any], count: int) -> list["subprocess.Popen[str]"]:
+    """Processes that have just written the first checkpoint, with steps to go."""
+    running = start(folder, {"run": case}, count)
+    deadline = time.monotonic() + 280
+    while not (folder / "run" / "scratch" / "trainer" / "checkpoint-2" / "composer.json").exists():
+        assert all(process.poll() is None for process in running) and time.monotonic() < deadline
+        time.sleep(0.01)
+    return running
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_training_goes_on_in_another_number_of_processes(folder: Path) -> None:
+    """Taid's schedule and the moving average go along."""
+    case = settings(
+        folder,
+        ("sdpo", "taid"),
+        {"steps": 6, "save_every": 2},
+        env={"name": "support.environments:SlowEnv"},
+        hints={"teacher": "ema"},
+    )
+    whole = train_all(folder / "whole", {"run": case}, 1)
+    for first, then in ((2, 1), (1, 2)):
+        place = folder / f"{first}-{then}"
+        running = at_a_checkpoint(place, case, first)
+        running[-1].kill()
+        if first == 2:
+            said = running[0].communicate(timeout=120)[1]
+            assert running[0].returncode == 1 and "One of the other 1 processes of this training is gone" in said
+        running[-1].communicate(timeout=60)
+        resumed = train_all(place, {"run": case}, then)
+        assert resumed["run"].manifest.attempts == 2
+        assert compare(resumed, whole) == {}
+
+
+REFUSED = [
+    ({"loss_type": "bnpo"}, {}, "bnpo"),
+    ({}, {"entropy_coef": 0.1}, r"trl\.entropy_coef"),
+    ({"prompts_per_step": 3}, {}, "Take a multiple of 2"),
+    ({"micro_batch": 3}, {}, "Take a divisor of 8"),
+]
+
+
+@pytest.mark.parametrize(("size", "trl", "words"), REFUSED)
+def test_what_would_be_another_step_is_refused(size: dict[str, Any], trl: dict[str, Any], words: str) -> None:
+    given = Optimisation(**{"prompts_per_step": 4, "generations": 4, **size})
+    with pytest.raises(UsageError, match=words):
+        processes.check(given, trl, 2)
+    processes.check(given, trl, 1)
+
+
+def test_a_micro_batch_larger_than_the_share_is_cut() -> None:
+    processes.check(Optimisation(prompts_per_step=4, generations=4, micro_batch=16), {}, 2)
