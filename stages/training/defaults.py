@@ -8,6 +8,7 @@ recomputed.
 from dataclasses import dataclass
 from typing import Any
 
+from stages.backends.ranks import launched
 from stages.policy import embedded
 from stages.policy.base import PolicyConfig
 from stages.training import memory
@@ -53,7 +54,7 @@ class Chosen:
             memory.check(self.shape, self._training(episode), memory.available(device))
 
     def _training(self, episode: int) -> memory.Training:
-        return memory.Training(self.optimisation, self.adapter, episode)
+        return memory.Training(self.optimisation, self.adapter, episode, launched())
 
     def _note(self) -> str:
         size = self.optimisation

@@ -46,11 +46,15 @@ class Needed:
 
 @dataclass(frozen=True)
 class Training:
-    """What the sum depends on. `size` and `adapter` have nothing left open; episode: tokens after the prompt."""
+    """What the sum depends on. `size` and `adapter` have nothing left open; episode: tokens after the prompt.
+
+    processes: each holds the whole model, and its share of a step's rollouts.
+    """
 
     size: Optimisation
     adapter: Adapter
     episode: int
+    processes: int = 1
 
 
 def _sized(training: Training, **changes: Any) -> Training:
@@ -90,17 +94,18 @@ def needed(shape: ModelShape, training: Training) -> Needed:
     head = 8 * min(shape.vocabulary, VOCABULARY_CHUNK)
     learning = (size.micro_batch or 1) * length * (kept + head)
     cache = 2 * shape.bytes * shape.layers * shape.kv
-    sampling = size.prompts_per_step * size.generations * (length * cache + 4 * shape.vocabulary)
+    sampling = -(-size.prompts_per_step // training.processes) * size.generations * (length * cache + 4 * shape.vocabulary)
     return Needed(weights, 4 * trained, 8 * trained, max(learning, sampling))
 
 
 def available(device: str) -> int:
-    """Bytes: what is free on the GPU, or all memory of the machine for training on the CPU."""
+    """Bytes: what is free on the GPU, or for training on the CPU this process' share of the machine's memory."""
     import torch
 
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes that torchrun started on this machine
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // here
 
 
 def check(shape: ModelShape, training: Training, room: int) -> None:

@@ -21,8 +21,8 @@ from stages.training.settings import Optimisation
 
 TOLERANCE = 1e-5
 STEP = {"steps": 2, "prompts_per_step": 4, "generations": 2, "learning_rate": 0.05, "threads": 1}
-APART = ("step_time", "entropy")
-"""Metrics that measure the machine, or that TRL takes the mean of over passes."""
+APART = ("step_time", "entropy", "dpo/accuracy")
+"""Metrics that measure the machine, that TRL takes the mean of over passes, or that count margins of 0 in step 1."""
 
 
 def settings(folder: Path, names: tuple[str, ...] = (), size: dict[str, Any] | None = None, **more: Any) -> Any:
