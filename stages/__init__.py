@@ -10,6 +10,7 @@ backends/   - several processes, and what they tell each other
 runs/       - a run on disk: artifacts, store, manifest, inputs, records, the runner
 rollouts/   - the agent loop, its rows, and the gate that checks them
 policy/     - whoever answers: a model in this process, or a server
+teachers/   - asking teachers what they would have done
 envs/       - environments
 sandbox/    - where commands are executed
 pairs/      - preference pairs from disagreement

@@ -30,6 +30,8 @@ from stages.errors import UsageError
 Message = dict[str, str]
 """A chat message: {"role": "system" | "user" | "assistant", "content": text}."""
 
+OMITTED = "[omitted: "
+"""Where a picture or a sound was in a recorded message: `[omitted: image_url]`."""
 OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
 THINK, THOUGHT = "<think>\n", "\n</think>"
 NAME, ARGUMENTS = '{"name": ', ', "arguments": '

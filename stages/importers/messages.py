@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stages.importers.base import ImportedTurn
-from stages.messages import Message, Spoken, ToolCall, write
+from stages.messages import OMITTED, Message, Spoken, ToolCall, write
 
 ROLES = {
     "developer": "system",
@@ -16,8 +16,6 @@ ROLES = {
     "gpt": "assistant",
     "model": "assistant",
 }
-OMITTED = "[omitted: "
-"""Where a picture or a sound was: `[omitted: image_url]`."""
 
 
 def message(raw: Mapping[str, Any]) -> Message:

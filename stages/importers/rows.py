@@ -4,9 +4,8 @@ from itertools import accumulate
 from typing import Any
 
 from stages.importers.base import ImportedTurn, Trajectory, family_of
-from stages.importers.messages import OMITTED
 from stages.importers.reader import ReadTrajectory
-from stages.messages import Message
+from stages.messages import OMITTED, Message
 from stages.rollouts import missing
 from stages.rollouts.episode import state_sha256
 from stages.rollouts.trace import RolloutPayload

@@ -7,12 +7,14 @@ base.py - what is asked (`Turn`), what comes back (`Sample`), and how a policy i
 cache.py - answers that were paid for, by content
 client.py - chat completions through openai's own client, one request a call
 checkpoint.py - what evaluating a trained checkpoint needs to know: arm, seed, start, tasks
+dialect.py - recorded conversations as chat completions have them: tool calls, their results, `tools`
 embedded.py - models that environments bring along, made on first use
 endpoint.py - an OpenAI-compatible server, with typed errors, retries, a budget and a cache
 hosts.py - how many requests a server gets at once
 local.py - a Hugging Face model in this process; token ids and log-probs captured while sampling
 patience.py - says what is waited for when a server takes long
 preflight.py - whether a model can be had, before anything is paid for
+probing.py - a call before the questions: what a server takes, and how much it tells
 sampling.py - batched sampling from a causal LM, one random stream a row
 scheduler.py - asks all servers, conversations side by side and the steps of each in order
 spending.py - what teachers cost: calls, tokens, money and latency, and whether that is affordable

@@ -93,7 +93,7 @@ def read(raw: bytes, config: PolicyConfig, bound: tuple[int, int], *, latency_s:
         raise Retryable(failed.kind, str(failed), billed_usd=billed) if isinstance(failed, Retryable) else failed
     try:
         choice = body["choices"][0]
-        finish, text = choice.get("finish_reason"), _text(choice["message"])
+        finish, text, logprobs = choice.get("finish_reason"), _text(choice["message"]), _logprobs(choice)
     except (KeyError, IndexError, TypeError, AttributeError):
         raise Retryable(
             "garbage",
@@ -108,6 +108,9 @@ def read(raw: bytes, config: PolicyConfig, bound: tuple[int, int], *, latency_s:
     model, provider = (body.get(name) if isinstance(body.get(name), str) else None for name in ("model", "provider"))
     return Sample(
         text=text or "",
+        reasoning=_reasoning(choice["message"]),
+        logprobs=logprobs,
+        logprob_kind="unknown" if logprobs else None,
         finish_reason=finish or "stop",
         served_model=model,
         provider=provider,
@@ -131,6 +134,19 @@ def _text(message: dict[str, Any]) -> str | None:
     if "content" not in message:
         raise KeyError("content")
     return content if isinstance(content, str) else None
+
+
+def _reasoning(message: dict[str, Any]) -> str | None:
+    """What was thought aside, under either of the names that servers give it."""
+    thoughts = (message.get(name) for name in ("reasoning_content", "reasoning"))
+    return next((thought for thought in thoughts if isinstance(thought, str) and thought), None)
+
+
+def _logprobs(choice: dict[str, Any]) -> list[float] | None:
+    """Log-probs of the answer's tokens, where they were asked for and given."""
+    given = choice.get("logprobs")
+    tokens = given.get("content") if isinstance(given, dict) else None
+    return [float(token["logprob"]) for token in tokens] if tokens else None
 
 
 def _usage(body: dict[str, Any], config: PolicyConfig, bound: tuple[int, int]) -> dict[str, Any]:

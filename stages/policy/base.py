@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -152,12 +153,13 @@ class Turn:
     """One question: the whole conversation, and, where the policy sampled it itself, the token ids held so far.
 
     held_ids: prompt and completions up to the last assistant message, as sampled, or None to render from the messages.
-    seed: of this one answer.
+    seed: of this one answer. tools: what the model may call, as the source declared it; servers get them.
     """
 
     messages: list[Message]
     seed: int
     held_ids: list[int] | None = None
+    tools: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -166,11 +168,13 @@ class Sample:
 
     prompt_ids, completion_ids: token ids in the model's vocabulary, the end token included. logprobs: natural log, one
     a completion token, under `logprob_kind` ("processed": after temperature; "raw": before). A failed call has
-    `error_type` and no text. usage_by: who counted the tokens, "server" or "bound" (at most so many). price_known:
-    whether `cost_usd` is the price, and not 0 for want of one. served_model, provider: as the server says.
+    `error_type` and no text. reasoning: what the model thought aside, where its server tells it apart. usage_by: who
+    counted the tokens, "server" or "bound" (at most so many). price_known: whether `cost_usd` is the price, and not 0
+    for want of one. served_model, provider: as the server says.
     """
 
     text: str = ""
+    reasoning: str | None = None
     finish_reason: str = "stop"
     prompt_ids: list[int] | None = None
     completion_ids: list[int] | None = None

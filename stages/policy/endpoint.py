@@ -13,7 +13,7 @@ from typing import Any
 import tenacity
 
 from stages.errors import ComposerError, Incomplete, UsageError
-from stages.policy import answers, background
+from stages.policy import answers, background, dialect, probing
 from stages.policy.answers import Rejected, Retryable
 from stages.policy.base import PolicyConfig, Sample, Turn, prompt_bound
 from stages.policy.cache import AnswerCache
@@ -31,7 +31,7 @@ Request = dict[str, Any]
 
 
 class EndpointPolicy:
-    """Asks a server, many turns at once; text only, whatever else the server may offer.
+    """Asks a server, many turns at once; answers are text and tool calls, whatever else the server may offer.
 
     Raises `UsageError` without `base_url`, where the API key is missing, where money is limited and the price unknown,
     and for answers that no retry can mend (401, 402, 403, 404); `Incomplete` where the budget is spent or the server
@@ -63,6 +63,7 @@ class EndpointPolicy:
         self._keep = Together(self._cache.put_all)
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._patience = Patience(f"{config.model} at {config.base_url}", listener, quiet_s)
+        self._accepted: probing.Accepted | None = None
 
     @classmethod
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "EndpointPolicy":
@@ -80,16 +81,25 @@ class EndpointPolicy:
             await self.drain()
 
     def facts(self) -> dict[str, Any]:
-        """Server and model name; the key is not among them."""
-        return {"model": self.config.model, "base_url": self.config.base_url}
+        """Server and model name, and what a probing call found; the key is not among them."""
+        found = {"accepts": self._accepted.as_dict()} if self._accepted else {}
+        return {"model": self.config.model, "base_url": self.config.base_url, **found}
+
+    async def probe(self) -> probing.Accepted:
+        """Find out what the server takes, and leave out of all requests what it does not."""
+        self._accepted = await probing.probe(self, self._request(Turn([], 0), plain=True))
+        return self._accepted
 
     async def ask(self, turn: Turn) -> Sample:
         """One answer, from the cache or the server, launched until it is there or the attempts are used up.
 
         When this is cancelled, a request that is in flight goes on: `drain` waits for it, and its answer is kept.
         """
-        request = self._request(turn)
-        unsent = {} if "seed" in request else {"sample": turn.seed}
+        return await self.send(self._request(turn), turn.seed)
+
+    async def send(self, request: Request, seed: int) -> Sample:
+        """The same for a request as it is; `seed` tells samples apart where the request has none."""
+        unsent = {} if "seed" in request else {"sample": seed}
         key = store.digest({"base_url": self.config.base_url, **request, **unsent})
         if (kept := self._cache.get(key)) is not None:
             return Sample(**kept)
@@ -115,16 +125,21 @@ class EndpointPolicy:
         while self._in_flight:
             await asyncio.gather(*self._in_flight, return_exceptions=True)
 
-    def _request(self, turn: Turn) -> dict[str, Any]:
+    def _request(self, turn: Turn, *, plain: bool = False) -> Request:
+        """What is sent for a turn, as the settings shape it; `plain`: without what a server may not take."""
+        refused = dict.fromkeys(probing.EXTRAS if plain else self._accepted.refused if self._accepted else [], False)
+        settings = self.config.request | refused
+        tools = [] if settings.get("tools") is False else dialect.declared(turn.tools)
         ours = {
             "model": self.config.model,
-            "messages": turn.messages,
+            "messages": dialect.conversation(turn.messages, with_tools=bool(tools)),
+            **({"tools": tools} if tools else {}),
             "temperature": self.config.temperature,
             "max_tokens": self.config.max_tokens,
             "seed": turn.seed % 2**31,
             **({"chat_template_kwargs": self.config.chat_template_kwargs} if self.config.chat_template_kwargs else {}),
         }
-        wanted = {name: value for name, value in (ours | self.config.request).items() if value is not False}
+        wanted = {name: value for name, value in (ours | settings).items() if value is not False}
         return wanted | self.config.extra_body
 
     async def _launched(self, key: str, request: Request, attempt: int) -> Sample:

@@ -121,7 +121,7 @@ STEP = Kind(
 
 TEACHER_ACTION = Kind(
     "teacher_action",
-    2,
+    3,
     {
         "unit_id": TEXT,
         "state_sha256": TEXT,
@@ -135,6 +135,7 @@ TEACHER_ACTION = Kind(
         "provider": TEXT,
         "sample_idx": INT,
         "action": TEXT,
+        "reasoning": TEXT,  # since version 3
         "finish_reason": TEXT,
         "prompt_tokens": INT,
         "cached_tokens": INT,
@@ -150,6 +151,7 @@ TEACHER_ACTION = Kind(
 )
 """One answer of one teacher in one distinct state. `rollout_id` and `step` name the first recorded step in that
 state, `num_steps` counts all of them: a question that many rollouts raise is asked, and paid for, once.
+`reasoning` is what the teacher thought aside, where its server tells that apart from what it says and calls.
 `served_model` and `provider` are what a server says it answered with; `usage_by` is "server" where it counted the
 tokens, else "bound": at most so many. `cost_usd` is null where no price is known."""
 

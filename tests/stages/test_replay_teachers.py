@@ -15,6 +15,7 @@ from stages.rollouts.trace import states_by_digest
 from stages.runs import runner, store
 from stages.runs.artifact import Run
 from stages.runs.records import STEP, TEACHER_ACTION
+from stages.teachers.questions import questions
 
 
 def endpoint(name: str, url: str, **more: Any) -> dict[str, Any]:
@@ -248,7 +249,7 @@ def test_a_local_teacher_is_hashed_once_however_many_questions(
 
     sys.addaudithook(hook)
     config = replay_teachers.Config(teachers=[{"name": "local", "model": str(tiny), "max_tokens": 8}])
-    asked = replay_teachers.questions(rollouts, config)
+    asked = questions(rollouts, config.teachers, samples=1, seed=0)
     listening.clear()
     assert len(asked["local"]) > 5
     assert opened[0] == 1

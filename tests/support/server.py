@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from stages.policy.probing import QUESTION
+
 
 @dataclass
 class Reply:
@@ -30,20 +32,75 @@ def answer(text: str, prompt_tokens: int = 10, completion_tokens: int = 5, **mor
     }
 
 
+FIELDS = {"model", "messages", "temperature", "max_tokens", "max_completion_tokens", "seed", "tools", "logprobs"}
+ASSISTANT = {"role", "content", "tool_calls"}
+
+
+def fault(body: dict[str, Any]) -> str | None:
+    """What a server that takes nothing beyond the protocol finds wrong with a request; None where it is right."""
+    if unknown := body.keys() - FIELDS:
+        return f"unknown fields {sorted(unknown)}"
+    for tool in body.get("tools", []):
+        if set(tool) != {"type", "function"} or set(tool["function"]) - {"name", "description", "parameters"}:
+            return f"not a tool: {tool}"
+    waiting: list[str] = []
+    for message in body["messages"]:
+        role = message["role"]
+        if role == "tool":
+            if set(message) != {"role", "tool_call_id", "content"} or message["tool_call_id"] not in waiting:
+                return "a tool's message answers no call before it"
+            waiting.remove(message["tool_call_id"])
+            continue
+        if waiting:
+            return f"calls without a result: {waiting}"
+        if role not in ("system", "user", "assistant") or set(message) - ASSISTANT:
+            return f"unknown role or field: {role}, {sorted(message)}"
+        calls = message.get("tool_calls") or []
+        if calls and (role != "assistant" or not body.get("tools")):
+            return "calls where there are no tools"
+        if not calls and not isinstance(message["content"], str):
+            return "no content"
+        for call in calls:
+            is_object = isinstance(json.loads(call["function"]["arguments"]), dict)
+            if set(call) != {"id", "type", "function"} or not is_object:
+                return f"not a call: {call}"
+        waiting = [call["id"] for call in calls]
+    return f"calls without a result: {waiting}" if waiting else None
+
+
+def strict(reply: Callable[[dict[str, Any], int], "Reply"]) -> Callable[[dict[str, Any], int], "Reply"]:
+    """The same replies, but 400 for whatever is not the protocol to the letter."""
+
+    def checked(body: dict[str, Any], earlier: int) -> Reply:
+        wrong = fault(body)
+        return reply(body, earlier) if wrong is None else Reply(400, {"error": {"message": wrong}})
+
+    return checked
+
+
 @dataclass
 class Server:
-    """Base URL, the body of every request that came in, and the key that each was sent with."""
+    """Base URL, the body of every request that came in, and the key that each was sent with.
+
+    Probing calls are answered apart, for nothing, and listed in `probes`.
+    """
 
     url: str
     requests: list[dict[str, Any]] = field(default_factory=list)
+    probes: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
 
 
 @contextmanager
-def serving(reply: Callable[[dict[str, Any], int], Reply], listing: Reply | None = None) -> Iterator[Server]:
+def serving(
+    reply: Callable[[dict[str, Any], int], Reply],
+    listing: Reply | None = None,
+    probed: Callable[[dict[str, Any], int], Reply] = lambda body, earlier: Reply(body=answer("OK", 0, 0)),
+) -> Iterator[Server]:
     """Serve until the block ends; `reply` gets the request's body and how many requests came before it.
 
-    listing: what a GET, which asks for the list of models, is answered with; 404 without.
+    listing: what a GET, which asks for the list of models, is answered with; 404 without. `probed` is `reply` for the
+    calls by which a server is probed.
     """
     lock = threading.Lock()
     server = Server("")
@@ -54,10 +111,11 @@ def serving(reply: Callable[[dict[str, Any], int], Reply], listing: Reply | None
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with lock:
-                number = len(server.requests)
-                server.requests.append(body)
+                came = server.probes if body["messages"] == QUESTION else server.requests
+                number = len(came)
+                came.append(body)
                 server.keys.append(self.headers.get("Authorization"))
-            self._send(reply(body, number))
+            self._send((probed if came is server.probes else reply)(body, number))
 
         def do_GET(self) -> None:
             self._send(listing or Reply(404, {"error": {"message": "no such page"}}))

@@ -30,7 +30,7 @@ def test_an_unknown_rollout_is_said_with_one_that_exists(made):
 
 def test_runs_without_rollouts_show_rows(made):
     answers = call(made, "show", "replay-teachers", "-n", "2").stdout
-    assert answers.count("\nteacher_action/2\n") == 2 and re.search("teacher +first", answers)
+    assert answers.count("\nteacher_action/3\n") == 2 and re.search("teacher +first", answers)
     pairs = call(made, "show", "extract-pairs").stdout
     assert "chosen\n" in pairs and "rejected\n" in pairs and "messages_json (the last)" in pairs
 
