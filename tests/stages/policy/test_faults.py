@@ -1,0 +1,87 @@
+"""Two thousand calls to a server with 30 % faults: every one ends in an answer or in a reason, and the ledger is kept."""
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from support.server import Reply, answer, serving
+
+from stages.policy.base import PolicyConfig, Turn
+from stages.policy.endpoint import EndpointPolicy
+from stages.runs.artifact import Budget
+from stages.runs.ledger import NAME, totals
+
+CALLS = 2000
+CUT = {**answer("half"), "choices": [{"finish_reason": "length", "message": {"content": "half"}}]}
+SILENT = {**answer(""), "choices": [{"finish_reason": "content_filter", "message": {"content": None}}]}
+FAULTS: dict[str, Reply] = {
+    "overloaded": Reply(429, {"error": {"message": "slower"}}, {"Retry-After": "0.01"}),
+    "broken": Reply(500, {"error": {"message": "oops"}}, {"Retry-After": "0.01"}),
+    "proxy": Reply(502, b"<html>bad gateway</html>"),
+    "full": Reply(503, {"error": {"message": "full"}}, {"Retry-After": "0"}),
+    "rejected": Reply(400, {"error": {"message": "too long"}}),
+    "error in a 200": Reply(200, {"error": {"code": 502, "message": "provider"}}),
+    "no JSON": Reply(200, b"<html>"),
+    "no choices": Reply(200, {"choices": []}),
+    "cut": Reply(200, CUT),
+    "silent": Reply(200, SILENT),
+    "too slow": Reply(200, answer("late"), delay_s=1.5),
+    "cut off": Reply(200, b'{"choices": ['),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_every_call_ends_in_an_answer_or_a_reason(tmp_path: Path) -> None:
+    random, sent = Random(0), Counter[str]()
+
+    def reply(body: dict[str, Any], earlier: int) -> Reply:
+        fault = random.choice(list(FAULTS)) if random.random() < 0.3 else "none"
+        sent[fault] += 1
+        return FAULTS[fault] if fault != "none" else Reply(body=answer(body["messages"][0]["content"].upper()))
+
+    budget = Budget(100.0, tmp_path / NAME)
+    with serving(reply) as server:
+        config = PolicyConfig(
+            model="m",
+            base_url=server.url,
+            usd_per_mtok_in=1.0,
+            usd_per_mtok_out=1.0,
+            concurrency=32,
+            timeout_s=1.0,
+            max_attempts=3,
+        )
+        policy = EndpointPolicy(config, budget=budget, cache=tmp_path)
+        samples = policy.sample([Turn([{"role": "user", "content": f"q{i}"}], seed=i) for i in range(CALLS)])
+        launched = len(server.requests)
+        assert all(sent[fault] > 10 for fault in FAULTS)
+        again = policy.sample(
+            [
+                Turn([{"role": "user", "content": f"q{i}"}], seed=i)
+                for i in range(CALLS)
+                if samples[i].error_type is None
+            ]
+        )
+        assert len(server.requests) == launched, "what was answered is not bought again"
+
+    assert len(samples) == CALLS and len(again) > 0.9 * CALLS
+    for index, sample in enumerate(samples):
+        if sample.error_type is None:
+            assert sample.text in (f"Q{index}", "half")
+            assert (sample.finish_reason == "length") == (sample.text == "half")
+        else:
+            assert sample.error and sample.error_type in {
+                "rejected",
+                "no_text",
+                "garbage",
+                "server",
+                "rate_limit",
+                "timeout",
+                "connection",
+            }
+    spent, possibly = totals(tmp_path) or (0.0, 0.0)
+    paid = sum(sample.cost_usd for sample in samples)
+    assert spent == pytest.approx(budget.spent) and spent >= paid > 0 and budget.reserved == 0
+    assert possibly > 0 and spent + possibly <= 100.0
