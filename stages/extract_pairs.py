@@ -11,7 +11,6 @@ their rewards in every state that they share. The unit is a task then.
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
@@ -19,20 +18,24 @@ import orjson
 
 from stages.envs.base import ComparesOutcomes, Environment, Task
 from stages.envs.config import EnvStageConfig
-from stages.errors import BadInput, UsageError
+from stages.errors import UsageError
 from stages.pairs.canonical import canonical
+from stages.pairs.evidence import evidence, spent
+from stages.pairs.evidence import outcomes as outcomes_of
+from stages.pairs.labels import class_names
 from stages.pairs.outcomes import NotReproducible, State, outcomes
 from stages.pairs.report import report
 from stages.pairs.rows import by_task, of_group, pair_row
+from stages.pairs.states import AnsweredState, answered_states, judged, names
 from stages.pairs.voting import Ballot, Preference, decide, distinct, merged
-from stages.rollouts.trace import RecordedState, by_rollout, prompt_ids, states_by_digest
+from stages.rollouts.trace import by_rollout, prompt_ids
 from stages.runs.artifact import Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
 from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION, Row
 
-VERSION = 2
+VERSION = 3
 INPUTS = {"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=ORIGIN)}
 OUTPUTS = {"pairs": PAIR}
 BATCH = 16
@@ -56,26 +59,12 @@ class Config(StageConfig):
         return f"by-{self.compare}"
 
 
-@dataclass(frozen=True)
-class AnsweredState:
-    """A distinct state with the teachers' actions in it, one a sample; None for no answer, or one that was cut off."""
-
-    digest: str
-    recorded: RecordedState
-    teachers: dict[str, list[str | None]] = field(default_factory=dict)
-
-    @property
-    def task_id(self) -> str:
-        """The task of the rollout that reached the state first."""
-        return str(self.recorded.steps[0]["task_id"])
-
-
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The states to compare in, or the tasks whose rollouts to compare."""
     del config
     if "teacher_actions" not in inputs:
         return Plan(units=len(inputs.one("rollouts").rows(TASK)), what="tasks")
-    return Plan(units=len(_answered_states(inputs)), what="states")
+    return Plan(units=len(answered_states(inputs.one("rollouts"), inputs.one("teacher_actions"))), what="states")
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
@@ -83,7 +72,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     if "teacher_actions" not in inputs:
         _compare_groups(inputs.one("rollouts"), config, out)
         return
-    states = _answered_states(inputs)
+    states = answered_states(inputs.one("rollouts"), inputs.one("teacher_actions"))
     make = _environment(inputs.one("rollouts"), config)
     tasks = {row["task_id"]: _task(row) for row in inputs.one("rollouts").rows(TASK)}
     with ThreadPoolExecutor(4) as pool:
@@ -94,19 +83,8 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
             results = pool.map(lambda state: _vote(state, tasks[state.task_id], make), missing)
             out.write_all((state.digest, result, False) for state, result in zip(missing, results, strict=True))
     out.progress("states", len(states), len(states))
-    _finish(states, _prompts(inputs.one("rollouts")), tasks, _spent(inputs.one("teacher_actions")), out)
-
-
-def _answered_states(inputs: Inputs) -> list[AnsweredState]:
-    """The distinct states, with the teachers' answers; `BadInput` when the answers belong to other rollouts."""
     rollouts, answers = inputs.one("rollouts"), inputs.one("teacher_actions")
-    _same_origin(rollouts, answers)
-    recorded = states_by_digest(rollouts.rows(STEP))
-    answered = {digest: AnsweredState(digest, state) for digest, state in recorded.items()}
-    for row in answers.rows(TEACHER_ACTION):
-        whole = row["action"] if row["finish_reason"] != "length" else None
-        answered[row["state_sha256"]].teachers.setdefault(row["teacher"], []).append(whole)
-    return list(answered.values())
+    _finish(states, _prompts(rollouts), tasks, spent(answers.rows(TEACHER_ACTION)), rollouts.rows(ROLLOUT), out)
 
 
 def _prompts(rollouts: Run) -> Prompts:
@@ -115,15 +93,6 @@ def _prompts(rollouts: Run) -> Prompts:
         for rows in by_rollout(rollouts.rows(STEP)).values()
         for row, prompt in zip(rows, prompt_ids(rows), strict=True)
     }
-
-
-def _same_origin(rollouts: Run, answers: Run) -> None:
-    asked = answers.manifest.inputs["rollouts"][0]
-    if asked.content != rollouts.manifest.content:
-        raise BadInput(
-            f"{answers.path} answers the rollouts of {asked.path}, not those of {rollouts.path}. "
-            "Give the rollouts it was asked about, or rerun replay-teachers on these."
-        )
 
 
 def _environment(rollouts: Run, config: Config) -> Callable[[], Environment] | None:
@@ -149,7 +118,7 @@ def _vote(state: AnsweredState, task: Task, make: Callable[[], Environment] | No
         text for text in [*(step["action"] for step in steps), *chain(*state.teachers.values())] if text is not None
     )
     forms = {text: canonical(text) for text in texts}
-    compared_by, known = "canonical", dict[str, str]()
+    compared_by, known, reproducible = "canonical", dict[str, str](), True
     candidates = {form: text for text, form in reversed(forms.items()) if form is not None}
     if make is not None and len(candidates) > 1:
         try:
@@ -158,9 +127,12 @@ def _vote(state: AnsweredState, task: Task, make: Callable[[], Environment] | No
             known = dict(zip(order, outcomes(make, reached, [candidates[form] for form in order]), strict=True))
             compared_by = "outcome"
         except NotReproducible:
-            return {"votes": [{"pairs": [], "reason": "state_not_reproducible"} for _ in steps]}
+            reproducible = False
     classes = merged(forms, known)
-    return {"votes": [_ballot(state, step, classes) for step in steps], "compared_by": compared_by}
+    votes = [_ballot(state, step, classes) for step in steps]
+    if not reproducible:
+        votes = [{"pairs": [], "reason": "state_not_reproducible"} for _ in steps]
+    return {"votes": votes, "compared_by": compared_by, **names(state, class_names(classes, forms))}
 
 
 def _ballot(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> Row:
@@ -170,21 +142,12 @@ def _ballot(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> 
     return {"pairs": [vars(preference) for preference in preferences], "reason": reason}
 
 
-def _spent(answers: Run) -> dict[str, float | None]:
-    """What each teacher's answers cost in USD; None where the price of one of them is not known."""
-    spent: dict[str, float | None] = {}
-    for row in answers.rows(TEACHER_ACTION):
-        so_far, cost = spent.get(row["teacher"], 0.0), row["cost_usd"]
-        priced = so_far is not None and (cost is not None or row["error_type"] is not None)
-        spent[row["teacher"]] = (so_far or 0.0) + (cost or 0.0) if priced else None
-    return spent
-
-
 def _finish(
     states: list[AnsweredState],
     prompts: Prompts,
     tasks: dict[str, Task],
-    spent: dict[str, float | None],
+    cost: dict[str, float | None],
+    rollouts: list[Row],
     out: Out,
 ) -> None:
     """Pairs in the order of the states, each once, and the count of every reason for dropping."""
@@ -215,7 +178,8 @@ def _finish(
         num_traces=len({step["rollout_id"] for state in states for step in state.recorded.steps}),
         num_steps=sum(len(state.recorded.steps) for state in states),
         out=out,
-        spent=spent,
+        spent=cost,
+        evidence=evidence([judged(state, records[state.digest]) for state in states], outcomes_of(rollouts), cost),
     )
 
 

@@ -6,6 +6,11 @@ voting.py - classes of equal actions, majority, and the pairs or the reason for 
 groups.py - rollouts of several models on one task: the states they share, their votes and their rewards
 submissions.py - what they submitted, by the verdict on it
 rows.py - pairs as rows, also all pairs of a group of rollouts
+states.py - distinct states with the teachers' actions in them, and who did what in each
+labels.py - what student and teachers did in every state, as numbers, and rearrangements of states by task
+agreement.py - whether teachers agree beyond chance, and more with each other than with the student
+audit.py - what each teacher was worth, and how often outcomes call pairs right
+evidence.py - all of that in words and numbers, with a verdict
 report.py - what came of it
-signal.py - do the pairs point anywhere, against the same pairs with their sides shuffled
+signal.py - how far apart the words of both sides are, for the record
 """

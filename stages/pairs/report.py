@@ -1,10 +1,12 @@
-"""What came of extracting pairs: how many by rule, what was dropped by reason, and whether they point anywhere."""
+"""What came of extracting pairs: how many by rule, what was dropped by reason, and what speaks for them."""
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from tabulate import tabulate
 
+from stages.pairs.agreement import Verdict
 from stages.pairs.signal import Signal, signal
 from stages.runs.artifact import Out
 from stages.runs.records import Row
@@ -22,11 +24,13 @@ def report(
     out: Out,
     about: str = "",
     spent: Mapping[str, float | None] | None = None,
+    evidence: tuple[Verdict, dict[str, Any], str] | None = None,
 ) -> None:
     """Write `report.txt`, the counts of the manifest, and its summary with the signal in the pairs.
 
     `num_traces` and `num_steps` are those of the rollouts that were read; `about` is a further line for the report.
-    spent: what each teacher's answers cost in USD, None where that is not known.
+    spent: what each teacher's answers cost in USD, None where that is not known. evidence: what `evidence.evidence`
+    gave, where teachers answered; its verdict against going on has an exit code.
     """
     rules = Counter(row["rule"] for row in rows)
     direction = signal([(row["chosen"], row["rejected"]) for row in rows])
@@ -37,8 +41,12 @@ def report(
         pairs_per_trace=density,
         rules=dict(rules),
         dropped=dict(dropped),
-        signal=direction and vars(direction),
+        words=direction and vars(direction),
     )
+    if evidence is not None:
+        said, numbers, _ = evidence
+        ok = {"SIGNAL": True, "NO SIGNAL": False}.get(said)
+        out.conclude(ok=ok, exit_code=1 if ok is False else 0, verdict=said, **numbers)
     if spent is not None and rows:
         price = {name: None if usd is None else usd / len(rows) for name, usd in spent.items()}
         known = [usd for usd in price.values() if usd is not None]
@@ -50,7 +58,8 @@ def report(
     lines += [about] if about else []
     lines += [tabulate(sorted(rules.items()), tablefmt="plain")] if rules else []
     lines += ["", "dropped", *([tabulate(sorted(dropped.items()), tablefmt="plain")] if dropped else []), ""]
-    lines += [_signal_line(direction)]
+    lines += [evidence[2]] if evidence else []
+    lines += [_words_line(direction)]
     out.text("report.txt", "\n".join(lines) + "\n")
 
 
@@ -60,8 +69,9 @@ def _price_line(price: Mapping[str, float | None]) -> str:
     return f"the teachers' answers cost {told['all']} USD a kept pair ({each})"
 
 
-def _signal_line(direction: Signal | None) -> str:
+def _words_line(direction: Signal | None) -> str:
+    """For the record: how far apart the words of both sides are tells how popular words are, not who is right."""
     if direction is None:
-        return "signal: too few pairs to judge"
+        return "words: too few pairs to compare"
     shuffled = f"{direction.shuffled_p95:.3f} for shuffled sides (95th percentile)"
-    return f"signal: KL {direction.kl:.3f} nats against {shuffled}, p = {direction.p_value:.3f}"
+    return f"words: KL {direction.kl:.3f} nats against {shuffled}, p = {direction.p_value:.3f}, for the record"

@@ -1,8 +1,8 @@
-"""Do the pairs point anywhere? Their direction against the same pairs with chosen and rejected swapped at random.
+"""How far apart the words of both sides are, for the record: `agreement` has the tests of signal.
 
 KL(chosen || rejected) is taken between the word distributions of what chosen has and rejected lacks, and the reverse,
 with add-one smoothing. Swapping sides at random gives what the same texts show without any preference: a distance
-inside that range is no signal.
+inside that range is none. It tells as much about how popular words are as about who is right.
 """
 
 from collections import Counter
@@ -28,9 +28,9 @@ def signal(pairs: Sequence[tuple[str, str]], seed: int = 0) -> Signal | None:
     if len(pairs) < 5:
         return None
     words = _words(pairs)
-    signs = np.random.default_rng(seed).integers(0, 2, size=(SHUFFLES, len(pairs)))  # [S, P]
+    random = np.random.default_rng(seed)
     observed = _kl(*_sides(words, np.zeros(len(pairs), dtype=np.int64)))
-    shuffled = np.array([_kl(*_sides(words, sign)) for sign in signs])
+    shuffled = np.array([_kl(*_sides(words, random.integers(0, 2, size=len(pairs)))) for _ in range(SHUFFLES)])
     p_value = (1 + int((shuffled >= observed - 1e-12).sum())) / (SHUFFLES + 1)
     return Signal(observed, float(np.quantile(shuffled, 0.95)), p_value)
 

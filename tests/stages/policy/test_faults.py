@@ -1,4 +1,4 @@
-"""Two thousand calls to a server with 30 % faults: every one ends in an answer or in a reason, and the ledger is kept."""
+"""Two thousand calls to a server with 30 % faults: each ends in an answer or a reason, and the ledger is kept."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,0 +1,65 @@
+"""Distinct states with the teachers' actions in them, and who did what in each, by names of classes."""
+
+from dataclasses import dataclass, field
+
+from stages.errors import BadInput
+from stages.pairs.audit import JudgedState
+from stages.rollouts.trace import RecordedState, states_by_digest
+from stages.runs import store
+from stages.runs.artifact import Run
+from stages.runs.records import STEP, TEACHER_ACTION, Row
+
+
+@dataclass(frozen=True)
+class AnsweredState:
+    """A distinct state with the teachers' actions in it, one a sample; None for no answer, or one that was cut off."""
+
+    digest: str
+    recorded: RecordedState
+    teachers: dict[str, list[str | None]] = field(default_factory=dict)
+
+    @property
+    def task_id(self) -> str:
+        """The task of the rollout that reached the state first."""
+        return str(self.recorded.steps[0]["task_id"])
+
+
+def answered_states(rollouts: Run, answers: Run) -> list[AnsweredState]:
+    """The distinct states, with the teachers' answers; `BadInput` when the answers belong to other rollouts."""
+    _same_origin(rollouts, answers)
+    recorded = states_by_digest(rollouts.rows(STEP))
+    answered = {digest: AnsweredState(digest, state) for digest, state in recorded.items()}
+    for row in answers.rows(TEACHER_ACTION):
+        whole = row["action"] if row["finish_reason"] != "length" else None
+        answered[row["state_sha256"]].teachers.setdefault(row["teacher"], []).append(whole)
+    return list(answered.values())
+
+
+def _same_origin(rollouts: Run, answers: Run) -> None:
+    asked = answers.manifest.inputs["rollouts"][0]
+    if asked.content != rollouts.manifest.content:
+        raise BadInput(
+            f"{answers.path} answers the rollouts of {asked.path}, not those of {rollouts.path}. "
+            "Give the rollouts it was asked about, or rerun replay-teachers on these."
+        )
+
+
+def names(state: AnsweredState, known: dict[str, str | None]) -> Row:
+    """Who did what, by short names of classes that mean the same in every state."""
+    short = {text: None if name is None else store.digest(name)[:16] for text, name in known.items()}
+    return {
+        "students": [None if step["truncated"] else short[step["action"]] for step in state.recorded.steps],
+        "teachers": {name: [t and short[t] for t in texts] for name, texts in state.teachers.items()},
+    }
+
+
+def judged(state: AnsweredState, record: Row) -> JudgedState:
+    """A state with what was done in it, by the names of classes."""
+    steps = state.recorded.steps
+    return JudgedState(
+        task=state.task_id,
+        step=steps[0]["step"],
+        students=record["students"],
+        rollouts=[step["rollout_id"] for step in steps],
+        teachers=record["teachers"],
+    )

@@ -1,0 +1,80 @@
+"""What teachers are worth: pairs they back, pairs that need them, whose minority was right; and what outcomes say."""
+
+import random
+
+import pytest
+
+from stages.pairs.audit import JudgedState, alignment, audit
+from stages.pairs.evidence import evidence, outcomes
+
+
+def state(task: str, student: str | None, *teachers: str | None, rollout: str | None = None) -> JudgedState:
+    names = {name: [said] for name, said in zip("abc", teachers, strict=True)}
+    return JudgedState(task, 0, [student], [rollout or task], names)
+
+
+STATES = [
+    state("one", "x", "y", "y", "y"),  # a pair that needs nobody
+    state("two", "x", "y", "y", "x"),  # a pair that two back, the third joins the student
+    state("three", "x", "x", "x", "z"),  # the student over c
+    state("four", "x", "x", "y", "z"),  # no majority
+    state("five", None, "y", "y", None),  # a malformed student
+]
+PASSED = {"one": False, "two": True, "three": True, "four": None, "five": False}
+
+
+def test_an_audit_by_hand() -> None:
+    a, b, c = audit(STATES, PASSED, {"a": 1.0, "b": None, "c": 0.0})
+    assert (a.backed, b.backed, c.backed) == (3, 3, 2)
+    assert a.usd_per_backed == pytest.approx(1 / 3) and b.usd_per_backed is None and c.usd_per_backed == 0.0
+    assert (a.minority, b.minority, c.minority) == (0, 0, 2)
+    assert (c.joined, c.joined_passed, c.opposed, c.opposed_passed) == (1, 1, 1, 1)
+    assert c.lost_without == 1, "the student over c; the other pairs have a majority of two"
+    assert a.lost_without == 3, "b and c alone agree only in the first state"
+
+
+def test_outcomes_judge_pairs() -> None:
+    found = alignment(STATES, PASSED, draws=99)
+    assert found is not None and found.pairs == 4 and found.right == pytest.approx(3 / 4)
+    assert alignment(STATES, dict.fromkeys(PASSED), draws=9) is None
+
+
+def draw(seed: int, linked: bool) -> tuple[list[JudgedState], dict[str, bool | None]]:
+    """Thirty tasks with three rollouts each; teachers disagree with the student where it fails, or where they like."""
+    chance = random.Random(seed)
+    states, passed = [], dict[str, bool | None]()
+    for task in range(30):
+        hard = chance.random() < 0.5
+        for rollout in range(3):
+            name = f"{task}-{rollout}"
+            fails = chance.random() < (0.8 if hard else 0.2)
+            differs = fails if linked else chance.random() < (0.8 if chance.random() < 0.5 else 0.2)
+            passed[name] = not fails
+            said = "y" if differs else "x"
+            states.append(state(str(task), "x", said, said, "z", rollout=name))
+    return states, passed
+
+
+def test_alignment_keeps_its_level_and_finds_what_is_there() -> None:
+    found = [alignment(*draw(seed, linked=False), draws=99, seed=seed) for seed in range(200)]
+    assert 2 <= sum(one is not None and one.p_value <= 0.05 for one in found) <= 19, "5 % of 200 is 10"
+    powers = [alignment(*draw(seed, linked=True), draws=99, seed=seed) for seed in range(20)]
+    assert all(one is not None and one.p_value <= 0.05 and one.right == 1.0 for one in powers)
+
+
+def test_outcomes_are_verdicts_else_rewards_else_unknown() -> None:
+    rows = [
+        {"rollout_id": name, "gt_pass": gt_pass, "reward": reward}
+        for name, gt_pass, reward in (("a", False, 1.0), ("b", None, 0.5), ("c", None, 0.0), ("d", None, None))
+    ]
+    assert outcomes(rows) == {"a": False, "b": True, "c": False, "d": None}
+
+
+def test_evidence_says_what_was_found() -> None:
+    states = [state(f"{task}", "x", f"y{task}", f"y{task}", f"y{task}") for task in range(12)]
+    said, numbers, text = evidence(states, dict.fromkeys(map(str, range(12)), False), {"a": 0.1, "b": 0.1, "c": None})
+    assert said == "SIGNAL" and "SIGNAL: teachers agree in 100.0% of states, " in text
+    assert numbers["signal"]["roles"]["with_student"] == 0.0 and len(numbers["teachers"]) == 3
+    same = [state(f"{task}", "x", "x", "x", "x") for task in range(12)]
+    assert evidence(same, {}, {"a": 0.1, "b": 0.1, "c": 0.1})[0] == "NO SIGNAL"
+    assert evidence(same[:3], {}, {"a": 0.1, "b": 0.1, "c": 0.1})[0] == "TOO LITTLE DATA"
