@@ -1,35 +1,33 @@
 """collect: play a policy in an environment and keep every step.
 
 Answers: is the trace stream clean? Reads an environment and a policy, writes `steps/*.jsonl.gz` (whole transcripts),
-`tasks`, `rollouts` and `steps` as Parquet, and the collection gate. The unit is a batch of rollouts for a local model,
-whose arithmetic depends on the batch, and one rollout for a server.
+`tasks`, `rollouts` and `steps` as Parquet, and the collection gate. The unit is one rollout. A server's rollouts go on
+independently of each other; those of a local model, whose arithmetic depends on the batch, in batches.
 """
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pydantic import Field
 
-from stages.envs.base import Environment, Task
-from stages.envs.config import EnvStageConfig
+from stages.envs.base import Task
 from stages.errors import Incomplete
-from stages.policy import Policy, PolicyConfig, open_policy
+from stages.policy import PolicyConfig, kind_of, open_policy
 from stages.rollouts import gate, trace
-from stages.rollouts.episode import Episode, play
-from stages.rollouts.trace import RolloutPayload
+from stages.rollouts.episode import Episode
+from stages.rollouts.playing import PlayingConfig, play_missing
 from stages.runs import store
 from stages.runs.artifact import Out, Slot
 from stages.runs.inputs import Inputs
-from stages.runs.plan import Plan, work_through
+from stages.runs.plan import Plan
 from stages.runs.records import ROLLOUT, STEP, TASK, Row
 
-VERSION = 1
+VERSION = 2
 INPUTS: Mapping[str, Slot] = {}
 OUTPUTS = {"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP}
 LIMIT = "tasks"
 
 
-class Config(EnvStageConfig):
+class Config(PlayingConfig):
     """What to collect."""
 
     policy: PolicyConfig = PolicyConfig()
@@ -37,8 +35,6 @@ class Config(EnvStageConfig):
     """Number of tasks of the split."""
     samples: int = Field(4, gt=0, le=10_000)
     """Rollouts of every task."""
-    max_steps: int = Field(8, gt=0)
-    """Actions after which a rollout ends."""
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -46,8 +42,13 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     del inputs
     rollouts = config.tasks * config.samples
     tokens = rollouts * config.max_steps * config.policy.max_tokens
+    at_once = () if kind_of(config.policy) == "local" else config.in_flight.notes()
     return Plan(
-        units=rollouts, what="rollouts", max_completion_tokens=tokens, max_cost_usd=config.policy.cost(0, tokens)
+        units=rollouts,
+        what="rollouts",
+        max_completion_tokens=tokens,
+        max_cost_usd=config.policy.cost(0, tokens),
+        notes=(*config.limits.notes(config.max_steps), *at_once),
     )
 
 
@@ -59,25 +60,18 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     policy = open_policy(config.policy, cache=out.cache, budget=out.budget, listener=out.progress)
     out.model("policy", **policy.facts())
     episodes = [Episode(task, index, config.seed) for task in tasks for index in range(config.samples)]
-    work_through(
+    sandbox = make().sandbox
+    play_missing(
+        make,
+        policy,
         episodes,
-        lambda episode: episode.rollout_id,
-        lambda batch: _play(make, policy, batch, config, out),
-        policy=policy,
+        key=lambda episode: episode.rollout_id,
+        payload=lambda episode: trace.payload(episode, policy, sandbox=sandbox),
+        config=config,
         out=out,
         what="rollouts",
     )
     _finish(tasks, episodes, out)
-
-
-def _play(
-    make: Callable[[], Environment], policy: Policy, batch: list[Episode], config: Config, out: Out
-) -> list[tuple[str, RolloutPayload, bool]]:
-    started, sandbox = time.monotonic(), make().sandbox
-    play(make, policy, batch, max_steps=config.max_steps, before_turn=out.stop_here)
-    for episode in batch:
-        episode.wall_s = (time.monotonic() - started) / len(batch)
-    return [(e.rollout_id, trace.payload(e, policy, sandbox=sandbox), e.error is not None) for e in batch]
 
 
 def _finish(tasks: list[Task], episodes: list[Episode], out: Out) -> None:

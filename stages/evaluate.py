@@ -5,9 +5,8 @@ Reads the checkpoints of several arms, models of the settings, and rollouts that
 verdict is the exit code too: 0 VALIDATED, 1 INVALIDATED, 3 PARTIAL or UNDERPOWERED, 4 INVALID-RUN.
 """
 
-import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Literal
 
@@ -15,7 +14,7 @@ from pydantic import Field
 
 from stages import envs
 from stages.envs.base import Task
-from stages.envs.config import EnvStageConfig, HeldOutEnvConfig
+from stages.envs.config import HeldOutEnvConfig
 from stages.errors import Incomplete, UsageError
 from stages.evaluation import lineup, looks, planning
 from stages.evaluation.lineup import Arm
@@ -23,11 +22,12 @@ from stages.evaluation.planning import Planning
 from stages.evaluation.verdict import INVALID_RUN, Look, Verdict, after_looks, decide
 from stages.policy import PolicyConfig, open_policy
 from stages.policy.checkpoint import CheckpointInfo, refuse_trained
-from stages.rollouts.episode import Episode, play
+from stages.rollouts.episode import Episode
+from stages.rollouts.playing import PlayingConfig, play_missing
 from stages.runs import store
 from stages.runs.artifact import Out, Run, Slot
 from stages.runs.inputs import Inputs
-from stages.runs.plan import Plan, work_through
+from stages.runs.plan import Plan
 from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 
 VERSION = 2
@@ -39,7 +39,7 @@ OUTPUTS = {"eval_items": EVAL_ITEM}
 LIMIT = "tasks"
 
 
-class Config(EnvStageConfig):
+class Config(PlayingConfig):
     """What to evaluate on, and which arms to compare."""
 
     env: HeldOutEnvConfig = HeldOutEnvConfig()
@@ -47,7 +47,6 @@ class Config(EnvStageConfig):
     """Number of held-out tasks."""
     samples: int = Field(1, gt=0)
     """Rollouts of every task and arm."""
-    max_steps: int = Field(8, gt=0)
     temperature: float = Field(1.0, ge=0)
     """1 evaluates the policy as it was trained; 0 its most likely answers."""
     baseline: str = "A"
@@ -92,8 +91,9 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The rollouts to play."""
-    notes = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
-    return Plan(units=len(arms(inputs, config)) * config.tasks * config.samples, what="rollouts", notes=notes)
+    units = len(arms(inputs, config)) * config.tasks * config.samples
+    looked = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
+    return Plan(units=units, what="rollouts", notes=(*config.limits.notes(config.max_steps), *looked))
 
 
 def study(pilots: Sequence[Run], config: Config) -> tuple[Row, str]:
@@ -148,18 +148,13 @@ def _play(arm: Arm, tasks: list[Task], config: Config, out: Out) -> None:
     policy = open_policy(arm.policy, cache=out.cache, budget=out.budget, listener=out.progress)
     out.model(f"{arm.name}/{arm.seed}", **policy.facts())
 
-    def play_batch(batch: list[Episode]) -> Iterable[tuple[str, Row, bool]]:
-        started = time.monotonic()
-        play(make, policy, batch, max_steps=config.max_steps, before_turn=out.stop_here)
-        for episode in batch:
-            episode.wall_s = (time.monotonic() - started) / len(batch)
-            yield _item_id(arm, episode), {"item": _item(arm, episode)}, episode.error is not None
-
-    work_through(
+    play_missing(
+        make,
+        policy,
         _episodes(tasks, config),
-        lambda episode: _item_id(arm, episode),
-        play_batch,
-        policy=policy,
+        key=lambda episode: _item_id(arm, episode),
+        payload=lambda episode: {"item": _item(arm, episode)},
+        config=config,
         out=out,
         what=f"rollouts of arm {arm.name}",
     )

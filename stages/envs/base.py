@@ -66,13 +66,34 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What an episode left behind and how it did in its tests; None where the environment cannot tell.
+
+    submission: what was handed in, None where the episode ended otherwise. patch: all that was changed, as `git diff`
+    writes it, handed in or not. f2p, p2p: tests that had to come to pass, and to stay passing, in the strict run, whose
+    log is test_log. image: of the container. canary: why the episode counts as a search for the solution.
+    """
+
+    submission: str | None = None
+    patch: str | None = None
+    f2p_passed: int | None = None
+    f2p_total: int | None = None
+    p2p_passed: int | None = None
+    p2p_total: int | None = None
+    test_log: str | None = None
+    image: str | None = None
+    canary: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Grade:
     """The verdict on one episode. Every field is None where the environment cannot tell: unknown is never zero.
 
     reward: what training maximises. gt_pass: the hidden tests pass. visible_pass: the tests that the agent could run
     pass as it left them. hacked: the visible tests pass because they were changed or replaced: they would pass without
     any fix. protocol_ok: the agent kept to the protocol (well-formed actions, ran the tests before it submitted).
-    error_type, error: the class and the text of the trouble that kept the episode from being graded.
+    error_type, error: the class and the text of the trouble that kept the episode from being graded. work: what the
+    episode left.
     """
 
     reward: float | None
@@ -82,6 +103,7 @@ class Grade:
     protocol_ok: bool | None = None
     error_type: str | None = None
     error: str | None = None
+    work: Work = Work()
 
 
 class Environment(Protocol):

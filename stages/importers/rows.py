@@ -42,6 +42,10 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
     }
 
 
+UNKNOWN = ("history", "patch", "f2p_passed", "f2p_total", "p2p_passed", "p2p_total", "test_log", "image", "canary")
+"""Columns of our own rollouts alone."""
+
+
 def rollout_id(item: ReadTrajectory) -> str:
     """The source's own id where it has one, else a digest of the file's content and model, and its place in it."""
     place = f"{store.digest([item.origin.sha256, _model(item)])[:12]}:{item.origin.line}"
@@ -86,6 +90,8 @@ def _rollout(item: ReadTrajectory, identity: Row) -> Row:
         ),
         "cost_usd": _total(trajectory.cost_usd, [turn.cost_usd for turn in trajectory.turns]),
         "wall_s": trajectory.wall_s,
+        "submission": trajectory.submission,
+        **dict.fromkeys(UNKNOWN),
     }
 
 
@@ -103,7 +109,7 @@ def _total(stated: Any, parts: list[Any]) -> Any:
 
 
 def _steps(trajectory: Trajectory, identity: Row) -> list[Row]:
-    """`step/1` rows: the messages that each state gained, and token ids as deltas where they go on from each other."""
+    """`step/2` rows: the messages that each state gained, and token ids as deltas where they go on from each other."""
     turns = trajectory.turns
     gains = [trajectory.opening, *[[_spoken(turn), *turn.observed] for turn in turns[:-1]]]
     states = list(accumulate(gains, lambda state, gain: [*state, *gain]))
@@ -154,6 +160,7 @@ def _act(turn: ImportedTurn) -> Row:
         "cost_usd": turn.cost_usd,
         "latency_s": turn.latency_s,
         "command_s": None,
+        "history": None,
     }
 
 

@@ -4,6 +4,7 @@ A body is read as JSON whatever its content type says. A tool call is an answer,
 A server that leaves out `usage` is not free: its tokens then count as their upper bounds, and the answer says so.
 """
 
+import re
 from typing import Any
 
 import orjson
@@ -18,6 +19,13 @@ PUSHES_BACK = {429, 503, 529}
 """A server that has too much to do."""
 PERHAPS_DONE = {408, 500, 502, 504}
 """Something broke on the way, perhaps after a model had answered."""
+TOO_LONG = re.compile(
+    r"context[_ ](length|window|size)|exceed_context|maximum context|longer than the (model|context)"
+    r"|(prompt|input|request) (is|was) too long|(prompt|input) (contains|has) \d+ tokens.*(limit|max)"
+    r"|too many (input |prompt )?tokens|exceeds? the (available|maximum) (context|number of tokens)",
+    re.IGNORECASE,
+)
+"""How servers say that a prompt does not fit (OpenAI's code, vLLM, SGLang, llama.cpp, Anthropic, OpenRouter)."""
 FATAL = {
     401: "the key was refused",
     402: "the account has no credit",
@@ -38,7 +46,7 @@ class Retryable(Exception):
 
 
 class Rejected(Exception):
-    """This one request can never succeed (too long, refused); others may.
+    """This one request can never succeed; others may. Kinds: "context" (too long), "no_text", "rejected".
 
     told: what the server said about tokens and price, as fields of a `Sample`; nothing is billed without it.
     """
@@ -52,9 +60,12 @@ class Rejected(Exception):
 def classified(response: Response, config: PolicyConfig, wait_s: float | None) -> Exception:
     """The error that a response with another status than 200 is."""
     try:
-        error = orjson.loads(response.body)["error"]
+        body = orjson.loads(response.body)
+        error = body.get("error", body)
         message = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
+        if isinstance(error, dict) and isinstance(error.get("code"), str) and error["code"] not in message:
+            message = f"{message} ({error['code']})"
+    except (ValueError, AttributeError):
         message = response.body[:200].decode(errors="replace")
     return of_status(response.status, message, config, wait_s)
 
@@ -70,7 +81,7 @@ def of_status(status: int, message: str, config: PolicyConfig, wait_s: float | N
         kind = "rate_limit" if status == 429 else "server"
         perhaps_billed = status in PERHAPS_DONE or (status > 504 and status not in PUSHES_BACK)
         return Retryable(kind, said, wait_s, None if perhaps_billed else 0.0)
-    return Rejected("rejected", said)
+    return Rejected("context" if TOO_LONG.search(message) else "rejected", said)
 
 
 def read(raw: bytes, config: PolicyConfig, bound: tuple[int, int], *, latency_s: float, attempts: int) -> Sample:

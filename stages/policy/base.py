@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import Field, model_validator
 
@@ -211,6 +211,15 @@ class Policy(Protocol):
 
     def facts(self) -> dict[str, Any]:
         """What the manifest keeps: model, digests of weights, tokenizer and chat template."""
+        ...
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """A policy that has its model's tokenizer at hand."""
+
+    def count_tokens(self, turn: Turn) -> int:
+        """How many tokens the prompt of a turn has."""
         ...
 
 

@@ -60,6 +60,10 @@ class LocalPolicy:
         latency = (time.monotonic() - started) / len(turns)
         return [self._sample(prompt, ids, logps, latency) for prompt, (ids, logps) in zip(prompts, drawn, strict=True)]
 
+    def count_tokens(self, turn: Turn) -> int:
+        """The length of a turn's prompt."""
+        return len(self._prompt_ids(turn))
+
     def _prompt_ids(self, turn: Turn) -> list[int]:
         if turn.held_ids is None:
             return opening_ids(self.tokenizer, turn.messages)

@@ -8,7 +8,7 @@ slow answer delays its own chain alone.
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from stages.policy import background
 from stages.policy.base import Sample, Turn
@@ -18,6 +18,7 @@ AHEAD = 2
 """Chains under way for every request that may be in flight: while one is waiting for the disk, another is asking."""
 
 
+@runtime_checkable
 class Asks(Protocol):
     """A policy that can be asked many things at once; `batch_size` requests are in flight at most."""
 

@@ -1,22 +1,25 @@
 """The agent loop, one for all environments: sample, step, until the episode ends, then grade.
 
-Episodes of a batch advance in lock step, so that a local model samples them together. A bad rollout is data; only
-trouble with the machinery (no sandbox, wrong key, empty budget) is raised.
+Here episodes of a batch advance in lock step, so that a local model samples them together; independent.py plays the
+same turns each at its own pace. A bad rollout is data; only trouble with the machinery (no sandbox, wrong key, empty
+budget) is raised.
 """
 
 import errno
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from stages.envs import boundary
-from stages.envs.base import Environment, Grade, GradesTogether, Observation, Task
+from stages.envs.base import Environment, Grade, Observation, Task
 from stages.errors import ComposerError, InfrastructureError
 from stages.messages import Message
-from stages.policy.base import Policy, Sample, Turn
+from stages.policy.base import CountsTokens, Policy, Sample, Turn
+from stages.rollouts.history import FULL, shown
+from stages.rollouts.limits import NO_LIMITS, EpisodeLimits, Rules
 from stages.runs import store
 
 Answer = TypeVar("Answer")
@@ -24,7 +27,11 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Step:
-    """One action and what came of it. `new_messages` are those that the state gained since the previous step."""
+    """One action and what came of it.
+
+    `new_messages` are those that the transcript gained since the previous step, `num_messages` all of them; the state,
+    whose digest this is, is what the policy was shown.
+    """
 
     new_messages: list[Message]
     num_messages: int
@@ -36,7 +43,10 @@ class Step:
 
 @dataclass
 class Episode:
-    """One rollout of one task: identity, transcript, steps, verdict."""
+    """One rollout of one task: identity, transcript, steps, verdict.
+
+    `history`: how much of the transcript the policy was shown. `started`: when, on the monotonic clock.
+    """
 
     task: Task
     sample_idx: int
@@ -47,6 +57,8 @@ class Episode:
     terminated_by: str | None = None
     error: tuple[str, str] | None = None
     wall_s: float = 0.0
+    history: str = FULL
+    started: float = 0.0
 
     @property
     def rollout_id(self) -> str:
@@ -55,8 +67,8 @@ class Episode:
 
     @property
     def held_ids(self) -> list[int] | None:
-        """All token ids so far as they were sampled, or None when the policy has none to give."""
-        if not self.steps or self.steps[-1].sample.prompt_ids is None:
+        """All token ids so far as they were sampled, or None when the policy has none to give, or is not shown all."""
+        if self.history != FULL or not self.steps or self.steps[-1].sample.prompt_ids is None:
             return None
         last = self.steps[-1].sample
         return [*(last.prompt_ids or []), *(last.completion_ids or [])]
@@ -73,28 +85,38 @@ def play(
     episodes: Sequence[Episode],
     *,
     max_steps: int,
+    limits: EpisodeLimits = NO_LIMITS,
+    history: str = FULL,
     threads: int = 4,
     before_turn: Callable[[], None] = lambda: None,
 ) -> list[Episode]:
     """Play every episode to its end and grade it; returns the same objects, filled in."""
+    rules = Rules(max_steps, limits, history)
     environments = [make() for _ in episodes]
     try:
         with ThreadPoolExecutor(threads) as pool:
             pairs = list(zip(episodes, environments, strict=True))
-            list(pool.map(lambda pair: _reset(*pair), pairs))
+            list(pool.map(partial(begin, rules), episodes, environments))
             while active := [pair for pair in pairs if pair[0].terminated_by is None]:
                 before_turn()
-                _advance(active, policy, max_steps, pool)
-        _grade(pairs)
+                _advance(active, policy, rules, pool)
+            grade(pairs, pool)
     finally:
         for episode, environment in zip(episodes, environments, strict=True):
-            _tried(episode, environment, environment.close)
+            end(episode, environment)
     return list(episodes)
 
 
-def _reset(episode: Episode, environment: Environment) -> None:
+def begin(rules: Rules, episode: Episode, environment: Environment) -> None:
+    """Set the environment up."""
+    episode.started, episode.history = time.monotonic(), rules.history
     opening = _tried(episode, environment, lambda: boundary.messages(environment.reset(episode.task)))
     episode.messages = opening or []
+
+
+def end(episode: Episode, environment: Environment) -> None:
+    """Free what the environment holds."""
+    _tried(episode, environment, environment.close)
 
 
 def _tried(episode: Episode, environment: Environment, ask: Callable[[], Answer]) -> Answer | None:
@@ -116,26 +138,57 @@ def _fail(episode: Episode, terminated_by: str, error_type: str, error: str) -> 
     episode.terminated_by, episode.error = terminated_by, (error_type, error)
 
 
-def _advance(
-    active: list[tuple[Episode, Environment]], policy: Policy, max_steps: int, pool: ThreadPoolExecutor
-) -> None:
-    """One turn of every active episode."""
-    seeds = [step_seed(episode, len(episode.steps)) for episode, _ in active]
-    turns = [Turn(list(e.messages), seed, e.held_ids) for (e, _), seed in zip(active, seeds, strict=True)]
+def _advance(active: list[tuple[Episode, Environment]], policy: Policy, rules: Rules, pool: ThreadPoolExecutor) -> None:
+    """One turn of every active episode that its limits let go on."""
+    asked = [(*pair, turn) for pair in active if (turn := next_turn(pair[0], policy, rules)) is not None]
+    turns = [turn for _, _, turn in asked]
     samples = [
         sample
         for start in range(0, len(turns), policy.batch_size)
         for sample in policy.sample(turns[start : start + policy.batch_size])
     ]
 
-    def act(pair: tuple[Episode, Environment], sample: Sample, seed: int) -> None:
-        _act(*pair, sample, seed, max_steps)
+    def answered(asked: tuple[Episode, Environment, Turn], sample: Sample) -> None:
+        act(*asked, sample, rules)
 
-    list(pool.map(act, active, samples, seeds))
+    list(pool.map(answered, asked, samples))
 
 
-def _act(episode: Episode, environment: Environment, sample: Sample, seed: int, max_steps: int) -> None:
+def next_turn(episode: Episode, policy: Policy, rules: Rules) -> Turn | None:
+    """What to ask next; None where a limit ends the episode."""
+    seed = step_seed(episode, len(episode.steps))
+    turn = Turn(list(shown(episode.messages, episode.history)), seed, episode.held_ids)
+    episode.terminated_by = rules.limits.reached(
+        time.monotonic() - episode.started,
+        sum(step.sample.cost_usd for step in episode.steps),
+        lambda: prompt_tokens(episode, turn, policy),
+        policy.config.max_tokens,
+    )
+    return turn if episode.terminated_by is None else None
+
+
+def prompt_tokens(episode: Episode, turn: Turn, policy: Policy) -> int | None:
+    """How many tokens a turn's prompt has: counted where a tokenizer is at hand, else at most so many.
+
+    A server counted the last prompt and answer, and what came since has at most as many tokens as UTF-8 bytes; from a
+    server that does not count, the bytes of it all. None for an opening that nobody counted: the server will tell.
+    """
+    if isinstance(policy, CountsTokens):
+        return policy.count_tokens(turn)
+    if not episode.steps:
+        return None
+    last = episode.steps[-1]
+    new, counted = turn.messages, 0
+    if last.sample.usage_by == "server" and last.sample.prompt_tokens and episode.history == FULL:
+        new, counted = new[last.num_messages + 1 :], last.sample.prompt_tokens + last.sample.completion_tokens
+    return counted + sum(len(message["content"].encode()) for message in new)
+
+
+def act(episode: Episode, environment: Environment, turn: Turn, sample: Sample, rules: Rules) -> None:
     """Carry out one sampled action and decide whether the episode goes on."""
+    if sample.error_type == "context":
+        episode.terminated_by = "context"
+        return
     if sample.error_type is not None:
         _fail(episode, "model_error", sample.error_type, sample.error or "")
         return
@@ -146,20 +199,20 @@ def _act(episode: Episode, environment: Environment, sample: Sample, seed: int, 
         observation = _tried(episode, environment, lambda: boundary.observation(environment.step(sample.text)))
     if observation is None:
         return
-    _record(episode, sample, observation, seed)
+    _record(episode, turn, sample, observation)
     if truncated:
         episode.terminated_by = "max_tokens"
     elif observation.stop is not None:
         episode.terminated_by = observation.stop
-    elif len(episode.steps) >= max_steps:
+    elif len(episode.steps) >= rules.max_steps:
         episode.terminated_by = "max_steps"
 
 
-def _record(episode: Episode, sample: Sample, observation: Observation, seed: int) -> None:
+def _record(episode: Episode, turn: Turn, sample: Sample, observation: Observation) -> None:
     seen = episode.steps[-1].num_messages if episode.steps else 0
-    state = episode.messages
-    episode.steps.append(Step(state[seen:], len(state), state_sha256(state), sample, observation, seed))
-    episode.messages = [*state, {"role": "assistant", "content": sample.text}]
+    whole = episode.messages
+    episode.steps.append(Step(whole[seen:], len(whole), state_sha256(turn.messages), sample, observation, turn.seed))
+    episode.messages = [*whole, {"role": "assistant", "content": sample.text}]
     if observation.stop is None and sample.finish_reason != "length":
         episode.messages.append({"role": "user", "content": observation.content})
 
@@ -169,26 +222,23 @@ def state_sha256(messages: list[Message]) -> str:
     return store.digest(messages)
 
 
-def _grade(pairs: list[tuple[Episode, Environment]]) -> None:
-    """Grade every episode whose machinery worked; together where the environment can."""
+def grade(pairs: list[tuple[Episode, Environment]], pool: ThreadPoolExecutor | None = None) -> None:
+    """Grade every episode whose machinery worked: together where the environment can, else side by side in `pool`."""
     played = [(episode, environment) for episode, environment in pairs if episode.error is None]
     if not played:
         return
-    together = _graded_together([environment for _, environment in played])
-    for index, (episode, environment) in enumerate(played):
-        ask = environment.grade if together is None else partial(together.__getitem__, index)
-        found = _tried(episode, environment, lambda ask=ask: boundary.grade(ask()))  # type: ignore[misc]
+    together = boundary.grades_together([environment for _, environment in played])
+    asks = (
+        [environment.grade for _, environment in played]
+        if together is None
+        else [partial(together.__getitem__, index) for index in range(len(played))]
+    )
+
+    def one(pair: tuple[Episode, Environment], ask: Callable[[], Grade]) -> None:
+        episode, environment = pair
+        found = _tried(episode, environment, lambda: boundary.grade(ask()))
         episode.grade = found or Grade(reward=None)
         if found is not None and found.error_type is not None:
             episode.error = (found.error_type, found.error or "")
 
-
-def _graded_together(environments: list[Environment]) -> list[Grade] | None:
-    """All grades at once where the environment can; None where each has to be asked, also because that broke."""
-    first = environments[0]
-    if not isinstance(first, GradesTogether):
-        return None
-    with suppress(ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError):
-        grades = first.grade_together(environments)
-        return grades if len(grades) == len(environments) else None
-    return None
+    list((map if pool is None else pool.map)(one, played, asks))

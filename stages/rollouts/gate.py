@@ -11,8 +11,9 @@ from tabulate import tabulate
 from stages.messages import Message
 from stages.rollouts import missing
 from stages.rollouts.episode import state_sha256
+from stages.rollouts.history import FULL
 from stages.rollouts.missing import Fact
-from stages.rollouts.trace import by_rollout, prompt_ids, states
+from stages.rollouts.trace import by_rollout, prompt_ids, states, transcripts
 from stages.runs.records import Row
 
 
@@ -65,7 +66,7 @@ def check(
         step_by_step("state hash chain", episodes, _chained),
         with_tokens("ids as many as log-probs", sampled, _lengths_agree, missing.TOKENS),
         with_tokens("log-probs finite, <= 0", sampled, _log_probs_valid, missing.LOGPROBS),
-        step_by_step("prompt extends the last", steps, lambda s: s["prefix_ok"] is not False, missing.TOKENS),
+        step_by_step("prompt extends the last", steps, _extends, missing.TOKENS),
         step_by_step("prompt length as stored", episodes, _prompt_lengths, missing.TOKENS),
         step_by_step("nothing truncated", steps, lambda s: not s["truncated"], missing.FINISH),
         step_by_step("no output elided", steps, lambda s: not s["elided_chars"], missing.ELISION),
@@ -108,10 +109,10 @@ def _complete(absent: Mapping[str, Collection[Fact]], step: Row) -> bool:
 
 def _chained(episode: list[Row]) -> bool:
     """Every state is the one before it, plus the action and what was observed, in one message or several."""
-    seen = states(episode)
-    if any(state_sha256(state) != row["state_sha256"] for state, row in zip(seen, episode, strict=True)):
+    if any(state_sha256(state) != row["state_sha256"] for state, row in zip(states(episode), episode, strict=True)):
         return False
-    return all(_follows(row, before, after) for row, before, after in zip(episode, seen, seen[1:], strict=False))
+    said = transcripts(episode)
+    return all(_follows(row, before, after) for row, before, after in zip(episode, said, said[1:], strict=False))
 
 
 def _follows(row: Row, before: list[Message], after: list[Message]) -> bool:
@@ -119,6 +120,11 @@ def _follows(row: Row, before: list[Message], after: list[Message]) -> bool:
     action, observed = gained[:1], "\n".join(message["content"] for message in gained[1:])
     spoken = [{"role": "assistant", "content": row["action"]}]
     return after[: len(before)] == before and action == spoken and observed == row["observation"]
+
+
+def _extends(step: Row) -> bool:
+    """Of a history that is not shown whole no prompt goes on from the one before."""
+    return step["prefix_ok"] is not False or step.get("history") not in (None, FULL)
 
 
 def _lengths_agree(step: Row) -> bool:

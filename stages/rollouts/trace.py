@@ -6,15 +6,17 @@ from typing import TypedDict
 
 import orjson
 
+from stages.envs.base import Work
 from stages.messages import Message
 from stages.policy.base import Policy
 from stages.rollouts.episode import Episode, Step
+from stages.rollouts.history import shown
 from stages.runs import store
 from stages.runs.records import Row
 
 
 class RolloutPayload(TypedDict):
-    """What a stage writes of one rollout into its journal: the `rollout/1` row and the `step/1` rows."""
+    """What a stage writes of one rollout into its journal: the `rollout/2` row and the `step/2` rows."""
 
     rollout: Row
     steps: list[Row]
@@ -44,7 +46,7 @@ def payload(episode: Episode, policy: Policy, *, sandbox: str, source: str = "co
 
 
 def rollout_row(episode: Episode, policy: Policy, sandbox: str, source: str) -> Row:
-    """One `rollout/1` row. An episode with an error has a null reward."""
+    """One `rollout/2` row. An episode with an error has a null reward."""
     grade, samples = episode.grade, [step.sample for step in episode.steps]
     error_type, error = episode.error or (None, grade.error)
     return {
@@ -68,7 +70,14 @@ def rollout_row(episode: Episode, policy: Policy, sandbox: str, source: str) -> 
         "completion_tokens": sum(sample.completion_tokens for sample in samples),
         "cost_usd": sum(sample.cost_usd for sample in samples),
         "wall_s": episode.wall_s,
+        "history": episode.history,
+        **_work(grade.work),
     }
+
+
+def _work(work: Work) -> Row:
+    """What the episode left behind, as columns."""
+    return {name: getattr(work, name) for name in Work.__dataclass_fields__} | {"canary": list(work.canary)}
 
 
 def _identity(episode: Episode) -> Row:
@@ -83,7 +92,7 @@ def _identity(episode: Episode) -> Row:
 
 
 def step_rows(episode: Episode, policy: Policy) -> list[Row]:
-    """`step/1` rows, dense from 0; tokens as deltas, so that an episode's ids are stored once.
+    """`step/2` rows, dense from 0; tokens as deltas, so that an episode's ids are stored once.
 
     The terminal reward stands on the last step and the others have 0.0; all are null when the episode was not scored.
     """
@@ -135,6 +144,7 @@ def _step_row(episode: Episode, policy: Policy, index: int, step: Step, held: li
         "cost_usd": sample.cost_usd,
         "latency_s": sample.latency_s,
         "command_s": observation.duration_s,
+        "history": episode.history,
     }
 
 
@@ -163,14 +173,19 @@ def by_rollout(steps: list[Row]) -> dict[str, list[Row]]:
     return grouped
 
 
-def states(steps: list[Row]) -> list[list[Message]]:
-    """The whole conversation before each step of one rollout."""
+def transcripts(steps: list[Row]) -> list[list[Message]]:
+    """All that had been said before each step of one rollout."""
     messages: list[Message] = []
     conversations = []
     for row in steps:
         messages = [*messages, *orjson.loads(row["new_messages_json"])]
         conversations.append(messages)
     return conversations
+
+
+def states(steps: list[Row]) -> list[list[Message]]:
+    """The conversation before each step of one rollout, as the policy was shown it."""
+    return [shown(said, row.get("history")) for said, row in zip(transcripts(steps), steps, strict=True)]
 
 
 def states_by_digest(steps: list[Row]) -> dict[str, RecordedState]:

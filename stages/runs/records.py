@@ -36,7 +36,7 @@ TASK = Kind(
 
 ROLLOUT = Kind(
     "rollout",
-    1,
+    2,
     {
         "rollout_id": TEXT,
         "task_id": TEXT,
@@ -62,13 +62,29 @@ ROLLOUT = Kind(
         "completion_tokens": INT,
         "cost_usd": FLOAT,
         "wall_s": FLOAT,
+        # since version 2
+        "history": TEXT,
+        "submission": TEXT,
+        "patch": TEXT,
+        "f2p_passed": INT,
+        "f2p_total": INT,
+        "p2p_passed": INT,
+        "p2p_total": INT,
+        "test_log": TEXT,
+        "image": TEXT,
+        "canary": TEXTS,
     },
-    frozenset({"wall_s"}),
+    frozenset({"wall_s", "test_log"}),
 )
+"""`gt_pass` is the strict verdict and `visible_pass` the loose one, where an environment has both. `submission`: what
+was handed in; `patch`: all that was changed, handed in or not; tests that had to come to pass (f2p) and to stay passing
+(p2p), and the log of their strict run (times stand in it); `canary`: why the episode counts as a search for the
+solution. All of them are null where the environment, or the source of an import, does not say."""
+
 
 STEP = Kind(
     "step",
-    1,
+    2,
     {
         "rollout_id": TEXT,
         "task_id": TEXT,
@@ -115,9 +131,12 @@ STEP = Kind(
         "cost_usd": FLOAT,
         "latency_s": FLOAT,
         "command_s": FLOAT,
+        "history": TEXT,  # since version 2
     },
     frozenset({"latency_s", "command_s"}),
 )
+"""`new_messages_json` and `num_messages` are of the whole transcript; the state, whose digest stands here, is what the
+policy was shown of it, by `history`: null and "full" mean all."""
 
 TEACHER_ACTION = Kind(
     "teacher_action",

@@ -14,7 +14,7 @@ from stages.runs.records import Row
 from stages.runs.together import Together
 from stages.teachers.questions import Asked, Question
 
-FINAL = (None, "rejected", "no_text")
+FINAL = (None, "rejected", "context", "no_text")
 """Outcomes that asking again would not change."""
 Policies = Mapping[str, Policy]
 

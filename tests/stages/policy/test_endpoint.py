@@ -98,10 +98,27 @@ def test_what_no_retry_can_mend_stops_the_run(tmp_path: Path, status: int, words
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (400, {"error": {"message": "Your messages are too many.", "code": "context_length_exceeded"}}),
+        (400, {"object": "error", "message": "This model's maximum context length is 1024 tokens. However, you ..."}),
+        (400, {"error": {"message": "the request exceeds the available context size", "code": 400}}),
+        (400, {"error": {"message": "prompt is too long: 201000 tokens > 200000 maximum"}}),
+        (413, {"error": {"message": "The input is longer than the model's context length (4096 tokens)."}}),
+        (200, {"error": {"message": "This endpoint's maximum context length is 4096 tokens.", "code": 400}}),
+    ],
+)
+def test_a_prompt_that_does_not_fit_has_a_kind_of_its_own(tmp_path: Path, status: int, body: dict) -> None:
+    with serving(lambda asked, n: Reply(status, body)) as server:
+        (sample,) = open_at(server.url, tmp_path).sample(turns("long"))
+        assert (sample.error_type, len(server.requests)) == ("context", 1)
+
+
 def test_a_rejected_request_fails_alone(tmp_path: Path) -> None:
     def reply(body: dict[str, Any], n: int) -> Reply:
         long = body["messages"][0]["content"] == "long"
-        return Reply(400, {"error": {"message": "context_length_exceeded"}}) if long else Reply(body=answer("ok"))
+        return Reply(400, {"error": {"message": "content policy"}}) if long else Reply(body=answer("ok"))
 
     with serving(reply) as server:
         samples = open_at(server.url, tmp_path).sample(turns("long", "short"))

@@ -1,6 +1,7 @@
 """Somebody's own environment may break or return nonsense: one episode ends, and the error says where and whose."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,12 @@ from support.environments import GuessEnv
 
 from stages.envs.base import Grade, Observation, Task
 from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.policy.local import LocalPolicy
 from stages.rollouts.episode import Episode, play
+from stages.rollouts.gate import check
+from stages.rollouts.limits import EpisodeLimits
+from stages.rollouts.trace import rollout_row, states, step_rows
+from stages.runs import store
 
 
 class Says:
@@ -111,3 +117,104 @@ def test_values_that_no_environment_may_return_are_refused(method: str, value: A
 
 def test_a_whole_number_is_a_reward() -> None:
     assert played(Own, "grade", Grade(reward=1))[1].grade.reward == 1.0
+
+
+def test_the_local_sampler_is_asked_for_all_active_episodes_at_once_in_their_order(tiny: Path, tmp_path: Path) -> None:
+    """Its arithmetic depends on the batch: ids and log-probs are those of a plain loop, to the bit."""
+    config = PolicyConfig(model=str(tiny), max_tokens=24)
+    policy = LocalPolicy.load(config, cache=tmp_path, listener=lambda *told: None)
+    tasks = GuessEnv().tasks("train", 5, 0)
+    episodes = play(lambda: GuessEnv(3), policy, [Episode(task, 0, 7) for task in tasks], max_steps=3)
+
+    envs, said, over = [GuessEnv(3) for _ in tasks], [[] for _ in tasks], [False] * len(tasks)
+    chats = [env.reset(task) for env, task in zip(envs, tasks, strict=True)]
+    for step in range(3):
+        active = [i for i in range(len(tasks)) if not over[i]]
+        if not active:
+            break
+        seeds = {i: int(store.digest([f"{tasks[i].task_id}#0@7", step])[:15], 16) for i in active}
+        held = {i: [*said[i][-1].prompt_ids, *said[i][-1].completion_ids] if said[i] else None for i in active}
+        for i, sample in zip(
+            active, policy.sample([Turn(list(chats[i]), seeds[i], held[i]) for i in active]), strict=True
+        ):
+            said[i].append(sample)
+            over[i] = sample.finish_reason == "length"
+            if not over[i]:
+                chats[i] += [
+                    {"role": "assistant", "content": sample.text},
+                    {"role": "user", "content": envs[i].step(sample.text).content},
+                ]
+    told = [[(s.prompt_ids, s.completion_ids, s.logprobs) for s in samples] for samples in said]
+    assert [
+        [(s.prompt_ids, s.completion_ids, s.logprobs) for s in (x.sample for x in e.steps)] for e in episodes
+    ] == told
+    assert len({len(e.steps) for e in episodes}) > 1, "some episodes end before others, so batches shrink"
+
+
+class Counting(Says):
+    """A server that says how long each prompt was, or that it does not fit, or nothing."""
+
+    def __init__(self, tokens: int, usage: str) -> None:
+        self.tokens, self.usage, self.turns = tokens, usage, []
+
+    def sample(self, turns: list[Turn]) -> list[Sample]:
+        """Ten tokens of prompt for each message."""
+        self.turns += turns
+        return [self._one(turn) for turn in turns]
+
+    def _one(self, turn: Turn) -> Sample:
+        prompt = self.tokens * len(turn.messages)
+        if self.usage == "refuses" and prompt > 40:
+            return Sample(error_type="context", error="too long")
+        counted = {"prompt_tokens": prompt, "completion_tokens": 3} if self.usage == "server" else {}
+        return Sample(text="aaa", usage_by="bound" if self.usage == "none" else "server", **counted)
+
+
+@pytest.mark.parametrize(
+    ("usage", "context_tokens", "steps"),
+    [
+        ("server", 200, 4),  # 10, 30, 50, 70 tokens of prompt, 3 of answer, 22 bytes of observation
+        ("server", 30 + 3 + 22 + 64, 3),
+        ("server", 30 + 3 + 22 + 64 - 1, 2),
+        ("none", 5 + 3 + 22 + 64, 2),  # bytes: "say a", "aaa", the observation
+        ("none", 5 + 3 + 22 + 64 - 1, 1),
+        ("refuses", None, 2),
+    ],
+)
+def test_at_the_end_of_the_context_the_work_is_graded(usage: str, context_tokens: int | None, steps: int) -> None:
+    policy = Counting(10, usage)
+    tasks = GuessEnv().tasks("train", 1, 0)
+    limits = EpisodeLimits(context_tokens=context_tokens)
+    (episode,) = play(lambda: GuessEnv(9), policy, [Episode(tasks[0], 0, 0)], max_steps=4, limits=limits)
+    assert episode.error is None and episode.grade.reward == 1.0
+    assert (len(episode.steps), episode.terminated_by) == (steps, "max_steps" if steps == 4 else "context")
+
+
+def test_a_tokenizer_counts_where_there_is_one(tiny: Path, tmp_path: Path) -> None:
+    policy = LocalPolicy.load(PolicyConfig(model=str(tiny), max_tokens=24), cache=tmp_path, listener=lambda *told: None)
+    task = GuessEnv().tasks("train", 1, 0)[0]
+    exact = policy.count_tokens(Turn(GuessEnv().reset(task), 0))
+    for room, steps in ((exact + 24, 1), (exact + 23, 0)):
+        limits = EpisodeLimits(context_tokens=room)
+        (episode,) = play(lambda: GuessEnv(1), policy, [Episode(task, 0, 0)], max_steps=1, limits=limits)
+        assert len(episode.steps) == steps and episode.error is None
+    assert episode.terminated_by == "context"
+
+
+def test_the_policy_is_shown_the_last_observations_and_the_row_tells() -> None:
+    policy = Counting(10, "server")
+    task = GuessEnv().tasks("train", 1, 0)[0]
+    (episode,) = play(lambda: GuessEnv(4), policy, [Episode(task, 0, 0)], max_steps=4, history="last 1")
+    out, seen = "[22 characters left out]", "foo: command not found"
+    assert [[m["content"] for m in turn.messages] for turn in policy.turns] == [
+        ["say a"],
+        ["say a", "aaa", seen],
+        ["say a", "aaa", out, "aaa", seen],
+        ["say a", "aaa", out, "aaa", out, "aaa", seen],
+    ]
+    assert [message["content"] for message in episode.messages].count(seen) == 3
+    rows = step_rows(episode, policy)
+    assert {row["history"] for row in rows} == {"last 1"}
+    assert states(rows) == [turn.messages for turn in policy.turns]
+    row = rollout_row(episode, policy, "none", "collect")
+    assert all(c.ok for c in check([row], rows, 1) if c.name in ("state hash chain", "tuples complete"))

@@ -111,7 +111,7 @@ def test_inputs_find_their_slots_and_misfits_are_named(tmp_path: Path, model: Pa
     collected = Run(run(tmp_path, model).path)
     slots = runner.module("replay-teachers").INPUTS
     assert inputs.assign("replay-teachers", slots, [collected]) == {"rollouts": [collected]}
-    with pytest.raises(BadInput, match="needs a run that holds step/1"):
+    with pytest.raises(BadInput, match="needs a run that holds step/2"):
         inputs.assign("replay-teachers", slots, [])
     with pytest.raises(BadInput, match="but 2 were given"):
         inputs.assign("replay-teachers", slots, [collected, collected])

@@ -63,7 +63,7 @@ def searching(body: dict[str, Any], earlier: int) -> Reply:
 
 
 def test_a_strict_server_takes_every_rollout_and_is_asked_once(tmp_path: Path, rollouts: Run) -> None:
-    with serving(strict(searching), strict(searching)) as server:
+    with serving(strict(searching), probed=strict(searching)) as server:
         run = replay(tmp_path, rollouts, server.url)
     rows = run.rows(TEACHER_ACTION)
     assert len(rows) == len(server.requests) == len(rollouts.rows(STEP)) == 6
@@ -97,7 +97,7 @@ def without(*fields: str) -> Callable[[dict[str, Any], int], Reply]:
 
 def test_what_a_server_does_not_take_is_found_out_and_left_out(tmp_path: Path, rollouts: Run) -> None:
     odd = without("seed", "tools")
-    with serving(odd, odd) as server:
+    with serving(odd, probed=odd) as server:
         run = replay(tmp_path, rollouts, server.url)
     assert len(server.probes) == 4, "all at once, then each alone"
     assert not any({"seed", "tools"} & body.keys() for body in server.requests)
@@ -115,7 +115,7 @@ def test_the_capture_level_is_recorded(tmp_path: Path, rollouts: Run) -> None:
         return Reply(body=said)
 
     for told, level in ((telling, "logprobs"), (searching, "text")):
-        with serving(searching, told) as server:
+        with serving(searching, probed=told) as server:
             run = replay(tmp_path / level, rollouts, server.url)
         assert run.manifest.models["one"]["accepts"]["capture_level"] == level
         assert len(server.probes) == 1

@@ -1,0 +1,99 @@
+"""Playing the episodes of a stage: in batches with a local model, each at its own pace with a server; units of both."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from stages.envs.base import Environment
+from stages.envs.config import EnvStageConfig
+from stages.policy import Policy, background
+from stages.policy.scheduler import Asks
+from stages.rollouts.episode import Episode, play
+from stages.rollouts.history import PATTERN
+from stages.rollouts.independent import play_each
+from stages.rollouts.limits import EpisodeLimits, InFlight, Rules
+from stages.runs.artifact import Out
+from stages.runs.plan import work_through
+from stages.runs.together import Together
+
+
+class PlayingConfig(EnvStageConfig):
+    """The configuration of a stage that plays episodes."""
+
+    max_steps: int = Field(8, gt=0)
+    """Actions after which a rollout ends."""
+    limits: EpisodeLimits = EpisodeLimits()
+    history: str = Field("full", pattern=PATTERN)
+    """What the policy is shown of the past: `full`, or `last 5`: of all observations the last five."""
+    in_flight: InFlight = Field(InFlight(), json_schema_extra={"affects_results": False})
+
+    @property
+    def rules(self) -> Rules:
+        """How episodes are played."""
+        return Rules(self.max_steps, self.limits, self.history)
+
+
+def play_missing(
+    make: Callable[[], Environment],
+    policy: Policy,
+    episodes: Sequence[Episode],
+    *,
+    key: Callable[[Episode], str],
+    payload: Callable[[Episode], Mapping[str, Any]],
+    config: PlayingConfig,
+    out: Out,
+    what: str,
+) -> None:
+    """Play every episode whose unit (`key`) is not finished, and write one with its `payload` as soon as it is graded.
+
+    A policy that can be asked many things at once plays episodes independently of each other; any other, whose
+    arithmetic depends on the batch, plays fixed batches in lock step.
+    """
+    if isinstance(policy, Asks):
+        background.run(_play_each(make, policy, episodes, key, payload, config, out, what))
+        return
+
+    def batched(batch: list[Episode]) -> Iterable[tuple[str, Mapping[str, Any], bool]]:
+        started = time.monotonic()
+        play(
+            make,
+            policy,
+            batch,
+            max_steps=config.max_steps,
+            limits=config.limits,
+            history=config.history,
+            before_turn=out.stop_here,
+        )
+        for episode in batch:
+            episode.wall_s = (time.monotonic() - started) / len(batch)
+            yield key(episode), payload(episode), episode.error is not None
+
+    work_through(episodes, key, batched, policy=policy, out=out, what=what)
+
+
+async def _play_each(
+    make: Callable[[], Environment],
+    policy: Asks,
+    episodes: Sequence[Episode],
+    key: Callable[[Episode], str],
+    payload: Callable[[Episode], Mapping[str, Any]],
+    config: PlayingConfig,
+    out: Out,
+    what: str,
+) -> None:
+    missing = [episode for episode in episodes if not out.finished(key(episode))]
+    done = len(episodes) - len(missing)
+    written = Together[tuple[str, Mapping[str, Any], bool]](out.write_all)
+
+    async def finished(episode: Episode) -> None:
+        nonlocal done
+        await written((key(episode), payload(episode), episode.error is not None))
+        done += 1
+        out.progress(what, done, len(episodes))
+
+    out.progress(what, done, len(episodes))
+    await play_each(
+        make, policy, missing, finished, rules=config.rules, in_flight=config.in_flight, check=out.stop_here
+    )
