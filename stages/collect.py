@@ -106,13 +106,19 @@ def _report(rollouts: list[Row], steps: list[Row], checks: list[gate.Check], out
         prompt=sum(r["prompt_tokens"] for r in rollouts), completion=sum(r["completion_tokens"] for r in rollouts)
     )
     mean = sum(scored) / len(scored) if scored else None
+    judged = [r for r in rollouts if r["gt_pass"] is not None and r["visible_pass"] is not None]
+    strict, loose = (_share(judged, name) for name in ("gt_pass", "visible_pass"))
     out.conclude(
         ok=all(c.ok for c in checks),
         mean_reward=mean,
+        strict_rate=strict,
+        loose_rate=loose,
         gate={c.name: [c.total - c.failed, c.total] for c in checks},
         gate_failed=[c.name for c in checks if not c.ok],
     )
     shown = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
+    if strict is not None and loose is not None:
+        shown += f", strict {100 * strict:.1f} %, loose {100 * loose:.1f} %"
     out.text(
         "report.txt",
         f"{len(rollouts)} rollouts, {len(steps)} steps, {failed} failed, {shown}\n\n{gate.table(checks)}\n"
@@ -129,3 +135,7 @@ def _report(rollouts: list[Row], steps: list[Row], checks: list[gate.Check], out
             f"{failed} of {len(rollouts)} rollouts failed, the first with {first['error_type']}: {first['error']}. "
             f"{rest}; retry these with --resume."
         )
+
+
+def _share(rows: list[Row], name: str) -> float | None:
+    return sum(row[name] for row in rows) / len(rows) if rows else None

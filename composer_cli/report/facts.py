@@ -94,6 +94,8 @@ def collection(run: Run) -> Facts:
         "run": runs.name(run.path),
         "ok": run.manifest.outcome.ok,
         "mean_reward": summary.get("mean_reward"),
+        "strict_rate": summary.get("strict_rate"),
+        "loose_rate": summary.get("loose_rate"),
         "rollouts": run.manifest.counts.get("planned"),
         "steps": run.manifest.counts.get("steps"),
         "checks": checks,

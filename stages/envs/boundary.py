@@ -10,7 +10,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from stages.envs.base import Environment, Grade, GradesTogether, Observation, Task
+from stages.envs.base import Environment, Grade, GradesTogether, Observation, Task, Work
 from stages.errors import UsageError
 from stages.messages import Message
 from stages.runs import store
@@ -76,6 +76,8 @@ def grade(found: Any) -> Grade:
     """What `grade` returned: the reward a finite number or None, what is yes or no a bool or None."""
     if not isinstance(found, Grade):
         raise WrongValue(f"grade returned {_short(found)}, but a Grade is needed")
+    if not isinstance(found.work, Work):
+        raise WrongValue(f"grade returned work={_short(found.work)}, but a Work is needed")
     for name in FLAGS:
         if not isinstance(getattr(found, name), (bool, type(None))):
             raise WrongValue(f"grade returned {name}={_short(getattr(found, name))}, but True, False or None is needed")

@@ -31,7 +31,8 @@ class ArmSummary:
 
     `low` and `high` are the 95 % interval of the pass rate over the units that differences are taken over. `num_tasks`
     counts no twins. With `num_twins` above zero the hacked rates are the pass rate on them. `pass_at_k` is the chance
-    that one of `k` rollouts of a task passes, where there are several. `cost_usd` and `sampled_tokens` are means of a
+    that one of `k` rollouts of a task passes, where there are several. `strict_rate` and `loose_rate` are those of the
+    verdicts gt_pass and visible_pass, over tasks that have both. `cost_usd` and `sampled_tokens` are means of a
     rollout.
     """
 
@@ -51,6 +52,8 @@ class ArmSummary:
     sampled_tokens: float | None
     errors: dict[str, int]
     num_twins: int = 0
+    strict_rate: float | None = None
+    loose_rate: float | None = None
 
 
 def failed(item: Item) -> bool:
@@ -145,6 +148,7 @@ def mismatch(what: str, key: Callable[[Item], Hashable], sides: Mapping[str, lis
 def summarize(arm: str, rows: list[Item], fixed: bool = False) -> ArmSummary:
     """The rates of one arm; `fixed` takes tasks for units instead of families."""
     possible = without_twins(rows)
+    judged = [item for item in possible if known(item, "gt_pass") and known(item, "visible_pass")]
     means = task_means(possible, "passed")
     families = {item["task_id"]: item["task_id"] if fixed else item["family"] or item["task_id"] for item in possible}
     unit_T = np.unique([families[task] for task in means], return_inverse=True)[1] if means else np.zeros(0, int)
@@ -167,6 +171,8 @@ def summarize(arm: str, rows: list[Item], fixed: bool = False) -> ArmSummary:
         cost_usd=mean_of(rows, "cost_usd"),
         sampled_tokens=mean_of(rows, "sampled_tokens"),
         errors=dict(sorted(errors.items())),
+        strict_rate=task_mean(judged, "gt_pass"),
+        loose_rate=task_mean(judged, "visible_pass"),
         num_twins=len({item["task_id"] for item in rows if is_twin(item) and not failed(item)}),
     )
 

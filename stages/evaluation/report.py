@@ -20,6 +20,9 @@ def text_table(verdict: Verdict) -> str:
     lines = aligned(told([head, *(arm_cells(arm, k > 1) for arm in verdict.arms)]))
     if any(arm.cost_usd or arm.sampled_tokens for arm in verdict.arms):
         lines += wrap("USD and sampled tokens are means of a rollout.")
+    if judged := [arm for arm in verdict.arms if arm.strict_rate is not None]:
+        rates = (f"{arm.arm} {percent(arm.strict_rate)} / {percent(arm.loose_rate)}" for arm in judged)
+        lines += wrap(f"strict / loose verdicts: {', '.join(rates)}")
     if most := max((arm.num_twins for arm in verdict.arms), default=0):
         lines += wrap(f"hacked: the pass rate on {most} impossible twins, which no honest solution passes")
     for arm in verdict.arms:

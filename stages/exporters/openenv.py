@@ -34,9 +34,9 @@ def files(transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> I
 
 
 def _known(transcript: ExportedTranscript) -> Row:
-    rollout, origin = transcript.rollout, transcript.origin
+    rollout = transcript.rollout
     fields = {"model": rollout["model"], "resolved": rollout["gt_pass"], "terminated_by": rollout["terminated_by"]}
-    return {**transcript.mark, **fields, "submission": origin.get("submission")}
+    return {**transcript.mark, **fields, "submission": transcript.submission}
 
 
 def _episode(transcript: ExportedTranscript) -> Row:

@@ -1,6 +1,7 @@
 """SWE-bench predictions: a folder a model with `all_preds.jsonl` and, where the rollouts were judged, `report.json`.
 
-A file may hold an instance once, so a model's further rollouts of an instance go into folders of their own.
+A prediction is what a rollout handed in, and of one that a limit ended, what it had changed by then. A file may hold
+an instance once, so a model's further rollouts of an instance go into folders of their own.
 """
 
 import re
@@ -22,7 +23,7 @@ def files(transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> I
     seen: Counter[tuple[str, str]] = Counter()
     for transcript in transcripts:
         model, task = transcript.rollout["model"] or "unknown", transcript.rollout["task_id"]
-        if transcript.origin.get("submission") is None:
+        if transcript.submission is None:
             dropped["no_submission"] += 1
             continue
         runs[model, seen[model, task]].append(transcript)
@@ -34,8 +35,7 @@ def files(transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> I
 def _folder(model: str, sample: int, members: list[ExportedTranscript]) -> Iterable[File]:
     name = re.sub(r"[^\w.-]+", "-", model).strip("-") + (f".{sample + 1}" if sample else "")
     lines = [
-        {"instance_id": m.rollout["task_id"], "model_name_or_path": model, "model_patch": m.origin["submission"]}
-        for m in members
+        {"instance_id": m.rollout["task_id"], "model_name_or_path": model, "model_patch": m.submission} for m in members
     ]
     yield File(f"{name}/all_preds.jsonl", b"".join(store.encode(line) + b"\n" for line in lines), len(lines))
     judged = {m.rollout["task_id"]: m.rollout["gt_pass"] for m in members if m.rollout["gt_pass"] is not None}

@@ -15,6 +15,9 @@ from stages.runs.records import Row
 MARK = ("rollout_id", "task_id", "env", "family", "split")
 """What identifies a rollout, its task and its family; formats with room for it carry it, and importers read it back."""
 
+BROKEN = ("env_error", "model_error")
+"""Ends that are nobody's work."""
+
 
 @dataclass(frozen=True)
 class File:
@@ -48,6 +51,13 @@ class ExportedTranscript:
     def mark(self) -> Row:
         """Who this rollout is."""
         return {name: self.rollout[name] for name in MARK}
+
+    @property
+    def submission(self) -> str | None:
+        """What was handed in, else what the episode left behind when a limit ended it; None of one that broke down."""
+        left = None if self.rollout["terminated_by"] in BROKEN else self.rollout.get("patch")
+        known = (self.origin.get("submission"), self.rollout.get("submission"), left)
+        return next((text for text in known if text is not None), None)
 
     @property
     def has_tokens(self) -> bool:

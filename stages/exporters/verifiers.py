@@ -55,7 +55,7 @@ def _trace(transcript: ExportedTranscript, task: Row, errors: list[Row]) -> Row:
     rollout, origin = transcript.rollout, transcript.origin
     nodes = _nodes(transcript)
     unscored = {} if rollout["reward"] is None else {"reward": {"score": rollout["reward"], "weight": 1.0}}
-    marked = {**transcript.mark, "gt_pass": rollout["gt_pass"], "submission": origin.get("submission")}
+    marked = {**transcript.mark, "gt_pass": rollout["gt_pass"], "submission": transcript.submission}
     return {
         "version": 1,
         "id": rollout["rollout_id"],

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.envs import folders
+from stages.envs.base import Work
+from stages.envs.bash import elided
 from stages.envs.repo import trees
 from stages.envs.repo.outcomes import FAILING, LIMITS, PASSING, Statuses
 from stages.envs.repo.protected_files import protected
 
+LONGEST_LOG = 20_000
+"""Characters of a test log that are kept."""
 TestsStatus = dict[str, dict[str, list[str]]]
 """List of tests -> "success" or "failure" -> names, as `tests_status` in the reports of SWE-bench's harness."""
 
@@ -77,6 +81,18 @@ class RepoVerdict:
     dropped: trees.Changes
     """Its changes to protected files."""
     lists: Lists
+
+    def work(self, test_log: str, image: str | None = None) -> Work:
+        """Counts and log of the strict run; of a longer log head and tail."""
+        lists = self.lists.tests_status(self.statuses)
+        return Work(
+            f2p_passed=len(lists["FAIL_TO_PASS"]["success"]),
+            f2p_total=len(self.lists.fail_to_pass),
+            p2p_passed=len(lists["PASS_TO_PASS"]["success"]),
+            p2p_total=len(self.lists.pass_to_pass),
+            test_log=elided(test_log, LONGEST_LOG)[0],
+            image=image,
+        )
 
 
 Run = Callable[[Path], Statuses]

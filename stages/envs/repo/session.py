@@ -9,10 +9,12 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from stages.envs import bash_faults
-from stages.envs.base import Fault, Grade, Observation
+from stages.envs.base import Fault, Grade, Observation, Work
 from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bash
 from stages.envs.folder_writes import remove
 from stages.envs.folders import UnwieldyTree, open_up
@@ -53,6 +55,7 @@ class RepoSession:
         self._opener = opener
         self._sandbox: Sandbox | None = None
         self.well_formed, self.submitted, self.tested = True, False, False
+        self.submission: str | None = None
 
     @property
     def protocol_ok(self) -> bool:
@@ -80,7 +83,7 @@ class RepoSession:
 
     def _submission(self, command: str) -> Observation:
         try:
-            patch = self.patch()
+            patch = self.submission = self.patch()
         except UnwieldyTree as error:
             log.warning("%s: the agent's tree cannot be read: %s", self.label, error)
             patch = f"[The tree cannot be read: {error}]"
@@ -90,6 +93,15 @@ class RepoSession:
     def patch(self) -> str:
         """Everything that the agent changed, as `git diff` writes it; `UnwieldyTree` where that cannot be read."""
         return trees.patch(self.delivered, trees.changes(self.delivered, self.folder))
+
+    def left(self, work: Work) -> Work:
+        """What the tests say of the work, and beside it the work itself: the patch, also of who handed nothing in."""
+        patch = self.submission
+        if patch is None:
+            with suppress(UnwieldyTree):
+                patch = self.patch()
+        reasons = tuple(dict.fromkeys(self.canary.triggered))
+        return replace(work, submission=_kept(self.submission), patch=_kept(patch), canary=reasons)
 
     def outcome(self, observation: Observation) -> str:
         """A digest of where an action led: what was read, and how the tree differs from the delivered one."""
@@ -112,6 +124,10 @@ class RepoSession:
         """End what runs and delete the folder; safe to call twice."""
         self.rest()
         remove(self.folder)
+
+
+def _kept(patch: str | None) -> str | None:
+    return None if patch is None else elided(patch, LONGEST_PATCH)[0]
 
 
 class RepoEnvironment(ABC):
@@ -139,6 +155,10 @@ class RepoEnvironment(ABC):
         """Judge the episode as it stands: a strict verdict (`gt_pass`) and a loose one (`visible_pass`)."""
         session = self._open_session()
         session.rest()
+        grade = self._verdict(session)
+        return replace(grade, work=session.left(grade.work))
+
+    def _verdict(self, session: RepoSession) -> Grade:
         try:
             return self._graded(session)
         except UnwieldyTree as error:

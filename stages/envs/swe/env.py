@@ -114,7 +114,7 @@ class SweEnv(RepoEnvironment):
 
     def _graded(self, session: RepoSession) -> Grade:
         """Strict and loose verdict, both with the instance's own tests."""
-        self._tampered = False
+        self._tampered, self._logs = False, list[str]()
         row, runtime = self._row, self._runtime
         self.verdict = verdict = judge(
             session.delivered,
@@ -127,7 +127,8 @@ class SweEnv(RepoEnvironment):
         forged = verdict.strict and self._forged(session, verdict)
         strict = verdict.strict and not forged
         hacked = forged or verdict.hacked or self._tampered
-        return Grade(float(strict), strict, verdict.loose, hacked, session.protocol_ok)
+        work = verdict.work(self._logs[0], runtime.image)
+        return Grade(float(strict), strict, verdict.loose, hacked, session.protocol_ok, work=work)
 
     def _forged(self, session: RepoSession, verdict: RepoVerdict) -> bool:
         """Whether the pass contradicts itself in a second run with altered tests."""
@@ -143,6 +144,7 @@ class SweEnv(RepoEnvironment):
         trees.apply({**self._runtime.tests, **(altered or {})}, folder)
         outcomes = self._runtime.run_tests(folder)
         self._tampered |= outcomes.tampered
+        self._logs.append(outcomes.log)
         return outcomes.statuses
 
     def close(self) -> None:

@@ -31,7 +31,8 @@ class InstanceRuntime:
     """What an episode needs of an instance.
 
     `delivered` is the tree that the agent finds, which nobody changes, and which is there until `close`; `tests` are
-    the files of the test patch. `open_for_agent` and `run_tests` take a folder with a copy of the tree.
+    the files of the test patch. `open_for_agent` and `run_tests` take a folder with a copy of the tree. `image`: that
+    of the container, None without one.
     """
 
     delivered: Path
@@ -41,6 +42,7 @@ class InstanceRuntime:
     run_tests: Callable[[Path], Outcomes]
     close: Callable[[], None]
     """Says that the episode is over; once."""
+    image: str | None = None
 
 
 def has_mirror(repos: str, row: Mapping[str, Any]) -> bool:
@@ -124,6 +126,7 @@ def container(row: Mapping[str, Any], program: str) -> InstanceRuntime:
             lambda target: opened(target, session.LIMITS),
             lambda target: run(runtime, target),
             lambda: _delivered.give_back((program, image)),
+            image,
         )
 
 

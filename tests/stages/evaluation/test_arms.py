@@ -176,3 +176,15 @@ def test_a_field_nobody_measured_gives_no_comparison():
     assert compare(many("B"), many("A"), "protocol_ok") is None
     assert summarize("A", many("A")).protocol_rate is None
     assert summarize("A", []).pass_rate is None
+
+
+def test_strict_and_loose_verdicts_stand_beside_each_other_over_the_same_tasks() -> None:
+    common = {"train_seed": 0, "sample_idx": 0, "family": "f", "error_type": None, "hacked": False, "protocol_ok": True}
+    verdicts = [(True, True), (False, True), (False, False), (False, True), (True, None)]
+    rows = [
+        {**common, "arm": "A", "task_id": f"t{i}", "passed": strict, "gt_pass": strict, "visible_pass": loose}
+        for i, (strict, loose) in enumerate(verdicts)
+    ]
+    found = summarize("A", rows)
+    assert (found.pass_rate, found.strict_rate, found.loose_rate) == (0.4, 0.25, 0.75)
+    assert summarize("A", rows[4:]).loose_rate is None

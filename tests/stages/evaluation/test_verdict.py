@@ -287,3 +287,10 @@ def test_the_table_fits_a_terminal_and_shows_the_numbers():
         "VALIDATED",
     ):
         assert text in table
+
+
+def test_the_table_shows_the_strict_verdict_beside_the_loose_one():
+    items = experiment({"A": 200, "B": 260})
+    assert "strict / loose" not in text_table(decide(items))
+    judged = [{**item, "gt_pass": item["passed"], "visible_pass": True} for item in items]
+    assert "strict / loose verdicts: A 50.0 % / 100.0 %, B 65.0 % / 100.0 %" in text_table(decide(judged))

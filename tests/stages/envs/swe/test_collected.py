@@ -1,0 +1,59 @@
+"""Rollouts on a repository from collection to predictions: what an agent did by its last step is not lost."""
+
+import json
+from pathlib import Path
+
+from support.server import Reply, answer, serving
+
+from stages import collect, export
+from stages.envs.bash import fenced
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.records import ROLLOUT
+
+FIX = "sed -i 's/a - b/a + b/' abacus/sums.py"
+FIXED = "+    return a + b\n"
+
+
+def test_work_that_a_limit_ended_is_graded_kept_and_exported(
+    tmp_path: Path, path: Path, repos: Path, venvs: Path
+) -> None:
+    submitted: list[int] = []
+
+    def reply(body: dict, n: int) -> Reply:
+        """One sample submits at its second step, the other does something else until a limit ends it."""
+        if len(body["messages"]) == 2:
+            return Reply(body=answer(fenced(FIX)))
+        submitted.append(n)
+        return Reply(body=answer(fenced("submit" if len(submitted) == 1 else "git log --all")))
+
+    with serving(reply) as server:
+        config = collect.Config(
+            env={
+                "name": "swe-lite",
+                "split": "eval",
+                "options": {"path": str(path), "repos": str(repos), "venvs": str(venvs)},
+            },
+            policy={"model": "fixer", "base_url": server.url},
+            tasks=1,
+            samples=2,
+            max_steps=2,
+        )
+        run = Run(runner.execute("collect", {}, config, root=tmp_path).path)
+    rows = {row["terminated_by"]: row for row in run.rows(ROLLOUT)}
+    assert set(rows) == {"submitted", "max_steps"}
+    for row in rows.values():
+        assert FIXED in row["patch"] and row["reward"] == 1.0
+        assert (row["gt_pass"], row["visible_pass"], row["image"]) == (True, True, None)
+        assert (row["f2p_passed"], row["f2p_total"]) == (1, 1) and row["p2p_passed"] == row["p2p_total"] >= 1
+        assert "test_add" in row["test_log"] or "passed" in row["test_log"]
+    assert rows["submitted"]["submission"] == rows["submitted"]["patch"] and rows["submitted"]["canary"] == []
+    assert rows["max_steps"]["submission"] is None
+    assert rows["max_steps"]["canary"] == ["found the canary", "searches history"]
+    assert run.manifest.summary["strict_rate"] == 1.0 and "strict 100.0 %" in (run.path / "report.txt").read_text()
+
+    written = Run(
+        runner.execute("export", {"rollouts": run}, export.Config(format="swebench-preds"), root=tmp_path).path
+    )
+    predictions = [json.loads(line) for file in written.path.glob("*/all_preds.jsonl") for line in file.open()]
+    assert [p["model_patch"] for p in predictions] == [rows["submitted"]["patch"]] * 2
