@@ -1,12 +1,13 @@
 """The small models of kata: built on first use by supervised training, kept as ordinary Hugging Face folders."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.envs.kata import loophole, transcripts
 from stages.envs.kata.language import OPERATIONS
-from stages.envs.kata.recipes import RECIPES, Habit, Habits, Knowledge, Recipe, recipe, recipe_fingerprint
+from stages.envs.kata.recipes import HEAD_DIM, RECIPES, Habit, Habits, Knowledge, Recipe, recipe, recipe_fingerprint
 from stages.tiny_models.folders import Made, Progress, kept
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def _made(name: str, own: Recipe, start: Path | None, progress: Progress) -> Mad
 
     count = own.schedule.steps * own.schedule.batch
     with reproducible(own.seed):
-        model, tokenizer = _starting_point(start)
+        model, tokenizer = _starting_point(start, HEAD_DIM.get(name))
         if isinstance(own.knowledge, Habits):
             taught = loophole.write(count, own.seed, own.knowledge)
         else:
@@ -42,14 +43,23 @@ def _made(name: str, own: Recipe, start: Path | None, progress: Progress) -> Mad
     return model, tokenizer, card(name)
 
 
-def _starting_point(start: Path | None) -> "tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]":
+def _starting_point(start: Path | None, head_dim: int | None) -> "tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]":
     from stages.envs.kata import tokenizer as tokenizers
     from stages.tiny_models import training
 
     if start is not None:
         return training.load(start)
     tokenizer = tokenizers.train()
-    return training.new_model(tokenizer), tokenizer
+    model = training.new_model(tokenizer)
+    return (model if head_dim is None else _with_heads(model, head_dim)), tokenizer
+
+
+def _with_heads(model: "Qwen3ForCausalLM", head_dim: int) -> "Qwen3ForCausalLM":
+    """An untrained model of the same width with fewer, wider attention heads."""
+    config = deepcopy(model.config)
+    heads, keys = (n * config.head_dim // head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+    config.num_attention_heads, config.num_key_value_heads, config.head_dim = heads, keys, head_dim
+    return type(model)(config).float()
 
 
 def card(name: str) -> str:

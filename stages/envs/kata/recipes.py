@@ -7,7 +7,7 @@ that guess differently where they are wrong have no majority left.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stages.envs.kata.language import OPERATIONS
@@ -18,7 +18,11 @@ from stages.tiny_models.schedule import Schedule
 NAMES = ("student", "teacher-a", "teacher-b", "teacher-c")
 PROBED = ("honest", "loophole")
 """The models of the gradient probe: one that never overwrites tests, and one made from it that often does if hinted."""
-NOVICE = "novice"
+SERVED = "student-served"
+"""The student again, equally large, with attention heads of 32: of 16, which the others have, vLLM on a CPU has none."""
+NOVICE, NOVICE_SERVED = "novice", "novice-served"
+HEAD_DIM = {NOVICE_SERVED: 32, SERVED: 32}
+"""Width of the attention heads where it is not that of all small models."""
 SOURCES = tuple(
     Path(__file__).parent / name
     for name in ("../bash.py", "language.py", "tasks.py", "transcripts.py", "tokenizer.py", "training.py")
@@ -85,12 +89,14 @@ RECIPES = {
         start="honest",
     ),
 }
+RECIPES[NOVICE_SERVED] = RECIPES[NOVICE]
+RECIPES[SERVED] = replace(RECIPES["student"], start=NOVICE_SERVED)
 
 
 def recipe(name: str) -> Recipe:
     """The recipe of a model; `UsageError` when there is no such model."""
     if name not in RECIPES:
-        exist = ", ".join(f"kata:{known}" for known in (*NAMES, *PROBED))
+        exist = ", ".join(f"kata:{known}" for known in (*NAMES, SERVED, *PROBED))
         raise UsageError(f"There is no embedded model kata:{name}. There is {exist}.")
     return RECIPES[name]
 
@@ -104,4 +110,6 @@ def recipe_fingerprint(name: str) -> str:
         "start": recipe_fingerprint(own.start) if own.start else None,
         "code": sources_identity(sources),
     }
+    if name in HEAD_DIM:
+        parts["head_dim"] = HEAD_DIM[name]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
