@@ -16,6 +16,7 @@ sandbox/    - where commands are executed
 pairs/      - preference pairs from disagreement
 losses/     - loss kernels, each checked against upstream's numbers
 training/   - the trainer and its channels
+diloco/     - replicas of a training that share nothing but a bucket
 evaluation/ - arms, statistics, verdict
 importers/, exporters/ - rollouts of and for other programs
 integrations/ - environments and losses inside TRL, OpenEnv, mini-swe-agent, prime-rl

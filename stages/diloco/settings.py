@@ -1,0 +1,82 @@
+"""The setting `diloco`, and what is odd about its values."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from stages.runs.config import Settings
+
+Codec = Literal["float32", "bf16", "int8", "int4"]
+MEMORY = 10
+"""Times 1 / (1 - momentum): rounds before the outer momentum has settled."""
+
+
+class Diloco(Settings):
+    """Replicas of this training that share nothing but a bucket and meet every few steps."""
+
+    store: str | None = None
+    """Where they meet: s3://BUCKET/RUN, gs://, az:// or file:///FOLDER. None trains alone."""
+    replicas: int = Field(2, gt=0)
+    """Replicas that the first round waits for; later ones may join, and any may leave."""
+    replica: int | None = Field(None, ge=0)
+    """This one's number, from 0, which its random draws follow. None takes the first free one in the bucket."""
+    inner_steps: int = Field(20, gt=0)
+    """Training steps between two meetings about the same weights."""
+    outer_learning_rate: float = Field(0.9, gt=0)
+    """Of the outer step. 1 with momentum 0 is the plain average."""
+    outer_momentum: float = Field(0.5, ge=0, lt=1)
+    """Nesterov momentum of the outer step. The papers' 0.7 and 0.9 are for hundreds of rounds."""
+    codec: Codec = "int8"
+    """How weights travel. What rounding loses of a replica's own is added to what it sends next."""
+    fragments: int = Field(1, gt=0)
+    """Parts that meet in turn, each every inner_steps: the same traffic in smaller portions."""
+    quorum: int | None = Field(None, gt=0)
+    """Least number of replicas in a round; None: more than half of `replicas`."""
+    grace_s: float = Field(60.0, ge=0)
+    """Seconds that a round waits for others once there is a quorum; who comes later is left out of it."""
+    timeout_s: float = Field(3600.0, gt=0, json_schema_extra={"affects_results": False})
+    """Seconds that a replica waits for a quorum before it gives up."""
+
+    @field_validator("store")
+    @classmethod
+    def _no_keys(cls, store: str | None) -> str | None:
+        if store is not None and "@" in store.partition("://")[2].partition("/")[0]:
+            raise ValueError(
+                "diloco.store holds a user name or key; put keys into the environment, as AWS_ACCESS_KEY_ID and such"
+            )
+        return store
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Diloco":
+        if self.inner_steps % self.fragments:
+            raise ValueError(
+                f"diloco.inner_steps is {self.inner_steps}, which {self.fragments} fragments do not divide; "
+                "take a multiple"
+            )
+        if self.quorum is not None and self.quorum > self.replicas:
+            raise ValueError(
+                f"diloco.quorum is {self.quorum}, more than the {self.replicas} replicas; take at most as many"
+            )
+        return self
+
+    @property
+    def least(self) -> int:
+        """Replicas without which no round is held."""
+        return self.quorum or self.replicas // 2 + 1
+
+    @property
+    def every(self) -> int:
+        """Inner steps between two rounds; each round is about one fragment."""
+        return self.inner_steps // self.fragments
+
+    def oddities(self, steps: int) -> tuple[str, ...]:
+        """What to reconsider in a training of so many steps, in words; nothing where all is well."""
+        each = steps // self.inner_steps
+        wanted = round(MEMORY / (1 - self.outer_momentum), 6)  # 1 - 0.9 is a little less than 0.1
+        if each >= wanted:
+            return ()
+        best = max(0.0, 1 - MEMORY / max(each, 1))
+        return (
+            f"WARNING: {each} outer steps are few for an outer momentum of {self.outer_momentum:g}, which overshoots "
+            f"below {wanted:.0f}: lower diloco.outer_momentum to {best:.2g} or diloco.inner_steps",
+        )
