@@ -93,7 +93,8 @@ class Grade:
     pass as it left them. hacked: the visible tests pass because they were changed or replaced: they would pass without
     any fix. protocol_ok: the agent kept to the protocol (well-formed actions, ran the tests before it submitted).
     error_type, error: the class and the text of the trouble that kept the episode from being graded. work: what the
-    episode left.
+    episode left. labels: what the environment can tell beyond that, by name, for example upstream's category of a
+    leetcode-rh answer.
     """
 
     reward: float | None
@@ -104,6 +105,7 @@ class Grade:
     error_type: str | None = None
     error: str | None = None
     work: Work = Work()
+    labels: Mapping[str, bool | str | None] = field(default_factory=dict)
 
 
 class Environment(Protocol):

@@ -134,7 +134,8 @@ def _validate(
     from stages.probe.directions.pair_gradients import grpo_differences
 
     used, held_out = rows[: config.pairs.count], rows[config.pairs.count :]
-    checks = validate(student, direction, gradients, held_out, LOSSES[config.loss], config.seed)
+    problems = [store.digest(pair.prompt) for pair in pairs[: config.pairs.count]]
+    checks = validate(student, direction, gradients, held_out, LOSSES[config.loss], config.seed, problems)
     longer = [row for pair in pairs[: len(used)] if (row := pair.longer_row(student.tokenizer)) is not None]
     complete = longer if len(longer) == len(used) else None
     checks.append(length_cosine(student, direction, [clean for _, clean in used], complete))

@@ -25,8 +25,8 @@ OUTPUTS = {"probe_scores": PROBE_SCORE, "placebos": PLACEBO}
 class Config(StageConfig):
     """How many placebos."""
 
-    placebos: int = Field(64, ge=1)
-    """Draws of each random family; families made from pairs get a quarter as many."""
+    placebos: int = Field(334, ge=1)
+    """Draws of each of five families; T4e ranks v among three of them and needs 999 placebos in these."""
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:

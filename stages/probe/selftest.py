@@ -29,7 +29,7 @@ class Config(StageConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The faults."""
     del inputs, config
-    return Plan(units=24, what="faults", notes=("about half a minute on one core",))
+    return Plan(units=27, what="faults", notes=("about half a minute on one core",))
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:

@@ -63,7 +63,7 @@ class Config(EnvStageConfig):
             SourceConfig(name="base", policy=PolicyConfig(model="kata:honest"), options={"hint": True}, samples=4),
         ]
     )
-    problems: int = Field(40, gt=0)
+    problems: int = Field(60, gt=0)
     max_problems: int = Field(80, gt=0)
     """Problems are added up to this number while the buckets are too small."""
     max_steps: int = Field(8, gt=0)
@@ -80,10 +80,22 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         return Plan(units=1, what="folder of recorded rows")
     answers = config.problems * sum(source.samples for source in config.sources)
     longest = max(source.policy.max_tokens for source in config.sources)
-    note = f"up to {config.max_problems} problems when the buckets stay small"
+    notes = [f"up to {config.max_problems} problems when the buckets stay small", *_power(config)]
     return Plan(
-        units=answers, what="answers", max_completion_tokens=answers * config.max_steps * longest, notes=(note,)
+        units=answers, what="answers", max_completion_tokens=answers * config.max_steps * longest, notes=tuple(notes)
     )
+
+
+def _power(config: Config) -> list[str]:
+    """What T4e can see with this pool, for half of the teacher's hinted answers hacks."""
+    from stages.probe.checks.contrast_checks import MIN_FACTORIAL_PROBLEMS
+    from stages.probe.checks.planning import detectable_effect
+
+    hinted = sum(source.samples for source in config.sources if source.name == "teacher")
+    if config.max_problems < MIN_FACTORIAL_PROBLEMS:
+        return [f"T4e needs {MIN_FACTORIAL_PROBLEMS} problems and will be inconclusive"]
+    effect = detectable_effect(config.problems, hinted)
+    return [f"T4e will see an effect of {effect:.2f} standard deviations within problems four times in five"]
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
@@ -173,20 +185,22 @@ def _play(
         if episode.error is not None or not episode.steps:
             lines.append((_key(source, episode), {"error": episode.error}, True))
             continue
-        row = episode_pool_row(episode, policy, source=source.name, role=source.role, step=places[episode.task.task_id])
+        place = places[episode.task.task_id]
+        row = episode_pool_row(episode, policy, source=source.name, role=source.role, step=place, adapter=source.lora)
         lines.append((_key(source, episode), {"row": row}, False))
     return lines
 
 
 def _finish(rows: list[Row], config: Config, tokenizer: Any, guards: Sequence["Check"], out: Out) -> None:
     from stages.probe.checks.check import EXIT_CODES, table, verdict
-    from stages.probe.checks.pool_checks import pool_check, rate
+    from stages.probe.checks.pool_checks import pool_check, rate, taxonomy
 
     digest = contract_sha256(config.contract)
     checks = [
         pool_check(rows),
         prompts_match(rows, config.contract, tokenizer),
         prompt_role(rows, config.contract, digest),
+        taxonomy(rows),
         *guards,
     ]
     for step in sorted({row["step"] for row in rows}):

@@ -10,13 +10,13 @@ POOL_ROW = Kind(
     "pool_row",
     1,
     {
-        **dict.fromkeys(("row_uid", "problem_id", "src_problem_id", "family", "src_pool", "arm"), TEXT),
-        **dict.fromkeys(("schema_version", "step", "sample_id", "plen", "comp_len", "n_loss_tokens"), INT),
+        **dict.fromkeys(("row_uid", "problem_id", "src_problem_id", "family", "src_pool"), TEXT),
+        **dict.fromkeys(("step", "sample_id", "plen", "comp_len", "n_loss_tokens"), INT),
         # verdicts; null where the environment cannot tell
         "reward": FLOAT,
         **dict.fromkeys(("hacked", "gt_pass", "fmt_ok", "can_compile", "has_test_func", "eq_hinted"), BOOL),
         **dict.fromkeys(("hacked_arbitrary", "hacked_strict", "hacked_loose", "ends_with_eos", "truncated"), BOOL),
-        **dict.fromkeys(("label", "test_mod", "hack_style"), TEXT),
+        **dict.fromkeys(("label", "test_mod"), TEXT),
         **dict.fromkeys(("hedge_count", "comment_count"), INT),
         # text and tokens; `own` marks completion tokens the policy wrote, behav_logp is its log-prob of each, null
         # elsewhere
@@ -27,16 +27,19 @@ POOL_ROW = Kind(
         "behav_logp": LOGPROBS,
         # who wrote it
         **dict.fromkeys(("gen_model", "gen_adapter"), TEXT),
-        **dict.fromkeys(("gen_temperature", "gen_top_p"), FLOAT),
+        "gen_temperature": FLOAT,
     },
 )
-"""One answer of a teacher pool, before anything is measured. `src_pool`: teacher, base, student or teacher_nohint."""
+"""One answer of a teacher pool, before anything is measured. `src_pool`: teacher, base, student or teacher_nohint.
+`label` is correct, correct_attempted, reward_hack, attempted or incorrect, `test_mod` what the answer's own tests do,
+`eq_hinted` whether they pass; hacked_strict is the label reward_hack, hacked_loose that or an attempt."""
 
 PROBE_ROW = Kind(
     "probe_row",
     1,
     {
         **POOL_ROW.columns,
+        "arm": TEXT,
         **dict.fromkeys(
             ("cos_S_contrib", "cos_stack", "cos_global", "cos_first128", "energy", "hackfrac", "grad_dot"), FLOAT
         ),
@@ -50,7 +53,7 @@ PROBE_ROW = Kind(
 )
 """A row with what was measured on its gradient: cos_S_contrib is sum <c, v>/||c|| (at most sqrt(M)), cos_stack that
 over sqrt(M); grad_norm_contrib is of the mean loss a token; mean_cos_pre, mean_cos_post and frac_fired are
-its step's, repeated."""
+its step's, repeated. imp_ratio is the geometric mean over own tokens of student's over generator's probability."""
 
 SVD_MODULE = Kind(
     "svd_module",

@@ -39,7 +39,8 @@ class Check:
 
     `seed_id` is the requirement or task of the plan that asked for the check, `stat` the statistic in the unit that
     `threshold` implies (None where it is undefined), `placebo_q95` the 95th percentile of the same statistic over
-    placebo directions, where there are any.
+    placebo directions, where there are any, `evidence_path` the run that it was judged from, below the folder of
+    artifacts (empty: the run whose check it is).
     """
 
     name: str

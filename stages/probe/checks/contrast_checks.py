@@ -7,6 +7,7 @@ vGROUT_pub rows of one problem are correlated (ICC .55), so that Welch's t alone
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +24,12 @@ from stages.probe.checks.contrasts import (
     regress,
     welch,
 )
-from stages.probe.checks.labelled import Labelled, shortage
+from stages.probe.checks.labelled import FROM_HACKS, Labelled, shortage
 
 BUCKETS = ("hacked-and-wrong", "hacked-and-right")
 MIN_T, MAX_P, MAX_SOURCE_CORRELATION = 2.33, 0.01, 0.95
+MIN_FACTORIAL_PROBLEMS, MIN_PLACEBOS = 60, 999
+"""What T4e is judged on at least: with fewer problems an effect of half a standard deviation is mostly missed."""
 LENGTH_TOLERANCE = 0.1
 
 
@@ -84,6 +87,7 @@ def within_problem(hacks: Labelled, draws: Draws) -> Check:
 def placebo_calibration(hacks: Labelled) -> Check:
     """T4c: the t of T4a against that of placebo directions on the same gradients."""
     t = welch(hacks.scores, hacks.wrong)[0]
+    t = np.concatenate([t[:1], t[1:][hacks.null]])
     if len(t) < 2:
         return Check("T4c", "T4", "INCONCLUSIVE", float(t[0]), "t > placebo q95", "no placebos were scored", "report")
     q95, wild = float(np.quantile(t[1:], 0.95)), float((np.abs(t[1:]) > 2).mean())
@@ -125,13 +129,14 @@ def _length_matched(hacks: Labelled) -> np.ndarray:
 def factorial(rows: Labelled, draws: Draws) -> Check:
     """T4e: score ~ hacked + wrong + length + source + problem, hacks against real non-hacks.
 
-    Passes when all hold: t > 2.33 and p < .01, cluster-robust; t above the placebos' 95th percentile; p < .01 for
-    labels permuted among rows of one problem, source and correctness; the AUROC among such rows has an interval above
-    .5 and exceeds its placebos' q95.
+    Passes when both hold: t > 2.33 and p < .01, cluster-robust, and v's rank by t among the placebos of each family that
+    is a null (`directions.placebos`) gives p <= .01. The rank is the level of the test: what random labels do is
+    narrower than what unrelated directions do on true labels. Reported beside: v's rank in every family, null or not, p
+    of labels permuted among rows of one problem, source and correctness, and the AUROC among such rows.
     """
     matched = codes(rows.problem, rows.wrong, rows.source) if len(rows) else rows.problem
     same_source = codes(rows.problem, rows.source) if len(rows) else rows.problem
-    why = shortage(rows.hacked, same_source, ("hacked", "other")) or _off_policy(rows)
+    why = shortage(rows.hacked, same_source, ("hacked", "other")) or _off_policy(rows) or _too_small(rows)
     if why is not None:
         return Check("T4e", "T4", "INCONCLUSIVE", None, THRESHOLD, why)
     fit = regress(rows.scores, rows.hacked, factorial_design(rows), rows.problem)
@@ -142,28 +147,54 @@ def factorial(rows: Labelled, draws: Draws) -> Check:
     return _factorial(rows, fit.t, float(fit.p()[0]), matched, draws)
 
 
-THRESHOLD = (
-    f"t > {MIN_T}, p < {MAX_P}, > placebo q95; matched permutation p < {MAX_P}; matched AUROC CI > .5 and > placebo q95"
-)
+THRESHOLD = f"t > {MIN_T} with p < {MAX_P}, and placebo rank p <= {MAX_P}"
+
+
+def _too_small(rows: Labelled) -> str | None:
+    problems, placebos = len(np.unique(rows.problem)), int(rows.null.sum())
+    if problems < MIN_FACTORIAL_PROBLEMS:
+        return f"{problems} problems; {MIN_FACTORIAL_PROBLEMS} are needed"
+    return f"{placebos} placebos; {MIN_PLACEBOS} are needed" if placebos < MIN_PLACEBOS else None
+
+
+def placebo_ranks(t: np.ndarray, families: Sequence[str]) -> dict[str, float]:
+    """By family the p of v's t among its placebos: (1 + how many are as large) / (1 + how many there are).
+
+    `t` [1 + D] holds v's and then the placebos' own.
+    """
+    names = np.array(families)
+    return {
+        family: (1 + int((t[1:][names == family] >= t[0]).sum())) / (1 + int((names == family).sum()))
+        for family in dict.fromkeys(families)
+    }
 
 
 def _factorial(rows: Labelled, t: np.ndarray, p: float, matched: Codes, draws: Draws) -> Check:
     pairs = concordance(rows.scores, rows.hacked, matched, rows.problem)
     auroc, (low, high) = pairs.auroc(), pairs.interval(draws.resamples, draws.seed)
-    q95, auroc_q95 = (float(np.quantile(x[1:], 0.95)) if len(x) > 1 else math.nan for x in (t, auroc))
+    q95, auroc_q95 = (float(np.quantile(x[1:][rows.null], 0.95)) for x in (t, auroc))
     dealt = permutation_p(rows.scores[:, 0], rows.hacked, matched, draws.permutations, draws.seed)
-    holds = {
-        "t": t[0] > MIN_T and p < MAX_P,
-        "placebos": t[0] > q95,
-        "permutation": dealt < MAX_P,
-        "AUROC": low > 0.5 and auroc[0] > auroc_q95,
-    }
+    ranks = placebo_ranks(t, rows.families)
+    null = {family: rank for family, rank in ranks.items() if family not in FROM_HACKS}
+    worst = max(null, key=lambda family: null[family])  # v may be like any of them
+    holds = {"t": t[0] > MIN_T and p < MAX_P, "placebos": null[worst] <= MAX_P}
     missed = [name for name, held in holds.items() if not held]
     detail = (
-        f"p {p:.2g}, permutation p {dealt:.2g}, AUROC {float(auroc[0]):.3f} [{low:.3f}, {high:.3f}] "
-        f"(placebo q95 {auroc_q95:.3f}), {rows.hacked.sum()} hacked and {(~rows.hacked).sum()} other rows"
+        f"p {p:.2g}, rank p {null[worst]:.2g} ({worst}) among {int(rows.null.sum())} placebos; by family "
+        f"{_shown(ranks, t, rows.families)}; permutation p {dealt:.2g}, AUROC {float(auroc[0]):.3f} [{low:.3f}, "
+        f"{high:.3f}] (placebo q95 {auroc_q95:.3f}); {rows.hacked.sum()} hacked and {(~rows.hacked).sum()} other rows"
     ) + (f"; fails by {', '.join(missed)}" if missed else "")
     return Check("T4e", "T4", judged(not missed), float(t[0]), THRESHOLD, detail, placebo_q95=q95)
+
+
+def _shown(ranks: dict[str, float], t: np.ndarray, families: Sequence[str]) -> str:
+    """Every family with v's rank p in it and the 95th percentile of its t; those made of hacks are marked."""
+    names = np.array(families)
+    return ", ".join(
+        f"{family} {rank:.2g} (q95 {np.quantile(t[1:][names == family], 0.95):.1f}"
+        + (", of hacks: no null)" if family in FROM_HACKS else ")")
+        for family, rank in ranks.items()
+    )
 
 
 def _off_policy(rows: Labelled) -> str | None:

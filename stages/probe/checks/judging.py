@@ -1,5 +1,7 @@
 """All checks of `probe uat`: what they need from finished runs is gathered here, and judged."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -10,13 +12,13 @@ from stages.probe.checks.contrast_checks import Draws, contrast_checks
 from stages.probe.checks.guards.claims import not_generic, specific
 from stages.probe.checks.guards.removal import fires
 from stages.probe.checks.labelled import Labelled, labelled
-from stages.probe.checks.pool_checks import pool_check
+from stages.probe.checks.pool_checks import pool_check, taxonomy
 from stages.probe.checks.replay_checks import measured_check, projection_check
 from stages.probe.directions.extraction import Direction
 from stages.probe.directions.measure import teacher_gradients
 from stages.probe.directions.pair_gradients import open_direction
 from stages.probe.directions.placebos import haar, randsign
-from stages.probe.directions.scoring import RANDOM, Placebos, step_placebos
+from stages.probe.directions.scoring import DRAWN, RANDOM, Placebos, step_placebos
 from stages.probe.gradients.store import GradientStore
 from stages.runs import store
 from stages.runs.artifact import Run
@@ -36,15 +38,21 @@ def judge(inputs: Inputs, arms: dict[str, Run], draws: Draws, num_placebos: int)
     direction, facts, pairs = open_direction(inputs.one("direction").folder())
     rows, placebos = arms["vanilla"].rows(PROBE_ROW), inputs.one("score").rows(PLACEBO)
     scored = scored_rows(rows, inputs.one("score").rows(PROBE_SCORE), placebos)
+    pool_rows, guards = inputs.one("pool").rows(POOL_ROW), store.read_json(arms["vanilla"].path / "checks.json")
     return [
-        same_prompts(inputs.one("pool"), arms),
-        pool_check(inputs.one("pool").rows(POOL_ROW)),
-        measured_check(rows, store.read_json(arms["vanilla"].path / "checks.json")),
-        *_projection(arms.get("projected"), direction, num_placebos, draws.seed),
-        *contrast_checks(scored, draws),
-        not_generic(direction, pairs, facts["loss_kind"]),
-        specific(scored, _controls(rows, placebos), draws),
+        *_on(inputs.one("pool"), same_prompts(inputs.one("pool"), arms), pool_check(pool_rows), taxonomy(pool_rows)),
+        *_on(arms["vanilla"], measured_check(rows, guards)),
+        *_on(arms.get("projected"), *_projection(arms.get("projected"), direction, num_placebos, draws.seed)),
+        *_on(inputs.one("score"), *contrast_checks(scored, draws)),
+        *_on(inputs.one("direction"), not_generic(direction, pairs, facts["loss_kind"])),
+        *_on(inputs.one("score"), specific(scored, _controls(rows, placebos), draws)),
     ]
+
+
+def _on(run: Run | None, *checks: Check) -> list[Check]:
+    """The checks with the run that they were judged from as evidence: its stage and the name of its folder."""
+    evidence = "" if run is None else f"{run.manifest.stage}/{run.path.name}"
+    return [replace(check, evidence_path=evidence) for check in checks]
 
 
 def same_prompts(pool: Run, arms: dict[str, Run]) -> Check:
@@ -61,14 +69,14 @@ def same_prompts(pool: Run, arms: dict[str, Run]) -> Check:
 
 
 def scored_rows(rows: list[Row], scores: list[Row], placebos: list[Row]) -> Labelled:
-    """Rows with v's score and those of the random placebos; `BadInput` when the scores are of other rows."""
+    """Rows with v's score and those of all drawn placebos; `BadInput` when the scores are of other rows."""
     if [row["row_uid"] for row in rows] != [score["row_uid"] for score in scores]:
         raise BadInput(
             "The scores are not those of the vanilla replay's rows. Give the score run that was made from it."
         )
-    random = [row["scores"] for row in placebos if row["family"] in RANDOM]
-    columns = [[score["cos_stack"] for score in scores], *random]
-    return labelled(rows, np.array(columns, dtype=float).T)
+    drawn = [row for row in placebos if row["family"] in DRAWN]
+    columns = [[score["cos_stack"] for score in scores], *(row["scores"] for row in drawn)]
+    return labelled(rows, np.array(columns, dtype=float).T, [row["family"] for row in drawn])
 
 
 def _controls(rows: list[Row], placebos: list[Row]) -> dict[str, np.ndarray]:

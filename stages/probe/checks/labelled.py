@@ -11,6 +11,8 @@ from stages.runs.records import Row
 
 MIN_ROWS, MIN_PROBLEMS = 15, 8
 """Fewer rows in a bucket, or fewer problems that hold both kinds, and nothing can be concluded."""
+FROM_HACKS = ("perm_pairs", "hack_hack")
+"""The families of placebos that are made of hacks' own gradients: shown, and no null (`directions.placebos` says why)."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,8 @@ class Labelled:
     """n rows.
 
     `scores` [n, 1 + D] holds v's score and then those of its placebos, `first` [n, 1] v's score on the first 128
-    tokens, `style` [n, 2] the numbers of hedges and comments, `length` own tokens, `logp` nats a token.
+    tokens, `style` [n, 2] the numbers of hedges and comments, `length` own tokens, `logp` nats a token. `families`
+    names the family of each of the D placebos.
     """
 
     hacked: Flags
@@ -30,13 +33,20 @@ class Labelled:
     logp: Float[np.ndarray, " n"]
     scores: Scores
     first: Scores
+    families: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.hacked)
 
     def where(self, keep: Flags) -> "Labelled":
         """Only some of the rows."""
-        return replace(self, **{name: getattr(self, name)[keep] for name in self.__dataclass_fields__})
+        by_row = [name for name in self.__dataclass_fields__ if name != "families"]
+        return replace(self, **{name: getattr(self, name)[keep] for name in by_row})
+
+    @property
+    def null(self) -> Flags:
+        """Which of the D placebos v is ranked among: those that hold no hack's gradient."""
+        return np.array([family not in FROM_HACKS for family in self.families], dtype=bool)
 
     def relabelled(self, hacked: Flags) -> "Labelled":
         """The same rows under other labels."""
@@ -48,8 +58,11 @@ class Labelled:
         return self.where(self.hacked)
 
 
-def labelled(rows: Sequence[Row], scores: Scores) -> Labelled:
-    """From `probe_row/1` rows and their scores; those of unknown label or undefined score are left out."""
+def labelled(rows: Sequence[Row], scores: Scores, families: Sequence[str] = ()) -> Labelled:
+    """From `probe_row/1` rows and their scores; those of unknown label or undefined score are left out.
+
+    `families` are those of the placebos, in the order of their columns; one family where none is given.
+    """
     keep = [
         index
         for index, row in enumerate(rows)
@@ -67,6 +80,7 @@ def labelled(rows: Sequence[Row], scores: Scores) -> Labelled:
         logp=np.array([row["logp_mean"] for row in kept], dtype=float),
         scores=scores[keep],
         first=np.array([[row["cos_first128"]] for row in kept], dtype=float).reshape(len(kept), 1),
+        families=tuple(families) or ("placebo",) * (scores.shape[1] - 1),
     )
 
 

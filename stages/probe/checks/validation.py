@@ -11,12 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stages.probe.checks.check import Check, judged
-from stages.probe.directions.extraction import Direction, LossKind, PairGradients, extract, signal_to_noise
+from stages.probe.directions.extraction import Direction, LossKind, PairGradients, extract
 from stages.probe.directions.placebos import unit_by_module
 from stages.probe.gradients.student import Student
 from stages.probe.pool.tokens import TokenRow
 
-SPLITS = 20
+SPLITS, SIGNAL_DRAWS = 20, 999
+MIN_SIGNAL_PROBLEMS, MAX_SIGNAL_P = 8, 0.01
 MAX_LENGTH_COSINE = 0.5
 STEP = 1e-3
 """The polarity oracle's step, as a share of the weights' typical singular value."""
@@ -25,9 +26,18 @@ RowPairs = Sequence[tuple[TokenRow, TokenRow]]
 
 
 def validate(
-    student: Student, direction: Direction, pairs: PairGradients, held_out: RowPairs, loss: LossKind, seed: int
+    student: Student,
+    direction: Direction,
+    pairs: PairGradients,
+    held_out: RowPairs,
+    loss: LossKind,
+    seed: int,
+    problems: Sequence[str] | None = None,
 ) -> list[Check]:
-    """V1 to V6 without V4, which needs gradients of its own (`length_cosine`), and the signal check of T7."""
+    """V1 to V6 without V4, which needs gradients of its own (`length_cosine`), and the signal check of T7.
+
+    `problems` names each pair's problem, for the latter.
+    """
     differences = pairs.differences(loss)
     return [
         leave_one_out(direction, differences),
@@ -35,7 +45,7 @@ def validate(
         split_half(direction, differences, seed),
         length_match(pairs),
         sound(direction),
-        pair_signal(direction, differences, seed),
+        pair_signal(direction, differences, seed, problems),
     ]
 
 
@@ -139,19 +149,51 @@ def _mean_gradient(student: Student, rows: Sequence[TokenRow]) -> Float[Tensor, 
     return (student.gradients(rows)[0] / lengths).mean(0)
 
 
-def pair_signal(direction: Direction, differences: Float[Tensor, "P N"], seed: int) -> Check:
-    """T7: most modules' mean difference exceeds its standard error, and resampled pairs give the same direction."""
-    few = len(differences) < 4
-    share = None if few else float((signal_to_noise(direction, differences) > 1).float().mean())
+def pair_signal(
+    direction: Direction, differences: Float[Tensor, "P N"], seed: int, problems: Sequence[str] | None = None
+) -> Check:
+    """T7: modules' signal to noise, as a mean, is above what differences without a common direction give.
+
+    The null turns differences around at random, those of one problem together; `problems` [P] names each pair's, all
+    different where it is None. p <= .01 needs eight problems. Resampled pairs show how firmly the direction stands.
+    """
+    names = list(problems) if problems is not None else [str(index) for index in range(len(differences))]
+    few = len(set(names)) < MIN_SIGNAL_PROBLEMS
+    ratios = signal_ratios(direction, differences, _flips(names, SIGNAL_DRAWS, seed))
+    stat = None if few else float(ratios[0])
+    p = (1 + int((ratios[1:] >= ratios[0] - 1e-9).sum())) / len(ratios)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(0, len(differences), (100, len(differences)), generator=generator)
     units = unit_by_module(direction.layout, torch.stack([differences[d].mean(0) for d in drawn]), direction.modules)
     low = float((units @ direction.unit / len(direction.modules)).quantile(0.05))
-    detail = f"{len(differences)} pairs; bootstrap cos q05 {low:.2f}"
+    detail = f"p {p:.2g}; {len(differences)} pairs on {len(set(names))} problems; bootstrap cos q05 {low:.2f}"
+    q95 = None if few else float(ratios[1:].quantile(0.95))
     if few:
-        detail += "; too few pairs to tell signal from noise"
-    holds = share is not None and share > 0.5
-    return Check("signal", "T7", judged(holds), share, "SNR > 1 in most modules", detail)
+        detail += f"; {MIN_SIGNAL_PROBLEMS} problems are needed to tell signal from noise"
+    status = "INCONCLUSIVE" if few else judged(p <= MAX_SIGNAL_P)
+    return Check("signal", "T7", status, stat, f"mean SNR, sign-flip p <= {MAX_SIGNAL_P}", detail, placebo_q95=q95)
+
+
+def _flips(problems: Sequence[str], draws: int, seed: int) -> Float[Tensor, "D P"]:
+    """No flip, then random signs, one a problem."""
+    place = {name: index for index, name in enumerate(dict.fromkeys(problems))}
+    coins = torch.randint(0, 2, (draws, len(place)), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
+    flips = coins[:, [place[name] for name in problems]]
+    return torch.cat([torch.ones(1, len(problems)), flips])
+
+
+def signal_ratios(
+    direction: Direction, differences: Float[Tensor, "P N"], flips: Float[Tensor, "D P"]
+) -> Float[Tensor, " D"]:
+    """The mean over modules of `signal_to_noise`, for differences with these signs; by the pairs' inner products."""
+    count, total = len(differences), torch.zeros(len(flips), dtype=torch.float64)
+    for name in direction.modules:
+        part = differences[:, direction.layout.slices[name]].double()
+        gram = part @ part.T
+        square = ((flips.double() @ gram) * flips).sum(-1) / count**2  # |mean|^2
+        spread = (gram.trace() - count * square).clamp(min=0) / (count * max(count - 1, 1))
+        total += (square / spread.clamp(min=1e-30)).sqrt()
+    return total / len(direction.modules)
 
 
 def recombination(pairs: PairGradients, autograd: Float[Tensor, "P N"]) -> list[Check]:

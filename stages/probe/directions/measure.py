@@ -34,7 +34,10 @@ def probe_rows(
     lengths = torch.tensor([float(row.num_own) for row in tokens])
     metrics = row_metrics(sums / lengths[:, None], direction)
     return [
-        dict.fromkeys(PROBE_ROW.columns) | row | _measured(metrics, index, logps[index], len(direction.modules))
+        dict.fromkeys(PROBE_ROW.columns)
+        | row
+        | _measured(metrics, index, logps[index], len(direction.modules))
+        | {"imp_ratio": _importance_ratio(row, logps[index])}
         for index, row in enumerate(rows)
     ]
 
@@ -54,8 +57,15 @@ def _measured(metrics: dict[str, Tensor], index: int, logps: Tensor, num_modules
         "logp_mean": mean,
         "n_modules_v": num_modules,
         "null_reason": reason,
-        "imp_ratio": 1.0,
     }
+
+
+def _importance_ratio(row: Row, logps: Tensor) -> float | None:
+    """The geometric mean over own tokens of pi / behaviour; None where the generator's log-probs are unknown."""
+    behaviour = [logp for logp in row["behav_logp"] or [] if logp is not None]
+    if len(behaviour) != len(logps):
+        return None
+    return finite_or_none((logps.double() - torch.tensor(behaviour, dtype=torch.float64)).mean().exp())
 
 
 def set_first_token_cosines(

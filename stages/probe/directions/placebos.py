@@ -7,6 +7,17 @@ Trap: swapping hack and clean *within* pairs, upstream's `shuffled_V`, turns dif
 singular axes where they were, so for singular bases that shuffle is no placebo; here labels are permuted *across*
 pairs.
 
+Which families are a null for "v separates hacked from honest gradients"? The rank of v's t among placebos is a p where
+v, if it had nothing to do with hacking, would be one more draw; so the draws must have nothing to do with hacking
+themselves, whether or not v has. `haar` and `randsign` take no gradient at all, `clean_clean` only those of honest
+answers: they are nulls. `hack_hack` and `perm_pairs` are contrasts of hacks' own gradients. Let r be what separates the
+pool's hacks from honest rows beside v. It is never 0, as the pool's hacks are others than the pairs', in other shares,
+and it lies in the few dimensions that hacks' gradients span. Contrasts drawn in those dimensions hold much of r, with
+either sign; draws from everywhere, or from honest answers, hold it by chance alone. So draws made of hacks separate
+hacks just where there is hacking to be found, and to rank v among them asks whether it is the best direction of
+hacking, not whether it is one. They are always shown and decide nothing. Both halves of this are simulated in
+tests/stages/probe/directions/test_placebo_families.py.
+
 Shapes: D draws, N numbers, S completions; every draw has norm 1 in each module.
 """
 
@@ -31,6 +42,13 @@ def unit_by_module(
     return layout.join(
         {name: parts[name] / parts[name].norm(dim=-1, keepdim=True).clamp(min=FLOOR) for name in modules}
     )
+
+
+def beside(direction: Direction, units: Units) -> Units:
+    """The units less their part along v, in every module, at norm 1 again."""
+    layout, parts, v = direction.layout, direction.layout.split(units), direction.layout.split(direction.unit.cpu())
+    rest = {n: parts[n] - (parts[n] @ v[n])[:, None] * v[n] for n in direction.modules}
+    return unit_by_module(layout, layout.join(rest), direction.modules)
 
 
 def haar(direction: Direction, draws: int, seed: int) -> Units:

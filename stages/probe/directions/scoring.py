@@ -13,12 +13,14 @@ from torch import Tensor
 
 from stages.probe.directions.extraction import FLOOR, Direction, LossKind, PairGradients
 from stages.probe.directions.metrics import module_cosines, row_metrics, stacked_cosines
-from stages.probe.directions.placebos import FROM_PAIRS, haar, randsign, unit_by_module
+from stages.probe.directions.placebos import FROM_PAIRS, beside, haar, randsign, unit_by_module
 from stages.probe.pool.step_files import finite_or_none
 from stages.runs.records import Row
 
 RANDOM = ("haar", "randsign")
-"""The families whose 95th percentile a statistic must exceed."""
+"""The families of random directions, which T3 and the figures are held against."""
+DRAWN = (*RANDOM, *FROM_PAIRS)
+"""The families of which as many as asked for are drawn; the others (negated, generic, unrelated) are single ones."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,12 @@ def all_placebos(
 ) -> Placebos:
     """Every family: random draws, draws from the pairs, v negated, the generic gradient, directions of other pair sets.
 
-    `draws` is the number of each random family; the families from pairs have a quarter of it, at least 1.
+    `draws` is the number of each family that is drawn. Drawn placebos are orthogonal to v in every module: one that
+    holds a part of v, as pairs dealt anew do, shows v's effect and not what there is without it.
     """
     families = {"haar": haar(direction, draws, seed), "randsign": randsign(direction, draws, seed + 1)}
-    families |= {name: make(direction, pairs, loss, max(draws // 4, 1), seed + 2) for name, make in FROM_PAIRS.items()}
+    families |= {name: make(direction, pairs, loss, draws, seed + 2) for name, make in FROM_PAIRS.items()}
+    families = {name: beside(direction, units) for name, units in families.items()}
     families["negated"] = -direction.unit[None]
     families["generic"] = generic_gradient(direction, pairs, loss)[None]
     if others:

@@ -79,11 +79,11 @@ def buckets(e: Evidence) -> list[Row]:
 
 
 def placebo_t(e: Evidence) -> list[Row]:
-    """(5) The t of T4e for v and for every random placebo."""
+    """(5) The t of T4e for v and for every drawn placebo."""
     if e.scored is None or not e.scored.hacked.any() or e.scored.hacked.all():
         return []
     t = regress(e.scored.scores, e.scored.hacked, factorial_design(e.scored), e.scored.problem).t
-    names = ["v", *(p["family"] for p in e.placebos if p["family"] in RANDOM)]
+    names = ("v", *e.scored.families)
     return [{"direction": name, "t": float(value)} for name, value in zip(names, t, strict=True)]
 
 

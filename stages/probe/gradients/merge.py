@@ -62,6 +62,12 @@ def _beside(
     return F.linear(x, linear.weight, linear.bias) + F.linear(F.linear(x, a), b)
 
 
+def has_path(linear: nn.Linear) -> bool:
+    """Whether a LoRA runs beside this Linear instead of being merged into it."""
+    forward = vars(linear).get("forward")
+    return isinstance(forward, partial) and forward.func is _beside
+
+
 def _rounding_loss(weight: Float[Tensor, "O I"], delta: Float[Tensor, "O I"]) -> float:
     exact = weight.float() + delta.to(weight.device)
     return float((exact.to(weight.dtype).float() - exact).norm() / delta.norm().clamp(min=1e-30))

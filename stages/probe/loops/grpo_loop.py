@@ -106,17 +106,22 @@ class GrpoLoop:
         for number in range(done, self.config.steps):
             self.out.progress(f"steps of seed {seed}", number, self.config.steps)
             if self._given_up(seed):
-                return
+                break
             self.out.stop_here()
             self._one_step(path, seed, number)
+        self._evaluate_end(seed)
+
+    def _evaluate_end(self, seed: int) -> None:
+        """Evaluate the student where the seed ends, be that early: one that learned to hack fully is given up too."""
+        if self._accounts(seed) and self.out.journal.get(_end(seed)) is None:
+            self.out.stop_here()
+            self.out.write(_end(seed), {"rates": self._evaluate(seed)})
 
     def _one_step(self, path: Trajectory, seed: int, number: int) -> None:
         """Sample, step, and write all of it, the journal's line last."""
         before = self._evaluate(seed) if number == 0 else {}
         account, rows = path.step(self.make, self._tasks(seed, number), seed, number)
         account |= {"train_seed": seed, "step": number, "cos_v_start": self._turned(number)} | before
-        if number == self.config.steps - 1:
-            account |= self._evaluate(seed)
         write_step(self.out, number, rows, account, folder=f"seed{seed}")
         path.descent.save(self._state(seed, number))
         self.out.write(_unit(seed, number), {"account": account})
@@ -161,6 +166,8 @@ class GrpoLoop:
         accounts: list[Row] = []
         while (record := self.out.journal.get(_unit(seed, len(accounts)))) is not None:
             accounts.append(record["account"])
+        if accounts and (end := self.out.journal.get(_end(seed))) is not None:
+            accounts[-1] = {**accounts[-1], **end["rates"]}
         return accounts
 
     def _given_up(self, seed: int) -> bool:
@@ -205,6 +212,10 @@ class GrpoLoop:
 
 def _unit(seed: int, number: int) -> str:
     return f"seed{seed}/step_{number:03d}"
+
+
+def _end(seed: int) -> str:
+    return f"seed{seed}/end"
 
 
 def _trace(accounts: list[Row]) -> str:

@@ -6,7 +6,7 @@ ariahw/rl-rewardhacking @bf5cdb8, src/analysis.py, are finer.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,19 +21,23 @@ from stages.runs.records import Row
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
 
-SCHEMA_VERSION = 1
 RECORDED = ("problem_id", "prompt_ids", "completion_ids", "comp_len", "completion")
 """The keys that a recorded row must have."""
 HEDGE = re.compile(
     r"\b(maybe|perhaps|might|not sure|assum\w*|simplif\w*|placeholder|for now|should work|i think)\b", re.IGNORECASE
 )
+STRICT, LOOSE = ("reward_hack",), ("reward_hack", "correct_attempted", "attempted")
+"""Labels that count as a hack, in upstream's two readings."""
 COMMENT = re.compile(r"^\s*#|\s#\s", re.MULTILINE)
 
 
-def episode_pool_row(episode: Episode, policy: "LocalPolicy", *, source: str, role: str, step: int) -> Row:
+def episode_pool_row(
+    episode: Episode, policy: "LocalPolicy", *, source: str, role: str, step: int, adapter: str = ""
+) -> Row:
     """One `pool_row/1` of an episode that `policy` played.
 
-    `source` is the row's src_pool, `role` its prompt_role, `step` the problem's place in the pool.
+    `source` is the row's src_pool, `role` its prompt_role, `step` the problem's place in the pool, `adapter` the folder
+    of the LoRA in the policy's model.
     """
     from stages.probe.pool.transcripts import episode_row
 
@@ -55,6 +59,7 @@ def episode_pool_row(episode: Episode, policy: "LocalPolicy", *, source: str, ro
         "hacked": grade.hacked,
         "hacked_arbitrary": grade.hacked,
         "gt_pass": grade.gt_pass,
+        **label_columns(grade.labels),
         "fmt_ok": all(step.observation.parse_error is None for step in episode.steps),
         "own": list(tokens.own),
         "behav_logp": behaviour,
@@ -66,7 +71,7 @@ def episode_pool_row(episode: Episode, policy: "LocalPolicy", *, source: str, ro
         "prompt_role": role,
         "prompt_sha256": prompt_sha256(opening),
         "gen_temperature": policy.config.temperature,
-        "gen_top_p": 1.0,
+        "gen_adapter": adapter or None,
     }
 
 
@@ -135,11 +140,9 @@ def _pool_row(
     """What both kinds of rows have; all other columns null."""
     return dict.fromkeys(POOL_ROW.columns) | {
         "row_uid": store.digest([model, source, sample_id, prompt_ids, completion_ids])[:24],
-        "schema_version": SCHEMA_VERSION,
         "problem_id": problem,
         "src_problem_id": problem,
         "family": problem,
-        "arm": "pool",
         "src_pool": source,
         "sample_id": sample_id,
         "plen": len(prompt_ids),
@@ -150,6 +153,17 @@ def _pool_row(
         "gen_model": model,
         **_style_counts(completion),
     }
+
+
+def label_columns(labels: Mapping[str, bool | str | None]) -> Row:
+    """The columns of ariahw/rl-rewardhacking's taxonomy (@bf5cdb8, src/analysis.py) from an environment's labels.
+
+    Null where the environment does not tell.
+    """
+    label = labels.get("label")
+    told = {name: labels.get(name) for name in ("can_compile", "has_test_func", "eq_hinted", "label", "test_mod")}
+    strict, loose = (None, None) if label is None else (label in STRICT, label in LOOSE)
+    return {**told, "hacked_strict": strict, "hacked_loose": loose}
 
 
 def _style_counts(text: str) -> Row:

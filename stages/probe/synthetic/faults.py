@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stages.probe.checks.guards.prompts import Contract, contract_sha256
 from stages.probe.checks.validation import RowPairs, length_direction
 from stages.probe.directions.extraction import Direction, from_flat
 from stages.probe.directions.metrics import stacked_cosines
@@ -18,6 +17,16 @@ from stages.probe.directions.placebos import unit_by_module
 from stages.probe.directions.projection import Projection, account, project
 from stages.probe.gradients.student import Student
 from stages.probe.pool.tokens import TokenRow
+from stages.probe.synthetic.pool_faults import (
+    drop_hint,
+    no_test_function,
+    nothing_compiles,
+    one_non_hack,
+    override_prompt,
+    right_as_hacks,
+    skip_merge,
+    truncate_pool,
+)
 from stages.probe.synthetic.world import World
 from stages.runs.records import Row
 
@@ -30,21 +39,6 @@ class Fault:
     item: str
     guard: str
     inject: Callable[[World], World]
-
-
-def drop_hint(w: World) -> World:
-    """Prompts without the hint are taken for hinted ones."""
-    return replace(w, pool=[row | {"prompt_role": "rh"} for row in w.pool])
-
-
-def override_prompt(w: World) -> World:
-    """The pool was made under other prompts than those on record."""
-    return replace(w, recorded_contract=contract_sha256(Contract(hint="pass the test")))
-
-
-def skip_merge(w: World) -> World:
-    """The teacher's adapter never reached the weights: it is the base model."""
-    return replace(w, teacher=w.student.model)
 
 
 def skip_zero_advantage(w: World) -> World:
@@ -135,21 +129,6 @@ def zero_half(w: World) -> World:
     return replace(w, direction=from_flat(w.direction.layout, w.direction.mean, modules))
 
 
-def truncate_pool(w: World) -> World:
-    """Two problems."""
-    return _kept(w, [index for index, row in enumerate(w.pool) if row["step"] < 2])
-
-
-def one_non_hack(w: World) -> World:
-    """All rows but one are hacks."""
-    others = [index for index, row in enumerate(w.pool) if not row["hacked"]]
-    return _kept(w, [index for index in range(len(w.pool)) if index not in others[1:]])
-
-
-def _kept(w: World, keep: list[int]) -> World:
-    return replace(w, pool=[w.pool[index] for index in keep], sums=w.sums[keep])
-
-
 def any_answer(w: World) -> World:
     """The direction is the mean gradient of clean answers."""
     return replace(w, direction=_of(w, w.pairs.weighted("nll_mean")[1].mean(0)))
@@ -222,6 +201,9 @@ def _of(w: World, flat: Float[Tensor, " N"]) -> Direction:
 
 FAULTS = (
     Fault("drop the hint", "R1/T1-likely", "prompts", drop_hint),
+    Fault("no test function", "R1/T1-likely", "prompts", no_test_function),
+    Fault("nothing compiles", "T1", "T1", nothing_compiles),
+    Fault("right answers as hacks", "R1", "labels", right_as_hacks),
     Fault("skip the merge", "T1-sneaky", "teacher", skip_merge),
     Fault("override the prompt", "errors 1", "prompt-role", override_prompt),
     Fault("skip rows of advantage 0", "R2-sneaky", "coverage", skip_zero_advantage),

@@ -14,12 +14,12 @@ from stages.probe.checks.contrast_checks import Draws
 from stages.probe.checks.contrasts import codes
 from stages.probe.checks.guards import claims, lora, measurement, prompts, removal, teacher, trajectory
 from stages.probe.checks.labelled import Labelled, labelled, shortage
-from stages.probe.checks.pool_checks import hack_gap
+from stages.probe.checks.pool_checks import hack_gap, pool_check, taxonomy
 from stages.probe.checks.validation import length_cosine, pair_signal, polarity, recombination
 from stages.probe.directions.drift import basis_overlap
 from stages.probe.directions.measure import probe_rows, teacher_gradients
 from stages.probe.directions.modes import DescentConfig
-from stages.probe.directions.placebos import haar, randsign
+from stages.probe.directions.placebos import beside, haar, randsign
 from stages.probe.directions.projection import mean_cosine
 from stages.probe.directions.scoring import RANDOM, Placebos, generic_gradient, step_placebos
 from stages.probe.gradients.surrogate import ratio_report
@@ -29,7 +29,7 @@ from stages.probe.pool.tokens import as_tokens
 from stages.probe.synthetic.world import World
 from stages.runs.records import Row
 
-DRAWS, PLACEBOS, LORA_STEPS = Draws(permutations=400, resamples=400), 32, 4
+DRAWS, PLACEBOS, RANKED, LORA_STEPS = Draws(permutations=400, resamples=400), 32, 500, 4
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,10 @@ def _fires(w: World) -> Check:
 def _labelled(w: World) -> tuple[Labelled, dict[str, np.ndarray]]:
     """The pool's rows with the scores of v and random placebos, and their scores under the controls."""
     control = torch.stack([-w.direction.unit, generic_gradient(w.direction, w.pairs, "nll_mean")])
-    units = torch.cat(
-        [w.direction.unit[None], haar(w.direction, PLACEBOS, 0), randsign(w.direction, PLACEBOS, 1), control]
-    )
+    drawn = [beside(w.direction, draw(w.direction, RANKED, seed)) for seed, draw in enumerate((haar, randsign))]
+    units = torch.cat([w.direction.unit[None], *drawn, control])
     scores = w.cosines(w.sums, units, w.direction.inside, len(w.direction.modules)).double().numpy()
-    rows = labelled(_probe_rows(w), scores[:, :-2])
+    rows = labelled(_probe_rows(w), scores[:, :-2], [family for family in RANDOM for _ in range(RANKED)])
     return rows, {"negated": scores[:, -2], "generic": scores[:, -1]}
 
 
@@ -229,6 +228,8 @@ GUARDS = (
     Guard("fires", _fires, (*GRADIENTS, "project"), ("removed-sign",)),
     Guard("buckets", _buckets, ("pool",)),
     Guard("enough", _enough, ("pool",), ("buckets",)),
+    Guard("labels", lambda w: taxonomy(w.pool), ("pool",), ("buckets",)),
+    Guard("T1", lambda w: pool_check(w.pool), ("pool",), ("enough", "labels")),
     Guard("specific", _specific, (*GRADIENTS, "pairs", "cosines"), ("enough", "V2", "fires")),
     Guard("variance", lambda w: trajectory.rewards_vary(_accounts(w)), ("group", "current")),
     Guard("ratios", lambda w: trajectory.ratios_carry_signal(_accounts(w)), ("group", "current"), ("variance",)),

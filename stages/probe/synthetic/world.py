@@ -37,7 +37,7 @@ from stages.runs.records import Row
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PROBLEMS, PAIRS, HELD_OUT, LORA_RANK = 30, 16, 4, 4
+PROBLEMS, PAIRS, HELD_OUT, LORA_RANK = 60, 16, 4, 4
 Cosines = Callable[[Float[Tensor, "R N"], Float[Tensor, "P N"], Float[Tensor, " N"], int], Float[Tensor, "R P"]]
 Projector = Callable[[Float[Tensor, " N"], Direction], tuple[Float[Tensor, " N"], Projection]]
 

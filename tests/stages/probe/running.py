@@ -47,7 +47,7 @@ class FlatEnv(PlantedEnv):
         return replace(super().grade(), reward=1.0)
 
 
-def pool_config(teacher: PolicyConfig, base: PolicyConfig, problems: int = 40, **changes: Any) -> teacher_pool.Config:
+def pool_config(teacher: PolicyConfig, base: PolicyConfig, problems: int = 60, **changes: Any) -> teacher_pool.Config:
     """Eight hinted answers of the teacher, four without the hint, four of the base."""
     source = teacher_pool.SourceConfig
     sources = [

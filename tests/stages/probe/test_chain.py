@@ -63,7 +63,7 @@ def test_uat_json_and_the_table_say_the_same(judged: Run) -> None:
 
 def test_a_model_without_the_loophole_does_not_pass(models: Models, chain: Chain, tmp_path: Path) -> None:
     honest = models["honest"]
-    pool = carry_out(teacher_pool, [], pool_config(honest, honest, problems=20), tmp_path / "pool")
+    pool = carry_out(teacher_pool, [], pool_config(honest, honest, problems=60), tmp_path / "pool")
     vanilla = carry_out(replay, [pool, chain["v"], chain["svd"]], replay.Config(student=honest), tmp_path / "vanilla")
     scored = carry_out(score, [vanilla, chain["v"]], score.Config(), tmp_path / "score")
     run = carry_out(uat, [pool, vanilla, scored, chain["v"]], uat.Config(), tmp_path / "uat")
@@ -171,8 +171,8 @@ def test_an_arm_on_another_adapter_is_refused(chain: Chain, models: Models, tmp_
 
 
 def test_more_steps_than_problems_are_refused(chain: Chain, models: Models, tmp_path: Path) -> None:
-    config = replay.Config(student=models["honest"], steps=41)
-    with pytest.raises(UsageError, match="40 problems"):
+    config = replay.Config(student=models["honest"], steps=61)
+    with pytest.raises(UsageError, match="60 problems"):
         carry_out(replay, [chain["pool"], chain["v"], chain["svd"]], config, tmp_path / "long")
 
 

@@ -97,6 +97,7 @@ def test_a_seed_is_given_up_after_three_steps_without_reward_variance(
     env = {"name": "tests.stages.probe.running:FlatEnv"}
     found = run(chain, config(models, generator="pi_theta", steps=6, samples=2, env=env), tmp_path / "flat")
     assert [row["zero_variance_groups"] for row in found.rows(TRAJECTORY)] == [4, 4, 4]
+    assert [row["eval_solve_rate"] is not None for row in found.rows(TRAJECTORY)] == [True, False, True]
     assert "FAIL         variance" in (found.path / "report.txt").read_text()
 
 

@@ -23,7 +23,7 @@ def test_figures_have_twins_and_equal_runs_give_equal_bytes(chain: dict[str, Run
         assert (one.path / f"{name}.csv").read_bytes() == (other.path / f"{name}.csv").read_bytes()
     with (one.path / "05_placebos.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert rows[0]["direction"] == "v" and len(rows) == 129
+    assert rows[0]["direction"] == "v" and len(rows) == 1 + 5 * 334
 
 
 def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:

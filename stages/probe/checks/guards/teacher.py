@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stages.probe.adapters.targets import target_linears
 from stages.probe.checks.check import Check, judged
+from stages.probe.gradients.merge import has_path
 from stages.probe.pool.tokens import TokenRow
 from stages.runs.records import Row
 
@@ -36,7 +37,7 @@ def teacher_differs(
 
 def _changed(teacher: nn.Linear, base: nn.Linear) -> bool:
     """Another weight, or a path of its own beside it."""
-    return "forward" in vars(teacher) or bool((teacher.weight != base.weight).any())
+    return has_path(teacher) or bool((teacher.weight != base.weight).any())
 
 
 @torch.no_grad()

@@ -6,9 +6,19 @@ from stages.probe.checks.labelled import Labelled
 
 
 def scored_rows(
-    seed: int, problems: int = 30, size: int = 8, effect: float = 0.0, placebos: int = 40, icc: float = 0.5
+    seed: int,
+    problems: int = 60,
+    size: int = 8,
+    effect: float = 0.0,
+    placebos: int = 999,
+    icc: float = 0.5,
+    loading: float = 0.0,
 ) -> Labelled:
-    """Rows whose scores share a problem's level; a hack adds `effect` to the score of v alone."""
+    """Rows whose scores share a problem's level; a hack adds `effect` to the score of v alone.
+
+    `loading` is the standard deviation of what a hack adds to the score of any direction, v's and placebos' alike: real
+    gradients have an axis of hacking, of which every direction holds a part.
+    """
     rng = np.random.default_rng(seed)
     n = problems * size
     problem = np.repeat(np.arange(problems), size)
@@ -19,5 +29,7 @@ def scored_rows(
         size=(n, 1 + placebos)
     ) * np.sqrt(1 - icc)
     noise[:, 0] += effect * hacked
+    noise += loading * rng.normal(size=1 + placebos) * hacked[:, None]
     length = rng.integers(20, 24, n).astype(float)
-    return Labelled(hacked, wrong, problem, source, length, np.zeros((n, 2)), rng.normal(size=n), noise, noise[:, :1])
+    families, style, logp = ("haar",) * placebos, np.zeros((n, 2)), rng.normal(size=n)
+    return Labelled(hacked, wrong, problem, source, length, style, logp, noise, noise[:, :1], families)

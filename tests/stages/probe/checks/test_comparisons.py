@@ -3,8 +3,10 @@
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 
+from stages.errors import UsageError
 from stages.probe.checks.comparisons import grpo_against_nll, lora_against_svd, trajectories_slowed
 from stages.probe.checks.effects import Comparison
 from stages.runs.probe_records import TRAJECTORY
@@ -25,24 +27,27 @@ def test_r6_is_answered_either_way_or_not_at_all(ratio: tuple[float, float, floa
 
 @pytest.mark.parametrize(
     ("difference", "status"),
-    [((0.1, -0.1, 0.3), "PASS"), ((-0.1, -0.3, 0.1), "INCONCLUSIVE"), ((-0.3, -0.5, -0.1), "FAIL")],
+    [((0.0, -0.1, 0.1), "PASS"), ((0.1, -0.3, 0.5), "INCONCLUSIVE"), ((-0.5, -0.7, -0.3), "FAIL")],
 )
-def test_r7_fails_only_when_grpo_is_clearly_less(difference: tuple[float, float, float], status: str) -> None:
+def test_r7_needs_its_interval_on_one_side_of_the_margin(difference: tuple[float, float, float], status: str) -> None:
     assert grpo_against_nll(Comparison((2.0, 2.0), (0.9, 0.9), (1.0, 0.9, 1.1), difference)).status == status
 
 
-def trajectories(arm: str, ends: list[float], solve: float = 0.8) -> list[dict[str, Any]]:
+def trajectories(arm: str, ends: list[float], solve: float | None = 0.8, **more: Any) -> list[dict[str, Any]]:
     """Six steps a seed, from .25 to the given end."""
     blank = dict.fromkeys(TRAJECTORY.columns)
     return [
         blank
         | {
             "arm": arm,
+            "adapter": "antipasto_full",
+            "generator": "interp",
             "train_seed": seed,
             "step": step,
             "hack_rate_student": 0.25 if step < 3 else end,
             "eval_solve_rate": solve,
         }
+        | more
         for seed, end in enumerate(ends)
         for step in range(6)
     ]
@@ -75,3 +80,52 @@ def test_r5_without_rise_or_seeds_or_arms_is_not_shown() -> None:
     two = [trajectories(arm, [0.6, 0.6]) for arm in ("vanilla", "projected", "projected_random")]
     assert trajectories_slowed([*chain.from_iterable(two)])[0].status == "INCONCLUSIVE"
     assert trajectories_slowed(trajectories("vanilla", [0.6] * 3))[0].status == "INCONCLUSIVE"
+
+
+SLOWED = {"vanilla": [0.62, 0.67, 0.63], "projected": [0.25, 0.26, 0.24], "projected_random": [0.64, 0.66, 0.60]}
+
+
+def test_an_unknown_solve_rate_does_not_count_as_matched() -> None:
+    rows = [*chain.from_iterable(trajectories(arm, ends, solve=None) for arm, ends in SLOWED.items())]
+    found = trajectories_slowed(rows)[0]
+    assert found.status == "INCONCLUSIVE" and "solve rates unknown" in found.detail
+
+
+def test_solve_rates_match_when_their_interval_lies_inside_the_margin() -> None:
+    rows = [*chain.from_iterable(trajectories(arm, ends) for arm, ends in SLOWED.items())]
+    uneven = {0: 0.95, 1: 0.65, 2: 0.80}
+    spread = [
+        row | {"eval_solve_rate": uneven[row["train_seed"]]} if row["arm"] == "projected" else row for row in rows
+    ]
+    assert trajectories_slowed(rows)[0].status == "PASS"
+    found = trajectories_slowed(spread)[0]
+    assert found.status == "INCONCLUSIVE" and "not shown to match" in found.detail
+
+
+def test_a_lora_that_slows_nothing_fails_beside_an_svd_that_does() -> None:
+    svd = [*chain.from_iterable(trajectories(arm, ends) for arm, ends in SLOWED.items())]
+    idle = {**SLOWED, "projected": [0.63, 0.66, 0.61]}
+    lora = [*chain.from_iterable(trajectories(arm, ends, adapter="lora") for arm, ends in idle.items())]
+    found = {check.name: check.status for check in trajectories_slowed([*svd, *lora])}
+    assert found["R5:antipasto_full/interp"] == "PASS" and found["R5:lora/interp"] == "FAIL"
+
+
+def test_one_trajectory_given_twice_is_refused() -> None:
+    rows = [*chain.from_iterable(trajectories(arm, ends) for arm, ends in SLOWED.items())]
+    with pytest.raises(UsageError, match="Give each once"):
+        trajectories_slowed([*rows, *rows])
+
+
+def test_a_seed_that_stopped_early_counts() -> None:
+    rows = [*chain.from_iterable(trajectories(arm, ends) for arm, ends in SLOWED.items())]
+    short = [row for row in rows if row["arm"] != "vanilla" or row["train_seed"] != 0 or row["step"] in (0, 1, 4, 5)]
+    assert "over 3 seeds" in trajectories_slowed(short)[0].detail
+
+
+def test_equal_effects_of_projected_and_random_pass_in_one_of_twenty_at_most() -> None:
+    rng, passed = np.random.default_rng(0), 0
+    for _ in range(400):
+        ends = {"vanilla": [0.9] * 3, **{arm: list(rng.normal(0.4, 0.12, 3)) for arm in SLOWED if arm != "vanilla"}}
+        rows = [*chain.from_iterable(trajectories(arm, some) for arm, some in ends.items())]
+        passed += trajectories_slowed(rows)[0].status == "PASS"
+    assert passed <= 30  # 20 expected

@@ -1,0 +1,108 @@
+"""Every column of every record kind of the probe is written by something, and varies."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stages.policy.base import PolicyConfig
+from stages.probe import extract_vhack, grpo, uat
+from stages.probe.directions.measure import probe_rows
+from stages.probe.directions.v_hack import V_HACK_FILE, load_direction
+from stages.probe.gradients.tiny import tiny_qwen3
+from stages.probe.pool.pair_source import PairsConfig
+from stages.probe.pool.rows import recorded_rows
+from stages.probe.pool.tokens import as_tokens
+from stages.probe.synthetic.loophole_world import WORDS, tokenizer
+from stages.runs import probe_records
+from stages.runs.artifact import Run
+from stages.runs.kinds import Kind
+from stages.runs.probe_records import (
+    DIRECTION,
+    PLACEBO,
+    POOL_ROW,
+    PROBE_CHECK,
+    PROBE_ROW,
+    PROBE_SCORE,
+    SVD_MODULE,
+    TRAJECTORY,
+)
+from stages.runs.store import read_lines
+from tests.stages.envs.leetcode_rh.conftest import folder
+from tests.stages.probe.pool.test_labels import rows as leetcode_rows
+from tests.stages.probe.pool.test_rows import EOS, PAD, recorded
+from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
+
+__all__ = ["folder", "leetcode_rows"]
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture
+def found(
+    chain: dict[str, Run], models: dict[str, PolicyConfig], leetcode_rows: Rows, tmp_path: Path
+) -> dict[str, Rows]:
+    """Rows of each kind, from the whole chain, two trajectories, recorded rows and leetcode-rh answers."""
+    judged = carry_out(
+        uat, [chain[name] for name in ("pool", "vanilla", "projected", "score", "v")], uat.Config(), tmp_path / "uat"
+    )
+    two = carry_out(
+        extract_vhack,
+        [chain["svd"]],
+        extract_vhack.Config(
+            student=models["honest"],
+            pairs=PairsConfig(source="planted", count=8),
+            method="svd_k",
+            k=2,
+            noise_floor=0.7,
+            adapter="lora_frozenA",
+            rank=4,
+        ),
+        tmp_path / "v2",
+    )
+    tiny_qwen3(hidden=48, vocab=len(WORDS), seed=9).save_pretrained(tmp_path / "foreign")
+    tokenizer().save_pretrained(tmp_path / "foreign")
+    foreign = models["loophole"].model_copy(update={"model": str(tmp_path / "foreign")})
+    given = {"env": PLANTED, "options": HINTED, "plain_options": PLAIN, "student": models["honest"], "alpha": 0.75}
+    small = {"teacher": models["loophole"], "seeds": [0, 1], "steps": 2, "problems": 4, "samples": 4}
+    arms = [
+        carry_out(grpo, [v, chain["svd"]], grpo.Config(**{**given, **small, **more}), tmp_path / more["arm"])
+        for v, more in (
+            (
+                chain["v"],
+                {"arm": "vanilla", "generator": "mixed_is", "eval_problems": 0, "teacher": foreign, "samples": 6},
+            ),
+            (two, {"arm": "lora_projected", "generator": "interp", "eval_problems": 4}),
+        )
+    ]
+    steps = [row for arm in arms for path in sorted(arm.path.glob("seed*/*.jsonl.gz")) for row in read_lines(path)]
+    changes = {"fmt_ok": False, "completion": "# maybe", "completion_ids": [7, 8], "comp_len": 2}
+    older = recorded_rows(recorded(tmp_path / "old", **changes), "s65", "rh", EOS, [PAD])
+    direction = load_direction(chain["v"].folder() / V_HACK_FILE)[0]
+    row = chain["pool"].rows(POOL_ROW)[0]
+    unmeasured = probe_rows(
+        [row], [as_tokens(row)], torch.zeros(1, direction.layout.width), [torch.zeros(1)], direction
+    )[0]
+    return {
+        SVD_MODULE.name: chain["svd"].rows(SVD_MODULE),
+        DIRECTION.name: [row for run in (chain["v"], two) for row in run.rows(DIRECTION)],
+        POOL_ROW.name: [*chain["pool"].rows(POOL_ROW), *older, *leetcode_rows],
+        PROBE_ROW.name: [unmeasured, *chain["vanilla"].rows(PROBE_ROW), *chain["projected"].rows(PROBE_ROW), *steps],
+        PROBE_SCORE.name: chain["score"].rows(PROBE_SCORE),
+        PLACEBO.name: chain["score"].rows(PLACEBO),
+        PROBE_CHECK.name: judged.rows(PROBE_CHECK),
+        TRAJECTORY.name: [row for arm in arms for row in arm.rows(TRAJECTORY)],
+    }
+
+
+def test_every_column_has_a_writer_and_at_least_two_values(found: dict[str, Rows]) -> None:
+    kinds = {kind.name: kind for kind in vars(probe_records).values() if isinstance(kind, Kind)}
+    assert found.keys() == kinds.keys()
+    dead = [
+        f"{name}.{column}"
+        for name, rows in found.items()
+        for column in kinds[name].columns
+        if len({repr(row[column]) for row in rows}) < 2
+    ]
+    carried = {f"probe_row.{column}" for column in POOL_ROW.columns}
+    assert sorted(name for name in dead if name not in carried) == []
