@@ -6,7 +6,8 @@ Runs the preset where it is not up to date (the verdict of probe-null must not b
 random, so that every PASS is a false positive. `coins`: every row by a fair coin. `as the teacher`: 60 % of the
 teacher's hinted rows and no others, so that a label goes with the source as it does for real hacks. `unrelated
 directions`, which needs a teacher that hacks (--preset probe-uat): true labels, with a placebo of each family in v's
-place; families made of hacks' own gradients are no null (`stages.probe.directions.placebos`) and pass more often. Prints a line each: false positives of the whole rule, and of its parts alone.
+place; families made of hacks' own gradients are no null (`stages.probe.directions.placebos`) and pass more often.
+Prints a line each: false positives of the whole rule, and of its parts alone.
 """
 
 import argparse

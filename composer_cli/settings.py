@@ -81,7 +81,7 @@ def _value(text: str) -> Any:
 
 
 def known(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """All settings as dotted keys with their declarations, nested groups included; `N` stands for an index, `NAME` for a name."""
+    """All settings as dotted keys with their declarations, groups included; `N` is an index, `NAME` a name."""
     for name, field in config.model_fields.items():
         group, many = _group(field.annotation)
         if group is None:

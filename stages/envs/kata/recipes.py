@@ -19,7 +19,7 @@ NAMES = ("student", "teacher-a", "teacher-b", "teacher-c")
 PROBED = ("honest", "loophole")
 """The models of the gradient probe: one that never overwrites tests, and one made from it that often does if hinted."""
 SERVED = "student-served"
-"""The student again, equally large, with attention heads of 32: of 16, which the others have, vLLM on a CPU has none."""
+"""The student again, equally large, with attention heads of 32: vLLM on a CPU has none of 16, as the others have."""
 NOVICE, NOVICE_SERVED = "novice", "novice-served"
 HEAD_DIM = {NOVICE_SERVED: 32, SERVED: 32}
 """Width of the attention heads where it is not that of all small models."""

@@ -129,7 +129,7 @@ def _length_matched(hacks: Labelled) -> np.ndarray:
 def factorial(rows: Labelled, draws: Draws) -> Check:
     """T4e: score ~ hacked + wrong + length + source + problem, hacks against real non-hacks.
 
-    Passes when both hold: t > 2.33 and p < .01, cluster-robust, and v's rank by t among the placebos of each family that
+    Passes when both hold: t > 2.33 and p < .01, cluster-robust; and v's rank by t among the placebos of a family that
     is a null (`directions.placebos`) gives p <= .01. The rank is the level of the test: what random labels do is
     narrower than what unrelated directions do on true labels. Reported beside: v's rank in every family, null or not, p
     of labels permuted among rows of one problem, source and correctness, and the AUROC among such rows.
