@@ -35,6 +35,15 @@ Arm = Annotated[str | None, typer.Option("--arm", metavar="NAME", help="Short fo
 Dj = Annotated[
     str | None, typer.Option("--dj", metavar="RECIPE", help="Short for --set dj.recipe=RECIPE, a Data-Juicer recipe.")
 ]
+DilocoStore = Annotated[
+    str | None,
+    typer.Option(
+        "--diloco", metavar="URL", help="Short for --set diloco.store=URL, where replicas of a training meet."
+    ),
+]
+Replicas = Annotated[
+    int | None, typer.Option("--replicas", metavar="N", help="Short for --set diloco.replicas=N, with --diloco.")
+]
 Limit = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", help="Limit the amount of work.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Short for --set seed=N.")]
 OutFolder = Annotated[

@@ -10,7 +10,15 @@ from composer_cli import options
 from composer_cli.errors import as_sentences
 from stages import STAGES
 
-SHORTCUTS = {"env": "env.name", "policy": "policy.model", "teachers": "teachers", "arm": "arm", "dj": "dj.recipe"}
+SHORTCUTS = {
+    "env": "env.name",
+    "policy": "policy.model",
+    "teachers": "teachers",
+    "arm": "arm",
+    "dj": "dj.recipe",
+    "diloco": "diloco.store",
+    "replicas": "diloco.replicas",
+}
 """Words that are short for one setting."""
 
 
@@ -85,6 +93,8 @@ def make(stage: str) -> Callable[..., None]:
         teachers: options.Teachers = None,
         arm: options.Arm = None,
         dj: options.Dj = None,
+        diloco: options.DilocoStore = None,
+        replicas: options.Replicas = None,
         limit: options.Limit = None,
         seed: options.Seed = None,
         out: options.OutFolder = None,
@@ -106,6 +116,7 @@ def make(stage: str) -> Callable[..., None]:
         console = Console(quiet)
         said, named = read(stage, words or [])
         values = {"env.name": env, "policy.model": policy, "arm": arm, "dj.recipe": dj, "seed": seed}
+        values |= {"diloco.store": diloco, "diloco.replicas": replicas}
         short = [*said, *launch.shortcuts(stage, values, teachers, limit)]
         settings = launch.configure(stage, config or [], short, set_ or [])
         if plan:

@@ -8,12 +8,14 @@ share of each step's rollouts, and the first one writes the run.
 """
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
 from stages.backends.ranks import Ranks, join, launched
+from stages.diloco.settings import Diloco
 from stages.envs.base import Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import UsageError
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from stages.policy.local import LocalPolicy
     from stages.training.composed import ComposedTrainer
+    from stages.training.outer_steps import OuterSteps
 
 VERSION = 1
 INPUTS = {"pairs": Slot(PAIR, optional=True)}
@@ -71,6 +74,7 @@ class Config(EnvStageConfig):
     hints: Hints = Hints()
     taid: Taid = Taid()
     eopd: Eopd = Eopd()
+    diloco: Diloco = Diloco()
     teacher: PolicyConfig | None = None
     """The model to distil from, for taid and eopd; it must share the student's tokenizer."""
 
@@ -89,11 +93,17 @@ class Config(EnvStageConfig):
             raise ValueError(
                 "policy.temperature is 0: a group of equal rollouts has no advantage to learn from; take 1"
             )
+        if self.diloco.store is not None and self.optimisation.steps % self.diloco.inner_steps:
+            raise ValueError(
+                f"optimisation.steps is {self.optimisation.steps}, no multiple of diloco.inner_steps, which is "
+                f"{self.diloco.inner_steps}: the last steps would be no part of the result"
+            )
         return self
 
     def label(self) -> str:
-        """Environment, arm and seed."""
-        return f"{self.env.label()}-{self.arm}-s{self.seed}"
+        """Environment, arm and seed, and a replica's number."""
+        replica = "" if self.diloco.replica is None else f"-r{self.diloco.replica}"
+        return f"{self.env.label()}-{self.arm}-s{self.seed}{replica}"
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -109,8 +119,12 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         units=size.steps,
         what="steps",
         max_completion_tokens=rollouts * config.max_steps * config.policy.max_tokens,
-        notes=chosen.notes(config.max_steps * config.policy.max_tokens),
+        notes=(*chosen.notes(config.max_steps * config.policy.max_tokens), *_outer_notes(config)),
     )
+
+
+def _outer_notes(config: Config) -> tuple[str, ...]:
+    return config.diloco.oddities(config.optimisation.steps) if config.diloco.store is not None else ()
 
 
 def _check_pairs(inputs: Inputs, config: Config) -> None:
@@ -136,7 +150,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     ranks = join()
     processes.check(config.optimisation, config.trl, ranks.count)
     from stages.policy.local import LocalPolicy, device, load_model
-    from stages.training import precision
+    from stages.training import outer_steps, precision
     from stages.training.setup import seeded
 
     chosen = choose(config.policy, config.optimisation, config.adapter)
@@ -146,17 +160,27 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     _arguments(config, out.path)
     chosen.check(config.max_steps * config.policy.max_tokens, device(config.policy.device))
     tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
-    with ranks.depending(), seeded(config.seed, config.optimisation.threads):
+    if ranks.count > 1 and config.diloco.store is not None:
+        raise UsageError(
+            f"diloco.store was given to {ranks.count} processes of one training, but a replica is one process. "
+            "Leave out torchrun, or diloco.store."
+        )
+    place = outer_steps.join(config.diloco, out)
+    own = config if place is None else config.model_copy(update={"seed": place.seed(config.seed)})
+    with ranks.depending(), seeded(own.seed, config.optimisation.threads):
         model, tokenizer = load_model(config.policy, cache=out.cache, listener=out.progress)
         mixed = precision.masters(model, adapter=bool(config.adapter.rank))
         policy = LocalPolicy(model.eval(), tokenizer, config.policy)
         out.model("policy", **policy.facts(), training={**chosen.facts(), "processes": ranks.count})
         folder = ranks.of_first(lambda: out.scratch("trainer"))
-        trainer = _trainer(inputs, config, out, policy, tasks, folder, mixed, ranks)
+        outer = None if place is None else outer_steps.OuterSteps(place, out, folder)
+        trainer = _trainer(inputs, own, out, policy, tasks, folder, mixed, ranks, outer)
         ranks.copy_first(policy.model.parameters())
-        _fit(trainer, folder, ranks)
+        _fit(trainer, folder, ranks, outer)
         if ranks.first:
             _save(trainer, policy, config, tasks, out)
+        if outer is not None:
+            outer.report()
 
 
 def _arguments(config: Config, folder: Path, mixed: bool = False) -> "GRPOConfig":
@@ -185,6 +209,7 @@ def _trainer(
     folder: Path,
     mixed: bool,
     ranks: Ranks,
+    outer: "OuterSteps | None",
 ) -> "ComposedTrainer":
     from stages.training import precision, setup
     from stages.training.channels.active import Channels
@@ -234,20 +259,22 @@ def _trainer(
         ranks=ranks,
         args=_arguments(config, folder, mixed),
         train_dataset=setup.task_dataset(tasks, make, size, config.seed),
-        callbacks=[Supervision(out, channels, folder, ranks)],
+        callbacks=[*([] if outer is None else [outer]), Supervision(out, channels, folder, ranks)],
         peft_config=setup.lora(config.adapter, policy.model),
     )
 
 
-def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks) -> None:
+def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSteps | None") -> None:
     """Train from the newest whole checkpoint; `Interrupted` when somebody asked to stop before the last step."""
     from stages.training.checkpoints import MARKER, newest
+    from stages.training.outer_steps import Over
 
     start = ranks.of_first(lambda: newest(folder))
     if start is not None:
         trainer.channels.load(store.read_json(start / MARKER)["channels"], start)
-    trainer.train(resume_from_checkpoint=str(start) if start else None)
-    if trainer.state.global_step < trainer.args.max_steps:
+    with suppress(Over):
+        trainer.train(resume_from_checkpoint=str(start) if start else None)
+    if not (outer.finished if outer else trainer.state.global_step >= trainer.args.max_steps):
         raise Interrupted
 
 
@@ -265,7 +292,8 @@ def _save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, tas
         policy.tokenizer.save_pretrained(folder)
 
     out.checkpoint(fill)
-    order = prompt_order(len(tasks), config.optimisation, config.seed)
+    replicas = config.diloco.store is not None  # which draw from the same tasks, each in an order of its own
+    order = range(len(tasks)) if replicas else prompt_order(len(tasks), config.optimisation, config.seed)
     info = CheckpointInfo(
         arm=config.arm,
         train_seed=config.seed,
@@ -286,4 +314,5 @@ def _save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, tas
     )
     equal = bool(history) and all(row.get("frac_reward_zero_std") == 1 for row in history)
     out.conclude(all_rewards_equal=equal)
-    out.text("report.txt", training_table(config.arm, history) + (f"\n{NOTHING_LEARNED}\n" if equal else ""))
+    said = [*([NOTHING_LEARNED] if equal else []), *_outer_notes(config)]
+    out.text("report.txt", training_table(config.arm, history) + "".join(f"\n{line}\n" for line in said))
