@@ -119,12 +119,11 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         units=size.steps,
         what="steps",
         max_completion_tokens=rollouts * config.max_steps * config.policy.max_tokens,
-        notes=(*chosen.notes(config.max_steps * config.policy.max_tokens), *_outer_notes(config)),
+        notes=(
+            *chosen.notes(config.max_steps * config.policy.max_tokens),
+            *config.diloco.oddities(size.steps),
+        ),
     )
-
-
-def _outer_notes(config: Config) -> tuple[str, ...]:
-    return config.diloco.oddities(config.optimisation.steps) if config.diloco.store is not None else ()
 
 
 def _check_pairs(inputs: Inputs, config: Config) -> None:
@@ -314,5 +313,5 @@ def _save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, tas
     )
     equal = bool(history) and all(row.get("frac_reward_zero_std") == 1 for row in history)
     out.conclude(all_rewards_equal=equal)
-    said = [*([NOTHING_LEARNED] if equal else []), *_outer_notes(config)]
+    said = [*([NOTHING_LEARNED] if equal else []), *config.diloco.oddities(config.optimisation.steps)]
     out.text("report.txt", training_table(config.arm, history) + "".join(f"\n{line}\n" for line in said))

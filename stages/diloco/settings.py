@@ -70,10 +70,10 @@ class Diloco(Settings):
         return self.inner_steps // self.fragments
 
     def oddities(self, steps: int) -> tuple[str, ...]:
-        """What to reconsider in a training of so many steps, in words; nothing where all is well."""
+        """What to reconsider in a training of so many steps, in words; nothing where all is well, or it is alone."""
         each = steps // self.inner_steps
         wanted = round(MEMORY / (1 - self.outer_momentum), 6)  # 1 - 0.9 is a little less than 0.1
-        if each >= wanted:
+        if each >= wanted or self.store is None:
             return ()
         best = max(0.0, 1 - MEMORY / max(each, 1))
         return (

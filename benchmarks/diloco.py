@@ -1,0 +1,152 @@
+"""Replicas that meet every 20 steps beside synchronous training of as many tokens: kata's supervised fine-tuning.
+
+    python benchmarks/diloco.py [--steps 160] [--global-batch 16] [NAME ...]
+
+All start from kata's novice and learn the student's transcripts, each seen once, with AdamW at a constant rate. The
+synchronous run takes `--global-batch` transcripts a step; N replicas take 1/N of them each, of their own data. The
+replicas take turns in this process, over the in-process transport, whose bytes are those of a bucket
+(tests/stages/diloco/test_object_store.py). The loss is that of 96 transcripts that nobody trained on.
+
+Bytes: what one replica sends, measured; for a replica of a bucket that includes its share of the means. Data parallel
+sends every gradient in float32: once a step through a server (S), or 2 (N - 1) / N times in a ring.
+"""
+
+import argparse
+import copy
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import orjson
+import torch
+
+from stages.diloco.arrays import Fragments, shapes
+from stages.diloco.in_process import Meeting
+from stages.diloco.loop import OuterLoop
+from stages.diloco.settings import Diloco
+from stages.envs.kata import checkpoints, transcripts
+from stages.envs.kata.recipes import RECIPES
+from stages.envs.kata.training import encode
+from stages.tiny_models import training
+
+H = 20
+TUNED = {"outer_learning_rate": 0.9, "outer_momentum": 0.5}
+RUNS = {
+    "synchronous": None,
+    "float32, 0.9 / 0.5": {"replicas": 4, "codec": "float32", **TUNED},
+    "float32, 0.7 / 0.9": {"replicas": 4, "codec": "float32", "outer_learning_rate": 0.7, "outer_momentum": 0.9},
+    "float32, average": {"replicas": 4, "codec": "float32", "outer_learning_rate": 1.0, "outer_momentum": 0.0},
+    "int8": {"replicas": 4, "codec": "int8", **TUNED},
+    "int4": {"replicas": 4, "codec": "int4", **TUNED},
+    "int8, 2 fragments": {"replicas": 4, "codec": "int8", "fragments": 2, **TUNED},
+    "int8, 2 replicas": {"replicas": 2, "codec": "int8", **TUNED},
+    "int8, 8 replicas": {"replicas": 8, "codec": "int8", **TUNED},
+}
+
+
+def batch(examples):
+    width = max(len(ids) for ids, _ in examples)
+    return (
+        torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in examples]),
+        torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in examples]),
+        torch.tensor([learned + [False] * (width - len(learned)) for _, learned in examples]),
+    )
+
+
+class Learner:
+    """A model with AdamW and examples of its own."""
+
+    def __init__(self, start, examples, size, rate):
+        self.model, self.examples, self.size = copy.deepcopy(start).train(), examples, size
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.01)
+
+    def step(self, number):
+        self.optimizer.zero_grad()
+        training.loss(self.model, *batch(self.examples[number * self.size : (number + 1) * self.size])).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+
+
+def held_out_loss(model, examples):
+    model.eval()
+    with torch.no_grad():
+        return training.loss(model, *batch(examples)).item()
+
+
+def synchronous(start, examples, size, steps, rate):
+    learner = Learner(start, examples, size, rate)
+    for number in range(steps):
+        learner.step(number)
+    return learner.model, None
+
+
+def apart(start, examples, size, steps, rate, settings):
+    """The model, and the transports of all replicas."""
+    own = size // settings.replicas
+    learners = [
+        Learner(start, [e for s in range(steps) for e in examples[s * size + n * own :][:own]], own, rate)
+        for n in range(settings.replicas)
+    ]
+    parameters = [dict(learner.model.named_parameters()) for learner in learners]
+    fragments = Fragments(shapes(parameters[0]), settings.fragments)
+    meeting = Meeting(settings.replicas, settings.codec, fragments)
+    rounds, places = steps // settings.every, [meeting.place(n) for n in range(settings.replicas)]
+    loops = [OuterLoop(p, settings, place, rounds) for p, place in zip(parameters, places, strict=True)]
+    for loop in loops:
+        loop.start()
+    for round_ in range(rounds):
+        for learner, loop in zip(learners, loops, strict=True):
+            for number in range(round_ * settings.every, (round_ + 1) * settings.every):
+                learner.step(number)
+            loop.offer()
+        for loop in loops:
+            loop.collect()
+    return learners[0].model, places
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=list(RUNS))
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--global-batch", type=int, default=16)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "composer-models")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    start, tokenizer = training.load(checkpoints.ensure("novice", asked.models, lambda *said: None))
+    knowledge, count = RECIPES["student"].knowledge, asked.steps * asked.global_batch
+    examples = [encode(tokenizer, taught) for taught in transcripts.write(count + 96, 11, knowledge)]
+    examples, held_out = examples[:-96], examples[-96:]
+    whole = 4 * sum(p.numel() for p in start.parameters())
+    print(
+        orjson.dumps(
+            {"start": held_out_loss(start, held_out), "bytes": whole, "tokens": sum(len(i) for i, _ in examples)}
+        ).decode()
+    )
+    for name in asked.names:
+        began, told = time.process_time(), RUNS[name]
+        work = (start, examples, asked.global_batch, asked.steps, asked.rate)
+        settings = Diloco.model_validate({"inner_steps": H, **told}) if told else None
+        model, places = apart(*work, settings) if settings else synchronous(*work)
+        found = {"name": name, "loss": held_out_loss(model, held_out), "cpu_s": time.process_time() - began}
+        if settings and places:
+            # the first replica computes every mean; in a bucket each does in turn, so they share what that sends
+            sent = sum(place.sent for place in places) / len(places)
+            ring = 2 * (settings.replicas - 1) / settings.replicas
+            found |= {
+                "sent": sent,
+                "received": sum(place.received for place in places) / len(places),
+                "less_own": asked.steps * whole / places[-1].sent,
+                "less_with_means": asked.steps * whole / sent,
+                "less_than_ring": asked.steps * whole * ring / sent,
+            }
+        print(orjson.dumps(found).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
