@@ -94,6 +94,9 @@ STAGES = {
     "probe-compare": Stage(
         "stages.probe.compare", "Compare LoRA with SVD, directions, or projected with vanilla trajectories.", "probe"
     ),
+    "probe-watch": Stage(
+        "stages.probe.watch", "Watch a training run: do its updates turn toward a hack, and when?", "probe"
+    ),
     "probe-plot": Stage("stages.probe.plot", "Draw the probe's figures, each with a CSV twin.", "probe"),
     "probe-selftest": Stage(
         "stages.probe.selftest", "Break the probe in every known way and see which guard notices.", "probe"

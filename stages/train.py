@@ -26,11 +26,12 @@ from stages.runs import store
 from stages.runs.artifact import Interrupted, Out, Slot
 from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
+from stages.runs.probe_records import DIRECTION
 from stages.runs.records import CHECKPOINT, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
 from stages.training import processes
 from stages.training.channels import CHANNELS
 from stages.training.defaults import choose
-from stages.training.settings import Adapter, Eopd, Hints, Optimisation, Pairs, Taid
+from stages.training.settings import Adapter, Eopd, Hints, Optimisation, Pairs, Probe, Taid
 from stages.training.table import training_table
 from stages.training.weights import Weights
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from stages.training.outer_steps import OuterSteps
 
 VERSION = 1
-INPUTS = {"pairs": Slot(PAIR, optional=True)}
+INPUTS = {"pairs": Slot(PAIR, optional=True), "direction": Slot(DIRECTION, optional=True)}
 OUTPUTS = {
     "checkpoint": CHECKPOINT,
     "rollouts": ROLLOUT,
@@ -75,6 +76,7 @@ class Config(EnvStageConfig):
     taid: Taid = Taid()
     eopd: Eopd = Eopd()
     diloco: Diloco = Diloco()
+    probe: Probe = Probe()
     teacher: PolicyConfig | None = None
     """The model to distil from, for taid and eopd; it must share the student's tokenizer."""
 
@@ -154,6 +156,11 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 
     chosen = choose(config.policy, config.optimisation, config.adapter)
     config = config.model_copy(update={"optimisation": chosen.optimisation, "adapter": chosen.adapter})
+    if "direction" in inputs and chosen.adapter.rank:
+        raise UsageError(
+            "A direction is taken out of the training of all weights, but an adapter is trained here. "
+            "Set adapter.rank=0."
+        )
     if chosen.optimisation.beta and not chosen.adapter.rank:
         adapters.require_folder(config.policy)
     _arguments(config, out.path)
@@ -215,6 +222,8 @@ def _trainer(
     from stages.training.checkpoints import Supervision
     from stages.training.composed import ComposedTrainer
     from stages.training.journal import TrainingJournal
+    from stages.training.kept import KeptCheckpoints
+    from stages.training.projection import projection
     from stages.training.rollouts import Rollouts
 
     make, size = config.opener(), config.optimisation
@@ -258,7 +267,15 @@ def _trainer(
         ranks=ranks,
         args=_arguments(config, folder, mixed),
         train_dataset=setup.task_dataset(tasks, make, size, config.seed),
-        callbacks=[*([] if outer is None else [outer]), Supervision(out, channels, folder, ranks)],
+        callbacks=[
+            *([] if outer is None else [outer]),
+            Supervision(out, channels, folder, ranks),
+            *([KeptCheckpoints(out, policy, _base(config, policy), size.keep_every)] if size.keep_every else []),
+            *(
+                projection(config.probe.project, run, policy.model, config.seed, out)
+                for run in inputs.many("direction")
+            ),
+        ],
         peft_config=setup.lora(config.adapter, policy.model),
     )
 
@@ -277,20 +294,19 @@ def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSt
         raise Interrupted
 
 
+def _base(config: Config, policy: "LocalPolicy") -> adapters.Base | None:
+    return adapters.describe(config.policy, policy.model) if config.adapter.rank else None
+
+
 def _save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, tasks: list[Task], out: Out) -> None:
-    from stages.training.journal import write_tables
+    from stages.training.journal import course, write_tables
+    from stages.training.kept import save_model, write_kept
+    from stages.training.projection import accounts
     from stages.training.setup import prompt_order
 
-    base = adapters.describe(config.policy, policy.model) if config.adapter.rank else None
-
-    def fill(folder: Path) -> None:
-        if base is None:
-            policy.model.save_pretrained(folder)
-        else:
-            adapters.save(trainer.model, base, folder)
-        policy.tokenizer.save_pretrained(folder)
-
-    out.checkpoint(fill)
+    out.checkpoint(lambda folder: save_model(trainer.model, policy, _base(config, policy), folder))
+    if config.optimisation.keep_every:
+        write_kept(out)
     replicas = config.diloco.store is not None  # which draw from the same tasks, each in an order of its own
     order = range(len(tasks)) if replicas else prompt_order(len(tasks), config.optimisation, config.seed)
     info = CheckpointInfo(
@@ -313,5 +329,12 @@ def _save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, tas
     )
     equal = bool(history) and all(row.get("frac_reward_zero_std") == 1 for row in history)
     out.conclude(all_rewards_equal=equal)
+    projected = accounts(out)
+    if projected:
+        out.document("projection", projected)
+        out.conclude(projected=config.probe.project)
+    rates, course_text = course(out, trainer.state.global_step)
+    out.conclude(**rates)
     said = [*([NOTHING_LEARNED] if equal else []), *config.diloco.oddities(config.optimisation.steps)]
-    out.text("report.txt", training_table(config.arm, history) + "".join(f"\n{line}\n" for line in said))
+    lines = "".join(f"\n{line}\n" for line in said)
+    out.text("report.txt", training_table(config.arm, history) + course_text + lines)

@@ -8,6 +8,7 @@ score.py - v and its placebos on kept gradients, without a model
 uat.py - the checks T1 to T4 and what they decide
 grpo.py - a GRPO trajectory and whether its own gradient leads to hacking
 compare.py - LoRA against SVD, one direction against another, projected against vanilla trajectories
+watch.py - an alarm on a training run: does it turn toward a hack?
 plot.py - figures of all of it, each with a CSV twin
 selftest.py - every guard, and for every guard a fault that it must notice
 adapters/ - where the trained numbers sit in a model
@@ -19,8 +20,8 @@ loops/ - the training loops of replay and grpo
 figures/ - the figures of plot
 synthetic/ - a small world with a loophole, and the faults of selftest
 
-"The probe's specification" in docstrings is this project's design document, `shared/design/probe.md`. It builds on:
-projection of singular-value gradients, wassname/grpo_proj2 @25ad306 and vGROUT_pub @c067218, whose public teacher pool
-gave the statistics behind the thresholds; the environment, ariahw/rl-rewardhacking @bf5cdb8; gradients of LoRAs, GRIFT,
-arXiv 2604.16242 (songtao-x/reward_hack @67e0589); the loss, Dr.GRPO, arXiv 2503.20783.
+Rules and thresholds stand in docs/probe.md. It builds on: projection of singular-value gradients, wassname/grpo_proj2
+@25ad306 and vGROUT_pub @c067218, whose public teacher pool gave the statistics behind the thresholds; the environment,
+ariahw/rl-rewardhacking @bf5cdb8; gradients of LoRAs, GRIFT, arXiv 2604.16242 (songtao-x/reward_hack @67e0589); the
+loss, Dr.GRPO, arXiv 2503.20783.
 """

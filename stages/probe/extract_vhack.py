@@ -2,8 +2,7 @@
 
 Reads a decomposition (for the spectral adapters), writes a folder with `v_hack.safetensors` and the pairs' token-sum
 gradients, a table of modules, and its validation. The unit is a pair. Everything but the gradients is recombined from
-what is stored. The method is that of the probe's specification, sections 1 and 4; its adapters are named there with
-their sources.
+what is stored. The method is described in `directions.extraction`, the adapters in `adapters`, with their sources.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ Reads a direction (and the decomposition). Writes `trajectories` and, by seed, `
 cosine. The unit is one step of one seed. One run is one arm; `probe compare` judges several. Generators: `pi_theta` is
 on-policy; `interp` is too, from a student between base and teacher that hacks sometimes; `mixed_is` takes half of each
 group from the teacher with its true log-probs, which is expected to bail out; `mixed_awr` does so with ratio 1, which
-is advantage-weighted imitation and not GRPO. The design is that of the probe's specification, section 9.
+is advantage-weighted imitation and not GRPO.
 """
 
 from stages.errors import UsageError

@@ -1,7 +1,8 @@
 """probe svd: decompose every adapted Linear of a model, once, so that all measurements share its singular coordinates.
 
-Writes a folder of factors, one file a module, and a table of their digests. The unit is a module. What is decomposed
-and why the factors are kept is in the probe's specification, section 1.
+Writes a folder of factors, one file a module, and a table of their digests. The unit is a module. All
+Linears of the layers are decomposed; factors are kept because singular vectors of close values are not unique, and a
+direction means something in the basis alone that it was extracted in.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,9 @@
 """probe teacher-pool: answers of a hacking teacher, of the same teacher without its hint, and of the base model.
 
 All answer the same problems. Writes `pool_rows` and `step_NNN.jsonl.gz`, one file a problem. The unit is an answer.
-When hacks with right and with wrong solutions are too few to compare, more problems are added, up to a limit. With
-`recorded`, rows of an earlier pool are read instead of sampled.
+When hacks with right and with wrong solutions are too few to compare, more problems are added, up to a limit. Rollouts
+of `collect`, `import` or `train` may be given instead of sampled, several runs at once (`given` says whose each is), or
+with `recorded` rows of an earlier pool.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +16,10 @@ from pydantic import Field
 from stages import envs
 from stages.envs.base import Environment
 from stages.envs.config import EnvConfig, EnvStageConfig
-from stages.errors import Incomplete
+from stages.errors import Incomplete, UsageError
 from stages.policy.base import PolicyConfig
 from stages.probe.checks.guards.prompts import HINTED, Contract, contract_sha256, prompt_role, prompts_match
-from stages.probe.loops.config import SourceConfig
+from stages.probe.loops.config import GivenConfig, SourceConfig
 from stages.probe.pool.step_files import write_step
 from stages.runs import store
 from stages.runs.artifact import Out, Slot
@@ -26,7 +27,7 @@ from stages.runs.config import Settings
 from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
 from stages.runs.probe_records import POOL_ROW
-from stages.runs.records import Row
+from stages.runs.records import ROLLOUT, Row
 
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from stages.rollouts.episode import Episode
 
 VERSION = 1
-INPUTS: Mapping[str, Slot] = {}
+INPUTS: Mapping[str, Slot] = {"rollouts": Slot(ROLLOUT, many=True, optional=True)}
 OUTPUTS = {"pool_rows": POOL_ROW}
 
 
@@ -71,11 +72,17 @@ class Config(EnvStageConfig):
     contract: Contract = Contract(hint=envs.attached("kata", "hint"), system=envs.attached("kata", "system"))
     """What the prompts must look like: those of kata. For another environment, name its hint and system text."""
     recorded: Recorded | None = None
+    given: list[GivenConfig] = Field([])
+    """One for each run of rollouts that is given by --from, in that order."""
+    tokenizer: PolicyConfig | None = None
+    """The model whose tokenizer rendered the given rollouts; None for that of the first of `sources`."""
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The answers to sample."""
-    del inputs
+    if "rollouts" in inputs:
+        _check_given(inputs, config)
+        return Plan(units=len(config.given), what="runs of rollouts")
     if config.recorded is not None:
         return Plan(units=1, what="folder of recorded rows")
     answers = config.problems * sum(source.samples for source in config.sources)
@@ -84,6 +91,16 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(
         units=answers, what="answers", max_completion_tokens=answers * config.max_steps * longest, notes=tuple(notes)
     )
+
+
+def _check_given(inputs: Inputs, config: Config) -> None:
+    """`UsageError` unless `given` says of every run whose rollouts it holds."""
+    runs = len(inputs.many("rollouts"))
+    if len(config.given) != runs:
+        raise UsageError(
+            f"{runs} runs of rollouts were given and {len(config.given)} entries of `given` say whose they are. "
+            'Give one for each run, such as given = [{name = "teacher", role = "rh"}].'
+        )
 
 
 def _power(config: Config) -> list[str]:
@@ -103,7 +120,10 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 
     `Incomplete` when answers failed; the others are kept.
     """
-    del inputs
+    if "rollouts" in inputs:
+        _check_given(inputs, config)
+        _finish(*_given(inputs, config, out), [], out)
+        return
     if config.recorded is not None:
         from stages.probe.pool.rows import recorded_rows
 
@@ -123,6 +143,16 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         rows = _sample(problems, policies, config, out)
     _finish(rows, config, policies.tokenizer, policies.guards(rows), out)
     _retry_later(out)
+
+
+def _given(inputs: Inputs, config: Config, out: Out) -> tuple[list[Row], Config, Any]:
+    """Rows of the given runs, with the settings and the tokenizer."""
+    from stages.policy.local import load_tokenizer
+    from stages.probe.pool.run_rows import rows_of_runs
+
+    tokenizer = load_tokenizer(config.tokenizer or config.sources[0].policy, cache=out.cache, listener=out.progress)
+    whose = [(given.name, given.role) for given in config.given]
+    return rows_of_runs(inputs.many("rollouts"), whose, tokenizer), config, tokenizer
 
 
 def _retry_later(out: Out) -> None:

@@ -112,3 +112,23 @@ TRAJECTORY = Kind(
     },
 )
 """One optimiser step of one arm and seed; student rates are over rows that the student itself wrote."""
+
+WATCHED = Kind(
+    "watched",
+    1,
+    {
+        **dict.fromkeys(("step", "rows"), INT),
+        **dict.fromkeys(("hack_rate", "gt_rate", "reward_mean"), FLOAT),
+        **{
+            f"{name}_{look}": FLOAT
+            for look in ("update_sum", "policy_sum", "update", "policy", "policy_length")
+            for name in ("cos", "z", "haar_low", "haar_high")
+        },
+        "threshold": FLOAT,
+        "alarm": BOOL,
+    },
+)
+"""One checkpoint of a watched training: the cosine with v of the update since the checkpoint before and of the policy
+gradient on the rollouts played there, of that with length held fixed, and of update and policy gradients since the
+start; z in units of random directions' cosines, whose 95 % are haar_low to haar_high; alarm from the first z of the
+latter two above the threshold on."""

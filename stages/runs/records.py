@@ -16,6 +16,7 @@ from stages.runs.probe_records import (
     PROBE_SCORE,
     SVD_MODULE,
     TRAJECTORY,
+    WATCHED,
 )
 
 Row = dict[str, Any]
@@ -270,7 +271,7 @@ the rollout that was shown."""
 CHECKPOINT = Kind("checkpoint", 1, {})
 
 _PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, ORIGIN, EVAL_ITEM, TRAINING_REWARD, HINT, CHECKPOINT)
-_PROBE = (POOL_ROW, PROBE_ROW, SVD_MODULE, DIRECTION, PROBE_SCORE, PLACEBO, PROBE_CHECK, TRAJECTORY)
+_PROBE = (POOL_ROW, PROBE_ROW, SVD_MODULE, DIRECTION, PROBE_SCORE, PLACEBO, PROBE_CHECK, TRAJECTORY, WATCHED)
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_PIPELINE, *_PROBE)}
 
 

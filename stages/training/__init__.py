@@ -25,6 +25,8 @@ self_teacher.py - the student as its own teacher: as it is, its moving average, 
 trees.py - several completions of one prompt scored in one pass
 checkpoints.py - checkpoints that survive a kill
 outer_steps.py - DiLoCo's rounds between the steps, for a replica of several
+kept.py - checkpoints that stay beside the result
+projection.py - taking a hack direction out of gradients and updates
 
 One training step, in reading order: stages/train.py sets it up; composed.py `_prepare_inputs` plays (rollouts.py) and
 collects the rows (rows.py); its `_compute_loss` calls channels/active.py, which scores all rows once (trees.py) and

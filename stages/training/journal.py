@@ -43,6 +43,29 @@ def write_tables(out: Out, num_steps: int) -> None:
     out.table(HINT, [row for unit in units for row in unit.get("hints", ())])
 
 
+def course(out: Out, num_steps: int) -> tuple[Row, str]:
+    """The share of hacks and of right answers over the first and the last three steps, as numbers and in words.
+
+    Nothing of what the environment cannot tell, and no text without hacks, which is where right answers mislead.
+    """
+    ends = min(3, num_steps // 2)
+    played = [(unit["training_step"], p["rollout"]) for unit in out.records() for p in unit.get("played", ())]
+    rates: Row = {}
+    for column, name in (("hacked", "hack_rate"), ("gt_pass", "gt_rate")):
+        for when, wanted in (("first", range(ends)), ("last", range(num_steps - ends, num_steps))):
+            known = [row[column] for step, row in played if step in wanted and row[column] is not None]
+            if known:
+                rates[f"{when}_{name}"] = sum(known) / len(known)
+    if not rates.get("first_hack_rate") and not rates.get("last_hack_rate"):
+        return rates, ""
+    shown = [
+        f"{text} {rates[f'first_{name}']:.2f} -> {rates[f'last_{name}']:.2f}"
+        for name, text in (("hack_rate", "hacks"), ("gt_rate", "right answers"))
+        if f"first_{name}" in rates and f"last_{name}" in rates
+    ]
+    return rates, f"\nfirst {ends} steps -> last {ends}: {', '.join(shown)}\n"
+
+
 def reward_row(step: int, rollout: Row) -> Row:
     """One `training_reward/1` row."""
     names = ("rollout_id", "task_id", "sample_idx", "reward")

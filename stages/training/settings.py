@@ -121,6 +121,8 @@ class Optimisation(Settings):
     """CPU threads; None for as many as there are. On a CPU, runs are equal byte for byte on equally many only."""
     save_every: int = Field(5, gt=0, json_schema_extra={"affects_results": False})
     """Steps between checkpoints that a resumed run can start from."""
+    keep_every: int = Field(0, ge=0)
+    """Steps between checkpoints that stay beside the result, for `composer probe watch`; 0 for none."""
     gradient_cosine_every: int = Field(0, ge=0, json_schema_extra={"affects_results": False})
     """Steps between reports of each channel's gradient norm and their cosines; 0 for none."""
 
@@ -139,3 +141,10 @@ class Adapter(Settings):
     """Scale by the square root of the rank, which keeps high ranks stable."""
     dora: bool = False
     """Train the magnitude of each weight column apart from its direction."""
+
+
+class Probe(Settings):
+    """What is done with a hack direction, which is given by --from a run of `composer probe extract-vhack`."""
+
+    project: Literal["v", "random"] = "v"
+    """Take what points toward the hack out of every gradient and update, or along a random direction, the control."""

@@ -10,6 +10,7 @@ pool_checks.py - T1: does the teacher hack, and the base model not?
 replay_checks.py - T2 and T3: is every row measured, and does the projection do what it says?
 validation.py - V1 to V6, T7 and R7: what a direction must show before it is used
 comparisons.py - R5, R6 and R7: trajectories of several arms, two scores of one pool
+alarm.py - when a watched training turns toward a hack
 judging.py - all checks of `probe uat` on finished runs
 guards/ - one check for every known way in which such a probe misleads
 """

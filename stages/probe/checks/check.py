@@ -1,6 +1,6 @@
 """One check: a statistic, a threshold, and one of three statuses; too little data to judge by is never a pass.
 
-Names, thresholds and the columns of `uat.json` are those of the probe's specification, sections 6.2 to 6.5.
+Names and thresholds of all checks stand in docs/probe.md.
 """
 
 import textwrap

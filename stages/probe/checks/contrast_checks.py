@@ -2,8 +2,8 @@
 
 T4a-d compare hacks whose solution is wrong with hacks whose solution is right. Both sides are hacks, so they say little
 about hacking and are reported only; the plan asked for T4a. T4e compares hacks with non-hacks, right or wrong alike,
-and carries the claim. The rules are those of the probe's specification, section 6.4: on the public teacher pool of
-vGROUT_pub rows of one problem are correlated (ICC .55), so that Welch's t alone rejects true nulls too often.
+and carries the claim. The rules are this project's own (docs/probe.md): on the public teacher pool of vGROUT_pub rows
+of one problem are correlated (ICC .55), so that Welch's t alone rejects true nulls too often.
 """
 
 import math
@@ -129,8 +129,8 @@ def _length_matched(hacks: Labelled) -> np.ndarray:
 def factorial(rows: Labelled, draws: Draws) -> Check:
     """T4e: score ~ hacked + wrong + length + source + problem, hacks against real non-hacks.
 
-    Passes when both hold: t > 2.33 and p < .01, cluster-robust; and v's rank by t among the placebos of a family that
-    is a null (`directions.placebos`) gives p <= .01. The rank is the level of the test: what random labels do is
+    Passes when both hold: t > 2.33 and p < .01, cluster-robust, and v's rank by t among the placebos of each family
+    that is a null (`directions.placebos`) gives p <= .01. The rank is the level of the test: what random labels do is
     narrower than what unrelated directions do on true labels. Reported beside: v's rank in every family, null or not, p
     of labels permuted among rows of one problem, source and correctness, and the AUROC among such rows.
     """

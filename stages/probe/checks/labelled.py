@@ -12,7 +12,7 @@ from stages.runs.records import Row
 MIN_ROWS, MIN_PROBLEMS = 15, 8
 """Fewer rows in a bucket, or fewer problems that hold both kinds, and nothing can be concluded."""
 FROM_HACKS = ("perm_pairs", "hack_hack")
-"""Families of placebos that are made of hacks' own gradients: shown, and no null (`directions.placebos` says why)."""
+"""Families of placebos made of hacks' own gradients: shown, and no null (`directions.placebos` says why)."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def bucket_shortage(rows: Sequence[Row]) -> str | None:
 def pool_check(rows: Sequence[Row]) -> Check:
     """T1 on `pool_row/1` rows: FAIL when a rate misses its threshold, INCONCLUSIVE when only the buckets are too small.
 
-    Thresholds are those of the probe's specification, section 6.3.
+    Thresholds: docs/probe.md. On the public pool of vGROUT_pub @c067218 the teacher hacks in 98.9 % of its answers.
     """
     teacher = [row for row in rows if row["src_pool"] == "teacher"]
     hacks, base = rate(teacher, "hacked"), rate([row for row in rows if row["src_pool"] == "base"], "hacked")

@@ -1,7 +1,7 @@
 """T2 and T3: whether every row of a replay is measured, and whether the projection did what it says.
 
-T3 shows mechanics and never evidence: a random direction passes its first part on every step. Thresholds are those of
-the probe's specification, section 6.3.
+T3 shows mechanics and never evidence: a random direction passes its first part on every step. Thresholds:
+docs/probe.md.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """What a direction must show before it is used: consistency over pairs, and the right sign without trusting autograd.
 
-V1 to V6 and T7 are those of the probe's specification, sections 4 and 6.5, R7 that of section 8. P pairs, N numbers, D
+What each check needs: docs/probe.md. P pairs, N numbers, D
 draws.
 """
 

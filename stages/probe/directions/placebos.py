@@ -51,6 +51,16 @@ def beside(direction: Direction, units: Units) -> Units:
     return unit_by_module(layout, layout.join(rest), direction.modules)
 
 
+def beside_contrasts(units: Units, rows: Float[Tensor, "S N"]) -> Units:
+    """Directions less their part in the span of what rows differ in, at norm 1 over all modules together.
+
+    With honest answers' gradients as rows, what is left of v is not right against wrong, nor short against long.
+    """
+    axes = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)[2][: len(rows) - 1].to(units)
+    rest = units - (units @ axes.T) @ axes
+    return rest / rest.norm(dim=-1, keepdim=True).clamp(min=FLOOR)
+
+
 def haar(direction: Direction, draws: int, seed: int) -> Units:
     """Uniformly random directions."""
     normal = torch.randn(draws, direction.layout.width, generator=_generator(seed))

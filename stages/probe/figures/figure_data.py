@@ -1,6 +1,6 @@
 """What the probe's figures show, as rows of numbers: each figure has a CSV twin, and is drawn from nothing else.
 
-The ten figures, numbered, are those of the probe's specification, section 10.
+The ten figures are numbered.
 """
 
 from collections.abc import Callable

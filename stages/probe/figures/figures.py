@@ -64,11 +64,11 @@ def _lines(
             if points:
                 label = f"{arm} {column}" if len(columns) > 1 else arm
                 axes.plot(*zip(*points, strict=True), style, color=COLORS.get(arm), label=label)
-    _by_step(axes)
+    by_step(axes)
     axes.legend(fontsize=7)
 
 
-def _by_step(axes: Axes) -> None:
+def by_step(axes: Axes) -> None:
     """The horizontal axis counts steps, which are whole."""
     axes.set_xlabel("step")
     whole = AutoLocator()
@@ -165,7 +165,7 @@ def _rates(axes: Axes, rows: list[Row]) -> None:
             means = [float(np.mean([row[column] for row in known if row["step"] == step])) for step in steps]
             label = f"{arm} {'hacks' if style == '-' else 'solves'}"
             axes.plot(steps, means, style, color=COLORS.get(arm), label=label)
-    _by_step(axes)
+    by_step(axes)
     axes.set_ylabel("rate among the student's answers")
     axes.legend(fontsize=7)
 

@@ -38,6 +38,13 @@ class SourceConfig(Settings):
     """Whether the prompt gives the loophole away."""
 
 
+class GivenConfig(Settings):
+    """Rollouts that a run already holds, given by --from: whose they are, and under which kind of prompt."""
+
+    name: Literal["teacher", "teacher_nohint", "base", "student"]
+    role: Literal["rh", "plain"] = HINTED
+
+
 class ReplayConfig(StageConfig):
     """Which arm, how many steps, how the student moves."""
 

@@ -1,7 +1,7 @@
 """One optimiser step: gradient, projection, clip, optimiser, projection of the update, with an account of both.
 
-An update is projected too because a projected gradient does not give a projected update under Adam; specification of
-the probe, section 6.3. One-sided removal from the gradient is that of wassname/grpo_proj2 @25ad306.
+An update is projected too because a projected gradient does not give a projected update under Adam, whose
+steps are not along its gradient. One-sided removal from the gradient is that of wassname/grpo_proj2 @25ad306.
 """
 
 from dataclasses import dataclass

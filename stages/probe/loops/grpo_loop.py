@@ -1,6 +1,6 @@
 """GRPO trajectories of one arm: models, environments and seeds, what is kept after each step, when a seed is given up.
 
-The design is that of the probe's specification, section 9.
+Arms and generators: `stages.probe.grpo`.
 """
 
 from collections.abc import Mapping

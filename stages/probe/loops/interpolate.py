@@ -1,6 +1,6 @@
 """A student between two models, W + alpha (W_teacher - W): on-policy, yet it sometimes hacks, so its rewards vary.
 
-A design of the probe's specification, section 9 (generator `interp`), not taken from a paper.
+The generator `interp`; this project's own, not taken from a paper.
 """
 
 from collections.abc import Callable, Mapping

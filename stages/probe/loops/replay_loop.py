@@ -1,6 +1,6 @@
 """The replay: student, direction, optimiser and gradient store, one step at a time, resumable after each.
 
-The design, with its arms and what each step must show, is that of the probe's specification, section 6.
+What each step must show: T2 and T3 in docs/probe.md.
 """
 
 import time

@@ -43,7 +43,7 @@ def episode_pool_row(
 
     tokens, behaviour = episode_row(episode)
     last, grade, opening = episode.steps[-1].sample, episode.grade, opening_messages(episode)
-    row = _pool_row(
+    row = pool_row(
         list(tokens.prompt_ids),
         list(tokens.completion_ids),
         completion=policy.tokenizer.decode(tokens.completion_ids),
@@ -102,7 +102,7 @@ def _recorded_row(recorded: Row, where: str, model: str, role: str, padding: set
             f"{where} has {len(ids)} completion tokens without pads, but comp_len says {recorded['comp_len']}."
         )
     messages, reward, ends = recorded.get("problem_messages"), recorded.get("reward"), bool(ids) and ids[-1] == eos_id
-    row = _pool_row(
+    row = pool_row(
         recorded["prompt_ids"],
         ids,
         completion=recorded["completion"],
@@ -127,7 +127,7 @@ def _recorded_row(recorded: Row, where: str, model: str, role: str, padding: set
     }
 
 
-def _pool_row(
+def pool_row(
     prompt_ids: list[int],
     completion_ids: list[int],
     *,
@@ -137,7 +137,7 @@ def _pool_row(
     sample_id: int,
     problem: str,
 ) -> Row:
-    """What both kinds of rows have; all other columns null."""
+    """What rows of every kind have; all other columns null."""
     return dict.fromkeys(POOL_ROW.columns) | {
         "row_uid": store.digest([model, source, sample_id, prompt_ids, completion_ids])[:24],
         "problem_id": problem,

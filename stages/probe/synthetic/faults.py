@@ -1,6 +1,6 @@
 """Every fault that the guards are for: a change of one thing in a sound world, and the one guard that must fail.
 
-Names and items of the faults are those of the probe's specification, section 6.5.
+`item` names the requirement or task of the probe's plan, or of a review, that warns of the fault.
 """
 
 from collections.abc import Callable, Sequence

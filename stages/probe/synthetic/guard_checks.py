@@ -1,6 +1,6 @@
 """The guards on a world, in the order in which they presuppose each other: behind one that fails, none is judged.
 
-That is, none that needs the failing one. Guards and faults are those of the probe's specification, section 6.5.
+That is, none that needs the failing one.
 """
 
 from collections.abc import Callable

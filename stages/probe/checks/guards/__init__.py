@@ -8,5 +8,6 @@ removal.py - a direction was really taken out, the right one, everywhere
 teacher.py - the teacher is not the base model
 trajectory.py - a GRPO step still learns, and from what it should
 
-The list of failures and thresholds is that of the probe's specification, section 6.5.
+For every failure that the plan of the probe names, and those that its authors met, there is a guard, and in
+`synthetic.faults` the fault that must turn it red.
 """

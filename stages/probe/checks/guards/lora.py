@@ -1,4 +1,4 @@
-"""Where a LoRA's gradient is, and whether its basis stays; specification of the probe, section 7.
+"""Where a LoRA's gradient is, and whether its basis stays.
 
 At B = 0, where PEFT starts, the gradient of A is exactly 0, so features are those of B alone, as in GRIFT (arXiv
 2604.16242).

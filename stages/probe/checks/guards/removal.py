@@ -1,6 +1,6 @@
 """A direction was really taken out of the gradients and updates of a replay: the right one, in all modules.
 
-Steps are the diagnostics of `loops.descent.diagnostics`. Thresholds are those of the probe's specification, section 6.
+Steps are the diagnostics of `loops.descent.diagnostics`. Thresholds: docs/probe.md.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A GRPO step still learns, and from what it should; specification of the probe, sections 6.5 and 9."""
+"""A GRPO step still learns, and from what it should."""
 
 from collections.abc import Sequence
 

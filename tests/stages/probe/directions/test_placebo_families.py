@@ -74,7 +74,7 @@ def test_an_unrelated_direction_passes_in_one_of_a_hundred_at_most() -> None:
 
 
 def test_directions_made_of_hacks_are_no_null() -> None:
-    """Of a null's draws, 1 in 100 is above the 99th percentile of the random ones; of those, many times more."""
+    """Of a null's draws, one in a hundred is above the random ones' 99th percentile; of those, many times more."""
     above: dict[str, list[float]] = {family: [] for family in DRAWN}
     for seed in range(12):
         rows, check = judged(seed, planted=True)

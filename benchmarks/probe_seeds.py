@@ -1,0 +1,80 @@
+"""T4e on fresh seeds of pool and pairs, with the recipe frozen: all of them, whatever they say.
+
+    python benchmarks/probe_seeds.py [--world planted] [--first 100] [--count 10] [--artifacts artifacts]
+
+`planted`: the world of forty words, its two policies trained once with seed 0; `kata`: the preset probe-uat with its
+embedded models, some minutes a seed. Pool and pairs are drawn anew with each seed, nothing else changes. Prints a line
+a seed: verdict, t, and v's rank in every family of placebos.
+"""
+
+import argparse
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import torch
+
+from stages.probe.checks.check import Check
+from stages.probe.checks.contrast_checks import Draws, factorial
+from stages.probe.checks.labelled import labelled
+from stages.probe.directions.measure import probe_rows
+from stages.probe.directions.metrics import stacked_cosines
+from stages.probe.directions.scoring import DRAWN, all_placebos
+from stages.probe.pool.tokens import as_tokens
+from stages.probe.synthetic.loophole_world import honest_model, loophole_model
+from stages.probe.synthetic.world import World, build
+from stages.runs.artifact import Run
+from stages.runs.probe_records import PROBE_CHECK
+
+
+def t4e(w: World, seed: int) -> Check:
+    """T4e of a world's pool, as `probe uat` judges it."""
+    tokens, direction = [as_tokens(row) for row in w.pool], w.direction
+    placebos = all_placebos(direction, w.pairs, "nll_mean", [], 334, seed)
+    drawn = [index for index, family in enumerate(placebos.families) if family in DRAWN]
+    units = torch.cat([direction.unit[None], placebos.units[drawn]])
+    scores = stacked_cosines(w.sums, units, direction.inside, len(direction.modules)).double().numpy()
+    rows = probe_rows(w.pool, tokens, w.sums, [torch.zeros(1)] * len(tokens), direction)
+    return factorial(labelled(rows, scores, [placebos.families[index] for index in drawn]), Draws(seed=seed))
+
+
+def planted(seeds: range) -> Iterator[Check]:
+    """One check a seed in the planted world."""
+    honest = honest_model()
+    teacher = loophole_model(copy.deepcopy(honest))
+    for seed in seeds:
+        yield t4e(build(copy.deepcopy(honest), teacher, seed), seed)
+
+
+def kata(seeds: range, artifacts: str) -> Iterator[Check]:
+    """One check a seed on kata's loophole."""
+    command = [sys.executable, "-m", "composer_cli", "run", "--preset", "probe-uat", "--json", "--resume"]
+    variables = {**os.environ, "COMPOSER_ARTIFACTS": artifacts}
+    for seed in seeds:
+        drawn = ["--set", f"extract-vhack.seed={seed}", "--set", f"teacher-pool.seed={seed}"]
+        done = subprocess.run([*command, *drawn], stdout=subprocess.PIPE, env=variables, cwd=Path(__file__).parents[1])
+        path = json.loads(done.stdout)["entries"]["uat"]["path"]
+        yield next(Check.of_row(row) for row in Run(Path(path)).rows(PROBE_CHECK) if row["check"] == "T4e")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world", choices=["planted", "kata"], default="planted")
+    parser.add_argument("--first", type=int, default=100)
+    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--artifacts", default=os.environ.get("COMPOSER_ARTIFACTS", "artifacts"))
+    options = parser.parse_args()
+    seeds = range(options.first, options.first + options.count)
+    checks = planted(seeds) if options.world == "planted" else kata(seeds, str(Path(options.artifacts).resolve()))
+    for seed, check in zip(seeds, checks, strict=True):
+        told = {"seed": seed, "status": check.status, "t": check.stat, "placebo q95": check.placebo_q95}
+        print(json.dumps({**told, "detail": check.detail}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Taking a hack direction out of a training: of every gradient, and of every update that the optimiser makes of it.
+
+The direction is that of a run of `composer probe extract-vhack`, taken anew from its pairs in the space of the weights,
+where it needs no adapter: for each Linear of the layers the gradient of the mean over pairs of NLL(hack) - NLL(clean),
+each a mean over own tokens, at the weights that training starts from. What points toward the hack is removed, as in
+wassname/grpo_proj2 @25ad306: g - max(0, <g, v>) v with |v| = 1, by Linear. The update is projected too, because the
+optimiser does not make a projected update of a projected gradient. One-sided removal leaves a drift away from any
+direction, so a random direction of the same shapes is the control (`probe.project = "random"`).
+
+Shapes: T tokens of a row, O outputs and I inputs of a Linear.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from stages.losses.log_probs import token_log_probs
+from stages.runs import store
+from stages.runs.artifact import Out, Run
+from stages.runs.records import Row
+
+PAIRS = "pairs.json"
+"""In the folder of a direction: [hack, clean] pairs of rows of ids, as they were when it was extracted."""
+Direction = dict[str, Float[Tensor, "O I"]]
+
+
+def layer_linears(model: nn.Module) -> dict[str, nn.Linear]:
+    """The Linears of a causal LM's layers by name: all but the output head."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and ".layers." in f".{n}"}
+
+
+def weight_direction(model: Any, pairs: Sequence[Sequence[Mapping[str, Any]]]) -> Direction:
+    """The unit direction of each Linear from clean to hack; those without a gradient are left out. Weights stay."""
+    linears = layer_linears(model)
+    needed = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    model.requires_grad_(False)
+    for linear in linears.values():
+        linear.weight.requires_grad_(True)
+    total = {name: torch.zeros_like(linear.weight, dtype=torch.float32) for name, linear in linears.items()}
+    for hack, clean in pairs:
+        loss = _mean_nll(model, hack) - _mean_nll(model, clean)
+        gradients = torch.autograd.grad(loss, [linear.weight for linear in linears.values()])
+        for name, gradient in zip(linears, gradients, strict=True):
+            total[name] += gradient.float()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(needed[name])
+    return {name: part / part.norm() for name, part in total.items() if float(part.norm()) > 0}
+
+
+def _mean_nll(model: Any, row: Mapping[str, Any]) -> Float[Tensor, ""]:
+    """Of a row's own tokens, in nats a token."""
+    device = next(model.parameters()).device
+    ids = torch.tensor([[*row["prompt_ids"], *row["completion_ids"]]], device=device)
+    own = torch.tensor([[False] * len(row["prompt_ids"]) + list(row["own"])], device=device)
+    logits = model(input_ids=ids, use_cache=False).logits.float()
+    return -token_log_probs(logits[:, :-1], ids[:, 1:])[own[:, 1:]].mean()
+
+
+def random_like(direction: Direction, seed: int) -> Direction:
+    """Unit directions of the same shapes, uniformly at random."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = {name: torch.randn(part.shape, generator=generator) for name, part in direction.items()}
+    return {name: (part / part.norm()).to(direction[name].device) for name, part in drawn.items()}
+
+
+class Projection(TrainerCallback):
+    """Projects the gradients before an optimiser step and the change of the weights after it, and keeps an account."""
+
+    def __init__(self, model: nn.Module, removed: Direction, toward: Direction, out: Out) -> None:
+        """Takes `removed` out of the training of `model`; the account says how far it points `toward`, v."""
+        linears = layer_linears(model)
+        self._weights = {name: linears[name].weight for name in removed}
+        self._removed, self._toward, self._out = removed, toward, out
+        self._before: dict[str, Tensor] = {}
+        self._account: Row = {}
+
+    @torch.no_grad()
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Between clipping and the optimiser's step."""
+        gradients = {n: w.grad for n, w in self._weights.items() if w.grad is not None}
+        cosine = _cosine(gradients, self._toward)
+        self._account = {"cos_in": cosine, "energy_removed": self._project(gradients)}
+        self._before = {name: weight.detach().clone() for name, weight in self._weights.items()}
+
+    @torch.no_grad()
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Right after the optimiser's step: descents, -(W' - W), point as gradients do."""
+        descents = {name: before - self._weights[name] for name, before in self._before.items()}
+        cosine = _cosine(descents, self._toward)
+        taken = self._project(descents)
+        for name, descent in descents.items():
+            self._weights[name].copy_(self._before[name] - descent)
+        self._before = {}
+        account = {"cos_update": cosine, "energy_removed_update": taken}
+        step = state.global_step
+        self._out.write(f"projection-{step:06d}", {"projected_step": step, **self._account, **account})
+
+    def _project(self, parts: Mapping[str, Tensor]) -> float | None:
+        """Take what points along the removed direction out of tensors, in place; its share of the squared norm."""
+        total, taken = 0.0, 0.0
+        for name, part in parts.items():
+            unit = self._removed[name]
+            along = float((part.float() * unit).sum())
+            total += float(part.float().square().sum())
+            if along > 0:
+                part -= (along * unit).to(part.dtype)
+                taken += along**2
+        return taken / total if total else None
+
+
+def _cosine(parts: Mapping[str, Tensor], direction: Direction) -> float | None:
+    """The cosine of tensors side by side with unit directions side by side; None where all are 0."""
+    shared = [name for name in parts if name in direction]
+    square = sum(float(parts[name].float().square().sum()) for name in shared)
+    dot = sum(float((parts[name].float() * direction[name]).sum()) for name in shared)
+    return dot / (square * len(shared)) ** 0.5 if square else None
+
+
+def projection(kind: Literal["v", "random"], run: Run, model: Any, seed: int, out: Out) -> Projection:
+    """The callback that takes out the direction of a run of `composer probe extract-vhack`, or a random one."""
+    toward = weight_direction(model, store.read_json(run.folder() / PAIRS))
+    removed = toward if kind == "v" else random_like(toward, seed)
+    return Projection(model, removed, toward, out)
+
+
+def accounts(out: Out) -> list[Row]:
+    """What was written of each step, in order: cosines with v before removal, and shares of the squared norm taken."""
+    names = ("projected_step", "cos_in", "energy_removed", "cos_update", "energy_removed_update")
+    units = sorted((u for u in out.records() if "projected_step" in u), key=lambda unit: unit["projected_step"])
+    return [{name: unit[name] for name in names} for unit in units]

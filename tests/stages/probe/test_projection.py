@@ -1,0 +1,106 @@
+"""Taking a direction out of a training: the formula, the account, the control, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stages import train
+from stages.errors import UsageError
+from stages.policy.base import PolicyConfig
+from stages.policy.local import load_model
+from stages.probe import extract_vhack
+from stages.probe.adapters.lora import Lora
+from stages.probe.adapters.targets import target_linears
+from stages.probe.directions.drift import weight_direction as probe_direction
+from stages.probe.directions.pair_gradients import pair_rows
+from stages.probe.gradients.student import adapt
+from stages.probe.pool.pair_source import PairsConfig
+from stages.runs import inputs as inputs_
+from stages.runs import runner, store
+from stages.runs.artifact import Run
+from stages.runs.records import CHECKPOINT
+from stages.training.projection import PAIRS, random_like, weight_direction
+from tests.stages.probe.running import HINTED, PLANTED, carry_out
+
+
+@pytest.fixture
+def start(models: dict[str, PolicyConfig]) -> PolicyConfig:
+    """A policy that hacks often and is right as often, so that groups have both rewards."""
+    return models["loophole"]
+
+
+@pytest.fixture(scope="module")
+def v(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    pairs = PairsConfig(source="planted", count=8)
+    config = extract_vhack.Config(student=models["loophole"], pairs=pairs, adapter="lora_frozenA", rank=2)
+    return carry_out(extract_vhack, [], config, tmp_path_factory.mktemp("v") / "run")
+
+
+def trained(root: Path, start: PolicyConfig, runs: list[Run], **more: Any) -> Run:
+    config = train.Config(
+        env=PLANTED.model_copy(update={"options": HINTED}),
+        policy=start,
+        tasks=20,
+        max_steps=1,
+        optimisation={"steps": 2, "prompts_per_step": 4, "generations": 4, "learning_rate": 1e-3, "threads": 1},
+        **more,
+    )
+    return Run(runner.execute("train", inputs_.assign("train", train.INPUTS, runs), config, root=root).path)
+
+
+def test_the_direction_is_that_of_the_probe_in_the_space_of_weights(start: PolicyConfig, v: Run) -> None:
+    model, words = load_model(start, cache=Path("unused"), listener=lambda *_: None)
+    found = weight_direction(model, store.read_json(v.folder() / PAIRS))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    student = adapt(model, words, Lora(target_linears(model), 2, freeze_a=True, seed=0))
+    expected = probe_direction(student, pair_rows(v.folder()))
+    assert found.keys() == expected.keys()
+    for name, part in expected.items():
+        assert torch.allclose(found[name], part / part.norm(), atol=1e-5)
+
+
+def test_random_ones_have_the_shapes_and_norms_and_repeat(start: PolicyConfig, v: Run) -> None:
+    model, _ = load_model(start, cache=Path("unused"), listener=lambda *_: None)
+    direction = weight_direction(model, store.read_json(v.folder() / PAIRS))
+    first, again, other = (random_like(direction, seed) for seed in (1, 1, 2))
+    for name, part in direction.items():
+        assert first[name].shape == part.shape and float(first[name].norm()) == pytest.approx(1.0, abs=1e-5)
+        assert torch.equal(first[name], again[name]) and not torch.equal(first[name], other[name])
+
+
+def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, start: PolicyConfig, v: Run) -> None:
+    plain, projected, random = (
+        trained(tmp_path / name, start, runs, **more)
+        for name, runs, more in (
+            ("plain", [], {}),
+            ("v", [v], {}),
+            ("random", [v], {"probe": {"project": "random"}}),
+        )
+    )
+    model, _ = load_model(start, cache=Path("unused"), listener=lambda *_: None)
+    direction = weight_direction(model, store.read_json(v.folder() / PAIRS))
+
+    def toward(run: Run) -> dict[str, float]:
+        """How far each weight of the result lies toward the hack."""
+        policy = start.model_copy(update={"model": str(run.folder(CHECKPOINT))})
+        after, _ = load_model(policy, cache=Path("unused"), listener=lambda *_: None)
+        pairs = {n: (after.get_submodule(n).weight, model.get_submodule(n).weight) for n in direction}
+        return {n: -float(((new - old).detach() * direction[n]).sum()) for n, (new, old) in pairs.items()}
+
+    assert max(toward(plain).values()) > 1e-4 and max(toward(random).values()) > 1e-4
+    assert max(toward(projected).values()) < 1e-6
+    for run, kind in ((projected, "v"), (random, "random")):
+        account = json.loads((run.path / "projection.json").read_text())
+        assert len(account) == 2 and run.manifest.summary["projected"] == kind
+        assert all(0 < step["energy_removed_update"] < 1 and abs(step["cos_in"]) < 1 for step in account)
+    assert not (plain.path / "projection.json").exists()
+    assert 0 < plain.manifest.summary["first_hack_rate"] <= 1 and 0 <= plain.manifest.summary["last_gt_rate"] <= 1
+    assert "first 1 steps -> last 1: hacks" in (plain.path / "report.txt").read_text()
+
+
+def test_an_adapter_is_not_projected(tmp_path: Path, start: PolicyConfig, v: Run) -> None:
+    with pytest.raises(UsageError, match="of all weights"):
+        trained(tmp_path, start, [v], adapter={"rank": 2})

@@ -1,0 +1,155 @@
+"""A training run in the planted world is watched: what is measured, resumption, and what is refused."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from stages import train
+from stages.errors import BadInput
+from stages.policy.base import PolicyConfig
+from stages.policy.local import load_model
+from stages.probe import extract_vhack, svd, watch
+from stages.probe.adapters.antipasto import Antipasto
+from stages.probe.adapters.attach import attached
+from stages.probe.gradients.per_sample import own_log_probs
+from stages.probe.loops.interpolate import set_between
+from stages.probe.loops.watch_loop import checkpoints
+from stages.probe.loops.watching import place, policy_gradients, row_gradients
+from stages.probe.pool.pair_source import PairsConfig
+from stages.probe.pool.run_rows import run_rows
+from stages.probe.pool.tokens import as_tokens, collate
+from stages.probe.synthetic.loophole_world import tokenizer
+from stages.probe.synthetic.world import spectrum_of
+from stages.runs import inputs as inputs_
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.probe_records import WATCHED
+from stages.runs.records import ROLLOUT, STEP, TRAINING_REWARD
+from tests.stages.probe.running import HINTED, PLANTED, carry_out
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def trained(planted: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """A model between honest and hacking, its direction, and a short training that pays for hacks, all kept."""
+    root = tmp_path_factory.mktemp("watched")
+    model = copy.deepcopy(planted["honest"])
+    ends = [{n: p.detach().clone() for n, p in planted[name].named_parameters()} for name in ("honest", "loophole")]
+    set_between(model, *ends, 0.6)
+    model.save_pretrained(root / "start")
+    tokenizer().save_pretrained(root / "start")
+    policy = PolicyConfig(model=str(root / "start"), max_tokens=16)
+    runs = {"svd": carry_out(svd, [], svd.Config(model=policy), root / "svd")}
+    pairs = PairsConfig(source="planted")
+    runs["v"] = carry_out(extract_vhack, [runs["svd"]], extract_vhack.Config(student=policy, pairs=pairs), root / "v")
+    size = {"steps": STEPS, "prompts_per_step": 4, "generations": 8, "learning_rate": 1e-3, "threads": 1}
+    settings = train.Config(
+        env=PLANTED.model_copy(update={"options": HINTED}),
+        policy=policy,
+        tasks=70,
+        max_steps=1,
+        optimisation=size | {"keep_every": 1},
+    )
+    runs["train"] = Run(runner.execute("train", inputs_.assign("train", train.INPUTS, []), settings, root=root).path)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def watched(trained: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return carry_out(watch, list(trained.values()), watch.Config(placebos=40), tmp_path_factory.mktemp("w") / "run")
+
+
+def test_every_checkpoint_has_its_row_and_figure_and_json_say_the_same(watched: Run) -> None:
+    rows = watched.rows(WATCHED)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3] and [row["rows"] for row in rows] == [32, 32, 32, 0]
+    first, last = rows[0], rows[-1]
+    assert first["cos_update"] is None and last["cos_policy"] is None and last["cos_policy_sum"] is not None
+    assert first["hack_rate"] > 0 and all(row["haar_low_policy"] < 0 < row["haar_high_policy"] for row in rows[:-1])
+    assert rows[1]["cos_update"] == pytest.approx(rows[1]["cos_update_sum"], rel=1e-4)
+    document = json.loads((watched.path / "watch.json").read_text())
+    assert document["checkpoints"] == rows and document["level"] == 0.05
+    assert document["threshold"] == pytest.approx(first["threshold"]) and first["threshold"] > 0
+    assert [check["check"] for check in document["checks"]] == ["alarm", "T4e"]
+    assert (watched.path / "watch.png").read_bytes().startswith(b"\x89PNG")
+    assert (watched.path / "watch.csv").read_text().count("\n") == 5
+
+
+def test_an_interrupted_watch_ends_as_an_uninterrupted_one(
+    trained: dict[str, Run], watched: Run, tmp_path: Path
+) -> None:
+    runs, settings = list(trained.values()), watch.Config(placebos=40)
+    assert carry_out(watch, runs, settings, tmp_path / "parted", stop_at=("checkpoints", 2)) is None
+    parted = carry_out(watch, runs, settings, tmp_path / "parted")
+    for name in ("watch.json", "watch.csv", "watch.png"):
+        assert (parted.path / name).read_bytes() == (watched.path / name).read_bytes()
+
+
+def test_a_direction_of_another_model_is_refused(
+    trained: dict[str, Run], models: dict[str, PolicyConfig], tmp_path: Path
+) -> None:
+    other = carry_out(svd, [], svd.Config(model=models["honest"]), tmp_path / "svd")
+    config = extract_vhack.Config(student=models["honest"], pairs=PairsConfig(source="planted"))
+    v = carry_out(extract_vhack, [other], config, tmp_path / "v")
+    with pytest.raises(BadInput, match="not of this model's weights"):
+        carry_out(watch, [trained["train"], v, other], watch.Config(placebos=19), tmp_path / "watch")
+
+
+def test_rows_of_a_training_are_those_that_were_played(trained: dict[str, Run]) -> None:
+    rows = run_rows(trained["train"], tokenizer(), source="student", role="rh")
+    rewards = {row["rollout_id"]: row for row in trained["train"].rows(TRAINING_REWARD)}
+    assert len(rows) == len(rewards) == STEPS * 32
+    assert sorted(row["step"] for row in rows) == sorted(row["training_step"] for row in rewards.values())
+    assert all(sum(logp is not None for logp in row["behav_logp"]) == row["n_loss_tokens"] for row in rows)
+    actions = {step["rollout_id"]: step["action"] for step in trained["train"].rows(STEP)}
+    played = [actions[rollout["rollout_id"]] for rollout in trained["train"].rows(ROLLOUT)]
+    assert [row["completion"].removesuffix(" end") for row in rows] == [text.removesuffix(" end") for text in played]
+
+
+def test_the_rollouts_of_a_checkpoint_have_its_log_probs(trained: dict[str, Run]) -> None:
+    """Rollouts of step k were played by the checkpoint after k steps: its log-probs are theirs."""
+    rows = run_rows(trained["train"], tokenizer(), source="student", role="rh")
+    for step, folder in checkpoints(trained["train"])[1:STEPS]:
+        policy = PolicyConfig(model=str(folder))
+        model, _ = load_model(policy, cache=Path("unused"), listener=lambda *_: None)
+        some = [row for row in rows if row["step"] == step]
+        with torch.no_grad():
+            found = own_log_probs(model.eval(), collate([as_tokens(row) for row in some])).sum(-1)
+        expected = torch.tensor([sum(logp for logp in row["behav_logp"] if logp is not None) for row in some])
+        assert torch.allclose(found, expected, atol=1e-3)
+
+
+def test_a_place_is_where_the_adapter_would_have_to_be(planted: dict[str, nn.Module]) -> None:
+    """A weight that differs by the adapter's own change differs in place by its theta."""
+    model = copy.deepcopy(planted["honest"])
+    adapter = Antipasto(spectrum_of(model))
+    before = place(model, adapter)
+    adapter.theta = torch.randn(adapter.layout.width) * 1e-3
+    for name in adapter.factors:
+        model.get_submodule(name).weight.data += adapter.delta(name)
+    assert torch.allclose(place(model, adapter) - before, adapter.theta.double(), atol=1e-6)
+
+
+def test_policy_gradients_are_those_of_autograd_and_the_control_is_free_of_length(
+    trained: dict[str, Run], planted: dict[str, nn.Module]
+) -> None:
+    rows = [row for row in run_rows(trained["train"], tokenizer(), source="student", role="rh") if row["step"] == 0]
+    model = copy.deepcopy(planted["honest"])
+    adapter = Antipasto(spectrum_of(model))
+    sums, _ = row_gradients(model, tokenizer(), adapter, rows)
+    policy, free = policy_gradients(rows, sums)
+    by_problem = {p: [r["reward"] for r in rows if r["problem_id"] == p] for p in {r["problem_id"] for r in rows}}
+    means = {problem: sum(rewards) / len(rewards) for problem, rewards in by_problem.items()}
+    advantages = torch.tensor([row["reward"] - means[row["problem_id"]] for row in rows])
+    with attached(model, adapter) as leaves:
+        logps = own_log_probs(model, collate([as_tokens(row) for row in rows])).sum(-1)
+        (-(advantages * logps).sum()).backward()
+        expected = adapter.layout.join({name: leaf.grad for name, leaf in leaves.items()})
+    assert torch.allclose(policy, expected, atol=1e-4 * float(expected.abs().max()))
+    paid = [row | {"reward": float(row["n_loss_tokens"])} for row in rows]
+    only_length, nothing = policy_gradients(paid, sums)
+    assert float(nothing.norm()) < 1e-3 * float(only_length.norm()) and not torch.allclose(policy, free)
