@@ -75,7 +75,10 @@ class WatchLoop:
 
         `BadInput` when the direction is not of the model that training started from.
         """
-        config = self.start if folder is None else self.start.model_copy(update={"model": str(folder)})
+        wide = self.start.model_copy(
+            update={"dtype": "float32"}
+        )  # bfloat16 would round a LoRA's change away on merging
+        config = wide if folder is None else wide.model_copy(update={"model": str(folder)})
         model, tokenizer = load_model(config, cache=self.out.cache, listener=self.out.progress)
         settings = (self.facts["adapter_rank"], self.facts["adapter_seed"])
         adapter = open_adapter(self.facts["adapter"], model, self.spectrum, *settings)

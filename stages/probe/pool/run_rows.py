@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from stages.messages import Message
 from stages.probe.pool.rows import pool_row, prompt_sha256
 from stages.probe.pool.tokens import TokenRow
 from stages.probe.pool.transcripts import token_row
@@ -47,7 +48,7 @@ def _trained(run: Run) -> bool:
 
 def _row(rollout: Row, steps: list[Row], tokenizer: Any, source: str, role: str) -> Row:
     states, last = trace.states(steps), steps[-1]
-    tokens, behaviour = _sampled(steps) or (_rendered(tokenizer, states, steps), None)
+    tokens, behaviour = _sampled(steps) or (rendered(tokenizer, states, steps), None)
     row = pool_row(
         list(tokens.prompt_ids),
         list(tokens.completion_ids),
@@ -94,7 +95,8 @@ def _sampled(steps: list[Row]) -> tuple[TokenRow, list[float | None]] | None:
     return TokenRow(first, ids, [logp is not None for logp in logps]), logps
 
 
-def _rendered(tokenizer: Any, states: list[list[dict[str, str]]], steps: list[Row]) -> TokenRow:
+def rendered(tokenizer: Any, states: list[list[Message]], steps: list[Row]) -> TokenRow:
+    """A rollout as ids that `tokenizer` makes of its text; `states` are the conversations before each of its steps."""
     start = len(states[0])
     answer = [*states[-1][start:], {"role": "assistant", "content": steps[-1]["action"]}]
     return token_row(tokenizer, states[0], answer)

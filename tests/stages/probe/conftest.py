@@ -5,12 +5,16 @@ import copy
 import pytest
 from torch import nn
 
+from stages import train
 from stages.policy.base import PolicyConfig
-from stages.probe import extract_vhack, replay, score, svd, teacher_pool
+from stages.probe import extract_vhack, replay, score, svd, teacher_pool, watch
+from stages.probe.loops.interpolate import set_between
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.synthetic.loophole_world import honest_model, loophole_model, tokenizer
+from stages.runs import inputs as inputs_
+from stages.runs import runner
 from stages.runs.artifact import Run
-from tests.stages.probe.running import carry_out, pool_config
+from tests.stages.probe.running import HINTED, PLANTED, WATCHED_STEPS, carry_out, pool_config
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +47,34 @@ def chain(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPathFact
         runs[arm] = carry_out(replay, given, replay.Config(arm=arm, student=honest), folder / arm)
     runs["score"] = carry_out(score, [runs["vanilla"], runs["v"]], score.Config(), folder / "score")
     return runs
+
+
+@pytest.fixture(scope="session")
+def trained(planted: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """A model between honest and hacking, its direction, and a short training that pays for hacks, all of it kept."""
+    root = tmp_path_factory.mktemp("trained")
+    model = copy.deepcopy(planted["honest"])
+    ends = [{n: p.detach().clone() for n, p in planted[name].named_parameters()} for name in ("honest", "loophole")]
+    set_between(model, *ends, 0.6)
+    model.save_pretrained(root / "start")
+    tokenizer().save_pretrained(root / "start")
+    policy = PolicyConfig(model=str(root / "start"), max_tokens=16)
+    runs = {"svd": carry_out(svd, [], svd.Config(model=policy), root / "svd")}
+    config = extract_vhack.Config(student=policy, pairs=PairsConfig(source="planted"))
+    runs["v"] = carry_out(extract_vhack, [runs["svd"]], config, root / "v")
+    size = {"prompts_per_step": 4, "generations": 8, "learning_rate": 1e-3, "threads": 1, "keep_every": 1}
+    settings = train.Config(
+        env=PLANTED.model_copy(update={"options": HINTED}),
+        policy=policy,
+        tasks=70,
+        max_steps=1,
+        optimisation=size | {"steps": WATCHED_STEPS},
+    )
+    runs["train"] = Run(runner.execute("train", inputs_.assign("train", train.INPUTS, []), settings, root=root).path)
+    return runs
+
+
+@pytest.fixture(scope="session")
+def watched(trained: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """What a watch of that training shows."""
+    return carry_out(watch, list(trained.values()), watch.Config(placebos=40), tmp_path_factory.mktemp("w") / "run")

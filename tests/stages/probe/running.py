@@ -18,6 +18,8 @@ from stages.runs.artifact import Interrupted, Run
 
 PLANTED = EnvConfig(name="stages.probe.synthetic.loophole_world:PlantedEnv")
 HINTED, PLAIN = {"hint": True}, {"hint": False}
+WATCHED_STEPS = 3
+"""Of the short training that is watched."""
 
 
 def carry_out(

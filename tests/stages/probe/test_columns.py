@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from stages import train
 from stages.policy.base import PolicyConfig
-from stages.probe import extract_vhack, grpo, uat
+from stages.probe import extract_vhack, grpo, uat, watch
 from stages.probe.directions.measure import probe_rows
 from stages.probe.directions.v_hack import V_HACK_FILE, load_direction
 from stages.probe.gradients.tiny import tiny_qwen3
@@ -15,7 +16,8 @@ from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.pool.rows import recorded_rows
 from stages.probe.pool.tokens import as_tokens
 from stages.probe.synthetic.loophole_world import WORDS, tokenizer
-from stages.runs import probe_records
+from stages.runs import inputs as inputs_
+from stages.runs import probe_records, runner
 from stages.runs.artifact import Run
 from stages.runs.kinds import Kind
 from stages.runs.probe_records import (
@@ -27,6 +29,7 @@ from stages.runs.probe_records import (
     PROBE_SCORE,
     SVD_MODULE,
     TRAJECTORY,
+    WATCHED,
 )
 from stages.runs.store import read_lines
 from tests.stages.envs.leetcode_rh.conftest import folder
@@ -38,11 +41,26 @@ __all__ = ["folder", "leetcode_rows"]
 Rows = list[dict[str, Any]]
 
 
+def _alarmed(trained: dict[str, Run], folder: Path) -> Run:
+    """A watch of a training that takes large steps toward the hack which it is paid for."""
+    settings = train.Config.model_validate(trained["train"].manifest.config)
+    size = settings.optimisation.model_copy(update={"learning_rate": 3e-3, "steps": 6, "prompts_per_step": 8})
+    config = settings.model_copy(update={"optimisation": size})
+    run = Run(runner.execute("train", inputs_.assign("train", train.INPUTS, []), config, root=folder).path)
+    given = [run, trained["v"], trained["svd"]]
+    return carry_out(watch, given, watch.Config(placebos=40, seed=1), folder / "watch")
+
+
 @pytest.fixture
 def found(
-    chain: dict[str, Run], models: dict[str, PolicyConfig], leetcode_rows: Rows, tmp_path: Path
+    chain: dict[str, Run],
+    models: dict[str, PolicyConfig],
+    leetcode_rows: Rows,
+    trained: dict[str, Run],
+    watched: Run,
+    tmp_path: Path,
 ) -> dict[str, Rows]:
-    """Rows of each kind, from the whole chain, two trajectories, recorded rows and leetcode-rh answers."""
+    """Rows of each kind: the whole chain, two trajectories, two watches, recorded rows and leetcode-rh answers."""
     judged = carry_out(
         uat, [chain[name] for name in ("pool", "vanilla", "projected", "score", "v")], uat.Config(), tmp_path / "uat"
     )
@@ -92,6 +110,7 @@ def found(
         PLACEBO.name: chain["score"].rows(PLACEBO),
         PROBE_CHECK.name: judged.rows(PROBE_CHECK),
         TRAJECTORY.name: [row for arm in arms for row in arm.rows(TRAJECTORY)],
+        WATCHED.name: [*watched.rows(WATCHED), *_alarmed(trained, tmp_path).rows(WATCHED)],
     }
 
 

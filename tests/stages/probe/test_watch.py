@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from stages import train
 from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
@@ -16,7 +15,6 @@ from stages.probe import extract_vhack, svd, watch
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import attached
 from stages.probe.gradients.per_sample import own_log_probs
-from stages.probe.loops.interpolate import set_between
 from stages.probe.loops.watch_loop import checkpoints
 from stages.probe.loops.watching import place, policy_gradients, row_gradients
 from stages.probe.pool.pair_source import PairsConfig
@@ -24,44 +22,11 @@ from stages.probe.pool.run_rows import run_rows
 from stages.probe.pool.tokens import as_tokens, collate
 from stages.probe.synthetic.loophole_world import tokenizer
 from stages.probe.synthetic.world import spectrum_of
-from stages.runs import inputs as inputs_
-from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.probe_records import WATCHED
 from stages.runs.records import ROLLOUT, STEP, TRAINING_REWARD
-from tests.stages.probe.running import HINTED, PLANTED, carry_out
-
-STEPS = 3
-
-
-@pytest.fixture(scope="module")
-def trained(planted: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """A model between honest and hacking, its direction, and a short training that pays for hacks, all kept."""
-    root = tmp_path_factory.mktemp("watched")
-    model = copy.deepcopy(planted["honest"])
-    ends = [{n: p.detach().clone() for n, p in planted[name].named_parameters()} for name in ("honest", "loophole")]
-    set_between(model, *ends, 0.6)
-    model.save_pretrained(root / "start")
-    tokenizer().save_pretrained(root / "start")
-    policy = PolicyConfig(model=str(root / "start"), max_tokens=16)
-    runs = {"svd": carry_out(svd, [], svd.Config(model=policy), root / "svd")}
-    pairs = PairsConfig(source="planted")
-    runs["v"] = carry_out(extract_vhack, [runs["svd"]], extract_vhack.Config(student=policy, pairs=pairs), root / "v")
-    size = {"steps": STEPS, "prompts_per_step": 4, "generations": 8, "learning_rate": 1e-3, "threads": 1}
-    settings = train.Config(
-        env=PLANTED.model_copy(update={"options": HINTED}),
-        policy=policy,
-        tasks=70,
-        max_steps=1,
-        optimisation=size | {"keep_every": 1},
-    )
-    runs["train"] = Run(runner.execute("train", inputs_.assign("train", train.INPUTS, []), settings, root=root).path)
-    return runs
-
-
-@pytest.fixture(scope="module")
-def watched(trained: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return carry_out(watch, list(trained.values()), watch.Config(placebos=40), tmp_path_factory.mktemp("w") / "run")
+from tests.stages.probe.running import WATCHED_STEPS as STEPS
+from tests.stages.probe.running import carry_out
 
 
 def test_every_checkpoint_has_its_row_and_figure_and_json_say_the_same(watched: Run) -> None:

@@ -10,8 +10,7 @@ from stages.policy.base import PolicyConfig
 from stages.probe import teacher_pool
 from stages.probe.checks.guards.prompts import Contract
 from stages.probe.loops.config import GivenConfig
-from stages.probe.pool import run_rows as module
-from stages.probe.pool.run_rows import run_rows
+from stages.probe.pool.run_rows import rendered, run_rows
 from stages.probe.synthetic.loophole_world import HINT, tokenizer
 from stages.rollouts import trace
 from stages.runs import inputs as inputs_
@@ -56,9 +55,9 @@ def test_without_ids_the_same_tokens_come_from_the_text(collected: dict[str, Run
     order = [row["rollout_id"] for row in collected["teacher"].rows(ROLLOUT)]
     for index in ended:
         steps = by_rollout[order[index]]
-        rendered = module._rendered(tokenizer(), trace.states(steps), steps)
-        assert list(rendered.prompt_ids) == rows[index]["prompt_ids"]
-        assert list(rendered.completion_ids) == rows[index]["completion_ids"]
+        again = rendered(tokenizer(), trace.states(steps), steps)
+        assert list(again.prompt_ids) == rows[index]["prompt_ids"]
+        assert list(again.completion_ids) == rows[index]["completion_ids"]
 
 
 def test_a_pool_is_made_of_several_runs(
