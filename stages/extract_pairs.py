@@ -26,7 +26,7 @@ from stages.pairs.labels import class_names
 from stages.pairs.outcomes import NotReproducible, State, outcomes
 from stages.pairs.report import report
 from stages.pairs.rows import by_task, of_group, pair_row
-from stages.pairs.states import AnsweredState, answered_states, judged, names
+from stages.pairs.states import AnsweredState, answered_states, blindly_asked, judged, names
 from stages.pairs.voting import Ballot, Preference, decide, distinct, merged
 from stages.rollouts.trace import by_rollout, prompt_ids
 from stages.runs.artifact import Out, Run, Slot
@@ -83,8 +83,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
             results = pool.map(lambda state: _vote(state, tasks[state.task_id], make), missing)
             out.write_all((state.digest, result, False) for state, result in zip(missing, results, strict=True))
     out.progress("states", len(states), len(states))
-    rollouts, answers = inputs.one("rollouts"), inputs.one("teacher_actions")
-    _finish(states, _prompts(rollouts), tasks, spent(answers.rows(TEACHER_ACTION)), rollouts.rows(ROLLOUT), out)
+    _finish(states, tasks, inputs.one("rollouts"), inputs.one("teacher_actions"), out)
 
 
 def _prompts(rollouts: Run) -> Prompts:
@@ -138,22 +137,17 @@ def _vote(state: AnsweredState, task: Task, make: Callable[[], Environment] | No
 def _ballot(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> Row:
     if step["truncated"]:
         return {"pairs": [], "reason": "student_truncated"}
+    if not any(state.teachers.values()):
+        return {"pairs": [], "reason": "not_asked"}
     preferences, reason = decide(Ballot(step["action"], state.teachers, classes))
     return {"pairs": [vars(preference) for preference in preferences], "reason": reason}
 
 
-def _finish(
-    states: list[AnsweredState],
-    prompts: Prompts,
-    tasks: dict[str, Task],
-    cost: dict[str, float | None],
-    rollouts: list[Row],
-    out: Out,
-) -> None:
+def _finish(states: list[AnsweredState], tasks: dict[str, Task], rollouts: Run, answers: Run, out: Out) -> None:
     """Pairs in the order of the states, each once, and the count of every reason for dropping."""
     dropped: Counter[str] = Counter()
     pairs: dict[str, Row] = {}
-    records = {record["unit"]: record for record in out.records()}
+    records, prompts = {record["unit"]: record for record in out.records()}, _prompts(rollouts)
     for state in states:
         record = records[state.digest]
         for step, vote in zip(state.recorded.steps, record["votes"], strict=True):
@@ -172,6 +166,9 @@ def _finish(
                 pairs.setdefault(row["pair_id"], row)
     rows = list(pairs.values())
     out.table(PAIR, rows)
+    cost = spent(answers.rows(TEACHER_ACTION))
+    seen = {state.digest: judged(state, records[state.digest]) for state in states}
+    tested = [seen[state.digest] for state in blindly_asked(states, answers)]
     report(
         rows,
         +dropped,
@@ -179,7 +176,7 @@ def _finish(
         num_steps=sum(len(state.recorded.steps) for state in states),
         out=out,
         spent=cost,
-        evidence=evidence([judged(state, records[state.digest]) for state in states], outcomes_of(rollouts), cost),
+        evidence=evidence(list(seen.values()), outcomes_of(rollouts.rows(ROLLOUT)), cost, tested),
     )
 
 

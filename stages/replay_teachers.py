@@ -5,11 +5,13 @@ distinct state, a teacher, a sample. Equal states of several rollouts are asked 
 side by side, each rollout's steps in their order; meanwhile local ones take their turns.
 """
 
+from collections import Counter
 from typing import Any
 
 from pydantic import Field, field_validator
 
 from stages.errors import Incomplete
+from stages.pairs.evidence import outcomes
 from stages.policy import open_policy
 from stages.policy.probing import EXTRAS
 from stages.policy.spending import spending, table, verdict
@@ -18,14 +20,24 @@ from stages.runs.artifact import Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
-from stages.runs.records import STEP, TEACHER_ACTION, Row
-from stages.teachers.asking import FINAL, ask_all
+from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
+from stages.teachers.asking import FINAL, Policies, ask_all
+from stages.teachers.gate import GateConfig, ask_gated
 from stages.teachers.questions import Asked, questions
 from stages.teachers.table import TeacherConfig
 
 VERSION = 3
 INPUTS = {"rollouts": Slot(STEP)}
 OUTPUTS = {"teacher_actions": TEACHER_ACTION}
+
+
+WHY_SPARED = {
+    "passed": "of rollouts that passed",
+    "with": "where a majority is with the student",
+    "against": "where a majority stands against the student",
+    "open": "where none is reached, but asking is not worth its price",
+    "no student": "where the student was cut off",
+}
 
 
 class Config(StageConfig):
@@ -37,6 +49,8 @@ class Config(StageConfig):
     """The teacher table."""
     samples: int = Field(1, gt=0)
     """Answers of every teacher to one state; more than one wants a temperature above 0."""
+    gate: GateConfig = GateConfig()
+    """Whether dear teachers are asked only where they can matter."""
     min_answered: float = Field(0.8, ge=0.0, le=1.0, json_schema_extra={"affects_results": False})
     """Share of the questions that must be answered whole, or the run does not pass."""
     max_usd_per_trace: float = Field(5.0, gt=0, json_schema_extra={"affects_results": False})
@@ -77,19 +91,28 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     }
     for name, policy in policies.items():
         out.model(name, **policy.facts())
-    ask_all(asked, policies, out)
+    spared = _ask(asked, policies, rollouts, config, out)
     answers = {record["unit"]: record["answer"] for record in out.records()}
-    rows = [answers[question.key] for questions in asked.values() for question in questions]
+    rows = [answers[q.key] for questions in asked.values() for q in questions if q.key in answers]
     out.table(TEACHER_ACTION, rows)
     omitting = len({q.state for questions in asked.values() for q in questions if q.omits_media})
-    _report(rows, list(by_rollout(rollouts.rows(STEP))), omitting, config, out)
+    _report(rows, list(by_rollout(rollouts.rows(STEP))), omitting, spared, config, out)
+
+
+def _ask(asked: Asked, policies: Policies, rollouts: Run, config: Config, out: Out) -> Counter[str]:
+    """Ask everybody, or those whom the gate lets through; how many questions it spared, by reason."""
+    if config.gate.rule == "off" and not config.gate.failed_only:
+        ask_all(asked, policies, out)
+        return Counter()
+    passed = outcomes(rollouts.rows(ROLLOUT))
+    return ask_gated(asked, policies, config.teachers, config.gate, passed, out)
 
 
 def _asked(inputs: Inputs, config: Config) -> Asked:
     return questions(inputs.one("rollouts"), config.teachers, config.samples, config.seed)
 
 
-def _report(rows: list[Row], traces: list[str], omitting: int, config: Config, out: Out) -> None:
+def _report(rows: list[Row], traces: list[str], omitting: int, spared: Counter[str], config: Config, out: Out) -> None:
     spent = spending(rows, traces)
     total, unfinished = spent[-1], [row for row in rows if row["error_type"] not in FINAL]
     found = verdict(
@@ -103,6 +126,7 @@ def _report(rows: list[Row], traces: list[str], omitting: int, config: Config, o
         done=len(rows) - total.failed,
         failed=total.failed,
         truncated=total.truncated,
+        **({"not_asked": spared.total()} if spared else {}),
         **({"states_with_media": omitting} if omitting else {}),
     )
     out.manifest.tokens.update(
@@ -116,7 +140,7 @@ def _report(rows: list[Row], traces: list[str], omitting: int, config: Config, o
         teachers=[line.as_dict() for line in spent],
         possibly_usd=out.budget.possibly,
     )
-    out.text("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{_notes(rows, spent, omitting, out)}")
+    out.text("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{_notes(rows, spent, omitting, spared, out)}")
     if unfinished:
         first = unfinished[0]
         rest = "All others are" if len(unfinished) < len(rows) else "There are no others, nothing is"
@@ -126,7 +150,7 @@ def _report(rows: list[Row], traces: list[str], omitting: int, config: Config, o
         )
 
 
-def _notes(rows: list[Row], spent: list[Any], omitting: int, out: Out) -> str:
+def _notes(rows: list[Row], spent: list[Any], omitting: int, spared: Counter[str], out: Out) -> str:
     """What a reader of the table has to know about its numbers."""
     bound = sum(row["usage_by"] == "bound" and row["error_type"] is None for row in rows)
     unpriced = [line.teacher for line in spent[:-1] if line.unpriced]
@@ -136,6 +160,9 @@ def _notes(rows: list[Row], spent: list[Any], omitting: int, out: Out) -> str:
         (out.budget.possibly, f"Another {out.budget.possibly:.4f} USD are possibly paid, for calls without a bill."),
         (omitting, f"{omitting} states had pictures or sounds, of which teachers saw a mark alone."),
     ]
+    if spared:
+        reasons = ", ".join(f"{number} {WHY_SPARED[reason]}" for reason, number in sorted(spared.items()))
+        notes.append((True, f"Not asked: {reasons}."))
     said = [note for holds, note in notes if holds]
     return "".join(f"{note}\n" for note in [*said, *_servers(out)])
 

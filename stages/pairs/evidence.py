@@ -37,17 +37,23 @@ def spent(answers: Sequence[Row]) -> dict[str, float | None]:
 
 
 def evidence(
-    states: Sequence[JudgedState], passed: Mapping[str, bool | None], spent: Mapping[str, float | None]
+    states: Sequence[JudgedState],
+    passed: Mapping[str, bool | None],
+    spent: Mapping[str, float | None],
+    tested: Sequence[JudgedState] | None = None,
 ) -> tuple[Verdict, dict[str, Any], str]:
     """Verdict, numbers for the manifest, and lines for the report. spent: USD of each teacher's answers, in order.
 
+    tested: the states to test signal on, where those in which everybody was asked were not all chosen blindly.
+
     The student counts with its first recorded step of a state, so that everybody speaks once in it.
     """
+    tested = states if tested is None else tested
     labels = numbered(
-        [state.students[0] for state in states],
-        {name: [state.says(name) for state in states] for name in spent},
-        [state.task for state in states],
-        [state.step for state in states],
+        [state.students[0] for state in tested],
+        {name: [state.says(name) for state in tested] for name in spent},
+        [state.task for state in tested],
+        [state.step for state in tested],
     )
     found, aligned = agreement.signal(labels), alignment(states, passed)
     audits = audit(states, passed, spent)

@@ -1,5 +1,6 @@
 """Distinct states with the teachers' actions in them, and who did what in each, by names of classes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stages.errors import BadInput
@@ -12,7 +13,10 @@ from stages.runs.records import STEP, TEACHER_ACTION, Row
 
 @dataclass(frozen=True)
 class AnsweredState:
-    """A distinct state with the teachers' actions in it, one a sample; None for no answer, or one that was cut off."""
+    """A distinct state with the teachers' actions in it, one a sample; None for no answer, or one that was cut off.
+
+    A teacher that was not asked there has no samples; it counts when majorities are taken.
+    """
 
     digest: str
     recorded: RecordedState
@@ -24,14 +28,23 @@ class AnsweredState:
         return str(self.recorded.steps[0]["task_id"])
 
 
+def explored(digest: str, share: float) -> bool:
+    """Whether a state is in a random share of all: by its digest, so that everybody agrees on it."""
+    return int(digest[:12], 16) < share * 16**12
+
+
 def answered_states(rollouts: Run, answers: Run) -> list[AnsweredState]:
     """The distinct states, with the teachers' answers; `BadInput` when the answers belong to other rollouts."""
     _same_origin(rollouts, answers)
     recorded = states_by_digest(rollouts.rows(STEP))
     answered = {digest: AnsweredState(digest, state) for digest, state in recorded.items()}
-    for row in answers.rows(TEACHER_ACTION):
+    rows = answers.rows(TEACHER_ACTION)
+    table = list(dict.fromkeys(row["teacher"] for row in rows))
+    for state in answered.values():
+        state.teachers.update({name: [] for name in table})
+    for row in rows:
         whole = row["action"] if row["finish_reason"] != "length" else None
-        answered[row["state_sha256"]].teachers.setdefault(row["teacher"], []).append(whole)
+        answered[row["state_sha256"]].teachers[row["teacher"]].append(whole)
     return list(answered.values())
 
 
@@ -63,3 +76,10 @@ def judged(state: AnsweredState, record: Row) -> JudgedState:
         rollouts=[step["rollout_id"] for step in steps],
         teachers=record["teachers"],
     )
+
+
+def blindly_asked(states: Sequence[AnsweredState], answers: Run) -> list[AnsweredState]:
+    """States with answers that were not asked about because of other answers: all of them, where there was no gate."""
+    gate = answers.manifest.config.get("gate") or {"rule": "off"}
+    asked = [state for state in states if any(state.teachers.values())]
+    return asked if gate["rule"] == "off" else [state for state in asked if explored(state.digest, gate["explore"])]

@@ -86,8 +86,9 @@ class EndpointPolicy:
         return {"model": self.config.model, "base_url": self.config.base_url, **found}
 
     async def probe(self) -> probing.Accepted:
-        """Find out what the server takes, and leave out of all requests what it does not."""
-        self._accepted = await probing.probe(self, self._request(Turn([], 0), plain=True))
+        """Find out what the server takes, once, and leave out of all requests what it does not."""
+        if self._accepted is None:
+            self._accepted = await probing.probe(self, self._request(Turn([], 0), plain=True))
         return self._accepted
 
     async def ask(self, turn: Turn) -> Sample:

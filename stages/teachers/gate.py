@@ -1,0 +1,199 @@
+"""Dear teachers only where they can matter: cheap ones first, the next one where it is likely to bring pairs.
+
+In order of price, as many teachers as make a majority are asked in every state. Then one after another is asked in the
+states that the rule keeps:
+
+disagreement - where no action has a majority of all teachers yet. Where enough agree against the student the pair
+    stands whatever others say; where they agree with the student, only a pair with the next one as a minority is lost.
+value - where the pairs that the next teacher is expected to add are worth more than its answer costs.
+
+What it adds is measured in a random share of the states, in which everybody is asked: by whether the majority stands,
+with or against the student, and by the number of the step. These states are also what signal is tested on, as the
+others were chosen by their answers. Actions are compared by their canonical forms, so two spellings may count as a
+disagreement: then one teacher more is asked than needed.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Literal
+
+from pydantic import Field
+
+from stages.pairs.canonical import canonical
+from stages.pairs.states import explored
+from stages.pairs.voting import ROUNDING, Ballot, decide
+from stages.runs.artifact import Out
+from stages.runs.config import Settings
+from stages.runs.records import Row
+from stages.teachers.asking import Policies, ask_all
+from stages.teachers.questions import Asked, Question
+from stages.teachers.table import TeacherConfig
+
+PRIOR = 2.0
+"""States that what holds of all steps counts for, beside the explored states of one step."""
+LAST_STEP = 8
+"""Later steps are taken together."""
+
+
+class GateConfig(Settings):
+    """Whom to ask where."""
+
+    rule: Literal["off", "disagreement", "value"] = "off"
+    """`off` asks everybody everywhere; see `stages.teachers.gate` for the others."""
+    usd_per_pair: float = Field(0.01, gt=0)
+    """What a pair is worth, for the rule `value`."""
+    explore: float = Field(0.1, gt=0, le=1)
+    """Share of the states in which everybody is asked, to measure what asking brings."""
+    failed_only: bool = False
+    """Ask only in states of rollouts that failed, or whose outcome is not known."""
+
+
+@dataclass
+class GatedState:
+    """One state: its questions by teacher, the texts that came back (None for no whole answer), their cost in USD."""
+
+    questions: dict[str, list[Question]]
+    answers: dict[str, list[str | None]] = field(default_factory=dict)
+    costs: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Question:
+        """Any of its questions, for what they share."""
+        return next(chain.from_iterable(self.questions.values()))
+
+    def ballots(self, asked: Sequence[str]) -> Iterator[Ballot]:
+        """One a recorded step; teachers beyond `asked` have said nothing yet."""
+        teachers = {name: self.answers.get(name, []) if name in asked else [] for name in self.questions}
+        steps = [step for step in self.first.steps if not step["truncated"]]
+        texts = {text for texts in teachers.values() for text in texts if text is not None}
+        classes = {text: canonical(text) for text in texts | {step["action"] for step in steps}}
+        for step in steps:
+            yield Ballot(step["action"], teachers, classes)
+
+    def pairs(self, asked: Sequence[str]) -> int:
+        """How many pairs these teachers give."""
+        return sum(len(decide(ballot)[0]) for ballot in self.ballots(asked))
+
+    def situation(self, asked: Sequence[str]) -> str:
+        """Whether a majority of all teachers stands among those asked, and where the student is."""
+        ballot = next(self.ballots(asked), None)
+        if ballot is None:
+            return "no student"
+        votes: Counter[str] = Counter()
+        for teacher in ballot.teachers:
+            votes.update(ballot.vote(teacher))
+        winner, most = max(votes.items(), key=lambda item: item[1], default=("", 0.0))
+        if most <= len(self.questions) / 2 + ROUNDING:
+            return "open"
+        return "with" if ballot.class_of(ballot.student) == winner else "against"
+
+
+def by_price(teachers: Sequence[TeacherConfig]) -> list[str]:
+    """Names from cheap to dear, by the price of a thousand tokens in and a hundred out."""
+    return [teacher.name for teacher in sorted(teachers, key=lambda one: one.cost(1000, 100))]
+
+
+def ask_gated(
+    asked: Asked,
+    policies: Policies,
+    teachers: Sequence[TeacherConfig],
+    gate: GateConfig,
+    passed: Mapping[str, bool | None],
+    out: Out,
+) -> Counter[str]:
+    """Ask as the gate says; the number of questions that were not asked, by reason. passed: of each rollout."""
+    states, spared = _states(asked), Counter[str]()
+    if gate.failed_only:
+        kept = {digest: state for digest, state in states.items() if not _all_passed(state, passed)}
+        spared["passed"] = sum(_count(state, state.questions) for digest, state in states.items() if digest not in kept)
+        states = kept
+    order = by_price(teachers)
+    majority = len(order) // 2 + 1
+    everywhere = {digest for digest in states if gate.rule == "off" or explored(digest, gate.explore)}
+    _ask({d: order if d in everywhere else order[:majority] for d in states}, states, policies, out)
+    for place in range(majority, len(order)):
+        before, name = order[:place], order[place]
+        gains = Gains([states[digest] for digest in states if digest in everywhere], before, name)
+        wanted = {}
+        for digest, state in states.items():
+            if digest in everywhere:
+                continue
+            if wants(state, before, name, gains, gate):
+                wanted[digest] = [name]
+            else:
+                spared[state.situation(before)] += len(state.questions[name])
+        _ask(wanted, states, policies, out)
+    return +spared
+
+
+def wants(state: GatedState, before: Sequence[str], name: str, gains: "Gains", gate: GateConfig) -> bool:
+    """Whether a teacher is to be asked in a state after those before it."""
+    if gate.rule == "disagreement":
+        return state.situation(before) == "open"
+    return gains.expected(state) * gate.usd_per_pair > gains.price(state, name)
+
+
+class Gains:
+    """Pairs that a teacher added in the explored states, by situation and step, and what its answers cost there."""
+
+    def __init__(self, known: Sequence[GatedState], before: Sequence[str], name: str) -> None:
+        self._before, self._cost = before, [cost for state in known for cost in state.costs[name]]
+        self._seen: dict[tuple[str, int | None], list[int]] = defaultdict(list)
+        for state in known:
+            situation, step = self._place(state)
+            added = max(state.pairs([*before, name]) - state.pairs(before), 0)
+            self._seen[situation, step].append(added)
+            self._seen[situation, None].append(added)
+
+    def _place(self, state: GatedState) -> tuple[str, int]:
+        return state.situation(self._before), min(state.first.steps[0]["step"], LAST_STEP)
+
+    def expected(self, state: GatedState) -> float:
+        """Pairs that asking adds, of which one in two is expected where nothing is known (Laplace's rule)."""
+        situation, step = self._place(state)
+        rough, fine = self._seen[situation, None], self._seen[situation, step]
+        overall = (sum(rough) + 1.0) / (len(rough) + 2.0)
+        return (sum(fine) + PRIOR * overall) / (len(fine) + PRIOR)
+
+    def price(self, state: GatedState, name: str) -> float:
+        """USD of asking: what it cost on average, else the upper bound."""
+        questions = state.questions[name]
+        if not self._cost:
+            return sum(question.price_bound() for question in questions)
+        return len(questions) * sum(self._cost) / len(self._cost)
+
+
+def _states(asked: Asked) -> dict[str, GatedState]:
+    states: dict[str, GatedState] = {}
+    for name, questions in asked.items():
+        for question in questions:
+            state = states.setdefault(question.state, GatedState({}))
+            state.questions.setdefault(name, []).append(question)
+    return states
+
+
+def _all_passed(state: GatedState, passed: Mapping[str, bool | None]) -> bool:
+    return all(passed.get(step["rollout_id"]) for step in state.first.steps)
+
+
+def _count(state: GatedState, names: Mapping[str, object]) -> int:
+    return sum(len(state.questions[name]) for name in names)
+
+
+def _ask(wanted: Mapping[str, Sequence[str]], states: Mapping[str, GatedState], policies: Policies, out: Out) -> None:
+    """Ask teachers in states, and take down what they said, in this or an earlier attempt."""
+    names = list(dict.fromkeys(chain.from_iterable(wanted.values())))
+    asked = {n: [q for d, whom in wanted.items() if n in whom for q in states[d].questions[n]] for n in names}
+    ask_all(asked, policies, out)
+    for digest, whom in wanted.items():
+        for name in whom:
+            rows = [_row(question, out) for question in states[digest].questions[name]]
+            states[digest].answers[name] = [row["action"] if row["finish_reason"] != "length" else None for row in rows]
+            states[digest].costs[name] = [row["cost_usd"] or 0.0 for row in rows]
+
+
+def _row(question: Question, out: Out) -> Row:
+    """The answer to a question that was asked."""
+    return dict((out.journal.get(question.key) or {})["answer"])

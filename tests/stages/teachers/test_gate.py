@@ -1,0 +1,123 @@
+"""Gating on kata with teachers of unequal prices: nearly all pairs at less than half the cost."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.server import Reply, answer, serving
+
+from stages import collect, extract_pairs, replay_teachers
+from stages.envs.kata import transcripts
+from stages.envs.kata.env import KataEnv
+from stages.envs.kata.language import OPERATIONS
+from stages.envs.kata.recipes import Knowledge
+from stages.pairs.evidence import outcomes
+from stages.pairs.states import explored
+from stages.runs import runner, store
+from stages.runs.artifact import Run
+from stages.runs.records import PAIR, ROLLOUT, TEACHER_ACTION
+
+TASKS = 30
+PRICES = {"plain": 1.0, "simple": 1.0, "dear": 10.0}
+KNOWS = {"student": 0.5, "plain": 0.8, "simple": 0.8, "dear": 0.95}
+"""How often each knows what a task is about."""
+
+
+class NoSlips(random.Random):
+    """A stream that never makes a transcript slip."""
+
+    def random(self) -> float:
+        """As large as can be."""
+        return 0.999
+
+
+def players() -> Callable[[dict[str, Any], int], Reply]:
+    """Each knows or misconceives a task, by its name and the task's; all look, test and submit alike."""
+    tasks = {KataEnv().reset(task)[-1]["content"]: task for task in KataEnv().tasks("train", TASKS, 0)}
+    wrong = Knowledge(misconceived=tuple(operation.name for operation in OPERATIONS))
+
+    def act(body: dict[str, Any], earlier: int) -> Reply:
+        task = tasks[next(m["content"] for m in body["messages"] if m["role"] == "user")]
+        knows = random.Random(f"{body['model']} {task.task_id}").random() < KNOWS[body["model"]]
+        turns = transcripts.transcribe(task, Knowledge() if knows else wrong, NoSlips(0)).turns
+        done = sum(m["role"] == "assistant" for m in body["messages"])
+        return Reply(body=answer(turns[min(done, len(turns) - 1)].text, cost=PRICES.get(body["model"], 0.0)))
+
+    return act
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    root = tmp_path_factory.mktemp("gate")
+    with serving(players()) as server:
+        config = collect.Config(
+            policy={"model": "student", "base_url": server.url, "max_tokens": 99}, tasks=TASKS, samples=1
+        )
+        yield root, server, Run(runner.execute("collect", {}, config, root=root).path)
+
+
+def gated(world: Any, name: str, **gate: Any) -> tuple[Run, Run]:
+    """Answers and pairs under a gate."""
+    root, server, rollouts = world
+    table = [
+        {"name": n, "model": n, "base_url": server.url, "max_tokens": 99, "usd_per_mtok_in": p, "usd_per_mtok_out": p}
+        for n, p in PRICES.items()
+    ]
+    config = replay_teachers.Config(teachers=table, gate=gate, max_usd_per_trace=1e6)
+    answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=root / name).path)
+    inputs = {"rollouts": rollouts, "teacher_actions": answers}
+    compared = extract_pairs.Config(compare="canonical")
+    return answers, Run(runner.execute("extract-pairs", inputs, compared, root=root / name).path)
+
+
+def cost(answers: Run) -> float:
+    return float(sum(row["cost_usd"] for row in answers.rows(TEACHER_ACTION)))
+
+
+def test_nearly_all_pairs_for_less_than_half_the_cost(world: Any) -> None:
+    everybody, full = gated(world, "full")
+    assert len(full.rows(PAIR)) > 15
+    answers, found = gated(world, "value", rule="value", usd_per_pair=50.0)
+    assert cost(answers) <= 0.5 * cost(everybody)
+    ids, all_ids = ({row["pair_id"] for row in run.rows(PAIR)} for run in (found, full))
+    assert len(ids & all_ids) >= 0.95 * len(all_ids)
+    assert ids <= all_ids, "a majority is one of all teachers, asked or not"
+    assert all(row["num_teachers"] == 3 for row in found.rows(PAIR))
+    assert answers.manifest.counts["not_asked"] > 0 and "Not asked: " in (answers.path / "report.txt").read_text()
+    for row in answers.rows(TEACHER_ACTION):
+        assert row["error_type"] is None
+    dear = {row["state_sha256"] for row in answers.rows(TEACHER_ACTION) if row["teacher"] == "dear"}
+    everywhere = {row["state_sha256"] for row in answers.rows(TEACHER_ACTION)}
+    assert {digest for digest in everywhere if explored(digest, 0.1)} <= dear < everywhere
+
+
+def test_a_pair_of_little_worth_buys_no_dear_answers(world: Any) -> None:
+    answers, _ = gated(world, "cheap", rule="value", usd_per_pair=1e-6)
+    rows = answers.rows(TEACHER_ACTION)
+    assert all(explored(row["state_sha256"], 0.1) for row in rows if row["teacher"] == "dear")
+
+
+def test_disagreement_keeps_every_pair_over_the_student(world: Any) -> None:
+    everybody, full = gated(world, "full")
+    answers, found = gated(world, "disagreement", rule="disagreement")
+    kept, wanted = (
+        {row["pair_id"] for row in run.rows(PAIR) if row["rule"] == "majority_over_student"} for run in (found, full)
+    )
+    assert kept == wanted and cost(answers) < 0.5 * cost(everybody)
+
+
+def test_only_failed_traces(world: Any) -> None:
+    _, _, rollouts = world
+    passed = outcomes(rollouts.rows(ROLLOUT))
+    answers, found = gated(world, "failed", failed_only=True)
+    asked = {row["rollout_id"] for row in answers.rows(TEACHER_ACTION)}
+    assert any(passed.values()) and asked and not any(passed[rollout] for rollout in asked)
+    assert found.manifest.counts["dropped_not_asked"] > 0
+    assert {row["rule"] for row in found.rows(PAIR)} >= {"majority_over_student"}
+
+
+def test_a_gated_run_is_the_same_again(world: Any) -> None:
+    first, second = (gated(world, name, rule="value", usd_per_pair=50.0)[0] for name in ("value", "again"))
+    keys = [[row["unit_id"] for row in run.rows(TEACHER_ACTION)] for run in (first, second)]
+    assert keys[0] == keys[1] and store.digest(keys[0]) == store.digest(keys[1])
