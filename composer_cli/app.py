@@ -174,6 +174,30 @@ def report(
         print_text(str(path))
 
 
+@app.command()
+@as_sentences
+def parity(
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against", metavar="CLONE", help="Upstream's own functions: FOLDER, FOLDER@COMMIT or OWNER/NAME@COMMIT."
+        ),
+    ] = None,
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Compare the loss kernels, or upstream's functions in a clone, with the recorded numbers."""
+    from composer_cli.console import print_json, print_text
+    from composer_cli.show import parity as about
+
+    found = about.upstream(against) if against else about.kernels()
+    if json:
+        print_json(found)
+    else:
+        print_text(about.page(found))
+    raise typer.Exit(0 if found["same"] else 1)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code; without words it shows its help."""
     try:

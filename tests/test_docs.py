@@ -285,7 +285,7 @@ FILE = re.compile(r"\.(py|md|toml|txt|json|jsonl|parquet|svg|html|log|gz|open|j2
 PLACEHOLDER = re.compile(r"\b[A-Z][A-Z_]*\b")
 """KEY, VALUE, RUN: what the reader puts in."""
 FOREIGN = {
-    "prime-rl": {"opsd"},
+    "prime-rl": {"orchestrator", "rl", "auto", "turn"},
     "OpenEnv": {"uvicorn serve:application", "pip install openenv"},
     "mini-swe-agent": {"pip install --no-deps mini-swe-agent", "python-dotenv", "platformdirs", "DefaultAgent"},
     "vLLM": {"vllm serve Qwen/Qwen3-8B --host 127.0.0.1"},

@@ -1,5 +1,6 @@
 """What there is to see of runs: `composer status`, `composer show`, `composer query`.
 
+parity.py      - kernels and upstream's functions beside the recorded numbers
 query.py       - questions in SQL about the tables of runs
 runs.py        - finding runs
 show.py        - one run for people to read

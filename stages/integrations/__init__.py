@@ -4,8 +4,9 @@ trl.py - TRL's `rollout_func`, and a tool environment for its `environment_facto
 trl_rollouts.py - rollouts through TRL without training, with what TRL would compute its loss from
 openenv.py - an OpenEnv server, sessions over WebSocket only
 mini_swe_agent.py - mini-swe-agent's environment protocol
-prime_rl.py - a custom loss for PRIME-RL: its default loss with the hint channel beside it
-rl.toml - the lines of PRIME-RL's configuration that choose that loss
+prime_rl.py - PRIME-RL's default loss from our kernel, as a custom loss
+prime_rl_hints.py - an algorithm for PRIME-RL: GRPO with a reference KL at faulty turns, scored behind a hint
+rl.toml - a whole configuration of PRIME-RL for that algorithm
 commands.py - a command as the message that holds it, whole
 
 Each module imports its own framework and no other. None of the frameworks but TRL is needed by Composer itself, and

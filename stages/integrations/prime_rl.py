@@ -1,16 +1,15 @@
-"""A custom loss for PRIME-RL: its default loss, with the hint channel beside it where reference log-probs are there.
+"""A custom loss for PRIME-RL: its default loss, from our kernel. Hints are an algorithm: prime_rl_hints.py.
 
-PRIME-RL calls `fn(inputs, **kwargs)` once a packed sequence and divides the returned sum by the number of trainable
-tokens of the whole step; a custom loss applies `loss_weights` itself. Both shapes of its inputs are understood:
-`teacher_logprobs` (May 2026) and `ref_logprobs` with `loss_weights` (since June 2026). Source of the contract:
-PrimeIntellect-ai/prime-rl 618de8a and 559b447, src/prime_rl/trainer/rl/loss.py.
+PRIME-RL calls `fn(inputs, **kwargs)` once a packed sequence that has rl tokens and divides the returned sum by the
+number of rl tokens of the whole step; a custom loss applies `loss_weights` itself. Both shapes of its inputs are
+understood: `teacher_logprobs` (May 2026) and `ref_logprobs` with `loss_weights` (since June 2026). Source of the
+contract: PrimeIntellect-ai/prime-rl 618de8a and 559b447, src/prime_rl/trainer/rl/loss.py.
 """
 
 from typing import Any
 
 from stages.errors import UsageError
 from stages.losses.prime_rl import DefaultOptions, LossOutputs, PackedTokens, default_loss
-from stages.losses.prime_rl_components import ref_kl_loss
 
 
 def composed_loss(
@@ -22,24 +21,19 @@ def composed_loss(
     kl_tau: float = 1e-3,
     hint_weight: float = 0.0,
 ) -> Any:
-    """default_loss + hint_weight * ref_kl_loss: sums over the tokens of one sequence, in nats.
+    """default_loss: a sum over the tokens of one sequence, in nats.
 
-    inputs: log-probs `[seq]` of trainer and inference engine, advantages `[seq]`, loss_mask `[seq]`, and reference
-    log-probs of the hint-conditioned model or None. Returns PRIME-RL's LossOutputs where prime-rl is installed, else
-    one of the same shape. Raises `UsageError` when hint_weight is not 0 and there are no reference log-probs. With
-    hint_weight 0 this is the default loss exactly.
+    inputs: log-probs `[seq]` of trainer and inference engine, advantages `[seq]`, loss_mask `[seq]`. Returns PRIME-RL's
+    LossOutputs where prime-rl is installed, else one of the same shape. Raises `UsageError` when hint_weight is not 0:
+    tokens of the reference KL never reach a custom loss, and reference log-probs are 0 where none were scored.
     """
-    tokens = _packed(inputs)
-    base = default_loss(tokens, DefaultOptions(dppo_mask_low, dppo_mask_high, adv_tau, kl_tau))
-    if hint_weight == 0.0:
-        return _outputs(base.loss, base.metrics)
-    if tokens.reference is None:
+    if hint_weight != 0.0:
         raise UsageError(
-            f"hint_weight is {hint_weight:g}, but the batch has no reference log-probs. "
-            "Run prime-rl's opsd algorithm, which scores samples behind a hint, or set hint_weight = 0."
+            f"hint_weight is {hint_weight:g}, but prime-rl keeps the tokens of its reference KL from a custom loss. "
+            "Leave hint_weight out, and start prime-rl by `python -m stages.integrations.prime_rl_hints`."
         )
-    hint = ref_kl_loss(tokens)
-    return _outputs(base.loss + hint_weight * hint.loss, {**base.metrics, **hint.metrics})
+    found = default_loss(_packed(inputs), DefaultOptions(dppo_mask_low, dppo_mask_high, adv_tau, kl_tau))
+    return _outputs(found.loss, found.metrics)
 
 
 def _packed(inputs: Any) -> PackedTokens:

@@ -4,6 +4,9 @@ A family maps upstream's function name to a runner: Case -> Outcome. Options com
 name.
 
 __main__.py - the command `python -m stages.losses.parity [FILES...]`: runs golden files, compares, prints totals
+check.py - a recorded case held against a function's numbers
+against.py - upstream's own functions, run from a clone on the recorded inputs
+source.py - functions taken out of a source file without its other imports
 case.py - what a case holds, and the tensors made of it
 grpo.py - GRPO: TRL's own trainer methods, on a plain holder of the attributes that they read
 jsd.py - the generalised Jensen-Shannon family: OPSD; TRL's GKD, GOLD, IW-OPD and chunked divergence

@@ -5,22 +5,16 @@ The stand-in is built from the documented contract.
 
 import importlib
 import importlib.util
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from stages import integrations
 from stages.errors import UsageError
 from stages.losses.prime_rl import DefaultOptions, PackedTokens, default_loss
-from stages.losses.prime_rl_components import ref_kl_loss
-
-TOML = Path(integrations.__file__).with_name("rl.toml")
 
 
 @dataclass
@@ -90,11 +84,10 @@ def as_tokens(inputs: LossInputs) -> PackedTokens:
 
 
 def config(**kwargs: float) -> dict[str, Any]:
-    table = tomllib.loads(TOML.read_text())["trainer"]["loss"]
-    return {**table, "kwargs": {**table["kwargs"], **kwargs}}
+    return {"type": "custom", "import_path": "stages.integrations.prime_rl.composed_loss", "kwargs": kwargs}
 
 
-def test_the_shipped_toml_is_the_default_loss_exactly() -> None:
+def test_the_custom_loss_is_the_default_loss_exactly() -> None:
     sequences = [random_inputs(seed) for seed in range(3)]
     loss, metrics = step_loss(load(config()), sequences)
     expected = sum(default_loss(as_tokens(s), DefaultOptions()).loss for s in sequences) / 24
@@ -102,14 +95,15 @@ def test_the_shipped_toml_is_the_default_loss_exactly() -> None:
     assert all(values.shape == (3,) for values in metrics.values())
 
 
-def test_the_hint_channel_adds_the_reference_term() -> None:
-    inputs = random_inputs(0)
-    found = load(config(hint_weight=0.5))(inputs)
-    expected = default_loss(as_tokens(inputs), DefaultOptions()).loss + 0.5 * ref_kl_loss(as_tokens(inputs)).loss
-    torch.testing.assert_close(found.loss, expected)
-    assert "ref_kl" in found.metrics
-    (gradient,) = torch.autograd.grad(found.loss, inputs.trainer_logprobs)
-    assert bool((gradient[~inputs.loss_mask] == 0).all()) and gradient.abs().sum() > 0
+def test_the_hint_channel_is_refused_as_no_token_of_it_comes_here() -> None:
+    with pytest.raises(UsageError, match=r"hint_weight is 0\.5, but prime-rl keeps the tokens of its reference KL"):
+        load(config(hint_weight=0.5))(random_inputs(0))
+
+
+def test_reference_log_probs_of_others_in_the_pack_change_nothing() -> None:
+    with_them, without = random_inputs(0), random_inputs(0)
+    without.ref_logprobs = None
+    assert torch.equal(load(config())(with_them).loss, load(config())(without).loss)
 
 
 def test_weights_scale_the_tokens() -> None:
@@ -122,13 +116,7 @@ def test_weights_scale_the_tokens() -> None:
 def test_inputs_of_may_are_understood() -> None:
     new = random_inputs(0)
     old = LossInputsOfMay(new.trainer_logprobs, new.inference_logprobs, new.ref_logprobs, new.advantages, new.loss_mask)
-    assert torch.equal(load(config(hint_weight=1.0))(old).loss, load(config(hint_weight=1.0))(new).loss)
-
-
-def test_no_reference_no_hint() -> None:
-    with pytest.raises(UsageError, match="no reference log-probs"):
-        load(config(hint_weight=0.1))(random_inputs(0, reference=False))
-    load(config())(random_inputs(0, reference=False))
+    assert torch.equal(load(config())(old).loss, load(config())(new).loss)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("prime_rl") is None, reason="prime-rl is not installed: it needs CUDA")

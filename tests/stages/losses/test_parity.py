@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from stages.losses.parity.__main__ import GOLDEN, NOT_CLAIMED, Tolerance, main
+from stages.losses.parity.__main__ import main
+from stages.losses.parity.check import GOLDEN, NOT_CLAIMED, Tolerance
 
 FILES = sorted(GOLDEN.glob("*.json"))
 ROOT = Path(__file__).parents[3]

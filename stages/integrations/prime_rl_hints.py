@@ -1,0 +1,188 @@
+"""GRPO with hints inside PRIME-RL: a reference KL at faulty turns, beside the rl loss of the same tokens.
+
+    python -m stages.integrations.prime_rl_hints rl @ rl.toml
+
+PRIME-RL sums the losses rl, ce and ref_kl, each over the tokens that have a weight in its stream, each over its own
+count. A custom loss replaces rl alone and never sees a token of ref_kl, so hints are an algorithm here: GRPO as it is,
+and at a turn that went wrong the live policy scores the same tokens behind a hint. Their log-probs go to the node as
+`reference_logprobs`, their weight as `loss_weights["ref_kl"]`; a node without a score gets neither. No rl weights are
+written: their absence means weight 1 on every sampled token. The loss in the trainer stays PRIME-RL's own.
+
+Read from PrimeIntellect-ai/prime-rl 559b447 src/prime_rl/orchestrator/{algo,trajectories.py,train_sink.py}, and from
+PrimeIntellect-ai/verifiers a60a606 verifiers/v1/graph.py: a sampled node begins with the generation prompt, so what is
+put before its tokens lies between two messages.
+"""
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.envs import bash_faults
+from stages.envs.base import Observation
+from stages.errors import BadInput, UsageError
+from stages.runs import store
+
+PROGRAMS = ("rl", "orchestrator")
+WEIGHT, RENDERER = "COMPOSER_HINT_WEIGHT", "COMPOSER_HINT_RENDERER"
+"""Environment variables of the orchestrator, as PRIME-RL's algorithms take no settings of others."""
+FIRST = {"role": "user", "content": "."}
+SHIM = """#!{python}
+import sys
+sys.path[:0] = {path!r}
+from stages.integrations.prime_rl_hints import main
+main(["orchestrator", *sys.argv[1:]])
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """weight: of the reference KL, a mean over the tokens of hinted turns. renderer: name of PRIME-RL's, of hints."""
+
+    weight: float = 1.0
+    renderer: str = "auto"
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> "Settings":
+        """From environment variables; `UsageError` for a weight that is no positive number."""
+        said = variables.get(WEIGHT, "1.0")
+        try:
+            weight = float(said)
+        except ValueError:
+            weight = 0.0
+        if not 0.0 < weight < float("inf"):
+            raise UsageError(f"{WEIGHT} is {said!r}; give a positive number, or run prime-rl's own `rl`.")
+        return cls(weight, variables.get(RENDERER, "auto"))
+
+
+def hints(trace: Any) -> dict[int, str]:
+    """Hint by index of the sampled node of a verifiers trace whose turn went wrong.
+
+    An environment names them in `trace.info["hints"]`, a list of {"turn": number of the sampled message, "hint": text};
+    where it does not, shell errors are found in what came back after each turn.
+    """
+    sampled = [index for index, node in enumerate(trace.nodes) if node.sampled and any(node.mask)]
+    if (given := (trace.info or {}).get("hints")) is not None:
+        return {sampled[row["turn"]]: str(row["hint"]) for row in given if 0 <= row["turn"] < len(sampled)}
+    found: dict[int, str] = {}
+    for node in trace.nodes:
+        if node.parent in sampled and not node.sampled:
+            # The exit code is not recorded; these errors are told by their words.
+            for fault in bash_faults.faults([Observation(_text(node.message), returncode=1)]):
+                found.setdefault(node.parent, f"Hint: {fault.advice}")
+    return found
+
+
+def _text(message: Any) -> str:
+    content = message.content or ""
+    return content if isinstance(content, str) else "\n".join(getattr(part, "text", "") for part in content)
+
+
+def hint_ids(renderer: Any, hint: str) -> list[int]:
+    """Token ids of a user message that follows others; `UsageError` where the renderer rewrites what was before."""
+    before = list(renderer.render_ids([FIRST], add_generation_prompt=False))
+    both = list(renderer.render_ids([FIRST, {"role": "user", "content": hint}], add_generation_prompt=False))
+    if both[: len(before)] != before:
+        raise UsageError(
+            "The renderer of hints changes a message when another follows, so a hint has no tokens of its own. "
+            f"Set {RENDERER} to the renderer of the policy."
+        )
+    return both[len(before) :]
+
+
+def stamp(node: Any, logps: Sequence[float], weight: float) -> None:
+    """Reference log-probs (nats, one a token of the node) and the weight of ref_kl at the node's sampled tokens."""
+    node.reference_logprobs = [float(value) for value, own in zip(logps, node.mask, strict=True) if own]
+    node.loss_weights = {**(node.loss_weights or {}), "ref_kl": [weight if own else 0.0 for own in node.mask]}
+
+
+class HintedScores:
+    """What is added to PRIME-RL's GRPOAlgorithm: see `hinted`. Its `policy_pool` scores, as in upstream's opsd."""
+
+    settings: Settings
+    policy_pool: Any
+    renderer: Any = None
+
+    async def setup(self) -> None:
+        """Build the renderer of hints, on the policy's tokenizer."""
+        await super().setup()  # type: ignore[misc]  # GRPOAlgorithm's, which is mixed in
+        from pydantic import TypeAdapter
+        from renderers import RendererConfig
+        from renderers.base import create_renderer, load_tokenizer
+
+        config = TypeAdapter(RendererConfig).validate_python({"name": self.settings.renderer})
+        self.renderer = create_renderer(load_tokenizer(self.policy_pool.model_name), config)
+
+    async def score_episode(self, episode: Any) -> None:
+        """Score the faulty turns of an episode behind their hints, all at once."""
+        await super().score_episode(episode)  # type: ignore[misc]
+        turns = [turn for trace in episode.traces for turn in self._turns(trace)]
+        scores = await asyncio.gather(*(self.policy_pool.score(ids) for _, ids in turns))
+        for (node, ids), logps in zip(turns, scores, strict=True):
+            if len(logps) != len(ids):
+                raise BadInput(
+                    f"The inference server scored {len(logps)} of {len(ids)} tokens behind a hint. "
+                    "Give it room for the hint: raise its max_model_len."
+                )
+            stamp(node, logps[-len(node.token_ids) :], self.settings.weight)
+
+    def _turns(self, trace: Any) -> Iterator[tuple[Any, list[int]]]:
+        """Node of each faulty turn, with what is scored: the context, the hint, the node's tokens; each node once."""
+        if trace.has_error or not trace.agent.trainable:
+            return
+        to_say = {id(trace.nodes[index]): text for index, text in hints(trace).items()}
+        for branch in trace.branches:
+            context: list[int] = []
+            for node in branch.nodes:
+                if (hint := to_say.pop(id(node), None)) is not None:
+                    yield node, [*context, *hint_ids(self.renderer, hint), *node.token_ids]
+                context += node.token_ids
+
+
+def hinted(grpo: type, settings: Settings) -> type:
+    """PRIME-RL's GRPO with hints: a class like its own."""
+    return type("HintedGRPOAlgorithm", (HintedScores, grpo), {"settings": settings, "__doc__": HintedScores.__doc__})
+
+
+def register() -> None:
+    """Let `type = "grpo"` mean GRPO with hints in this process, the orchestrator's."""
+    from prime_rl.orchestrator import algo
+
+    algo.ALGORITHM_CLASSES["grpo"] = hinted(algo.GRPOAlgorithm, Settings.read(os.environ))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """PRIME-RL's `rl` or `orchestrator` with the algorithm in place; their own words follow the program's name.
+
+    `rl` starts the orchestrator as a program of that name, so one that registers first is put before it in PATH.
+    """
+    if not arguments or arguments[0] not in PROGRAMS:
+        raise UsageError(f"{' '.join(arguments) or 'Nothing'} was asked for; start one of {', '.join(PROGRAMS)}.")
+    program, *words = arguments
+    sys.argv = [program, *words]
+    if program == "orchestrator":
+        register()
+        from prime_rl.entrypoints.orchestrator import main as orchestrator
+
+        orchestrator()
+        return
+    from prime_rl.entrypoints.rl import main as rl
+
+    with tempfile.TemporaryDirectory() as folder:
+        shim = Path(folder) / "orchestrator"
+        program_text = SHIM.format(python=sys.executable, path=[str(Path(__file__).parents[2])])
+        store.write_sealed(shim, program_text.encode())
+        shim.chmod(0o755)
+        os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        rl()
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UsageError as refused:
+        sys.exit(str(refused))

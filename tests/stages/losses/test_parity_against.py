@@ -1,0 +1,161 @@
+"""Upstream's functions from a clone: a small repository of prime-rl's layout, at commits that agree and differ."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.command_line import call
+
+from composer_cli.show import parity
+from stages.errors import UsageError
+from stages.losses.parity.against import UPSTREAMS, Drift, compare
+from stages.losses.parity.check import GOLDEN
+from stages.losses.parity.source import functions
+
+FILE = "src/prime_rl/trainer/rl/loss.py"
+SOURCE = """
+from dataclasses import dataclass
+from prime_rl.configs.trainer import DefaultLossConfig
+from torch import Tensor
+from jaxtyping import Float
+from stages.losses.prime_rl import DefaultOptions, PackedTokens, default_loss
+import not_installed_anywhere
+
+raise_when_executed = not_installed_anywhere.thing
+
+@dataclass
+class LossInputs:
+    trainer_logprobs: Float[Tensor, " seq"]
+    inference_logprobs: Float[Tensor, " seq"]
+    ref_logprobs: Float[Tensor, " seq"] | None
+    advantages: Float[Tensor, " seq"]
+    loss_mask: Unknown[Tensor, " seq"]
+    loss_weights: Float[Tensor, " seq"] | None = None
+
+FACTOR = 1.0
+
+def _tokens(inputs):
+    return PackedTokens(inputs.trainer_logprobs, inputs.inference_logprobs, inputs.advantages, inputs.loss_mask,
+                        None, inputs.loss_weights)
+
+def default_loss_fn(inputs: LossInputs, loss_config: DefaultLossConfig) -> "LossOutputs":
+    options = DefaultOptions(loss_config.dppo_mask_low, loss_config.dppo_mask_high, loss_config.adv_tau,
+                             FACTOR * loss_config.kl_tau)
+    return default_loss(_tokens(inputs), options)
+"""
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    return subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit(folder: Path, source: str) -> str:
+    (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text(source)
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "change")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    return folder
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    """The recorded cases of the default loss at prime-rl's newest version."""
+    folder = tmp_path / "golden"
+    folder.mkdir()
+    cases = json.loads((GOLDEN / "prime_rl_head.json").read_text())["cases"]
+    kept = [case for case in cases if case["fn"] == "default_loss_fn"]
+    (folder / "head.json").write_text(json.dumps({"cases": kept}))
+    return folder
+
+
+def reasons(found: Drift) -> list[str]:
+    (version,) = found.versions
+    assert len(version.results) == 4
+    return [result.reason for result in version.drifted]
+
+
+def test_a_commit_that_computes_the_same_has_not_drifted(clone: Path, golden: Path) -> None:
+    first = commit(clone, SOURCE)
+    commit(clone, SOURCE.replace("FACTOR = 1.0", "FACTOR = 2.0"))
+    found = compare(f"{clone}@{first}", golden)
+    assert (found.repo, found.same, reasons(found)) == ("PrimeIntellect-ai/prime-rl", True, [])
+
+
+def test_another_number_a_lost_function_and_other_arguments_are_drift(clone: Path, golden: Path) -> None:
+    commit(clone, SOURCE.replace("FACTOR = 1.0", "FACTOR = 2.0"))
+    assert all("loss is" in reason or "grad_wrt" in reason for reason in reasons(compare(f"{clone}@HEAD", golden)))
+    assert len(reasons(compare(str(clone), golden))) >= 3, "a folder is read as it lies"
+    commit(clone, SOURCE.replace("inputs: LossInputs, loss", "inputs, more, loss"))
+    assert all(reason.startswith("TypeError") for reason in reasons(compare(f"{clone}@HEAD", golden)))
+    commit(clone, SOURCE.replace("def default_loss_fn", "def ipo_loss_fn"))
+    assert reasons(compare(f"{clone}@HEAD", golden)) == ["default_loss_fn is gone"] * 4
+
+
+def test_what_is_no_clone_of_a_known_project_is_refused(clone: Path, golden: Path, tmp_path: Path) -> None:
+    first = commit(clone, SOURCE)
+    with pytest.raises(UsageError, match="has no commit 0123abc"):
+        compare(f"{clone}@0123abc", golden)
+    with pytest.raises(UsageError, match="neither a folder nor OWNER/NAME"):
+        compare("nowhere", golden)
+    with pytest.raises(UsageError, match="no recorded numbers of PrimeIntellect-ai/prime-rl"):
+        compare(f"{clone}@{first}", tmp_path / "empty")
+    (clone / FILE).unlink()
+    with pytest.raises(UsageError, match="holds none of the functions"):
+        compare(str(clone), golden)
+
+
+NEEDS = """import sys
+BROKEN = 1 / 0
+BASE = 2
+class A:
+    @staticmethod
+    def f(x: Nothing = BASE): return x + g()
+def g(): return BASE
+"""
+
+
+def test_only_what_a_function_needs_is_executed() -> None:
+    assert functions(NEEDS, ["A.f", "absent"])["A.f"](3) == 5
+    with pytest.raises(ZeroDivisionError):
+        functions(NEEDS, ["BROKEN"])
+    assert functions(NEEDS, ["g"], {"BASE": 7})["g"]() == 7
+
+
+def test_people_are_told_what_drifted(clone: Path) -> None:
+    commit(clone, SOURCE)
+    found = parity.upstream(str(clone))
+    assert not found["same"]
+    text = parity.page(found)
+    assert "ipo_loss_fn is gone" in text and text.splitlines()[-1] == "not as recorded"
+    head = next(version for version in found["versions"] if version["file"] == "prime_rl_head.json")
+    assert head["cases"] == 17 and not any(row["case"].startswith("default/") for row in head["drifted"])
+
+
+@pytest.mark.slow
+def test_the_command_ends_non_zero_on_drift(clone: Path, tmp_path: Path) -> None:
+    commit(clone, SOURCE)
+    done = call(tmp_path, "parity", "--against", clone, "--json")
+    assert done.returncode == 1 and json.loads(done.stdout) == parity.upstream(str(clone))
+
+
+CLONES = {repo: os.environ.get(name) for repo, name in {"PrimeIntellect-ai/prime-rl": "PRIME_RL_CLONE"}.items()}
+
+
+@pytest.mark.parametrize("repo", CLONES)
+def test_the_originals_are_as_recorded(repo: str) -> None:
+    if CLONES[repo] is None:
+        pytest.skip(f"no clone of {repo} is given in the environment")
+    found = compare(str(CLONES[repo]))
+    assert found.repo == repo and found.same
+    assert repo in {upstream.repo for upstream in UPSTREAMS}
