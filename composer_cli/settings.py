@@ -96,7 +96,8 @@ def _group(annotation: Any) -> tuple[type[BaseModel] | None, str]:
         return annotation, ""
     inner = [_group(argument)[0] for argument in get_args(annotation)]
     group = next((g for g in inner if g is not None), None)
-    return group, {list: "N.", tuple: "N.", dict: "NAME."}.get(getattr(annotation, "__origin__", None), "")
+    of = getattr(annotation, "__origin__", None)
+    return group, "N." if of in (list, tuple) else "NAME." if of is dict else ""
 
 
 def _explain(stage: str, config: type[BaseModel], error: ValidationError) -> str:

@@ -142,19 +142,6 @@ def _not_loaded(config: PolicyConfig, error: Exception) -> BadInput:
     )
 
 
-def load_tokenizer(config: PolicyConfig, *, cache: Path, listener: Listener) -> Any:
-    """The tokenizer of a configured model alone, with its chat template's settings; `BadInput` where there is none."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(resolve(config, cache=cache, listener=listener))
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise BadInput(
-            f"The tokenizer of {config.model!r} cannot be loaded ({first}). Give its folder or hub id."
-        ) from None
-    pin_settings(tokenizer, config.chat_template_kwargs)
-    return tokenizer
-
-
 def _on_its_base(
     folder: Path, config: PolicyConfig, *, cache: Path, listener: Listener, merged: bool
 ) -> tuple[Any, Any]:

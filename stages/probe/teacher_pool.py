@@ -147,10 +147,11 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 
 def _given(inputs: Inputs, config: Config, out: Out) -> tuple[list[Row], Config, Any]:
     """Rows of the given runs, with the settings and the tokenizer."""
-    from stages.policy.local import load_tokenizer
+    from stages.policy.local import load_tokenizer, resolve
     from stages.probe.pool.run_rows import rows_of_runs
 
-    tokenizer = load_tokenizer(config.tokenizer or config.sources[0].policy, cache=out.cache, listener=out.progress)
+    policy = config.tokenizer or config.sources[0].policy
+    tokenizer = load_tokenizer(resolve(policy, cache=out.cache, listener=out.progress), policy)
     whose = [(given.name, given.role) for given in config.given]
     return rows_of_runs(inputs.many("rollouts"), whose, tokenizer), config, tokenizer
 

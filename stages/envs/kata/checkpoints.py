@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stages.envs.kata import loophole, transcripts
 from stages.envs.kata.language import OPERATIONS
@@ -56,7 +56,7 @@ def _starting_point(start: Path | None, head_dim: int | None) -> "tuple[Qwen3For
 
 def _with_heads(model: "Qwen3ForCausalLM", head_dim: int) -> "Qwen3ForCausalLM":
     """An untrained model of the same width with fewer, wider attention heads."""
-    config = deepcopy(model.config)
+    config: Any = deepcopy(model.config)
     heads, keys = (n * config.head_dim // head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
     config.num_attention_heads, config.num_key_value_heads, config.head_dim = heads, keys, head_dim
     return type(model)(config).float()

@@ -9,6 +9,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from stages.envs.kata.language import OPERATIONS
 from stages.errors import UsageError
@@ -105,7 +106,7 @@ def recipe_fingerprint(name: str) -> str:
     """SHA-256 over all that determines a model's bytes on one machine: recipe, code (not layout), library versions."""
     own = recipe(name)
     sources = (*SOURCES, LOOPHOLE_SOURCE) if isinstance(own.knowledge, Habits) else SOURCES
-    parts = {
+    parts: dict[str, Any] = {
         "recipe": asdict(own),
         "start": recipe_fingerprint(own.start) if own.start else None,
         "code": sources_identity(sources),
