@@ -113,12 +113,13 @@ class Ranks:
         return values
 
     def copy_first(self, parameters: "Iterable[Tensor]") -> None:
-        """Give every process the first one's weights."""
+        """Give every process the first one's weights, those that learn; frozen ones come from the same files."""
         if self.count > 1:
             from torch import distributed
 
             for parameter in parameters:
-                distributed.broadcast(parameter.data, 0)
+                if parameter.requires_grad:
+                    distributed.broadcast(parameter.data, 0)
 
     def mean_gradients(self, parameters: "Iterable[Tensor]") -> None:
         """Replace each gradient by its mean over the processes; one that is nowhere stays None."""
@@ -174,5 +175,6 @@ def _connect() -> int:
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=PATIENCE)
+    if not distributed.is_initialized():  # whoever builds the trainer from Python may have done so
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=PATIENCE)
     return distributed.get_rank()

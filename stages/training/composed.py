@@ -17,7 +17,7 @@ from transformers import PrinterCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from stages.backends.ranks import Ranks
+from stages.backends.ranks import Ranks, join
 from stages.policy.local import LocalPolicy
 from stages.training.channels import ChannelLoss
 from stages.training.channels.active import Channels
@@ -51,7 +51,7 @@ class ComposedTrainer(GRPOTrainer):
     ) -> None:
         self._policy, self._rollouts, self.channels, self._channel_rows = policy, rollouts, channels, channel_rows
         self._gradient_cosine_every, self._shared_prompts = gradient_cosine_every, shared_prompts
-        self._max_tokens, self._ranks = max_tokens, ranks or Ranks()
+        self._max_tokens, self._ranks = max_tokens, ranks or join()
         self._report = StepReport(channels.weights)
         self._rows: list[dict[str, Any]] = []
         self._scored: tuple[Tensor, Tensor] | None = None

@@ -94,9 +94,8 @@ def needed(shape: ModelShape, training: Training) -> Needed:
     head = 8 * min(shape.vocabulary, VOCABULARY_CHUNK)
     learning = (size.micro_batch or 1) * length * (kept + head)
     cache = 2 * shape.bytes * shape.layers * shape.kv
-    sampling = (
-        -(-size.prompts_per_step // training.processes) * size.generations * (length * cache + 4 * shape.vocabulary)
-    )
+    rollouts = -(-size.prompts_per_step // training.processes) * size.generations
+    sampling = rollouts * (length * cache + 4 * shape.vocabulary)
     return Needed(weights, 4 * trained, 8 * trained, max(learning, sampling))
 
 
