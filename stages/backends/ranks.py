@@ -160,11 +160,14 @@ def buckets(gradients: "list[Tensor]", elements: int = BUCKET) -> "Iterator[list
 _here: Ranks | None = None
 
 
-def join(kind: type[Ranks] = Ranks) -> Ranks:
-    """This process among those that torchrun started, which then know each other; alone where it started none."""
+def join(kind: type[Ranks] | None = None) -> Ranks:
+    """This process among those that torchrun started, which then know each other; alone where it started none.
+
+    kind: another way to talk, from now on.
+    """
     global _here
-    if _here is None:
-        _here = kind(_connect(), launched()) if launched() > 1 else kind()
+    if _here is None or kind is not None:
+        _here = (kind or Ranks)(_connect() if launched() > 1 else 0, launched())
     return _here
 
 

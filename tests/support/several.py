@@ -56,17 +56,17 @@ class OwnDenominators(ranks.Ranks):
 BROKEN = {kind.__name__: kind for kind in (OwnRollouts, OwnGradients, OwnDenominators)}
 
 
-def start(folder: Path, cases: Cases, count: int, broken: str = "") -> list[subprocess.Popen[str]]:
+def start(folder: Path, cases: Cases, count: int) -> list[subprocess.Popen[str]]:
     """So many processes that make one run of `train` a case, or go on with it.
 
-    A case holds settings, and maybe `from_pairs`, a run's path.
+    A case holds settings, and maybe `from_pairs`, a run's path, and `broken`, how the processes talk.
     """
     folder.mkdir(parents=True, exist_ok=True)
     store.write_json(folder / "cases.json", cases)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "support.several", str(folder), broken]
+    command = [sys.executable, "-m", "support.several", str(folder)]
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     processes = []
     for rank in range(count):
@@ -75,9 +75,9 @@ def start(folder: Path, cases: Cases, count: int, broken: str = "") -> list[subp
     return processes
 
 
-def train_all(folder: Path, cases: Cases, count: int, broken: str = "") -> dict[str, Run]:
+def train_all(folder: Path, cases: Cases, count: int) -> dict[str, Run]:
     """`start`, and wait for the end of all."""
-    processes = start(folder, cases, count, broken)
+    processes = start(folder, cases, count)
     try:
         said = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
     finally:
@@ -110,10 +110,10 @@ def pairs_run(folder: Path, count: int) -> Run:
     return Run(folder)
 
 
-def main(folder: Path, broken: str) -> None:
+def main(folder: Path) -> None:
     """Train all cases as one of the processes."""
-    here = ranks.join(BROKEN[broken]) if broken else ranks.join()
     for name, settings in store.read_json(folder / "cases.json").items():
+        here = ranks.join(BROKEN.get(settings.pop("broken", None), ranks.Ranks))
         pairs = settings.pop("from_pairs", None)
         inputs = {"pairs": Run(Path(pairs))} if pairs else {}
         config = train.Config(**settings)
@@ -124,4 +124,4 @@ def main(folder: Path, broken: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

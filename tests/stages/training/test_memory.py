@@ -118,3 +118,13 @@ def test_the_plan_says_what_was_chosen_and_why(eight: Path) -> None:
     assert "LoRA of rank 16 at learning rate 1e-05, 8 rollouts a pass, activations recomputed" in chosen
     assert "8.2 B parameters" in chosen and "GiB (weights 15.4" in needed
     assert train.plan(Inputs(), train.Config()).notes == ()
+
+
+def test_processes_share_the_rollouts_and_nothing_else(eight: Path) -> None:
+    chosen = choose(PolicyConfig(model=str(eight)), Optimisation(micro_batch=1), Adapter())
+    one, many = (
+        memory.needed(shape_of(eight), Training(chosen.optimisation, chosen.adapter, 8192, processes=count))
+        for count in (1, 8)
+    )
+    assert many.activations < one.activations / 4
+    assert (many.weights, many.gradients, many.optimiser) == (one.weights, one.gradients, one.optimiser)
