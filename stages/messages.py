@@ -21,8 +21,9 @@ think block, and one text has many BPE splits), and then prompts stop being pref
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from stages.errors import UsageError
@@ -129,6 +130,31 @@ def _call(text: str, start: int) -> tuple[ToolCall, int] | None:
     return ToolCall(name, arguments if isinstance(arguments, str) else text[begin:at]), at + 1 + len(CLOSE)
 
 
+def numbered(conversation: Iterable[Message], numbers: Iterator[int]) -> list[dict[str, Any]]:
+    """Messages in OpenAI's form: calls apart from the content and numbered, their results under the same numbers."""
+    waiting: list[str] = []
+    found: list[dict[str, Any]] = []
+    for message in conversation:
+        if message["role"] == "assistant":
+            spoken = read(message["content"])
+            waiting = [f"call_{next(numbers)}" for _ in spoken.calls]
+            found.append(_in_parts(spoken, waiting))
+        elif message["role"] == "tool":
+            found.append({**message, "tool_call_id": waiting.pop(0) if waiting else f"call_{next(numbers)}"})
+        else:
+            found.append(dict(message))
+    return found
+
+
+def _in_parts(spoken: Spoken, ids: Sequence[str]) -> dict[str, Any]:
+    calls = [
+        {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call_id, call in zip(ids, spoken.calls, strict=True)
+    ]
+    thought = {} if spoken.reasoning is None else {"reasoning_content": spoken.reasoning}
+    return {"role": "assistant", "content": spoken.content, **thought, **({"tool_calls": calls} if calls else {})}
+
+
 def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str]) -> None:
     """Give a tokenizer's chat template these settings for good, so that every later rendering uses them.
 
@@ -143,9 +169,20 @@ def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str
 SENTINEL = "\u2063ANSWER\u2063"
 
 
-def opening_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
-    """Token ids of a whole conversation, up to where the assistant's answer begins; `tokenizer` has a chat template."""
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+def opening_ids(tokenizer: Any, messages: list[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    """Token ids of a whole conversation, up to where the assistant's answer begins; `tokenizer` has a chat template.
+
+    With tools, in OpenAI's form, these are declared as the template does it, and calls are rendered from their parts.
+    """
+    shown: list[Any] = list(messages)
+    if tools:
+        shown = numbered(messages, count())
+        for call in (call for message in shown for call in message.get("tool_calls", ())):
+            if is_object(call["function"]["arguments"]):  # what templates write out, and do not take apart
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    text = tokenizer.apply_chat_template(
+        shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+    )
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 

@@ -6,6 +6,7 @@ bash.py - the text protocol of a bash action
 bash_faults.py - which turns of a shell episode went wrong
 folders.py - folders that an agent may have filled with anything: walked, read, copied
 folder_writes.py - writes and deletes below such folders
+tool_calls.py - tool calls: checked against what is declared, carried out, their mistakes answered
 config.py - which environment a stage acts in, its options and its sandbox
 jsonl.py - rows of a file that a user names by path
 kata/ - small code-repair tasks, generated, with small models that act in them

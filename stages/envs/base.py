@@ -38,7 +38,8 @@ class Observation:
 
     `commands` holds what was executed (empty when the action could not be parsed; `parse_error` then says why and the
     text is part of `content`). `raw_chars` counts the output before elision, `elided_chars` how much of it the agent
-    did not see. `stop` is None while the episode goes on, else the reason ("submitted", "answered").
+    did not see. `stop` is None while the episode goes on, else the reason ("submitted", "answered"). `results`: of
+    tool calls what came back for each, in their order; they make up `content`, a line break between them.
     """
 
     content: str
@@ -50,6 +51,7 @@ class Observation:
     raw_chars: int = 0
     elided_chars: int = 0
     stop: str | None = None
+    results: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,26 @@ class Environment(Protocol):
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class TakesCalls(Protocol):
+    """An environment that can be acted in by tool calls instead of text."""
+
+    tools: Sequence[Mapping[str, Any]]
+    """Each {"name", "description", "parameters": the JSON schema of an object}."""
+
+    def use_tools(self) -> None:
+        """Said before `reset`: actions will be calls, so the opening does not ask for commands in text."""
+        ...
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        """Carry out one call of a declared tool, whose arguments fit its schema."""
+        ...
+
+    def malformed(self, error: str) -> Observation:
+        """What the agent is told about an action that is no call, or a wrong one."""
         ...
 
 

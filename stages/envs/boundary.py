@@ -3,14 +3,14 @@
 import math
 import sysconfig
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from stages.envs.base import Environment, Grade, GradesTogether, Observation, Task, Work
+from stages.envs.base import Environment, Grade, GradesTogether, Observation, TakesCalls, Task, Work
 from stages.errors import UsageError
 from stages.messages import Message
 from stages.runs import store
@@ -98,6 +98,17 @@ def grades_together(environments: list[Environment]) -> list[Any] | None:
         grades = first.grade_together(environments)
         return grades if len(grades) == len(environments) else None
     return None
+
+
+def tools(environment: Environment) -> tuple[Mapping[str, Any], ...]:
+    """What may be called from now on; `UsageError` for an environment that declares no tools."""
+    if not isinstance(environment, TakesCalls):
+        raise UsageError(
+            f"policy.tool_calls is set, but the environment {environment.name} declares no tools. "
+            "Leave it out, so that the policy acts in text."
+        )
+    environment.use_tools()
+    return tuple(environment.tools)
 
 
 def tasks(found: Any, name: str) -> list[Task]:

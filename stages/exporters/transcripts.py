@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 
@@ -110,32 +110,8 @@ def _role(steps: list[Row], after: list[list[Message]]) -> str:
 def chat(transcript: ExportedTranscript) -> tuple[list[Row], list[Row]]:
     """Opening and the rest as OpenAI chat messages; calls are numbered, and their results follow in the same order."""
     numbers = iter(range(10**9))
-    opening = _numbered(transcript.opening, numbers)
+    opening = messages.numbered(transcript.opening, numbers)
     rest = [
         m for turn in transcript.turns for m in ({"role": "assistant", "content": turn.step["action"]}, *turn.observed)
     ]
-    return opening, _numbered(rest, numbers)
-
-
-def _numbered(conversation: Iterable[Message], numbers: Any) -> list[Row]:
-    waiting: list[str] = []
-    numbered = []
-    for message in conversation:
-        if message["role"] == "assistant":
-            spoken = messages.read(message["content"])
-            waiting = [f"call_{next(numbers)}" for _ in spoken.calls]
-            numbered.append(_assistant(spoken, waiting))
-        elif message["role"] == "tool":
-            numbered.append({**message, "tool_call_id": waiting.pop(0) if waiting else f"call_{next(numbers)}"})
-        else:
-            numbered.append(dict(message))
-    return numbered
-
-
-def _assistant(spoken: messages.Spoken, ids: Sequence[str]) -> Row:
-    calls = [
-        {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call_id, call in zip(ids, spoken.calls, strict=True)
-    ]
-    thought = {} if spoken.reasoning is None else {"reasoning_content": spoken.reasoning}
-    return {"role": "assistant", "content": spoken.content, **thought, **({"tool_calls": calls} if calls else {})}
+    return opening, messages.numbered(rest, numbers)

@@ -91,6 +91,7 @@ def _rollout(item: ReadTrajectory, identity: Row) -> Row:
         "cost_usd": _total(trajectory.cost_usd, [turn.cost_usd for turn in trajectory.turns]),
         "wall_s": trajectory.wall_s,
         "submission": trajectory.submission,
+        "tools_json": store.encode(trajectory.tools).decode() if trajectory.tools else None,
         **dict.fromkeys(UNKNOWN),
     }
 

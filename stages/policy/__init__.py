@@ -17,6 +17,7 @@ preflight.py - whether a model can be had, before anything is paid for
 probing.py - a call before the questions: what a server takes, and how much it tells
 sampling.py - batched sampling from a causal LM, one random stream a row
 scheduler.py - asks all servers, conversations side by side and the steps of each in order
+tool_formats.py - how families of models write tool calls
 spending.py - what teachers cost: calls, tokens, money and latency, and whether that is affordable
 
 A new kind of policy is one class and one line. The class has what `Policy` lists and the classmethod `open` of

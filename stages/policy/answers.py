@@ -13,6 +13,7 @@ from stages.errors import UsageError
 from stages.messages import Spoken, ToolCall, write
 from stages.policy.base import PolicyConfig, Sample
 from stages.policy.client import Response
+from stages.policy.tool_formats import canonical
 
 RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 PUSHES_BACK = {429, 503, 529}
@@ -118,7 +119,7 @@ def read(raw: bytes, config: PolicyConfig, bound: tuple[int, int], *, latency_s:
         raise Rejected("no_text", f"the server's answer has no text (finish_reason {finish!r})", told=told)
     model, provider = (body.get(name) if isinstance(body.get(name), str) else None for name in ("model", "provider"))
     return Sample(
-        text=text or "",
+        text=canonical(config.tool_calls, text or ""),
         reasoning=_reasoning(choice["message"]),
         logprobs=logprobs,
         logprob_kind="unknown" if logprobs else None,
@@ -136,10 +137,7 @@ def _text(message: dict[str, Any]) -> str | None:
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content)
-    calls = tuple(
-        ToolCall(call["function"]["name"], call["function"].get("arguments") or "{}")
-        for call in message.get("tool_calls") or []
-    )
+    calls = tuple(_call(call["function"]) for call in message.get("tool_calls") or [])
     if calls:
         return write(Spoken(content or "", calls))
     if "content" not in message:
@@ -158,6 +156,12 @@ def _logprobs(choice: dict[str, Any]) -> list[float] | None:
     given = choice.get("logprobs")
     tokens = given.get("content") if isinstance(given, dict) else None
     return [float(token["logprob"]) for token in tokens] if tokens else None
+
+
+def _call(function: dict[str, Any]) -> ToolCall:
+    """A call as it came; some servers give the arguments as an object."""
+    given = function.get("arguments") or "{}"
+    return ToolCall(str(function["name"] or ""), given if isinstance(given, str) else orjson.dumps(given).decode())
 
 
 def _usage(body: dict[str, Any], config: PolicyConfig, bound: tuple[int, int]) -> dict[str, Any]:

@@ -45,6 +45,8 @@ class PolicyConfig(Settings):
     """Further fields of a server's request, sent as they are: `extra_body = { provider = { only = ["x"] } }`."""
     chat_template_kwargs: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], bool | int | float | str] = Field({})
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
+    tool_calls: Literal["none", "native", "qwen3", "llama3", "mistral", "deepseek", "gpt-oss"] = "none"
+    """How tools are called: `native` where a server reads calls, else in which family's format answers are written."""
     dtype: str = "auto"
     """Floating-point type of a local model's weights: auto, float32, bfloat16 or float16."""
     device: str = Field("auto", json_schema_extra={"affects_results": False})
@@ -153,7 +155,8 @@ class Turn:
     """One question: the whole conversation, and, where the policy sampled it itself, the token ids held so far.
 
     held_ids: prompt and completions up to the last assistant message, as sampled, or None to render from the messages.
-    seed: of this one answer. tools: what the model may call, as the source declared it; servers get them.
+    seed: of this one answer. tools: what the model may call, as the source or the environment declared it (see
+    `stages.envs.base.TakesCalls`); servers get them.
     """
 
     messages: list[Message]

@@ -8,11 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from stages.errors import BadInput
+from stages.errors import BadInput, UsageError
 from stages.messages import following_ids, opening_ids, pin_settings
-from stages.policy import adapters, embedded
+from stages.policy import adapters, dialect, embedded
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.sampling import sample_batch
+from stages.policy.tool_formats import canonical
 from stages.runs import store
 from stages.runs.artifact import Budget, Listener
 
@@ -39,6 +40,11 @@ class LocalPolicy:
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "LocalPolicy":
         """`load`; a local model costs no money, so the budget is left alone."""
         del budget
+        if config.tool_calls == "native":
+            raise UsageError(
+                "policy.tool_calls is native, but no server reads the calls of a model in this process. "
+                "Give the family whose format it writes: qwen3, llama3, mistral, deepseek or gpt-oss."
+            )
         return cls.load(config, cache=cache, listener=listener)
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
@@ -66,7 +72,7 @@ class LocalPolicy:
 
     def _prompt_ids(self, turn: Turn) -> list[int]:
         if turn.held_ids is None:
-            return opening_ids(self.tokenizer, turn.messages)
+            return opening_ids(self.tokenizer, turn.messages, dialect.declared(turn.tools))
         last = max(i for i, message in enumerate(turn.messages) if message["role"] == "assistant")
         return turn.held_ids + following_ids(self.tokenizer, turn.messages[last + 1 :])
 
@@ -74,7 +80,7 @@ class LocalPolicy:
         ended = bool(ids) and ids[-1] in self._end_ids
         text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
         return Sample(
-            text=text,
+            text=canonical(self.config.tool_calls, text),
             finish_reason="stop" if ended else "length",
             prompt_ids=prompt,
             completion_ids=ids,

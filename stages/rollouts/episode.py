@@ -7,14 +7,15 @@ budget) is raised.
 
 import errno
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stages.envs import boundary
 from stages.envs.base import Environment, Grade, Observation, Task
+from stages.envs.tool_calls import carry_out
 from stages.errors import ComposerError, InfrastructureError
 from stages.messages import Message
 from stages.policy.base import CountsTokens, Policy, Sample, Turn
@@ -45,7 +46,7 @@ class Step:
 class Episode:
     """One rollout of one task: identity, transcript, steps, verdict.
 
-    `history`: how much of the transcript the policy was shown. `started`: when, on the monotonic clock.
+    `history`: how much of it the policy was shown. `tools`: what it could call. `started`: on the monotonic clock.
     """
 
     task: Task
@@ -58,6 +59,7 @@ class Episode:
     error: tuple[str, str] | None = None
     wall_s: float = 0.0
     history: str = FULL
+    tools: tuple[Mapping[str, Any], ...] = ()
     started: float = 0.0
 
     @property
@@ -91,7 +93,7 @@ def play(
     before_turn: Callable[[], None] = lambda: None,
 ) -> list[Episode]:
     """Play every episode to its end and grade it; returns the same objects, filled in."""
-    rules = Rules(max_steps, limits, history)
+    rules = Rules(max_steps, limits, history, policy.config.tool_calls != "none")
     environments = [make() for _ in episodes]
     try:
         with ThreadPoolExecutor(threads) as pool:
@@ -110,6 +112,8 @@ def play(
 def begin(rules: Rules, episode: Episode, environment: Environment) -> None:
     """Set the environment up."""
     episode.started, episode.history = time.monotonic(), rules.history
+    if rules.calls:
+        episode.tools = boundary.tools(environment)
     opening = _tried(episode, environment, lambda: boundary.messages(environment.reset(episode.task)))
     episode.messages = opening or []
 
@@ -157,7 +161,7 @@ def _advance(active: list[tuple[Episode, Environment]], policy: Policy, rules: R
 def next_turn(episode: Episode, policy: Policy, rules: Rules) -> Turn | None:
     """What to ask next; None where a limit ends the episode."""
     seed = step_seed(episode, len(episode.steps))
-    turn = Turn(list(shown(episode.messages, episode.history)), seed, episode.held_ids)
+    turn = Turn(list(shown(episode.messages, episode.history)), seed, episode.held_ids, episode.tools)
     episode.terminated_by = rules.limits.reached(
         time.monotonic() - episode.started,
         sum(step.sample.cost_usd for step in episode.steps),
@@ -196,7 +200,8 @@ def act(episode: Episode, environment: Environment, turn: Turn, sample: Sample, 
     if truncated:
         observation: Observation | None = Observation("")
     else:
-        observation = _tried(episode, environment, lambda: boundary.observation(environment.step(sample.text)))
+        step = partial(carry_out, environment) if episode.tools else environment.step
+        observation = _tried(episode, environment, lambda: boundary.observation(step(sample.text)))
     if observation is None:
         return
     _record(episode, turn, sample, observation)
@@ -214,7 +219,8 @@ def _record(episode: Episode, turn: Turn, sample: Sample, observation: Observati
     episode.steps.append(Step(whole[seen:], len(whole), state_sha256(turn.messages), sample, observation, turn.seed))
     episode.messages = [*whole, {"role": "assistant", "content": sample.text}]
     if observation.stop is None and sample.finish_reason != "length":
-        episode.messages.append({"role": "user", "content": observation.content})
+        results = [{"role": "tool", "content": result} for result in observation.results]
+        episode.messages += results or [{"role": "user", "content": observation.content}]
 
 
 def state_sha256(messages: list[Message]) -> str:

@@ -66,8 +66,12 @@ NO_LIMITS = EpisodeLimits()
 
 @dataclass(frozen=True)
 class Rules:
-    """How episodes are played: at most so many steps, within limits, showing so much of the past (history.py)."""
+    """How episodes are played: at most so many steps, within limits, showing so much of the past (history.py).
+
+    `calls`: actions are tool calls.
+    """
 
     max_steps: int
     limits: EpisodeLimits = NO_LIMITS
     history: str = FULL
+    calls: bool = False

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -75,7 +76,7 @@ def play_missing(
 
 async def _play_each(
     make: Callable[[], Environment],
-    policy: Asks,
+    policy: Any,
     episodes: Sequence[Episode],
     key: Callable[[Episode], str],
     payload: Callable[[Episode], Mapping[str, Any]],
@@ -95,5 +96,11 @@ async def _play_each(
 
     out.progress(what, done, len(episodes))
     await play_each(
-        make, policy, missing, finished, rules=config.rules, in_flight=config.in_flight, check=out.stop_here
+        make,
+        policy,
+        missing,
+        finished,
+        rules=replace(config.rules, calls=policy.config.tool_calls != "none"),
+        in_flight=config.in_flight,
+        check=out.stop_here,
     )

@@ -71,6 +71,7 @@ def rollout_row(episode: Episode, policy: Policy, sandbox: str, source: str) -> 
         "cost_usd": sum(sample.cost_usd for sample in samples),
         "wall_s": episode.wall_s,
         "history": episode.history,
+        "tools_json": store.encode([dict(tool) for tool in episode.tools]).decode() if episode.tools else None,
         **_work(grade.work),
     }
 

@@ -65,6 +65,7 @@ ROLLOUT = Kind(
         "wall_s": FLOAT,
         # since version 2
         "history": TEXT,
+        "tools_json": TEXT,
         "submission": TEXT,
         "patch": TEXT,
         "f2p_passed": INT,
@@ -77,11 +78,11 @@ ROLLOUT = Kind(
     },
     frozenset({"wall_s", "test_log"}),
 )
-"""`gt_pass` is the strict verdict and `visible_pass` the loose one, where an environment has both. `submission`: what
-was handed in; `patch`: all that was changed, handed in or not; tests that had to come to pass (f2p) and to stay passing
-(p2p), and the log of their strict run (times stand in it); `canary`: why the episode counts as a search for the
-solution. All of them are null where the environment, or the source of an import, does not say."""
-
+"""`gt_pass` is the strict verdict and `visible_pass` the loose one, where an environment has both. `tools_json`: what
+could be called. `submission`: what was handed in; `patch`: all that was changed, handed in or not; then tests that had
+to come to pass (f2p) and to stay passing (p2p), and the log of their strict run (times stand in it); `canary`: why the
+episode counts as a search for the solution. All of them are null where the environment, or the source of an import,
+does not say."""
 
 STEP = Kind(
     "step",

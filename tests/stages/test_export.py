@@ -216,12 +216,11 @@ def test_real_rollouts_round_trip(imported: Any, exported: Exporting, wanted: st
 
 
 def test_calls_are_numbered_and_results_follow_them() -> None:
-    from stages.exporters.transcripts import _numbered
-    from stages.messages import Spoken, ToolCall, write
+    from stages.messages import Spoken, ToolCall, numbered, write
 
     two = write(Spoken("", (ToolCall("f", "{}"), ToolCall("g", "{}"))))
     messages = [{"role": "assistant", "content": two}, *({"role": "tool", "content": c} for c in "xyz")]
-    found = _numbered(messages, iter(range(9)))
+    found = numbered(messages, iter(range(9)))
     assert found[0]["tool_calls"] == [call("f", "{}", "call_0"), call("g", "{}", "call_1")]
     assert [m["tool_call_id"] for m in found[1:]] == ["call_0", "call_1", "call_2"]
 

@@ -13,7 +13,7 @@ from stages.envs.repo import crosscheck, trees
 from stages.envs.repo import session as repo_session
 from stages.envs.repo.grading import Lists, RepoVerdict, judge, run_with
 from stages.envs.repo.outcomes import NEUTRAL, PASSING, Outcomes, Statuses, run_pytest
-from stages.envs.repo.session import SYSTEM, RepoEnvironment, RepoSession
+from stages.envs.repo.session import RepoEnvironment, RepoSession
 from stages.errors import UsageError
 from stages.messages import Message
 from stages.runs.records import Row
@@ -76,7 +76,7 @@ class FeatureDeletionEnv(RepoEnvironment):
             package=self._package.name,
             label=task.task_id,
         )
-        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
+        return [{"role": "system", "content": self._system}, {"role": "user", "content": task.prompt}]
 
     def _agents_sandbox(self, folder: Path, hidden: tuple[Path, ...]) -> Sandbox:
         readonly = tools.readonly(self._requirements)

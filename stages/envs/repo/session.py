@@ -8,10 +8,11 @@ import logging
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from stages.envs import bash_faults
 from stages.envs.base import Fault, Grade, Observation, Work
@@ -29,6 +30,26 @@ You work in a shell on the repository in /testbed. Answer every time with a shor
 one command or script. Its output and exit code come back. Every block starts in /testbed in a fresh shell.
 Run the tests that matter before you finish. Changes to tests do not count. \
 To finish, answer with `submit` alone in the block."""
+WITH_TOOLS = """\
+You work in a shell on the repository in /testbed. Answer every time with a short thought and a call of `bash`: one
+command or script. Its output and exit code come back. Every command starts in /testbed in a fresh shell.
+Run the tests that matter before you finish. Changes to tests do not count. To finish, call `submit`."""
+TOOLS: tuple[dict[str, Any], ...] = (
+    {
+        "name": "bash",
+        "description": "Run one command or script in /testbed.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "description": "What bash is to run."}},
+            "required": ["command"],
+        },
+    },
+    {
+        "name": SUBMIT,
+        "description": "Hand the repository in as it stands, and finish.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+)
 LIMITS = Limits(wall_s=120, cpu_s=120, memory_mb=2048, processes=128, file_mb=64, disk_mb=1024, output_bytes=1 << 20)
 """Of one command of the agent."""
 RUNS_TESTS = re.compile(r"\b(py\.?test|unittest|runtests\.py|bin/test|tox|nosetests)\b")
@@ -63,12 +84,19 @@ class RepoSession:
         return self.well_formed and self.submitted and self.tested and not self.canary.triggered
 
     def step(self, text: str) -> Observation:
-        """Carry out one assistant message. What comes back for `submit` is the patch."""
+        """Carry out one assistant message."""
         try:
-            command = parse_bash(text)
+            return self.run(parse_bash(text))
         except ActionError as error:
-            self.well_formed = False
-            return Observation(f"[{error}]", parse_error=str(error))
+            return self.malformed(str(error))
+
+    def malformed(self, error: str) -> Observation:
+        """What the agent is told about an action that cannot be carried out."""
+        self.well_formed = False
+        return Observation(f"[{error}]", parse_error=error)
+
+    def run(self, command: str) -> Observation:
+        """Carry out one command. What comes back for `submit` is the patch."""
         if command.strip() == SUBMIT:
             self.submitted = True
             return self._submission(command)
@@ -131,9 +159,14 @@ def _kept(patch: str | None) -> str | None:
 
 
 class RepoEnvironment(ABC):
-    """The methods of an environment that a `RepoSession` carries; `reset` of a subclass sets `_session`."""
+    """The methods of an environment that a `RepoSession` carries; `reset` of a subclass sets `_session`.
+
+    Implements TakesCalls. `_system`: the system message of an opening.
+    """
 
     _session: RepoSession | None = None
+    _system = SYSTEM
+    tools = TOOLS
 
     @abstractmethod
     def _graded(self, session: RepoSession) -> Grade:
@@ -150,6 +183,18 @@ class RepoEnvironment(ABC):
     def step(self, text: str) -> Observation:
         """Carry out one assistant message."""
         return self._open_session().step(text)
+
+    def use_tools(self) -> None:
+        """Actions will be calls of `bash` and `submit`."""
+        self._system = WITH_TOOLS
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        """Carry out one call."""
+        return self._open_session().run(SUBMIT if name == SUBMIT else arguments["command"])
+
+    def malformed(self, error: str) -> Observation:
+        """What the agent is told about an action that is no call, or a wrong one."""
+        return self._open_session().malformed(error)
 
     def grade(self) -> Grade:
         """Judge the episode as it stands: a strict verdict (`gt_pass`) and a loose one (`visible_pass`)."""

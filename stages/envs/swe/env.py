@@ -12,7 +12,7 @@ from stages.envs.base import Grade, Split, Task
 from stages.envs.repo import crosscheck, trees
 from stages.envs.repo.grading import RepoVerdict, judge, run_with
 from stages.envs.repo.outcomes import Statuses
-from stages.envs.repo.session import SYSTEM, RepoEnvironment, RepoSession
+from stages.envs.repo.session import RepoEnvironment, RepoSession
 from stages.envs.swe import engine, instance_runtime, instances, mirrors
 from stages.envs.swe.instance_runtime import InstanceRuntime
 from stages.envs.swe.mirrors import touched
@@ -105,7 +105,7 @@ class SweEnv(RepoEnvironment):
             package=self._row["repo"].partition("/")[2],
             label=task.task_id,
         )
-        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
+        return [{"role": "system", "content": self._system}, {"role": "user", "content": task.prompt}]
 
     def _opened(self, row: Row) -> InstanceRuntime:
         if self._local:

@@ -57,3 +57,32 @@ def test_work_that_a_limit_ended_is_graded_kept_and_exported(
     )
     predictions = [json.loads(line) for file in written.path.glob("*/all_preds.jsonl") for line in file.open()]
     assert [p["model_patch"] for p in predictions] == [rows["submitted"]["patch"]] * 2
+
+
+def test_the_same_by_tool_calls(tmp_path: Path, path: Path, repos: Path, venvs: Path) -> None:
+    def reply(body: dict, n: int) -> Reply:
+        made = [("bash", {"command": FIX}), ("bash", {"command": "cat abacus/sums.py"})] if n == 0 else [("submit", {})]
+        calls = [
+            {"id": str(i), "type": "function", "function": {"name": a, "arguments": json.dumps(b)}}
+            for i, (a, b) in enumerate(made)
+        ]
+        body = answer("")
+        body["choices"][0]["message"] |= {"tool_calls": calls}
+        return Reply(body=body)
+
+    with serving(reply) as server:
+        config = collect.Config(
+            env={
+                "name": "swe-lite",
+                "split": "eval",
+                "options": {"path": str(path), "repos": str(repos), "venvs": str(venvs)},
+            },
+            policy={"model": "fixer", "base_url": server.url, "tool_calls": "native"},
+            tasks=1,
+            samples=1,
+        )
+        run = Run(runner.execute("collect", {}, config, root=tmp_path).path)
+        assert "```" not in server.requests[0]["messages"][0]["content"]
+        assert "return a + b" in server.requests[1]["messages"][-1]["content"]
+    (row,) = run.rows(ROLLOUT)
+    assert (row["gt_pass"], row["terminated_by"]) == (True, "submitted") and FIXED in row["submission"]

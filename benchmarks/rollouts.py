@@ -1,0 +1,186 @@
+"""Rollouts against a server with a heavy tail: how near the wall time comes to what latency alone asks for.
+
+    python benchmarks/rollouts.py [--episodes 256] [--steps 20] [--scale 1.0]
+
+A loopback server in a process of its own answers after a log-normal wait (median 2 s, 99th percentile 30 s, cut at
+60 s; all times `--scale`), which the request's seed alone decides. Each answer is followed by a command of 20 ms, and
+each episode by a grading of 1 s; both sleep, so that what is measured is the loop, the client, the journal and the
+tables, all of `composer collect`. No order of work can end before the slowest episode, whose waits, commands and
+grading follow each other: the figure is the ratio of that time to the wall time of the loop, from the first episode's
+start to the last one's end; loading the program before, and tables and gate after it, are given apart. Memory is what
+the process gained (VmRSS) at its peak, over the episodes that were live.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from itertools import groupby
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+MEDIAN_S, P99_S, CUT_S, COMMAND_S, GRADE_S = 2.0, 30.0, 60.0, 0.02, 1.0
+SIGMA = math.log(P99_S / MEDIAN_S) / 2.3263
+PROMPT, OBSERVATION = "Explain this log. " * 230, "a line of output\n" * 60
+
+
+def wait_s(seed: int, scale: float) -> float:
+    return scale * min(random.Random(seed).lognormvariate(math.log(MEDIAN_S), SIGMA), CUT_S)
+
+
+# --- the server
+
+
+def response() -> bytes:
+    message = {"role": "assistant", "content": "```bash\nls\n```"}
+    usage = {"prompt_tokens": 1000, "completion_tokens": 8}
+    body = json.dumps({"choices": [{"index": 0, "finish_reason": "stop", "message": message}], "usage": usage}).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+class Answers(asyncio.Protocol):
+    scale, body = 1.0, response()
+
+    def connection_made(self, transport):
+        self.transport, self.held = transport, b""
+
+    def data_received(self, data):
+        self.held += data
+        head, end, rest = self.held.partition(b"\r\n\r\n")
+        if not end or len(rest) < int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]):
+            return
+        self.held = b""
+        wait = wait_s(json.loads(rest)["seed"], self.scale)
+        asyncio.get_running_loop().call_later(wait, self.transport.write, self.body)
+
+
+async def serve(scale):
+    Answers.scale = scale
+    server = await asyncio.get_running_loop().create_server(Answers, "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+# --- the environment
+
+
+class WaitingEnv:
+    """Its commands and gradings take their time and nothing else."""
+
+    name, sandbox = "waiting", "not-needed"
+
+    def __init__(self, scale=1.0):
+        self.scale = scale
+
+    def tasks(self, split, count, seed):
+        from stages.envs.base import Task
+
+        return [Task(f"t{i}", self.name, split, f"f{i}", PROMPT) for i in range(count)]
+
+    def reset(self, task):
+        return [{"role": "user", "content": task.prompt}]
+
+    def step(self, text):
+        from stages.envs.base import Observation
+
+        time.sleep(COMMAND_S * self.scale)
+        return Observation(OBSERVATION, commands=("ls",), returncode=0)
+
+    def grade(self):
+        from stages.envs.base import Grade
+
+        time.sleep(GRADE_S * self.scale)
+        return Grade(1.0)
+
+    def close(self):
+        pass
+
+
+# --- the measurement
+
+
+def resident_mb() -> float:
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("VmRSS")) / 1024
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--serve", action="store_true")
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options.scale))
+        return
+    command = [sys.executable, __file__, "--serve", "--scale", str(options.scale)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        measure(options, f"http://127.0.0.1:{int(server.stdout.readline())}/v1")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def measure(options, url):
+    from stages import collect
+    from stages.runs import runner
+    from stages.runs.artifact import Run
+    from stages.runs.records import ROLLOUT, STEP
+
+    config = collect.Config(
+        env={"name": "rollouts:WaitingEnv", "options": {"scale": options.scale}},
+        policy={"model": "m", "base_url": url, "concurrency": options.episodes},
+        tasks=options.episodes,
+        samples=1,
+        max_steps=options.steps,
+        in_flight={"episodes": options.episodes, "commands": 64, "gradings": 64},
+    )
+    peak, over = [0.0], threading.Event()
+
+    def watch():
+        while not over.wait(0.2):
+            peak[0] = max(peak[0], resident_mb())
+
+    with tempfile.TemporaryDirectory() as folder:
+        before = resident_mb()
+        threading.Thread(target=watch, daemon=True).start()
+        started, marks = time.monotonic(), []
+
+        def listen(what, done, total):
+            marks.append((time.monotonic(), time.process_time()))
+
+        result = runner.execute("collect", {}, config, root=Path(folder), listener=listen)
+        loading, tables = marks[0][0] - started, time.monotonic() - marks[-1][0]
+        wall, cpu = (end - begin for begin, end in zip(marks[0], marks[-1], strict=True))
+        over.set()
+        steps, rollouts = Run(result.path).rows(STEP), Run(result.path).rows(ROLLOUT)
+    own_s = (COMMAND_S * options.steps + GRADE_S) * options.scale
+    alone = [
+        own_s + sum(wait_s(row["seed"] % 2**31, options.scale) for row in rows)
+        for _, rows in groupby(steps, key=lambda row: row["rollout_id"])
+    ]
+    late = [row["latency_s"] - wait_s(row["seed"] % 2**31, options.scale) for row in steps]
+    between = sum(row["wall_s"] for row in rollouts) - sum(row["latency_s"] + row["command_s"] for row in steps)
+    print(
+        f"beyond the server's wait: {1000 * sum(late) / len(steps):.0f} ms of a request, "
+        f"{1000 * between / len(steps):.0f} ms a step between requests and commands"
+    )
+    print(
+        f"{len(alone)} episodes of {options.steps} steps, times x {options.scale:g}: {wall:.1f} s; latency alone "
+        f"{max(alone):.1f} s (mean of an episode {sum(alone) / len(alone):.1f} s), ratio {max(alone) / wall:.2f}; "
+        f"loading {loading:.1f} s, tables and gate {tables:.1f} s; "
+        f"{1000 * cpu / len(steps):.1f} ms of CPU a step; "
+        f"{1024 * (peak[0] - before) / len(alone):.0f} kB a live episode ({before:.0f} to {peak[0]:.0f} MB)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Tool calls of five families: what a template writes is read back, and prompts are prefixes of each other.
+
+The templates are short ones of our own, from the documented formats (tests/support/chat_templates).
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.models import tiny_tokenizer
+
+from stages.errors import UsageError
+from stages.messages import Spoken, ToolCall, following_ids, opening_ids, read, write
+from stages.policy.base import PolicyConfig
+from stages.policy.local import LocalPolicy
+from stages.policy.tool_formats import FORMATS, canonical
+from stages.runs.artifact import Budget
+
+TEMPLATES = Path(__file__).parents[2] / "support" / "chat_templates"
+ENDS = {"qwen3": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "deepseek": "<｜end▁of▁sentence｜>"}
+BASH = {
+    "name": "bash",
+    "description": "Run a command.",
+    "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+}
+ONE = ToolCall("bash", '{"command": "echo \\"ü; {x}\\" > a\\nls"}')
+TWO = ToolCall("bash", '{"command": "pytest -q", "wait": [1, {"s": null}]}')
+ASKED = [{"role": "user", "content": "Fix it."}]
+
+
+def tokenizer(family: str):
+    made = tiny_tokenizer()
+    made.chat_template = (TEMPLATES / f"{family}.jinja").read_text()
+    made.add_special_tokens({"eos_token": ENDS.get(family, "<|return|>")})
+    return made
+
+
+def rendered(family: str, messages: list[dict[str, str]]) -> str:
+    made = tokenizer(family)
+    return made.decode(opening_ids(made, messages, [BASH]))
+
+
+@pytest.mark.parametrize("calls", [(ONE,), (ONE, TWO), ()])
+@pytest.mark.parametrize("content", ["", "Let me look {here}."])
+@pytest.mark.parametrize("family", sorted(FORMATS))
+def test_what_a_template_writes_is_read_back(family: str, content: str, calls: tuple[ToolCall, ...]) -> None:
+    if family == "llama3" and calls:
+        content = ""  # it writes calls alone
+    if not calls:
+        content = content or "Done."
+    spoken = Spoken(content, calls)
+    opening = rendered(family, ASKED)
+    whole = rendered(family, [*ASKED, {"role": "assistant", "content": write(spoken)}, *ASKED])
+    assert whole.startswith(opening) and '"name": "bash"' in opening
+    answer = whole[len(opening) :]
+    end = ENDS.get(family)
+    answer = answer[: answer.index(end) + len(end)] if end else answer.partition("<|start|>user")[0]
+    found = read(canonical(family, answer))
+    assert found.content == content and [call.name for call in found.calls] == ["bash"] * len(calls)
+    assert [json.loads(call.arguments) for call in found.calls] == [json.loads(call.arguments) for call in calls]
+
+
+@pytest.mark.parametrize("family", sorted(ENDS))
+def test_sampled_ids_stay_and_results_are_appended(family: str) -> None:
+    made = tokenizer(family)
+    opening, said = opening_ids(made, ASKED, [BASH]), write(Spoken("", (ONE,)))
+    results = [{"role": "tool", "content": "a\nb"}]
+    whole = made.decode(opening_ids(made, [*ASKED, {"role": "assistant", "content": said}, *results], [BASH]))
+    answer = whole[len(made.decode(opening)) :]
+    answer = answer[: answer.index(ENDS[family]) + len(ENDS[family])]
+    sampled = made(answer, add_special_tokens=False)["input_ids"]
+    held = made.decode([*opening, *sampled, *following_ids(made, results)])
+    assert held.replace("\n", "") == whole.replace("\n", "")
+
+
+def test_a_template_that_ends_answers_with_several_tokens_is_refused_for_several_turns() -> None:
+    with pytest.raises(UsageError, match="does not end an answer with"):
+        following_ids(tokenizer("gpt-oss"), [{"role": "tool", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "calls"),
+    [
+        ("qwen3", '<tool_call>\n{"name": "bash", "arguments": {"command": "l', [("bash", '{"name": "bash", "arg')]),
+        ("qwen3", "<tool_call>\nls\n</tool_call>", [("", "ls")]),
+        ("llama3", '<|python_tag|>{"name": "bash", "parameters": {"command": "ls"}}<|eom_id|>', [("bash", '{"com')]),
+        ("llama3", '{"name": "bash", "parameters": ', [("bash", '{"name"')]),
+        ("mistral", '[TOOL_CALLS]bash[ARGS]{"command": "ls"}[TOOL_CALLS]end[ARGS]{}', [("bash", "{"), ("end", "{}")]),
+        ("mistral", "[TOOL_CALLS]bash[CALL_ID]123456789[ARGS]{oops", [("bash", "{oops")]),
+        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>bash<｜tool▁sep｜>{}", [("bash", "{}")]),
+        ("gpt-oss", "<|channel|>commentary to=functions.a <|constrain|>json<|message|>{oops<|call|>", [("a", "{oops")]),
+        ("gpt-oss", " to=functions.bash<|channel|>commentary json<|message|>{}<|call|>", [("bash", "{}")]),
+        ("gpt-oss", "<|channel|>final<|message|>Done.<|return|>", []),
+    ],
+)  # fmt: skip
+def test_calls_of_other_versions_and_broken_ones(family: str, text: str, calls: list[tuple[str, str]]) -> None:
+    found = read(canonical(family, text)).calls
+    assert [call.name for call in found] == [name for name, _ in calls]
+    assert all(call.arguments.startswith(start) for call, (_, start) in zip(found, calls, strict=True))
+
+
+def test_reasoning_of_harmony_is_reasoning() -> None:
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Done.<|return|>"
+    assert read(canonical("gpt-oss", text)) == Spoken("Done.", (), "Hm.")
+
+
+def test_text_is_left_alone_without_a_format() -> None:
+    text = '<|python_tag|>{"name": "bash"}<|eom_id|>'
+    assert canonical("none", text) == canonical("native", text) == text
+
+
+def test_a_model_in_this_process_needs_a_format(tmp_path: Path) -> None:
+    config = PolicyConfig(model="x", tool_calls="native")
+    with pytest.raises(UsageError, match="no server reads the calls"):
+        LocalPolicy.open(config, cache=tmp_path, budget=Budget(), listener=lambda *told: None)
