@@ -15,5 +15,6 @@ settings.py      - settings of a stage from defaults, files and words
 show/            - `composer show`, `status`, `query`
 stage_command.py - the command of a stage
 version.py       - which Composer this is
+view/            - `composer view`: a local web page over all runs
 visible.py       - what steers a terminal is shown, not obeyed
 """

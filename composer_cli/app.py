@@ -74,10 +74,10 @@ def run(
     layers = [*map(settings.read_file, config or []), *model, *map(settings.assignment, set_ or [])]
     configs = presets.configure(wanted, layers)
     if dry_run and json:
-        print_json({"entries": chain.plans(wanted, configs)})
+        print_json({"entries": chain.plans(wanted, configs), "checked": chain.checked(configs, artifacts)})
         return
     if dry_run:
-        print_text(chain.overview(wanted, configs))
+        print_text(chain.overview(wanted, configs, artifacts))
         return
     run_options = RunOptions(artifacts, resume=resume, clean=clean, max_cost=max_cost)
     results = chain.run(wanted, configs, run_options, Console(quiet))
@@ -196,6 +196,26 @@ def parity(
     else:
         print_text(about.page(found))
     raise typer.Exit(0 if found["same"] else 1)
+
+
+@app.command()
+@as_sentences
+def view(
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, help="The port; a free one if left out.")] = 0,
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+    artifacts: options.Artifacts = options.ARTIFACTS,
+) -> None:
+    """Show all runs and rollouts on a local web page, until Ctrl-C."""
+    from composer_cli.console import print_json, print_text
+    from composer_cli.view.server import serve
+
+    def tell(address: str) -> None:
+        print_json({"url": address}) if json else print_text(address)
+        sys.stdout.flush()
+        say("Open this address in a browser; nobody without it can read the pages. Ctrl-C ends it.")
+
+    serve(artifacts, port, tell)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -29,12 +29,15 @@ class Line:
     reason: str = ""
 
 
-def lines(root: Path) -> list[Line]:
-    """Every run below the artifacts folder, stage by stage, oldest first."""
-    return [_line(folder) for folder in runs.folders(root)]
+def lines(root: Path, *, versions: bool = True) -> list[Line]:
+    """Every run below the artifacts folder, stage by stage, oldest first.
+
+    versions: whether a run counts as out of date for its stage's newer version, which imports every stage there is.
+    """
+    return [_line(folder, versions) for folder in runs.folders(root)]
 
 
-def _line(folder: Path) -> Line:
+def _line(folder: Path, versions: bool) -> Line:
     try:
         found = manifest.read(folder)
     except BadInput as error:
@@ -49,18 +52,18 @@ def _line(folder: Path) -> Line:
         planned=planned,
         cost_usd=found.cost_usd,
         seconds=found.seconds,
-        reason=_reason(folder, found),
+        reason=_reason(folder, found, versions),
     )
 
 
-def _reason(folder: Path, found: Manifest) -> str:
+def _reason(folder: Path, found: Manifest, versions: bool) -> str:
     if found.status == "running":
         return "in progress" if _held(folder) else "its process ended without finishing; --resume goes on"
     if found.status != "complete":
         return found.reason
     changes = [_changed(ref) for refs in found.inputs.values() for ref in refs]
     missing = [f"its {out['file']} is missing" for out in found.outputs.values() if not (folder / out["file"]).exists()]
-    return "; ".join(reason for reason in [*changes, _outdated(found), *missing] if reason)
+    return "; ".join(reason for reason in [*changes, versions and _outdated(found), *missing] if reason)
 
 
 def _held(folder: Path) -> bool:

@@ -7,7 +7,6 @@ counts as possibly paid. A server that answers 200 with an error inside (OpenRou
 
 import asyncio
 import time
-from itertools import count
 from pathlib import Path
 from typing import Any
 

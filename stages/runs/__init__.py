@@ -8,10 +8,13 @@ kinds.py    - what a record kind is
 ledger.py   - the money of a run: reserved, settled, possibly paid
 manifest.py - everything that was asked, read, used, produced and spent
 plan.py     - what a stage would do, and working through its units
+preflight.py - what a run would stumble over, found without one
 probe_records.py - the record kinds of the probe
 records.py  - the record kinds of the pipeline, and all by name
 runner.py   - carries out one stage
+search.py   - rollouts of a run by what is in them, a page at a time
 signals.py  - Ctrl-C and SIGTERM let a stage finish what is under way
+so_far.py   - mean reward and money of a run under way
 store.py    - sealed `jsonl.gz`, open journals, Parquet
 tables.py   - the tables of many runs, for questions in SQL
 together.py - many small durable writes as few large ones

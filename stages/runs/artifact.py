@@ -109,8 +109,8 @@ class Out:
         self._listen = listener or (lambda what, done, total: None)
         self._lock = threading.Lock()
         self._so_far = SoFar()
-        for done in self.journal.records():
-            self._so_far.add(done)
+        for unit in self.journal.records():
+            self._so_far.add(unit)
 
     def finished(self, unit: str) -> bool:
         """Whether a unit was finished in this or an earlier attempt."""

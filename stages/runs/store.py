@@ -127,7 +127,8 @@ def write_table(path: Path, kind: Kind, rows: Iterable[Row]) -> Row:
     for row in rows:
         kind.check(row)
     sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema=kind.schema), sink, compression="zstd")
+    table = pa.Table.from_pylist(rows, schema=kind.schema)
+    pq.write_table(table, sink, compression="zstd", row_group_size=8192)  # one rollout is found without all others
     write_sealed(path, sink.getvalue())
     content = digest([kind.stable(row) for row in rows])
     return {"kind": str(kind), "rows": len(rows), "sha256": file_sha256(path), "content_sha256": content}

@@ -1,5 +1,6 @@
 """Checkpoints that a killed run can be resumed from: a folder counts only once its marker is there."""
 
+import time
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -9,9 +10,15 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from stages.backends.ranks import Ranks
 from stages.runs import store
 from stages.runs.artifact import Out
+from stages.runs.records import Row
 from stages.training.channels.active import Channels
 
 MARKER = "composer.json"
+
+
+def history(state: TrainerState) -> list[Row]:
+    """What was logged of each step so far."""
+    return [row for row in state.log_history if "loss" in row]
 
 
 def newest(folder: Path) -> Path | None:
@@ -25,11 +32,18 @@ def newest(folder: Path) -> Path | None:
     return whole[-1] if whole else None
 
 
+METRICS_EVERY_S = 2.0
+
+
 class Supervision(TrainerCallback):
-    """Marks whole checkpoints with the channels' state, reports progress, and stops between steps when asked to."""
+    """Marks whole checkpoints with the channels' state, reports progress, and stops between steps when asked to.
+
+    What was logged so far is in `metrics.jsonl` also while training goes on, written at most every two seconds.
+    """
 
     def __init__(self, out: Out, channels: Channels, folder: Path, ranks: Ranks | None = None) -> None:
         self._out, self._channels, self._folder, self._ranks = out, channels, folder, ranks or Ranks()
+        self._written_at = float("-inf")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Runs after everything else of a checkpoint has been written."""
@@ -39,6 +53,12 @@ class Supervision(TrainerCallback):
         folder = self._folder / f"checkpoint-{state.global_step}"
         self._channels.save(folder)
         store.write_json(folder / MARKER, {"step": state.global_step, "channels": self._channels.state()})
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """After a step's metrics were added to the history."""
+        if time.monotonic() - self._written_at >= METRICS_EVERY_S:
+            self._out.metrics(history(state))
+            self._written_at = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Between two steps."""

@@ -1,0 +1,118 @@
+"""`composer view` in a real headless Chromium: speed at 100,000 rollouts, keys, phone, dark, live, hostile text."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.browser import PROGRAM, Tab, browsing
+from support.many import multiplied
+from support.view_site import EVALUATION, HOSTILE, HOSTILE_RUN, RUNNING, Site, rollout_path, runs, serving_view
+
+pytest.importorskip("starlette", reason="starlette is not installed here, so `composer view` cannot be tried")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        PROGRAM is None, reason="there is no Chromium here: install Debian's `chromium` to try the pages"
+    ),
+]
+SECOND = 1000.0
+
+
+@pytest.fixture(scope="module")
+def artifacts(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs(tmp_path_factory.mktemp("view") / "artifacts", made)
+
+
+@pytest.fixture(scope="module")
+def large(artifacts: Path) -> str:
+    """The name of a run with 100,000 rollouts."""
+    return f"collect/{multiplied((artifacts / 'collect' / 'latest').resolve(), artifacts, 100_000).name}"
+
+
+@pytest.fixture(scope="module")
+def site(artifacts: Path, large: str) -> Iterator[Site]:
+    with serving_view(artifacts) as running:
+        yield running
+
+
+@pytest.fixture
+def tab(tmp_path: Path) -> Iterator[Tab]:
+    with browsing(tmp_path) as tab:
+        tab.look()
+        yield tab
+        assert tab.errors == []
+
+
+def test_pages_are_there_within_a_second_at_100_000_rollouts(site: Site, tab: Tab, large: str) -> None:
+    last = rollout_path(large, "kata-train-0-00000#0@0-24999")
+    for path in ("", f"run/{large}", f"run/{large}?text=copy-24999", f"run/{large}?offset=99950", last):
+        loads = []
+        for _ in range(6):  # other programs share the machine
+            tab.open(site.url + path)
+            loads.append(tab.timing()["load"])
+        assert min(loads) < SECOND, (path, loads)
+        assert "Not here" not in tab.value("document.title")
+
+
+def test_everything_can_be_done_by_keys(site: Site, tab: Tab, large: str) -> None:
+    tab.open(f"{site.url}run/{large}")
+    tab.press("/")
+    assert tab.value("document.activeElement.name") == "text"
+    for key in "copy-7":
+        tab.press(key)
+    tab.press("Enter")
+    tab.until("location.search.includes('text=copy-7') && document.readyState === 'complete'")
+    tab.press("n")
+    tab.until("location.search.includes('offset=50') && document.readyState === 'complete'")
+    tab.press("p")
+    tab.until("!location.search.includes('offset=50') && document.readyState === 'complete'")
+    tab.press("j")
+    tab.press("j")
+    tab.press("k")
+    assert tab.value("document.querySelectorAll('tr.at').length") == 1
+    wanted = tab.value("document.querySelector('tr.at a').textContent")
+    assert tab.value("document.activeElement.textContent") == wanted
+    tab.press("o")
+    tab.until("location.pathname.includes('/rollout/') && document.readyState === 'complete'")
+    assert tab.value("document.querySelector('h1').textContent") == wanted
+    tab.press("j")
+    tab.until("document.querySelector('section.step').classList.contains('at')")
+
+
+@pytest.mark.parametrize(
+    "path", ["", "LARGE", f"run/{RUNNING}", f"compare/{EVALUATION}?task=t-1", "ROLLOUT", "HOSTILE"]
+)
+def test_a_phone_is_wide_enough_and_the_dark_is_dark(site: Site, tab: Tab, large: str, path: str) -> None:
+    names = {
+        "LARGE": f"run/{large}",
+        "ROLLOUT": rollout_path(large, "kata-train-0-00000#0@0-7"),
+        "HOSTILE": rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", "")),
+    }
+    for dark in (False, True):
+        tab.look(width=390, height=844, dark=dark)
+        tab.open(site.url + names.get(path, path))
+        assert tab.value("document.documentElement.scrollWidth") <= 390
+        ground, ink = (
+            sum(map(int, re.findall(r"\d+", tab.value(f"getComputedStyle(document.body).{name}"))[:3]))
+            for name in ("backgroundColor", "color")
+        )
+        assert (ground < 150 and ink > 600) if dark else (ground > 700 and ink < 150)
+
+
+def test_a_training_under_way_is_drawn_anew_without_being_asked(site: Site, tab: Tab, artifacts: Path) -> None:
+    tab.open(f"{site.url}run/{RUNNING}")
+    before = tab.value("document.querySelector('#live figcaption b').textContent")
+    with (artifacts / RUNNING / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 9, "reward": 0.87}) + "\n")
+    tab.until("document.querySelector('#live figcaption b').textContent === '0.87'")
+    assert before != "0.87"
+
+
+def test_a_hostile_transcript_does_nothing(site: Site, tab: Tab) -> None:
+    for path in ("", f"run/{HOSTILE_RUN}", rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", ""))):
+        tab.open(site.url + path)
+        assert tab.value("document.title") != "owned"
+        assert tab.value("document.querySelectorAll('main img, main script, main iframe').length") == 0
+    assert "{{ 7 * 7 }}" in tab.value("document.body.innerText")

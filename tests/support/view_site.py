@@ -1,0 +1,162 @@
+"""Runs of every sort below one folder, one of them hostile, and the real `composer view` over them."""
+
+import http.client
+import json
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from stages.runs import store
+from stages.runs.manifest import Outcome
+from stages.runs.records import EVAL_ITEM, ROLLOUT, STEP
+from support.command_line import command, environment
+from support.runs import row, written
+
+HOSTILE = (
+    "</pre><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    "\x1b[2J\x1b]0;owned\x07\u202e{{ 7 * 7 }} javascript:alert(1) \x00 ' OR 1=1 --"
+)
+EVALUATION = "evaluate/20260102T030405Z-kata-aaaaaa"
+HOSTILE_RUN = "collect/20260102T030405Z-hostile-bbbbbb"
+RUNNING = "train/20260102T030405Z-kata-cccccc"
+PLOT = "probe-plot/20260102T030405Z-run-dddddd"
+DOT = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+    "1f15c4890000000d49444154789c6360000002000001e221bc330000000049454e44ae426082"
+)
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+@dataclass
+class Site:
+    """A server by its address, token and all."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    def get(self, path: str = "", *, method: str = "GET", host: str | None = None, whole: str | None = None) -> Answer:
+        """An answer to a path below the token; `whole` is a path from the root instead."""
+        parts = urlsplit(self.url)
+        connection = http.client.HTTPConnection(parts.netloc, timeout=60)
+        asked = whole if whole is not None else f"{parts.path}{path}"
+        connection.request(method, asked, headers={"Host": host or parts.netloc})
+        found = connection.getresponse()
+        return Answer(found.status, {k.lower(): v for k, v in found.getheaders()}, found.read())
+
+
+def links(page: str) -> set[str]:
+    """Where the links of a page lead."""
+    return {unescape(link) for link in re.findall(r'<a [^>]*href="([^"]+)"', page)}
+
+
+def shown(page: str) -> str:
+    """The text of a page without its tags, as a reader sees it."""
+    return unescape(re.sub(r"<[^>]+>", "", page))
+
+
+@contextmanager
+def serving_view(artifacts: Path) -> Iterator[Site]:
+    """`composer view` in a process of its own, ended as by Ctrl-C."""
+    words = command("view", "--json")
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(artifacts)
+    ) as p:
+        try:
+            yield Site(json.loads(p.stdout.readline())["url"], p)
+        finally:
+            p.send_signal(signal.SIGINT)
+            p.wait(30)
+    assert p.returncode == 0
+
+
+def runs(folder: Path, made: Path) -> Path:
+    """An artifacts folder with finished runs, an evaluation, a hostile collection, and a training under way."""
+    shutil.copytree(made, folder, symlinks=True)
+    written(
+        folder,
+        EVALUATION,
+        [(EVAL_ITEM, [item(arm, task, arm == "B" and task == "t-1") for arm in ("A", "B") for task in ("t-0", "t-1")])],
+        models={"A/0": {"model": "x"}, "B/0": {"model": "y"}},
+        config={"baseline": "A", "treatment": "B"},
+    )
+    step = {
+        "rollout_id": HOSTILE.replace("\x00", ""),
+        "step": 0,
+        "num_steps": 1,
+        "state_sha256": "0",
+        "completion_tokens": 2,
+    }
+    hostile = {
+        "rollouts": {
+            **step,
+            "task_id": HOSTILE,
+            "reward": 0.0,
+            "error_type": HOSTILE,
+            "error": HOSTILE,
+            "hacked": True,
+        },
+        "steps": {
+            **step,
+            "new_messages_json": json.dumps([{"role": HOSTILE, "content": HOSTILE}]),
+            "action": HOSTILE,
+            "commands": [HOSTILE],
+            "observation": f"FAILED tests/test_a.py::{HOSTILE}\n@@ -1 +1 @@\n-{HOSTILE}\n+{HOSTILE}",
+            "completion_token_ids": [1, 2],
+            "logprobs": [-0.01, -9.0],
+        },
+    }
+    tables = [
+        (kind, [{k: v for k, v in hostile[f"{kind.name}s"].items() if k in kind.columns}]) for kind in (ROLLOUT, STEP)
+    ]
+    written(folder, HOSTILE_RUN, tables, models={HOSTILE: {"model": HOSTILE}}, reason=HOSTILE)
+    running = written(folder, RUNNING, status="running", config={"arm": "A", "seed": 0})
+    (running / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": n, "reward": n / 10}) + "\n" for n in range(1, 6))
+    )
+    plot = written(folder, PLOT, outcome=Outcome(summary={"figures": ["01_cosine_by_step"]}))
+    (plot / "01_cosine_by_step.png").write_bytes(DOT)
+    return folder
+
+
+def item(arm: str, task: str, passed: bool) -> dict[str, object]:
+    """One item of an evaluation."""
+    said = [{"role": "user", "content": f"do {task}"}, {"role": "assistant", "content": f"{arm} did {task}"}]
+    known = {
+        "item_id": f"{arm}/0/{task}#0@0",
+        "arm": arm,
+        "train_seed": 0,
+        "task_id": task,
+        "sample_idx": 0,
+        "num_steps": 1,
+    }
+    return {**known, "passed": passed, "transcript_json": store.encode(said).decode()}
+
+
+def rollout_path(run: str, rollout_id: str) -> str:
+    """The path of a rollout's page."""
+    return f"rollout/{run}?id={quote(rollout_id, safe='')}"
+
+
+def unit(number: int) -> dict[str, object]:
+    """A unit of a collection's journal."""
+    rollout = row(ROLLOUT, {"rollout_id": f"live-{number}", "task_id": "t", "reward": 1.0, "num_steps": 0})
+    return {"unit": f"live-{number}", "failed": False, "rollout": rollout, "steps": []}
