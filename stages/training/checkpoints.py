@@ -56,7 +56,7 @@ class Supervision(TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """After a step's metrics were added to the history."""
-        if time.monotonic() - self._written_at >= METRICS_EVERY_S:
+        if self._ranks.first and time.monotonic() - self._written_at >= METRICS_EVERY_S:
             self._out.metrics(history(state))
             self._written_at = time.monotonic()
 
