@@ -11,7 +11,8 @@ from pydantic import Field
 
 from stages.envs.base import Task
 from stages.errors import Incomplete
-from stages.policy import PolicyConfig, kind_of, open_policy
+from stages.policy import PolicyConfig, kind_of
+from stages.policy.serving import Serving
 from stages.rollouts import gate, trace
 from stages.rollouts.episode import Episode
 from stages.rollouts.playing import PlayingConfig, play_missing
@@ -57,20 +58,21 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     del inputs
     make = config.opener()
     tasks = config.draw(make, config.tasks)
-    policy = open_policy(config.policy, cache=out.cache, budget=out.budget, listener=out.progress)
-    out.model("policy", **policy.facts())
     episodes = [Episode(task, index, config.seed) for task in tasks for index in range(config.samples)]
     sandbox = make().sandbox
-    play_missing(
-        make,
-        policy,
-        episodes,
-        key=lambda episode: episode.rollout_id,
-        payload=lambda episode: trace.payload(episode, policy, sandbox=sandbox),
-        config=config,
-        out=out,
-        what="rollouts",
-    )
+    with Serving(out, [config.policy]) as serving:
+        policy = serving.open(config.policy)
+        out.model("policy", **policy.facts())
+        play_missing(
+            make,
+            policy,
+            episodes,
+            key=lambda episode: episode.rollout_id,
+            payload=lambda episode: trace.payload(episode, policy, sandbox=sandbox),
+            config=config,
+            out=out,
+            what="rollouts",
+        )
     _finish(tasks, episodes, out)
 
 

@@ -20,8 +20,9 @@ from stages.evaluation import lineup, looks, planning
 from stages.evaluation.lineup import Arm
 from stages.evaluation.planning import Planning
 from stages.evaluation.verdict import INVALID_RUN, Look, Verdict, after_looks, decide
-from stages.policy import PolicyConfig, open_policy
+from stages.policy import PolicyConfig
 from stages.policy.checkpoint import CheckpointInfo, refuse_trained
+from stages.policy.serving import Serving
 from stages.rollouts.episode import Episode
 from stages.rollouts.playing import PlayingConfig, play_missing
 from stages.runs import store
@@ -121,14 +122,15 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
     parts = looks.parts(len(tasks), config.looks) or [range(0)]
     taken: list[Look] = []
-    for part, level in zip(parts, looks.levels(len(parts)), strict=True):
-        for arm in played:
-            _play(arm, [tasks[index] for index in part], config, out)
-        items = _items(played, known, tasks[: part.stop], config, out)
-        verdict, left_out = _decide(items, level, fixed, config)
-        taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
-        if verdict.settled:
-            break
+    with Serving(out, [arm.policy for arm in played]) as serving:
+        for part, level in zip(parts, looks.levels(len(parts)), strict=True):
+            for arm in played:
+                _play(arm, [tasks[index] for index in part], serving, config, out)
+            items = _items(played, known, tasks[: part.stop], config, out)
+            verdict, left_out = _decide(items, level, fixed, config)
+            taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
+            if verdict.settled:
+                break
     if len(parts) > 1:
         verdict = after_looks(verdict, taken, len(parts), len(tasks))
     _finish(verdict, items, left_out, out)
@@ -143,9 +145,9 @@ def _item_id(arm: Arm, episode: Episode) -> str:
     return f"{arm.name}/{arm.seed}/{episode.rollout_id}"
 
 
-def _play(arm: Arm, tasks: list[Task], config: Config, out: Out) -> None:
+def _play(arm: Arm, tasks: list[Task], serving: Serving, config: Config, out: Out) -> None:
     make = config.opener()
-    policy = open_policy(arm.policy, cache=out.cache, budget=out.budget, listener=out.progress)
+    policy = serving.open(arm.policy)
     out.model(f"{arm.name}/{arm.seed}", **policy.facts())
 
     play_missing(

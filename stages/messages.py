@@ -180,9 +180,7 @@ def opening_ids(tokenizer: Any, messages: list[Message], tools: Sequence[Mapping
         for call in (call for message in shown for call in message.get("tool_calls", ())):
             if is_object(call["function"]["arguments"]):  # what templates write out, and do not take apart
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    text = tokenizer.apply_chat_template(
-        shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
-    )
+    text = tokenizer.apply_chat_template(shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=True)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 

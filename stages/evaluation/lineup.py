@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from stages import envs
 from stages.errors import BadInput
 from stages.evaluation.arms import START
-from stages.policy.base import PolicyConfig
+from stages.policy.base import VLLM, PolicyConfig
 from stages.policy.checkpoint import CheckpointInfo
 from stages.runs.artifact import Run
 from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
@@ -49,7 +49,8 @@ def to_play(
 
 
 def _at(start: PolicyConfig, run: Run) -> PolicyConfig:
-    return start.model_copy(update={"model": str(run.folder(CHECKPOINT))})
+    folder = str(run.folder(CHECKPOINT))
+    return start.model_copy(update={"model": f"{VLLM}{folder}" if start.served else folder})
 
 
 def recorded(runs: Iterable[Run]) -> tuple[list[Row], bool]:

@@ -5,9 +5,10 @@ answers.py - what a server's response means: an answer, its tokens and price, or
 background.py - the event loop on which all servers are asked
 base.py - what is asked (`Turn`), what comes back (`Sample`), and how a policy is configured
 cache.py - answers that were paid for, by content
-client.py - chat completions through openai's own client, one request a call
+client.py - requests through openai's own client, sent once a call
 checkpoint.py - what evaluating a trained checkpoint needs to know: arm, seed, start, tasks
 dialect.py - recorded conversations as chat completions have them: tool calls, their results, `tools`
+completions.py - what is asked of a vLLM server: completions of token ids, log-probs of given ones, adapters
 embedded.py - models that environments bring along, made on first use
 endpoint.py - an OpenAI-compatible server, with typed errors, retries, a budget and a cache
 hosts.py - how many requests a server gets at once
@@ -18,14 +19,19 @@ probing.py - a call before the questions: what a server takes, and how much it t
 sampling.py - batched sampling from a causal LM, one random stream a row
 scheduler.py - asks all servers, conversations side by side and the steps of each in order
 tool_formats.py - how families of models write tool calls
+server.py - a model server as a process of ours: waited for, restarted, ended with the run
+serving.py - the policies of a stage with the servers behind them
 spending.py - what teachers cost: calls, tokens, money and latency, and whether that is affordable
+token_text.py - between conversations and token ids
+vllm.py - a model behind a vLLM server: token ids in, token ids and log-probs out
+vllm_server.py - how a vLLM server is started
 
 A new kind of policy is one class and one line. The class has what `Policy` lists and the classmethod `open` of
 `PolicyKind`; the line registers it under a word of its own, in the table below or from outside:
 
-    KINDS["vllm"] = "my_package.vllm:VllmPolicy"
+    KINDS["sglang"] = "my_package.sglang:SglangPolicy"
 
-A model `vllm:Qwen/Qwen3-8B` is then opened by that class, in every stage that samples.
+A model `sglang:Qwen/Qwen3-8B` is then opened by that class, in every stage that samples.
 """
 
 from pathlib import Path
@@ -39,6 +45,7 @@ __all__ = ["KINDS", "Policy", "PolicyConfig", "PolicyKind", "Sample", "Turn", "k
 KINDS: dict[str, str | PolicyKind] = {
     "endpoint": "stages.policy.endpoint:EndpointPolicy",
     "local": "stages.policy.local:LocalPolicy",
+    "vllm": "stages.policy.vllm:VllmPolicy",
 }
 """Kind of policy -> its class, or `module:Class`, which is imported when a policy of that kind is first opened."""
 
@@ -46,9 +53,10 @@ KINDS: dict[str, str | PolicyKind] = {
 def kind_of(config: PolicyConfig) -> str:
     """The kind of a policy, a key of `KINDS`.
 
-    `endpoint` with `base_url`; else the word before the colon of `model`, if that is a registered kind; else `local`.
+    `endpoint` with `base_url`, but for `vllm:`; else the word before the colon of `model`, if that is a registered
+    kind; else `local`.
     """
-    if config.base_url is not None:
+    if config.base_url is not None and not config.served:
         return "endpoint"
     word, colon, _ = config.model.partition(":")
     return word if colon and word in KINDS else "local"

@@ -17,14 +17,28 @@ from stages.runs import store
 from stages.runs.artifact import Budget, Listener
 from stages.runs.config import Settings
 
+VLLM = "vllm:"
+"""What stands before a model that is sampled from a vLLM server."""
+
+
+class Server(Settings):
+    """How a vLLM server is started for a run, for a model `vllm:...` without base_url."""
+
+    python: str = Field("", json_schema_extra={"affects_results": False})
+    """Interpreter of the environment that holds vLLM; empty for the one that COMPOSER_VLLM names, else `.vllm`'s."""
+    args: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], bool | int | float | str] = Field({})
+    """Further options of vLLM's server: {"tensor-parallel-size": 2, "gpu-memory-utilization": 0.4}."""
+
 
 class PolicyConfig(Settings):
     """A model and how to sample from it: a folder, a hub id or `kata:NAME`; with `base_url`, a model of that server."""
 
     model: str = Field("kata:student", min_length=1)
-    """Hugging Face folder, hub id, `kata:NAME` (built on first use), or with `base_url` the server's name for it."""
+    """Hugging Face folder, hub id, `kata:NAME` (built on first use), or with `base_url` the server's name for it.
+    One of the first three behind `vllm:` is sampled from a vLLM server, token by token."""
     base_url: str | None = None
     """Root of an OpenAI-compatible server, for example https://api.openai.com/v1."""
+    server: Server = Server()
     api_key_env: str = ""
     """Name of the environment variable that holds the key; empty for a server that needs none."""
     usd_per_mtok_in: float | None = None
@@ -87,9 +101,26 @@ class PolicyConfig(Settings):
         limits = (sent.get(name) for name in ("max_tokens", "max_completion_tokens"))
         return max([self.max_tokens, *(n for n in limits if isinstance(n, int))])
 
+    @property
+    def source(self) -> str:
+        """Where the weights are: the model without `vllm:`."""
+        return self.model.removeprefix(VLLM)
+
+    @property
+    def served(self) -> bool:
+        """Whether the model is sampled from a vLLM server."""
+        return self.model.startswith(VLLM)
+
+    def held_here(self) -> "PolicyConfig":
+        """The same model in this process."""
+        return self.model_copy(update={"model": self.source, "base_url": None}) if self.served else self
+
     def identity(self) -> dict[str, Any]:
         """The settings that affect answers; a local folder counts by its bytes, an embedded model by its recipe."""
-        return {**super().identity(), "weights": weights_identity(self)}
+        own = {**super().identity(), "weights": weights_identity(self)}
+        if not self.server.args:
+            del own["server"]
+        return own
 
     def check(self) -> list[str]:
         """The model can be had: `stages.policy.preflight`."""
@@ -136,16 +167,16 @@ def weights_identity(config: PolicyConfig) -> str:
     A folder may have the word of a registered kind before it: `vllm:./model`. Raises `BadInput` for a path without
     folder and `UsageError` for an unknown embedded model.
     """
-    if config.base_url is not None:
+    if config.base_url is not None and not config.served:
         return "endpoint"
-    if embedded.is_embedded(config.model):
-        return embedded.fingerprint(config.model)
+    if embedded.is_embedded(config.source):
+        return embedded.fingerprint(config.source)
     for place in (config.model, config.model.partition(":")[2]):
         if place and Path(place).is_dir():
             return store.folder_sha256(Path(place))
-    if config.model.startswith(("/", "./", "../", "~")):
+    if config.source.startswith(("/", "./", "../", "~")):
         raise BadInput(
-            f"There is no model folder {config.model}. Give a Hugging Face folder, a hub id, or {embedded.EXAMPLE}."
+            f"There is no model folder {config.source}. Give a Hugging Face folder, a hub id, or {embedded.EXAMPLE}."
         )
     return "hub"
 
@@ -195,6 +226,8 @@ class Sample:
     attempts: int = 1
     error_type: str | None = None
     error: str | None = None
+    policy_version: int | None = None
+    """Optimiser steps that the weights had seen, where they are being trained and a server holds a copy."""
 
 
 class Policy(Protocol):

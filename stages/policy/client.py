@@ -1,4 +1,4 @@
-"""A server's chat completions through openai's own client: one request a call, no retries, the body as it came.
+"""Requests to a server through openai's own client: one request a call, no retries, the body as it came.
 
 A request is sent at most once, and the caller learns whether it may have arrived, because what arrived may be billed.
 Whatever text a server sends enters here, and no key that it may hold goes further.
@@ -38,44 +38,57 @@ class Response:
 
 
 class Client:
-    """Posts to the chat completions of one server; connections are kept for the next requests."""
+    """Asks one server; connections are kept for the next requests.
+
+    All methods raise `Unreachable`, `Broken`, or `TimeoutError` when the answer is not there within `timeout_s`.
+    """
 
     def __init__(self, base_url: str, key: str, *, connect_s: float = CONNECT_S) -> None:
         self._connect_s = connect_s
         self._client = openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0)
 
     async def post(self, request: Mapping[str, Any], timeout_s: float) -> Response:
-        """The server's response, whatever its status and content type.
-
-        Raises `Unreachable`, `Broken`, or `TimeoutError` when the answer is not there within `timeout_s`.
-        """
+        """The response to a chat completion, whatever its status and content type."""
         create = self._client.chat.completions.with_raw_response.create
-        return await self._responding(
-            create(
-                model=request["model"],
-                messages=request["messages"],
-                extra_body=dict(request),
-                timeout=openai.Timeout(timeout_s, connect=min(self._connect_s, timeout_s)),
-            )
-        )
+        timeout = openai.Timeout(timeout_s, connect=min(self._connect_s, timeout_s))
+        sent = create(model=request["model"], messages=request["messages"], extra_body=dict(request), timeout=timeout)
+        return await _answered(_whole(sent))
 
     async def models(self, timeout_s: float = CONNECT_S) -> Response:
-        """The server's list of models, which costs nothing; raises as `post` does."""
-        return await self._responding(self._client.models.with_raw_response.list(timeout=timeout_s))
+        """The server's list of models, which costs nothing."""
+        return await _answered(_whole(self._client.models.with_raw_response.list(timeout=timeout_s)))
 
-    async def _responding(self, call: Awaitable[Any]) -> Response:
-        try:
-            raw = await call
-        except openai.APIStatusError as error:
-            return _response(error.response)
-        except openai.APIConnectionError as error:
-            cause = error.__cause__ or error
-            if any(kind.__name__ in NOT_CONNECTED for kind in type(cause).__mro__):
-                raise Unreachable(redacted(str(cause)) or type(cause).__name__) from None
-            if isinstance(error, openai.APITimeoutError):
-                raise TimeoutError from None
-            raise Broken(redacted(str(cause)) or type(cause).__name__) from None
-        return _response(raw.http_response)
+    async def ask(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Response:
+        """The response of an address below the base URL, to a POST of this body, or to a GET where it is None."""
+        options: Any = {"timeout": timeout_s}
+
+        async def send() -> Response:
+            if body is None:
+                got = await self._client.get(path, cast_to=bytes, options=options)
+            else:
+                got = await self._client.post(path, cast_to=bytes, body=dict(body), options=options)
+            return Response(200, {}, redacted_bytes(got))
+
+        return await _answered(send())
+
+
+async def _whole(sent: Awaitable[Any]) -> Response:
+    return _response((await sent).http_response)
+
+
+async def _answered(sending: Awaitable[Response]) -> Response:
+    """A response of any status; whether a request that got none may have arrived is told by the error."""
+    try:
+        return await sending
+    except openai.APIStatusError as error:
+        return _response(error.response)
+    except openai.APIConnectionError as error:
+        cause = error.__cause__ or error
+        if any(kind.__name__ in NOT_CONNECTED for kind in type(cause).__mro__):
+            raise Unreachable(redacted(str(cause)) or type(cause).__name__) from None
+        if isinstance(error, openai.APITimeoutError):
+            raise TimeoutError from None
+        raise Broken(redacted(str(cause)) or type(cause).__name__) from None
 
 
 def _response(answered: Any) -> Response:

@@ -5,16 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from stages.errors import BadInput, UsageError
-from stages.messages import following_ids, opening_ids, pin_settings
-from stages.policy import adapters, dialect, embedded
+from stages.errors import UsageError
+from stages.policy import adapters, embedded
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.sampling import sample_batch
-from stages.policy.tool_formats import canonical
-from stages.runs import store
+from stages.policy.token_text import (
+    end_ids,
+    load_tokenizer,
+    not_loaded,
+    prompt_ids,
+    token_sample,
+    tokenizer_facts,
+)
 from stages.runs.artifact import Budget, Listener
 
 logging.disable_progress_bar()  # our own progress says what is being loaded
@@ -28,7 +33,7 @@ class LocalPolicy:
 
     def __init__(self, model: Any, tokenizer: Any, config: PolicyConfig, *, batch_size: int = 64) -> None:
         self.model, self.tokenizer, self.config, self.batch_size = model, tokenizer, config, batch_size
-        self._end_ids = end_ids(model, tokenizer)
+        self._end_ids = end_ids(model.generation_config, tokenizer)
 
     @classmethod
     def load(cls, config: PolicyConfig, *, cache: Path, listener: Listener) -> "LocalPolicy":
@@ -50,7 +55,7 @@ class LocalPolicy:
     def sample(self, turns: list[Turn]) -> list[Sample]:
         """Answer a batch of turns in one generation."""
         started = time.monotonic()
-        prompts = [self._prompt_ids(turn) for turn in turns]
+        prompts = [prompt_ids(self.tokenizer, turn) for turn in turns]
         was_training = self.model.training
         self.model.eval()
         drawn = sample_batch(
@@ -68,36 +73,17 @@ class LocalPolicy:
 
     def count_tokens(self, turn: Turn) -> int:
         """The length of a turn's prompt."""
-        return len(self._prompt_ids(turn))
-
-    def _prompt_ids(self, turn: Turn) -> list[int]:
-        if turn.held_ids is None:
-            return opening_ids(self.tokenizer, turn.messages, dialect.declared(turn.tools))
-        last = max(i for i, message in enumerate(turn.messages) if message["role"] == "assistant")
-        return turn.held_ids + following_ids(self.tokenizer, turn.messages[last + 1 :])
+        return len(prompt_ids(self.tokenizer, turn))
 
     def _sample(self, prompt: list[int], ids: list[int], logps: list[float], latency: float) -> Sample:
-        ended = bool(ids) and ids[-1] in self._end_ids
-        text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
-        return Sample(
-            text=canonical(self.config.tool_calls, text),
-            finish_reason="stop" if ended else "length",
-            prompt_ids=prompt,
-            completion_ids=ids,
-            logprobs=logps,
-            logprob_kind="processed" if self.config.temperature else "raw",
-            prompt_tokens=len(prompt),
-            completion_tokens=len(ids),
-            latency_s=latency,
-        )
+        kind = "processed" if self.config.temperature else "raw"
+        more = {"logprobs": logps, "logprob_kind": kind, "latency_s": latency}
+        return token_sample(self.tokenizer, self._end_ids, prompt, ids, self.config.tool_calls, **more)
 
     def facts(self) -> dict[str, Any]:
         """Model name with digests of its tokenizer and chat template."""
-        return {
-            "model": self.config.model,
-            "tokenizer_sha256": store.digest(sorted(self.tokenizer.get_vocab().items())),
-            "chat_template_sha256": store.digest(self.tokenizer.chat_template),
-            "parameters": sum(p.numel() for p in self.model.parameters()),
+        return tokenizer_facts(self.config, self.tokenizer) | {
+            "parameters": sum(p.numel() for p in self.model.parameters())
         }
 
 
@@ -121,31 +107,8 @@ def load_model(
             use_safetensors=True,
         )
     except (OSError, ValueError) as error:
-        raise _not_loaded(config, error) from None
+        raise not_loaded(config, error) from None
     return model.to(device(config.device)), tokenizer
-
-
-def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = None) -> Any:
-    """The tokenizer of a folder or hub id, its chat template's settings pinned; raises as `load_model` does."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
-    except (OSError, ValueError) as error:
-        raise _not_loaded(config, error) from None
-    if tokenizer.chat_template is None:
-        raise BadInput(
-            f"The tokenizer of {config.model!r} has no chat template, so messages cannot be rendered. "
-            "Use an instruction-tuned model."
-        )
-    pin_settings(tokenizer, config.chat_template_kwargs)
-    return tokenizer
-
-
-def _not_loaded(config: PolicyConfig, error: Exception) -> BadInput:
-    first = str(error).strip().splitlines()[0]
-    return BadInput(
-        f"The model {config.model!r} cannot be loaded ({first}). "
-        f"Give a Hugging Face folder, a reachable hub id, or {embedded.EXAMPLE}."
-    )
 
 
 def _on_its_base(
@@ -169,13 +132,6 @@ def resolve(config: PolicyConfig, *, cache: Path, listener: Listener) -> str:
 def device(name: str) -> str:
     """`auto` is a GPU when there is one."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-
-
-def end_ids(model: Any, tokenizer: Any) -> set[int]:
-    """The tokens that end an answer."""
-    declared = model.generation_config.eos_token_id
-    more = declared if isinstance(declared, list) else [declared]
-    return {i for i in (*more, tokenizer.eos_token_id) if i is not None}
 
 
 def pad_id(tokenizer: Any) -> int:

@@ -58,7 +58,8 @@ def _names(response: Response) -> list[str]:
 
 def _weights(config: PolicyConfig) -> str:
     """Its tokenizer is read, as loading would read it first; of weights only that there are some."""
-    from stages.policy.local import load_tokenizer, resolve
+    from stages.policy.local import resolve
+    from stages.policy.token_text import load_tokenizer
 
     source = resolve(config, cache=Path(), listener=lambda what, done, total: None)
     if adapters.is_adapter(source):

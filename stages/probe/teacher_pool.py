@@ -147,7 +147,8 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 
 def _given(inputs: Inputs, config: Config, out: Out) -> tuple[list[Row], Config, Any]:
     """Rows of the given runs, with the settings and the tokenizer."""
-    from stages.policy.local import load_tokenizer, resolve
+    from stages.policy.local import resolve
+    from stages.policy.token_text import load_tokenizer
     from stages.probe.pool.run_rows import rows_of_runs
 
     policy = config.tokenizer or config.sources[0].policy

@@ -138,7 +138,7 @@ def _step_row(episode: Episode, policy: Policy, index: int, step: Step, held: li
         "logprobs": sample.logprobs,
         "logprob_kind": sample.logprob_kind,
         "model": policy.config.model,
-        "sampling_json": sampling_json(policy),
+        "sampling_json": sampling_json(policy, sample.policy_version),
         "seed": step.seed,
         "prompt_tokens": sample.prompt_tokens,
         "completion_tokens": sample.completion_tokens,
@@ -149,12 +149,11 @@ def _step_row(episode: Episode, policy: Policy, index: int, step: Step, held: li
     }
 
 
-def sampling_json(policy: Policy) -> str:
-    """The sampling that was really used."""
+def sampling_json(policy: Policy, version: int | None = None) -> str:
+    """The sampling that was really used; version: optimiser steps that a policy under training had seen."""
     config = policy.config
-    return store.encode(
-        {"temperature": config.temperature, "max_tokens": config.max_tokens, "top_p": 1.0, "top_k": 0}
-    ).decode()
+    used = {"temperature": config.temperature, "max_tokens": config.max_tokens, "top_p": 1.0, "top_k": 0}
+    return store.encode(used if version is None else used | {"policy_version": version}).decode()
 
 
 def rollout_units(records: Iterable[Row]) -> dict[str, RolloutUnit]:

@@ -1,0 +1,58 @@
+"""Policies of a stage with the servers behind them: one is started where a model `vllm:...` has no address.
+
+One server at a time, since one may take all of a GPU; models on one base, such as the arms of an evaluation, share it.
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+from stages.policy import Policy, open_policy
+from stages.policy.base import PolicyConfig, weights_identity
+from stages.policy.server import ModelServer
+from stages.runs import store
+from stages.runs.artifact import Out
+
+
+class Serving:
+    """Opens the policies of a stage; a context that ends with the servers that it started.
+
+    policies: all that will be opened, so that a server has room for the adapters of each. rank: of the adapter that a
+    training makes.
+    """
+
+    def __init__(self, out: Out, policies: Sequence[PolicyConfig], *, rank: int = 0) -> None:
+        self._out, self._policies, self._rank = out, [config for config in policies if config.served], rank
+        self._server: ModelServer | None = None
+        self._serves = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._server is not None:
+            self._server.stop()
+
+    def open(self, config: PolicyConfig) -> Policy:
+        """The policy, ready to sample, on a server of ours where it needs one and has no address."""
+        if not config.served or config.base_url is not None:
+            return open_policy(config, cache=self._out.cache, budget=self._out.budget, listener=self._out.progress)
+        from stages.policy.vllm import VllmPolicy
+
+        server = self._serving(config)
+        return VllmPolicy.connect(config, server.url, cache=self._out.cache, listener=self._out.progress, server=server)
+
+    def _serving(self, config: PolicyConfig) -> ModelServer:
+        from stages.policy import vllm_server
+
+        below, _ = vllm_server.base_of(config)
+        serves = store.digest([below.model, weights_identity(below), config.server.args])
+        if self._server is None or self._serves != serves:
+            if self._server is not None:
+                self._server.stop()
+            self._server, self._serves = None, serves
+            log = self._out.path / "logs" / "vllm.log"
+            rank = max([self._rank, *(vllm_server.rank_of(config.source) for config in self._policies)])
+            self._server = vllm_server.start(
+                config, log, cache=self._out.cache, rank=rank, listener=self._out.progress, check=self._out.stop_here
+            )
+        return self._server
