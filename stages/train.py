@@ -22,6 +22,7 @@ from stages.errors import UsageError
 from stages.policy import adapters
 from stages.policy.base import PolicyConfig
 from stages.policy.checkpoint import CheckpointInfo
+from stages.policy.serving import Serving
 from stages.runs import store
 from stages.runs.artifact import Interrupted, Out, Slot
 from stages.runs.inputs import Inputs
@@ -52,6 +53,8 @@ OUTPUTS = {
     "hints": HINT,
 }
 SEVERAL_PROCESSES = True
+TRUNCATED = {"vllm_importance_sampling_mode": "token_truncate"}
+"""How TRL corrects for the policy of a server unless asked otherwise: weights of tokens, cut off above."""
 NOTHING_LEARNED = "No group had two different rewards: nothing was learned from rewards."
 
 
@@ -87,9 +90,13 @@ class Config(EnvStageConfig):
             raise ValueError(f"{' and '.join(needing)} need a teacher: set teacher.model")
         if self.hints.source == "llm" and self.hints.llm is None:
             raise ValueError('hints.source = "llm" needs hints.llm: set hints.llm.model and its base_url')
-        if self.policy.base_url is not None:
+        if self.policy.base_url is not None and not self.policy.served:
             raise ValueError(
                 "policy.base_url: a model behind a server cannot be trained; give a local folder or a hub id"
+            )
+        if self.optimisation.max_staleness and not self.policy.served:
+            raise ValueError(
+                "optimisation.max_staleness needs rollouts from a server; write vllm: before policy.model, or take 0"
             )
         if self.policy.temperature == 0:
             raise ValueError(
@@ -150,8 +157,13 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     _check_pairs(inputs, config)
     ranks = join()
     processes.check(config.optimisation, config.trl, ranks.count)
+    if ranks.count > 1 and config.diloco.store is not None:
+        raise UsageError(
+            f"diloco.store was given to {ranks.count} processes of one training, but a replica is one process. "
+            "Leave out torchrun, or diloco.store."
+        )
     from stages.policy.local import LocalPolicy, device, load_model
-    from stages.training import outer_steps, precision
+    from stages.training import outer_steps, precision, served
     from stages.training.setup import seeded
 
     chosen = choose(config.policy, config.optimisation, config.adapter)
@@ -165,24 +177,29 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         adapters.require_folder(config.policy)
     _arguments(config, out.path)
     chosen.check(config.max_steps * config.policy.max_tokens, device(config.policy.device))
+    served.check(config.policy, config.adapter, alone=ranks.count == 1 and config.diloco.store is None)
     tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
-    if ranks.count > 1 and config.diloco.store is not None:
-        raise UsageError(
-            f"diloco.store was given to {ranks.count} processes of one training, but a replica is one process. "
-            "Leave out torchrun, or diloco.store."
-        )
     place = outer_steps.join(config.diloco, out)
     own = config if place is None else config.model_copy(update={"seed": place.seed(config.seed)})
-    with ranks.depending(), seeded(own.seed, config.optimisation.threads):
-        model, tokenizer = load_model(config.policy, cache=out.cache, listener=out.progress)
-        mixed = precision.masters(model, adapter=bool(config.adapter.rank))
-        policy = LocalPolicy(model.eval(), tokenizer, config.policy)
-        out.model("policy", **policy.facts(), training={**chosen.facts(), "processes": ranks.count})
+    rank, here = config.adapter.rank or 0, config.policy.held_here()
+    with (
+        Serving(out, [config.policy], rank=rank) as serving,
+        ranks.depending(),
+        seeded(own.seed, config.optimisation.threads),
+    ):
+        sampler = serving.open(config.policy) if config.policy.served else None
+        model, tokenizer = load_model(here, cache=out.cache, listener=out.progress)
+        mixed = precision.masters(model, adapter=bool(rank))
+        policy = LocalPolicy(model.eval(), tokenizer, here)
+        out.model("policy", **(sampler or policy).facts(), training={**chosen.facts(), "processes": ranks.count})
         folder = ranks.of_first(lambda: out.scratch("trainer"))
         outer = None if place is None else outer_steps.OuterSteps(place, out, folder)
-        trainer = _trainer(inputs, own, out, policy, tasks, folder, mixed, ranks, outer)
+        trainer = _trainer(inputs, own, out, policy, sampler, tasks, folder, mixed, ranks, outer)
         ranks.copy_first(policy.model.parameters())
-        _fit(trainer, folder, ranks, outer)
+        try:
+            _fit(trainer, folder, ranks, outer)
+        finally:
+            trainer.end_rollouts()
         if ranks.first:
             _save(trainer, policy, config, tasks, out)
         if outer is not None:
@@ -202,7 +219,7 @@ def _arguments(config: Config, folder: Path, mixed: bool = False) -> "GRPOConfig
         device=device(config.policy.device),
         mixed=mixed,
         processes=launched(),
-        more=config.trl,
+        more=(TRUNCATED if config.policy.served else {}) | config.trl,
     )
 
 
@@ -211,13 +228,14 @@ def _trainer(
     config: Config,
     out: Out,
     policy: "LocalPolicy",
+    sampler: Any,
     tasks: list[Task],
     folder: Path,
     mixed: bool,
     ranks: Ranks,
     outer: "OuterSteps | None",
 ) -> "ComposedTrainer":
-    from stages.training import precision, setup
+    from stages.training import precision, served, setup
     from stages.training.channels.active import Channels
     from stages.training.checkpoints import Supervision
     from stages.training.composed import ComposedTrainer
@@ -228,7 +246,7 @@ def _trainer(
 
     make, size = config.opener(), config.optimisation
     environment = make()
-    journal = TrainingJournal(out, policy, environment.sandbox)
+    journal = TrainingJournal(out, sampler or policy, environment.sandbox)
     extracted = inputs.optional("pairs")
     source = None
     if extracted is not None:
@@ -248,17 +266,20 @@ def _trainer(
         eopd=config.eopd,
         start=policy.model,
     )
+    rollouts = Rollouts(
+        make,
+        {task.task_id: task for task in tasks},
+        seed=config.seed,
+        max_steps=config.max_steps,
+        before_turn=lambda: None,
+        record=journal.rollouts,
+        ranks=ranks,
+    )
+    opening = environment.reset(tasks[0])
     return ComposedTrainer(
         policy=policy,
-        rollouts=Rollouts(
-            make,
-            {task.task_id: task for task in tasks},
-            seed=config.seed,
-            max_steps=config.max_steps,
-            before_turn=lambda: None,
-            record=journal.rollouts,
-            ranks=ranks,
-        ),
+        rollouts=rollouts,
+        served=served.rollouts(rollouts, sampler, policy, opening, size, out) if sampler else None,
         channels=channels,
         channel_rows=setup.channel_rows(channels, config.hints, source, policy, environment, out, journal.hints),
         gradient_cosine_every=size.gradient_cosine_every,
@@ -295,7 +316,7 @@ def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSt
 
 
 def _base(config: Config, policy: "LocalPolicy") -> adapters.Base | None:
-    return adapters.describe(config.policy, policy.model) if config.adapter.rank else None
+    return adapters.describe(config.policy.held_here(), policy.model) if config.adapter.rank else None
 
 
 def _save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, tasks: list[Task], out: Out) -> None:

@@ -26,7 +26,7 @@ GRACE_S = 15.0
 """From the request to end until it is killed."""
 TAIL = 5
 """Lines of the log that are shown where a server fails."""
-KEEPER = 'cat >/dev/null; kill -TERM -- "-$0"; sleep "$1"; kill -KILL -- "-$0"'
+KEEPER = 'cat >/dev/null; kill -s TERM -- "-$0"; sleep "$1"; kill -s KILL -- "-$0"'
 """Reads until our end of its pipe is closed, which the system does when this process is gone; $0 is a process group."""
 
 

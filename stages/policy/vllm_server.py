@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig
 
 from stages.errors import UsageError
@@ -110,11 +111,13 @@ def _options(source: str, revision: str | None, dtype: str, rank: int, on_cpu: b
     }
     if revision is not None:
         options["revision"] = revision
-    if on_cpu:
-        options |= CPU_OPTIONS
-        with suppress(OSError, ValueError):  # what cannot be read here is refused by vLLM, in its words
-            longest = AutoConfig.from_pretrained(source, revision=revision).get_text_config().max_position_embeddings
-            options["max-model-len"] = min(longest, CPU_CONTEXT)
+    options |= CPU_OPTIONS if on_cpu else {}
+    with suppress(OSError, ValueError):  # what cannot be read here is refused by vLLM, in its words
+        shape = AutoConfig.from_pretrained(source, revision=revision).get_text_config()
+        if dtype == "auto" and shape.dtype == torch.float32:
+            options["dtype"] = "float32"  # vLLM takes auto for 16 bits where weights are in float32
+        if on_cpu:
+            options["max-model-len"] = min(shape.max_position_embeddings, CPU_CONTEXT)
     return options
 
 

@@ -16,6 +16,9 @@ groups.py - GRPO's groups scored with the channels' rows, and cut to a budget of
 step_report.py - what a whole step reports: losses, metrics, gradient norms and cosines
 journal.py - rollouts, rewards and hints as tables of the run
 rollouts.py - on-policy episodes in the form TRL wants
+served.py - rollouts from a server: with which weights, and how far behind
+ahead.py - rollouts of coming steps, played while this one trains
+sync.py - the adapter under training and its copy on a server
 rows.py - the rows of one step, and of the parts that it is cut into
 scored_rows.py - the same once the student has scored them: what the channels of one row source share
 pair_source.py - preference pairs as token ids, dealt by step, with the reference cached

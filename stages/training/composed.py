@@ -24,6 +24,7 @@ from stages.training.channels.active import Channels
 from stages.training.groups import evened, group, pack, row_lengths, rows_of, share, statistics
 from stages.training.rollouts import Rollouts, environment_reward
 from stages.training.rows import ChannelBatch, collate
+from stages.training.served import ServedRollouts
 from stages.training.setup import ChannelRows
 from stages.training.step_report import GRPO, StepReport
 
@@ -47,11 +48,12 @@ class ComposedTrainer(GRPOTrainer):
         shared_prompts: bool = False,
         max_tokens: int | None = None,
         ranks: Ranks | None = None,
+        served: ServedRollouts | None = None,
         **trl: Any,
     ) -> None:
         self._policy, self._rollouts, self.channels, self._channel_rows = policy, rollouts, channels, channel_rows
         self._gradient_cosine_every, self._shared_prompts = gradient_cosine_every, shared_prompts
-        self._max_tokens, self._ranks = max_tokens, ranks or join()
+        self._max_tokens, self._ranks, self._served = max_tokens, ranks or join(), served
         self._report = StepReport(channels.weights)
         self._rows: list[dict[str, Any]] = []
         self._scored: tuple[Tensor, Tensor] | None = None
@@ -66,10 +68,37 @@ class ComposedTrainer(GRPOTrainer):
         # Trees are scored around the model's own forward pass, where DistributedDataParallel would see no gradients.
         prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.accelerator.prepare_model = prepare
+        if served is not None:
+            self._sample_from(served)
+
+    def _sample_from(self, served: ServedRollouts) -> None:
+        """Let TRL synchronise before it asks for rollouts, and correct for what the server's policy differs."""
+        self.use_vllm, self._last_loaded_step = True, -1
+        setattr(self, "vllm_generation", served.sync)  # noqa: B010 (TRL calls its sync_weights alone)
+        served.begin(lambda: (self.model, self.state.global_step), self._rows_of)
+
+    def end_rollouts(self) -> None:
+        """Play no further ahead."""
+        if self._served is not None:
+            self._served.end()
+
+    def _rows_of(self, step: int) -> list[dict[str, Any]] | None:
+        """The rows of a step's rollouts as TRL's sampler will hand them over; None behind the last step."""
+        rollouts, each = self.args.per_device_train_batch_size * self._micro_batches, self.num_generations or 1
+        prompts = rollouts // each
+        if step >= self.args.max_steps:
+            return None
+        dataset: Any = self.train_dataset
+        return [dataset[i] for i in range(step * prompts, (step + 1) * prompts) for _ in range(each)]
 
     def _play(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """TRL hands over prompts alone; the rows, which know their task, were kept when the batch came in."""
         del prompts, trainer
+        if self._served is not None:
+            columns, metrics = self._served.play(self._rows, self.state.global_step)
+            for name, value in metrics.items():
+                self._metrics["train"][name].append(value)
+            return columns
         return self._rollouts.play(self._rows, self._policy, self.state.global_step)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

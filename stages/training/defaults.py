@@ -69,11 +69,12 @@ class Chosen:
 
 def choose(policy: PolicyConfig, size: Optimisation, adapter: Adapter) -> Chosen:
     """Fill in what the settings leave open; reads the model's config.json, and asks the hub for it where need be."""
-    shape = model_shape(policy)
-    small = embedded.is_embedded(policy.model) or (shape is not None and shape.parameters < SMALL)
-    rank = adapter.rank if adapter.rank is not None else 0 if small else memory.RANK
+    shape = model_shape(policy.held_here())
+    small = embedded.is_embedded(policy.source) or (shape is not None and shape.parameters < SMALL)
+    whole = small and not policy.served  # a server follows the training by its adapter
+    rank = adapter.rank if adapter.rank is not None else 0 if whole else memory.RANK
     usual = ADAPTER_RATE if rank else WHOLE_RATE
-    rate = (embedded.learning_rate(policy.model) or SMALL_RATE) if small else usual
+    rate = (embedded.learning_rate(policy.source) or SMALL_RATE) if small else usual
     rollouts = size.prompts_per_step * size.generations
     filled = {
         "learning_rate": rate if size.learning_rate is None else size.learning_rate,

@@ -2,16 +2,22 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from stages.backends.ranks import Ranks
 from stages.envs.base import Environment, Task
 from stages.messages import opening_ids
-from stages.policy.local import LocalPolicy
+from stages.policy.base import Policy
 from stages.rollouts.episode import Episode, play
 from stages.runs import store
 from stages.runs.records import Row
 from stages.training.rows import own_episode
+
+
+class TokenPolicy(Policy, Protocol):
+    """A policy whose tokens are known here."""
+
+    tokenizer: Any
 
 
 class Rollouts:
@@ -37,11 +43,17 @@ class Rollouts:
         self._before_turn, self._record, self._ranks = before_turn, record, ranks or Ranks()
         self.latest: list[Episode] = []
 
-    def play(self, rows: list[Row], policy: LocalPolicy, step: int) -> dict[str, list[Any]]:
+    def play(self, rows: list[Row], policy: TokenPolicy, step: int) -> dict[str, list[Any]]:
         """Play every row's task; rows of one task are samples of one group."""
-        own = play(
-            self._make, policy, self._episodes(rows, step), max_steps=self._max_steps, before_turn=self._before_turn
-        )
+        return self.handed_over(self.played(rows, policy, step), policy, step)
+
+    def played(self, rows: list[Row], policy: Policy, step: int) -> list[Episode]:
+        """The rollouts of this process alone; nothing is recorded yet."""
+        episodes = self._episodes(rows, step)
+        return play(self._make, policy, episodes, max_steps=self._max_steps, before_turn=self._before_turn)
+
+    def handed_over(self, own: list[Episode], policy: TokenPolicy, step: int) -> dict[str, list[Any]]:
+        """Record the rollouts of a step and give those of this process the form TRL wants."""
         self.latest = [episode for episodes in self._ranks.to_first(own) for episode in episodes]
         self._record(step, self.latest)
         columns = [self._columns(episode, policy) for episode in own]
@@ -58,7 +70,7 @@ class Rollouts:
             episodes.append(Episode(self._tasks[row["task_id"]], index, seed))
         return episodes
 
-    def _columns(self, episode: Episode, policy: LocalPolicy) -> Row:
+    def _columns(self, episode: Episode, policy: TokenPolicy) -> Row:
         """One row of what TRL wants; an episode that failed before its first action has one masked token, no reward."""
         own = own_episode(episode)
         reward = None if episode.error else episode.grade.reward

@@ -117,6 +117,12 @@ class Optimisation(Settings):
     without channels is TRL's bit for bit; a step with channels always shares."""
     gradient_checkpointing: bool | None = None
     """Recompute activations instead of keeping them: less memory, more time. None: not for small models."""
+    max_staleness: int = Field(0, ge=0)
+    """With a policy vllm:..., rollouts may be this many steps older than the weights: those of the next steps are
+    played while a step trains, and are corrected by truncated importance sampling. 0 waits for the newest weights."""
+    sync_tolerance: float | None = Field(None, gt=0)
+    """With a policy vllm:..., the mean difference in nats, after every step, between the log-probs of a fixed text here
+    and on the server, above which training stops. None: 0.001 in float32, else 0.1."""
     threads: int | None = Field(None, gt=0)
     """CPU threads; None for as many as there are. On a CPU, runs are equal byte for byte on equally many only."""
     save_every: int = Field(5, gt=0, json_schema_extra={"affects_results": False})

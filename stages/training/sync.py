@@ -1,0 +1,92 @@
+"""The adapter under training and its copy on a server: written after every step, loaded there, and checked by a score.
+
+A server that says it has loaded weights is not believed: the log-probs of a fixed text must agree on both sides. It
+stands where TRL keeps its own vLLM client (`GRPOTrainer.vllm_generation`), which calls `sync_weights` before rollouts.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import torch
+
+from stages.errors import ComposerError
+from stages.policy import adapters
+from stages.policy.vllm import VllmPolicy
+from stages.training.trees import Tree, score, token_log_probs
+
+TOLERANCE = {torch.float32: 1e-3}
+HALF_TOLERANCE = 0.1
+"""Mean difference in nats that rounding explains: two programs in 16 bits, and in float32."""
+CHECKED = 64
+"""Tokens of the fixed text that are scored."""
+
+
+class AdapterSync:
+    """Keeps a server's copy of an adapter at the newest version, which is the number of optimiser steps done.
+
+    base: the record that is written beside the adapter. text: token ids whose log-probs are compared. keep: older
+    versions that are still sampled from.
+    """
+
+    def __init__(
+        self,
+        sampler: VllmPolicy,
+        base: adapters.Base,
+        folder: Path,
+        text: list[int],
+        *,
+        tolerance: float | None = None,
+        keep: int = 0,
+    ) -> None:
+        self.sampler, self.differences = sampler, dict[int, float]()
+        self._base, self._folder, self._keep, self._tolerance = base, folder, keep, tolerance
+        cut = max(len(text) - CHECKED, 1)
+        self._tree = Tree(text[:cut], (text[cut:],))
+        self._held: list[tuple[str, Path]] = []
+        self._trained: Callable[[], tuple[Any, int]] | None = None
+
+    def follow(self, trained: Callable[[], tuple[Any, int]]) -> None:
+        """From now on the adapter is that of this model, at this version."""
+        self._trained = trained
+
+    def sync_weights(self) -> None:
+        """Write the adapter, load it under a new name and compare; `ComposerError` where the server has another."""
+        if self._trained is None:
+            raise ComposerError("There is no model under training to synchronise yet.")
+        model, version = self._trained()
+        folder = self._folder / f"version-{version:06d}"
+        rmtree(folder, ignore_errors=True)
+        adapters.save(model, self._base, folder)
+        name = f"version-{version}"
+        self.sampler.load(name, folder, version)
+        self._held = [*(held for held in self._held if held[0] != name), (name, folder)]
+        self.differences[version] = self._check(model, version)
+        self._forget()
+
+    @torch.no_grad()
+    def _check(self, model: Any, version: int) -> float:
+        """The mean difference in nats between this side and the server's."""
+        plain = model.get_base_model()
+        was_training = plain.training
+        plain.eval()
+        own = token_log_probs(plain, score(plain, [self._tree])).cpu().tolist()
+        plain.train(was_training)
+        theirs = self.sampler.score(self._tree.prompt, self._tree.branches[0])
+        found = sum(abs(a - b) for a, b in zip(own, theirs, strict=True)) / len(own)
+        allowed = self._tolerance or TOLERANCE.get(plain.dtype, HALF_TOLERANCE)
+        if not found <= allowed:
+            raise ComposerError(
+                f"After step {version} the server samples from other weights than those under training: the log-probs "
+                f"of a fixed text differ by {found:.3g} nats on average, and {allowed:g} is allowed "
+                "(optimisation.sync_tolerance). Restart the server on the model that is trained."
+            )
+        return found
+
+    def _forget(self) -> None:
+        """Let the server forget versions that nobody samples from any more."""
+        while len(self._held) > self._keep + 1:
+            name, folder = self._held.pop(0)
+            self.sampler.unload(name)
+            rmtree(folder, ignore_errors=True)

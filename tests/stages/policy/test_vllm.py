@@ -1,0 +1,141 @@
+"""Sampling from vLLM's addresses by token ids, with a small real engine behind them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from support.engine import Engine, running
+from support.models import save_tiny
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stages.errors import InfrastructureError, UsageError
+from stages.messages import following_ids
+from stages.policy import adapters, kind_of, open_policy
+from stages.policy.base import PolicyConfig, Turn
+from stages.policy.vllm import VllmPolicy
+from stages.runs.artifact import Budget
+from stages.training.trees import Tree, score, token_log_probs
+
+QUESTION = [{"role": "user", "content": "abc"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+def opened(engine: Engine, folder: Path, tmp_path: Path, **more: Any) -> VllmPolicy:
+    config = PolicyConfig(model=f"vllm:{folder}", base_url=engine.url, **{"max_tokens": 12, **more})
+    assert kind_of(config) == "vllm"
+    policy = open_policy(config, cache=tmp_path, budget=Budget(), listener=lambda *a: None)
+    assert isinstance(policy, VllmPolicy)
+    return policy
+
+
+@torch.no_grad()
+def forward(model: Any, prompt: list[int], ids: list[int], temperature: float = 1.0) -> torch.Tensor:
+    return token_log_probs(model, score(model, [Tree(prompt, (ids,))]), temperature)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_those_of_a_forward_pass(model: Path, tmp_path: Path, temperature: float) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(model).eval()
+    with running(model) as engine:
+        policy = opened(engine, model, tmp_path, temperature=temperature)
+        for sample in policy.sample([Turn(QUESTION, seed) for seed in range(4)]):
+            assert sample.prompt_ids and sample.completion_ids and sample.logprobs
+            assert sample.logprob_kind == "processed" and sample.error_type is None
+            own = forward(plain, sample.prompt_ids, sample.completion_ids, temperature)
+            torch.testing.assert_close(torch.tensor(sample.logprobs), own, atol=1e-5, rtol=0)
+            given = torch.tensor(policy.score(sample.prompt_ids, sample.completion_ids))
+            torch.testing.assert_close(given, forward(plain, sample.prompt_ids, sample.completion_ids), atol=1e-5, rtol=0)
+
+
+def test_nothing_but_temperature_shapes_the_distribution(model: Path, tmp_path: Path) -> None:
+    """Servers take top_p and the like from a model's generation_config.json where a request says nothing."""
+    with running(model) as engine:
+        opened(engine, model, tmp_path).sample([Turn(QUESTION, 3)])
+        asked = engine.requests[-1][1]
+    assert (asked["top_p"], asked["top_k"], asked["min_p"], asked["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
+    assert "seed" not in asked, "a server that others started may die of a seed"
+
+
+def test_a_conversation_is_kept_as_ids(model: Path, tmp_path: Path) -> None:
+    with running(model) as engine:
+        policy = opened(engine, model, tmp_path)
+        (first,) = policy.sample([Turn(QUESTION, 0)])
+        assert first.prompt_ids and first.completion_ids
+        held = first.prompt_ids + first.completion_ids
+        reply = {"role": "user", "content": "def"}
+        messages = [*QUESTION, {"role": "assistant", "content": "not what was sampled"}, reply]
+        (second,) = policy.sample([Turn(messages, 1, held)])
+    assert second.prompt_ids == held + following_ids(policy.tokenizer, [reply])
+
+
+def test_what_the_server_does_is_found_out(model: Path, tmp_path: Path) -> None:
+    with running(model) as engine, running(model, raw=1) as early:
+        found = opened(engine, model, tmp_path).facts()["server"]
+        assert found == {
+            "name": "base",
+            "context_tokens": 2048,
+            "logprob_kind": "processed",
+            "seeds": False,
+            "version": "engine-1",
+            "capture_level": "tokens",
+        }
+        policy = opened(early, model, tmp_path, temperature=0.5)
+        assert policy.found.logprob_kind == "raw"
+        assert policy.sample([Turn(QUESTION, 0)])[0].logprob_kind == "raw"
+
+
+def test_a_server_without_token_ids_is_refused(model: Path, tmp_path: Path) -> None:
+    with running(model, textual=1) as engine, pytest.raises(UsageError, match="does not answer with the token ids"):
+        opened(engine, model, tmp_path)
+
+
+def test_an_answer_ends_where_the_context_does(model: Path, tmp_path: Path) -> None:
+    with running(model, narrow=1) as engine:
+        policy = opened(engine, model, tmp_path, max_tokens=400)
+        short, long = policy.sample([Turn(QUESTION, 5), Turn([{"role": "user", "content": "abc" * 40}], 0)])
+    assert short.error_type is None and short.prompt_tokens + short.completion_tokens <= 40
+    assert long.error_type == "context_length" and "the server takes 40 in all" in (long.error or "")
+
+
+def test_trouble_that_passes_is_tried_again_and_lasting_trouble_is_said(model: Path, tmp_path: Path) -> None:
+    with running(model) as engine:
+        policy = opened(engine, model, tmp_path, max_attempts=2)
+        engine.faults["broken"] = 1
+        (sample,) = policy.sample([Turn(QUESTION, 0)])
+        assert sample.error_type is None and sample.attempts == 2
+        engine.faults["broken"] = 9
+        (sample,) = policy.sample([Turn(QUESTION, 0)])
+        assert (sample.error_type, sample.text) == ("server", "")
+        with pytest.raises(InfrastructureError, match="cannot be used: the server answered 500"):
+            policy.score([1, 2], [3])
+
+
+def test_an_adapter_is_loaded_on_its_base(model: Path, tmp_path: Path) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(model)
+    torch.manual_seed(0)
+    trained = get_peft_model(plain, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    base = adapters.describe(PolicyConfig(model=str(model)), plain)
+    adapters.save(trained, base, tmp_path / "adapter")
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "adapter")
+    with running(model) as engine:
+        policy = opened(engine, tmp_path / "adapter", tmp_path)
+        (sample,) = policy.sample([Turn(QUESTION, 0)])
+        assert sample.prompt_ids and sample.completion_ids and sample.logprobs
+        own = forward(trained.get_base_model().eval(), sample.prompt_ids, sample.completion_ids)
+        torch.testing.assert_close(torch.tensor(sample.logprobs), own, atol=1e-5, rtol=0)
+        assert (own - forward(engine.base, sample.prompt_ids, sample.completion_ids)).abs().max() > 0.1
+        with pytest.raises(UsageError, match="does not load the adapter"):
+            policy.load("nothing", tmp_path / "nowhere")
+
+
+def test_without_an_address_it_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="composer serve Qwen/Qwen3-8B"):
+        open_policy(
+            PolicyConfig(model="vllm:Qwen/Qwen3-8B"), cache=tmp_path, budget=Budget(), listener=lambda *a: None
+        )

@@ -1,0 +1,126 @@
+"""A small real engine behind vLLM's addresses: token ids in, token ids and log-probs out, adapters through peft.
+
+It computes with the model that it is given, one request at a time. Its faults are asked for by name.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+Body = dict[str, Any]
+
+
+@dataclass
+class Engine:
+    """faults: `raw` log-probs before temperature; `deaf` says that adapters are loaded and goes on without them;
+    `textual` answers without token ids; `broken` answers 500 to so many completions; `narrow` takes 40 tokens."""
+
+    folder: Path
+    faults: dict[str, int] = field(default_factory=dict)
+    requests: list[tuple[str, Body]] = field(default_factory=list)
+    url: str = ""
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()
+        self.base = AutoModelForCausalLM.from_pretrained(self.folder).eval()
+        self.adapters: dict[str, Any] = {}
+
+    def answer(self, path: str, body: Body) -> tuple[int, Any]:
+        with self.lock:
+            self.requests.append((path, body))
+            return getattr(self, path.rpartition("/")[2])(body)
+
+    def models(self, body: Body) -> tuple[int, Any]:
+        length = 40 if "narrow" in self.faults else 2048
+        return 200, {"data": [{"id": "base", "parent": None, "max_model_len": length}]}
+
+    def load_lora_adapter(self, body: Body) -> tuple[int, Any]:
+        if not (Path(body["lora_path"]) / "adapter_config.json").is_file():
+            return 404, {"error": {"message": f"No adapter found for {body['lora_path']}"}}
+        fresh = AutoModelForCausalLM.from_pretrained(self.folder)
+        loaded = PeftModel.from_pretrained(fresh, body["lora_path"]).merge_and_unload().eval()
+        self.adapters[body["lora_name"]] = self.base if "deaf" in self.faults else loaded
+        return 200, "Success"
+
+    def unload_lora_adapter(self, body: Body) -> tuple[int, Any]:
+        del self.adapters[body["lora_name"]]
+        return 200, "Success"
+
+    @torch.no_grad()
+    def completions(self, body: Body) -> tuple[int, Any]:
+        if self.faults.get("broken", 0) > 0:
+            self.faults["broken"] -= 1
+            return 500, {"error": {"message": "EngineDeadError"}}
+        model = self.base if body["model"] == "base" else self.adapters.get(body["model"])
+        if model is None:
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        prompt = list(body["prompt"])
+        choice: Body = {"prompt_token_ids": prompt, "prompt_logprobs": None}
+        if "prompt_logprobs" in body:
+            table = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+            given = [{str(t): {"logprob": table[i, t].item()}} for i, t in enumerate(prompt[1:])]
+            choice["prompt_logprobs"] = [None, *given]
+            return 200, {"choices": [choice]}
+        ids, logprobs = self.sampled(model, prompt, body)
+        choice |= {"token_ids": None if "textual" in self.faults else ids, "logprobs": {"token_logprobs": logprobs}}
+        return 200, {"choices": [choice], "system_fingerprint": "engine-1"}
+
+    def sampled(self, model: Any, prompt: list[int], body: Body) -> tuple[list[int], list[float]]:
+        generator = torch.Generator().manual_seed(body.get("seed", len(self.requests)))
+        ids: list[int] = []
+        logprobs: list[float] = []
+        temperature = body["temperature"] or 1.0
+        while len(ids) < body["max_tokens"] and (not ids or ids[-1] not in body["stop_token_ids"]):
+            logits = model(torch.tensor([prompt + ids])).logits[0, -1]
+            shaped = (logits / temperature).log_softmax(-1)
+            greedy = body["temperature"] == 0
+            token = int(shaped.argmax() if greedy else torch.multinomial(shaped.exp(), 1, generator=generator))
+            ids.append(token)
+            told = logits.log_softmax(-1) if "raw" in self.faults else shaped
+            logprobs.append(told[token].item())
+        return ids, logprobs
+
+
+@contextmanager
+def running(folder: Path, **faults: int) -> Iterator[Engine]:
+    """An engine on a loopback port until the block ends."""
+    engine = Engine(folder, faults)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.send(*engine.answer(self.path, {}))
+
+        def do_POST(self) -> None:
+            self.send(*engine.answer(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+
+        def send(self, status: int, body: Any) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *arguments: Any) -> None:
+            del arguments
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    engine.url = f"http://127.0.0.1:{http.server_address[1]}/v1"
+    try:
+        yield engine
+    finally:
+        http.shutdown()
+        http.server_close()
