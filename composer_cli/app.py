@@ -67,10 +67,11 @@ def run(
     from composer_cli import preset as presets
     from composer_cli.console import Console, print_json, print_text
     from composer_cli.launch import RunOptions, alone
+    from stages.policy.base import VLLM
 
     alone("composer run")
     wanted = presets.load(preset)
-    model = presets.everywhere(wanted, "policy.model", policy) if policy else []
+    model = presets.everywhere(wanted, "policy.model", policy, keeping=VLLM) if policy else []
     layers = [*map(settings.read_file, config or []), *model, *map(settings.assignment, set_ or [])]
     configs = presets.configure(wanted, layers)
     if dry_run and json:
@@ -208,14 +209,47 @@ def view(
 ) -> None:
     """Show all runs and rollouts on a local web page, until Ctrl-C."""
     from composer_cli.console import print_json, print_text
-    from composer_cli.view.server import serve
+    from composer_cli.view import server
 
     def tell(address: str) -> None:
         print_json({"url": address}) if json else print_text(address)
         sys.stdout.flush()
         say("Open this address in a browser; nobody without it can read the pages. Ctrl-C ends it.")
 
-    serve(artifacts, port, tell)
+    server.serve(artifacts, port, tell)
+
+
+@app.command()
+@as_sentences
+def serve(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="A model folder or hub id, or a run whose checkpoint is served.")
+    ],
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")] = 0,
+    set_: options.Set = None,
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
+    artifacts: options.Artifacts = options.ARTIFACTS,
+) -> None:
+    """Serve a model with vLLM, or with transformers where there is none, until Ctrl-C. Settings are a policy's."""
+    from composer_cli import serve as serving
+    from composer_cli.console import Console
+    from stages.runs.artifact import Interrupted
+
+    what, console = serving.served(model, artifacts), Console(quiet)
+    config = serving.configured(what.model, set_ or [])
+    try:
+        with console.watching() as watch:
+            program, server = serving.server_of(config, what.logs, artifacts, port, watch.listener("serve"))
+        try:
+            serving.announce(program, config, server, json)
+            serving.until_ended(server, console)
+        finally:
+            server.stop()
+    except (KeyboardInterrupt, Interrupted) as error:
+        console.tell(f"The server of {config.source} has ended.")
+        raise typer.Exit(128 + int(getattr(error, "signal_number", 2))) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -97,10 +97,18 @@ def configure(preset: Preset, layers: Sequence[settings.Tree]) -> dict[str, Stag
     return {entry.title: _configure(entry, merged.get(entry.title, {})) for entry in preset.stage}
 
 
-def everywhere(preset: Preset, key: str, value: str) -> list[settings.Tree]:
-    """One setting for every entry that has it."""
-    having = [entry.title for entry in preset.stage if key in dict(settings.known(module(entry.stage).Config))]
-    return [{title: settings.nested(key, value)} for title in having]
+def everywhere(preset: Preset, key: str, value: str, keeping: str = "") -> list[settings.Tree]:
+    """One setting for every entry that has it; `keeping` stays before it where it stands before an entry's value."""
+    having = [entry for entry in preset.stage if key in dict(settings.known(module(entry.stage).Config))]
+    return [{entry.title: settings.nested(key, _kept(entry.config, key, keeping, value))} for entry in having]
+
+
+def _kept(config: settings.Tree, key: str, keeping: str, value: str) -> str:
+    own: Any = config
+    for part in key.split("."):
+        own = own.get(part, {}) if isinstance(own, dict) else {}
+    before = isinstance(own, str) and own.startswith(keeping) and not value.startswith(keeping)
+    return f"{keeping}{value}" if before else value
 
 
 def _configure(entry: Entry, above: settings.Tree) -> StageConfig:

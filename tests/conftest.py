@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from jaxtyping import install_import_hook
-from support import checker
+from support import checker, real_vllm
 from support.command_line import call, collect, repair, teachers
 from support.server import serving
 
@@ -14,6 +14,12 @@ from support.server import serving
 install_import_hook("stages.losses", f"{checker.__name__}.checked")
 
 Composer = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say at the end of a whole run what it could not test for want of an installation."""
+    if config.args_source is not pytest.Config.ArgsSource.ARGS and real_vllm.interpreter() is None:
+        terminalreporter.write_line(real_vllm.MISSING, yellow=True, bold=True)
 
 
 @pytest.fixture(scope="session")

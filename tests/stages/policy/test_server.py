@@ -74,7 +74,7 @@ def test_it_answers_once_it_is_started_and_ends_with_its_workers(tmp_path: Path)
 
 def test_a_server_that_ends_at_once_shows_its_log(tmp_path: Path) -> None:
     one = server(tmp_path, "print('no such head size'); raise SystemExit(1)")
-    with pytest.raises(InfrastructureError, match="ended before it answered.*no such head size"):
+    with pytest.raises(InfrastructureError, match=r"ended before it answered.*no such head size"):
         one.start()
 
 

@@ -50,7 +50,9 @@ def test_log_probs_are_those_of_a_forward_pass(model: Path, tmp_path: Path, temp
             own = forward(plain, sample.prompt_ids, sample.completion_ids, temperature)
             torch.testing.assert_close(torch.tensor(sample.logprobs), own, atol=1e-5, rtol=0)
             given = torch.tensor(policy.score(sample.prompt_ids, sample.completion_ids))
-            torch.testing.assert_close(given, forward(plain, sample.prompt_ids, sample.completion_ids), atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                given, forward(plain, sample.prompt_ids, sample.completion_ids), atol=1e-5, rtol=0
+            )
 
 
 def test_nothing_but_temperature_shapes_the_distribution(model: Path, tmp_path: Path) -> None:
@@ -136,6 +138,4 @@ def test_an_adapter_is_loaded_on_its_base(model: Path, tmp_path: Path) -> None:
 
 def test_without_an_address_it_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="composer serve Qwen/Qwen3-8B"):
-        open_policy(
-            PolicyConfig(model="vllm:Qwen/Qwen3-8B"), cache=tmp_path, budget=Budget(), listener=lambda *a: None
-        )
+        open_policy(PolicyConfig(model="vllm:Qwen/Qwen3-8B"), cache=tmp_path, budget=Budget(), listener=lambda *a: None)

@@ -1,0 +1,216 @@
+"""Training against a server: its adapter follows every step and is checked, stale rollouts corrected and counted."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.engine import Engine, running
+from support.models import save_tiny
+from transformers import AutoModelForCausalLM
+
+from stages import evaluate, train
+from stages.errors import ComposerError, UsageError
+from stages.policy import adapters
+from stages.policy.base import PolicyConfig
+from stages.policy.local import load_model
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.records import CHECKPOINT, EVAL_ITEM, STEP
+from stages.training import served
+from stages.training.ahead import Ahead
+from stages.training.settings import Adapter
+from stages.training.trees import Tree, score, token_log_probs
+
+ENV = "support.environments:GuessEnv"
+SIZE = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 3e-2}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+def trained(root: Path, engine: Engine, model: Path, **more: Any) -> Run:
+    config = train.Config(
+        env={"name": ENV},
+        policy={"model": f"vllm:{model}", "base_url": engine.url, "max_tokens": 12, **more.pop("policy", {})},
+        tasks=4,
+        optimisation=SIZE | more.pop("optimisation", {}),
+        adapter={"rank": 4} | more.pop("adapter", {}),
+        **more,
+    )
+    return Run(runner.execute("train", {}, config, root=root).path)
+
+
+def metrics(run: Run) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    return [line for line in lines if "reward" in line]
+
+
+def versions(run: Run) -> list[int]:
+    """Of the policy behind each step of each rollout, in the order of training."""
+    return [json.loads(row["sampling_json"])["policy_version"] for row in run.rows(STEP)]
+
+
+def test_every_step_samples_from_the_newest_weights(tmp_path: Path, model: Path) -> None:
+    with running(model) as engine:
+        run = trained(tmp_path, engine, model)
+        asked = [body["model"] for path, body in engine.requests if "max_tokens" in body and "logprobs" in body]
+        assert sorted(set(asked)) == ["base", "version-0", "version-1", "version-2"]
+        assert set(engine.adapters) == {"version-2"}, "versions that nobody samples from take memory"
+    assert versions(run) == sorted(versions(run)) and set(versions(run)) == {0, 1, 2}
+    for line in metrics(run):
+        assert line["sampling/sync_difference"] < 1e-4
+        assert line["sampling/stale_rollouts"] == 0 and line["sampling/sampling_logp_difference/max"] < 1e-4
+        assert line["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-4)
+
+
+def test_a_server_that_keeps_its_old_weights_stops_the_run(tmp_path: Path, model: Path) -> None:
+    with running(model, deaf=1) as engine, pytest.raises(ComposerError, match="After step 1 the server samples from"):
+        trained(tmp_path, engine, model)
+
+
+def test_a_server_of_another_model_stops_the_run_before_the_first_rollout(tmp_path: Path, model: Path) -> None:
+    other = save_tiny(tmp_path / "other", seed=1)
+    with running(other) as engine:
+        with pytest.raises(ComposerError, match="After step 0 the server samples from"):
+            trained(tmp_path, engine, model)
+        assert not [body for _, body in engine.requests if body.get("model") == "version-0" and "logprobs" in body]
+
+
+def test_the_tolerance_is_a_setting(tmp_path: Path, model: Path) -> None:
+    with running(model, deaf=1) as engine:
+        run = trained(tmp_path, engine, model, optimisation={"sync_tolerance": 100.0})
+    assert metrics(run)[-1]["sampling/sync_difference"] > 1e-3
+
+
+def test_rollouts_ahead_are_corrected_and_counted(tmp_path: Path, model: Path) -> None:
+    with running(model) as engine:
+        run = trained(tmp_path, engine, model, optimisation={"max_staleness": 1, "steps": 4})
+    lines = metrics(run)
+    assert [line["sampling/stale_rollouts"] for line in lines] == [0, 8, 8, 8]
+    assert [line["sampling/staleness"] for line in lines] == [0, 1, 1, 1]
+    ratios = [line["sampling/importance_sampling_ratio/max"] for line in lines]
+    assert ratios[0] == pytest.approx(1, abs=1e-4) and max(ratios[1:]) > 1.001 and max(ratios) <= 3.0
+    assert set(versions(run)) == {0, 1, 2}, "no rollouts are played behind the last step"
+
+
+def test_the_stored_ratio_is_that_of_the_weights_then_and_now(tmp_path: Path, model: Path) -> None:
+    """TRL's ratio against one that is computed here: exp(now - sampled), cut off at 3."""
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def watch(trainer: Any, inputs: Any) -> Any:
+        made = original(trainer, inputs)
+        mask = made["completion_mask"] * made["tool_mask"]
+        now, then = made["old_per_token_logps"], made["sampling_per_token_logps"]
+        seen.append({"got": made["importance_sampling_ratio"] * mask, "own": ((now - then).exp().clamp(max=3) * mask)})
+        return made
+
+    original = GRPOTrainer._generate_and_score_completions
+    GRPOTrainer._generate_and_score_completions = watch
+    try:
+        with running(model) as engine:
+            trained(tmp_path, engine, model, optimisation={"max_staleness": 1})
+    finally:
+        GRPOTrainer._generate_and_score_completions = original
+    for step in seen:
+        torch.testing.assert_close(step["got"], step["own"])
+    assert (seen[1]["got"] - 1).abs().max() > 1e-3
+
+
+def test_the_checkpoint_is_what_the_server_had_last_and_evaluates_there(tmp_path: Path, model: Path) -> None:
+    with running(model) as engine:
+        run = trained(tmp_path, engine, model)
+        compare = evaluate.Config(
+            env={"name": ENV, "split": "eval"}, tasks=2, baseline="A", treatment="A", control=None
+        )
+        again = Run(runner.execute("evaluate", {"arms": run}, compare, root=tmp_path).path)
+        assert not [item for item in again.rows(EVAL_ITEM) if item["error_type"]]
+        assert "adapter-" in "".join(engine.adapters)
+    folder = run.folder(CHECKPOINT)
+    assert adapters.is_adapter(str(folder)) and json.loads((folder / "composer_base.json").read_text())["model"] == str(
+        model
+    )
+    trained_model, _ = load_model(PolicyConfig(model=str(folder)), cache=tmp_path, listener=lambda *a: None)
+    tree = Tree([5, 6, 7], ([8, 9, 10],))
+    with torch.no_grad():
+        after = token_log_probs(trained_model, score(trained_model, [tree]))
+        before_model = AutoModelForCausalLM.from_pretrained(model).eval()
+        before = token_log_probs(before_model, score(before_model, [tree]))
+    assert (after - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("policy", "adapter", "words"),
+    [({}, {"rank": 0}, "adapter.rank is 0"), ({"temperature": 0.5}, {}, "log-probs before temperature")],
+)
+def test_what_a_server_cannot_follow_is_refused(
+    tmp_path: Path, model: Path, policy: dict[str, Any], adapter: dict[str, Any], words: str
+) -> None:
+    with running(model, raw=1) as engine, pytest.raises(UsageError, match=words):
+        trained(tmp_path, engine, model, policy=policy, adapter=adapter)
+
+
+def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UsageError, match="cannot hold another one on top"):
+        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), Adapter(rank=4))
+
+
+def test_staleness_needs_a_server() -> None:
+    with pytest.raises(ValueError, match="max_staleness needs rollouts from a server"):
+        train.Config(optimisation={"max_staleness": 1})
+
+
+class Recorder:
+    """Plays rows by name, and remembers with which version each step was begun."""
+
+    def __init__(self) -> None:
+        self.version, self.begun, self.gate = 0, dict[int, int](), threading.Event()
+
+    def play(self, rows: list[Any], policy: Any, step: int) -> list[Any]:
+        self.begun[step] = policy
+        if step:
+            self.gate.wait(10)
+        return [f"{row['task_id']}@{step}" for row in rows]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_rollouts_are_never_older_than_allowed(depth: int) -> None:
+    recorder, steps = Recorder(), 5
+    rows = lambda step: [{"task_id": f"t{step}"}] if step < steps else None  # noqa: E731
+    ahead = Ahead(recorder.play, rows, lambda: recorder.version, depth)
+    recorder.gate.set()
+    for step in range(steps):
+        recorder.version = step
+        assert ahead.take(rows(step) or [], step) == [f"t{step}@{step}"]
+    ahead.close()
+    assert sorted(recorder.begun) == list(range(steps))
+    assert all(step - begun <= depth for step, begun in recorder.begun.items())
+
+
+def test_other_rows_than_expected_are_played_anew() -> None:
+    recorder = Recorder()
+    recorder.gate.set()
+    ahead = Ahead(recorder.play, lambda step: [{"task_id": "expected"}], lambda: recorder.version, 1)
+    ahead.take([{"task_id": "a"}], 0)
+    assert ahead.take([{"task_id": "b"}], 1) == ["b@1"]
+    ahead.close()
+
+
+def test_an_error_in_a_rollout_ahead_is_raised_in_its_step() -> None:
+    def play(rows: list[Any], policy: Any, step: int) -> list[Any]:
+        if step == 1:
+            raise UsageError("broken")
+        return []
+
+    ahead = Ahead(play, lambda step: [{"task_id": "a"}], lambda: 0, 1)
+    ahead.take([{"task_id": "a"}], 0)
+    with pytest.raises(UsageError, match="broken"):
+        ahead.take([{"task_id": "a"}], 1)
+    ahead.close()

@@ -1,0 +1,14 @@
+"""Where the real vLLM is, for the tests that are marked so."""
+
+from stages.policy import vllm_server
+from stages.policy.base import Server
+
+MISSING = (
+    "NOT TESTED: vLLM is not installed, so nothing ran through the real server. `./dev vllm` installs it, or "
+    "COMPOSER_VLLM names an interpreter that has it; then `./dev test -m vllm`."
+)
+
+
+def interpreter() -> str | None:
+    """The interpreter that has vLLM; None where there is none."""
+    return vllm_server.interpreter(Server())
