@@ -81,7 +81,7 @@ def _by_transformers(model: str, logs: Path, artifacts: Path, port: int, listene
         )
     if adapters.is_adapter(model):
         raise UsageError(
-            f"{model} is an adapter, which `transformers serve` does not load. Run `composer export merged` and serve "
+            f"{model} is an adapter, which transformers' server does not load. Run `composer export merged` and serve "
             "the merged folder, or install vLLM with `./dev vllm`."
         )
     from stages.policy.local import resolve

@@ -54,7 +54,7 @@ class AdapterSync:
     def sync_weights(self) -> None:
         """Write the adapter, load it under a new name and compare; `ComposerError` where the server has another."""
         if self._trained is None:
-            raise ComposerError("There is no model under training to synchronise yet.")
+            raise RuntimeError("follow was not called")
         model, version = self._trained()
         folder = self._folder / f"version-{version:06d}"
         rmtree(folder, ignore_errors=True)

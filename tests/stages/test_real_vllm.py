@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support import real_vllm
-from support.command_line import call
+from support.command_line import command, environment
 from support.models import tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -33,6 +33,7 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif(real_vllm.interpreter() is None, reason=real_vllm.MISSING),
 ]
+ROOT = Path(__file__).parents[2]
 STUDENT = "kata:student-served"
 
 
@@ -42,7 +43,11 @@ def quiet(what: str, done: int, of: int) -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("artifacts")
+    """Artifacts of this module; COMPOSER_TEST_MODELS may name a folder with models that were made before."""
+    folder = tmp_path_factory.mktemp("artifacts")
+    if made := os.environ.get("COMPOSER_TEST_MODELS"):
+        (folder / "models").symlink_to(made)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -137,14 +142,12 @@ def test_a_real_architecture_goes_through_the_preset_to_a_verdict(tmp_path: Path
     Qwen3ForCausalLM(shape).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     smaller = ["train.policy.max_tokens=8", "train.tasks=4", "train.max_steps=2", "evaluate.tasks=6"]
-    smaller += [
-        "train.optimisation.steps=2",
-        "train.optimisation.prompts_per_step=2",
-        "train.optimisation.generations=2",
-    ]
+    smaller += [f"train.optimisation.{name}=2" for name in ("steps", "prompts_per_step", "generations")]
     words = [word for setting in smaller for word in ("--set", setting)]
     preset = ["run", "--preset", "examples/real-model.toml", "--policy", str(tmp_path / "model"), "--json", *words]
-    done = call(tmp_path / "artifacts", *preset)
+    done = subprocess.run(
+        command(*preset), capture_output=True, text=True, cwd=ROOT, env=environment(tmp_path / "artifacts")
+    )
     assert done.returncode in (1, 3), done.stderr
     said = json.loads(done.stdout)
     assert "verdict" in json.dumps(said)

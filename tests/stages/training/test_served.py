@@ -1,4 +1,4 @@
-"""Training against a server: its adapter follows every step and is checked, stale rollouts corrected and counted."""
+"""Training against a server: its adapter follows each step and is checked, stale rollouts are corrected and counted."""
 
 import json
 import threading
@@ -127,7 +127,7 @@ def test_the_checkpoint_is_what_the_server_had_last_and_evaluates_there(tmp_path
     with running(model) as engine:
         run = trained(tmp_path, engine, model)
         compare = evaluate.Config(
-            env={"name": ENV, "split": "eval"}, tasks=2, baseline="A", treatment="A", control=None
+            env={"name": ENV, "split": "eval"}, tasks=2, baseline="start", treatment="A", control=None
         )
         again = Run(runner.execute("evaluate", {"arms": run}, compare, root=tmp_path).path)
         assert not [item for item in again.rows(EVAL_ITEM) if item["error_type"]]

@@ -1,0 +1,106 @@
+"""`composer serve` with a small program in vLLM's place: what it is asked for, what it says, and how it ends."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from support.command_line import call, command, environment
+from support.models import save_tiny
+
+from composer_cli import serve
+from stages.errors import BadInput
+from stages.policy import vllm_server
+
+PROGRAM = f"""#!{sys.executable}
+import http.server, sys
+print("started", *sys.argv[1:], flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "python"
+    path.write_text(PROGRAM)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def serving(tmp_path: Path, program: Path, model: Path) -> Iterator[subprocess.Popen[str]]:
+    words = ["serve", model, "--json", "--set", "server.args.max-model-len=512", "--quiet"]
+    env = environment(tmp_path / "artifacts", COMPOSER_VLLM=str(program))
+    process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def said(process: subprocess.Popen[str]) -> dict[str, str]:
+    assert process.stdout
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.rstrip() == "}" or (line.startswith("{") and line.rstrip().endswith("}")):
+            return json.loads("".join(lines))
+    raise AssertionError(process.stderr.read() if process.stderr else "")
+
+
+def starts(log: str) -> list[str]:
+    return re.findall(r"^started .*", Path(log).read_text(), re.M)
+
+
+def test_it_serves_until_sigterm_and_restarts_what_dies(serving: subprocess.Popen[str], model: Path) -> None:
+    told = said(serving)
+    assert (told["model"], told["program"]) == (f"vllm:{model}", "vllm")
+    assert urllib.request.urlopen(told["url"] + "/models").status == 200
+    (first,) = starts(told["log"])
+    assert f"--model {model}" in first and "--max-model-len 512" in first and "--dtype float32" in first
+    os.kill(int(told["pid"]), signal.SIGKILL)
+    for _ in range(200):
+        if len(starts(told["log"])) == 2:
+            break
+        assert serving.poll() is None
+        time.sleep(0.1)
+    assert len(starts(told["log"])) == 2, "a server that dies is started again"
+    serving.send_signal(signal.SIGTERM)
+    assert serving.wait(30) == 143
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(told["url"] + "/models")
+
+
+def test_without_any_server_it_says_what_to_install(tmp_path: Path, model: Path) -> None:
+    if find_spec("fastapi") or vllm_server.OWN.exists():
+        pytest.skip("a server is installed here")
+    done = call(tmp_path / "artifacts", "serve", model, COMPOSER_VLLM="")
+    assert done.returncode == 2 and "neither vLLM nor transformers' own server" in done.stderr
+
+
+def test_an_interpreter_that_does_not_exist_is_named(tmp_path: Path, model: Path) -> None:
+    done = call(tmp_path / "artifacts", "serve", model, COMPOSER_VLLM="/nowhere/python")
+    assert done.returncode == 2 and "The interpreter /nowhere/python" in done.stderr
+
+
+def test_what_is_served(tmp_path: Path, model: Path) -> None:
+    assert serve.served(str(model), tmp_path).model == str(model)
+    assert serve.served("kata:student-served", tmp_path).logs == tmp_path / "serve" / "kata-student-served"
+    assert serve.served("Qwen/Qwen3-8B", tmp_path).model == "Qwen/Qwen3-8B"
+    with pytest.raises(BadInput, match="There is no run 'nothing'"):
+        serve.served("nothing", tmp_path)
