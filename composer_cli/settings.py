@@ -4,19 +4,20 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from stages import typed
 from stages.errors import UsageError
-from stages.runs.config import StageConfig
+from stages.runs.config import Settings
 
 Tree = dict[str, Any]
+Config = TypeVar("Config", bound=Settings)
 
 
-def build(stage: str, config: type[StageConfig], layers: Iterable[Tree]) -> StageConfig:
+def build(stage: str, config: type[Config], layers: Iterable[Tree]) -> Config:
     """A stage's configuration from layers of settings, later ones over earlier ones."""
     merged: Tree = {}
     for layer in layers:
