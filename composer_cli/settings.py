@@ -14,6 +14,7 @@ from stages.errors import UsageError
 from stages.runs.config import Settings
 
 Tree = dict[str, Any]
+Wanted = TypeVar("Wanted", bound=Settings)
 Config = TypeVar("Config", bound=Settings)
 
 

@@ -34,6 +34,7 @@ class StageCommand(TyperCommand):
             "words": not STAGES[self._stage()].positionals,
             "plan": not hasattr(stage, "study"),
             "limit": not hasattr(stage, "LIMIT"),
+            "batch": "batch" not in keys,
         }
         return [p for p in params if not absent.get(p.name)]
 
@@ -91,6 +92,7 @@ def make(stage: str) -> Callable[..., None]:
         env: options.Env = None,
         policy: options.Policy = None,
         teachers: options.Teachers = None,
+        batch: options.Batch = False,
         arm: options.Arm = None,
         dj: options.Dj = None,
         diloco: options.DilocoStore = None,
@@ -117,6 +119,7 @@ def make(stage: str) -> Callable[..., None]:
         said, named = read(stage, words or [])
         values = {"env.name": env, "policy.model": policy, "arm": arm, "dj.recipe": dj, "seed": seed}
         values |= {"diloco.store": diloco, "diloco.replicas": replicas}
+        values |= {"batch": True} if batch else {}
         short = [*said, *launch.shortcuts(stage, values, teachers, limit)]
         settings = launch.configure(stage, config or [], short, set_ or [])
         if plan:

@@ -51,6 +51,8 @@ class Config(StageConfig):
     """Answers of every teacher to one state; more than one wants a temperature above 0."""
     gate: GateConfig = GateConfig()
     """Whether dear teachers are asked only where they can matter."""
+    batch: bool = False
+    """Ask servers in batches: within a day instead of at once, at the share `batch_price` of a teacher's price."""
     min_answered: float = Field(0.8, ge=0.0, le=1.0, json_schema_extra={"affects_results": False})
     """Share of the questions that must be answered whole, or the run does not pass."""
     max_usd_per_trace: float = Field(5.0, gt=0, json_schema_extra={"affects_results": False})
@@ -92,7 +94,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     for name, policy in policies.items():
         out.model(name, **policy.facts())
     spared = _ask(asked, policies, rollouts, config, out)
-    answers = {record["unit"]: record["answer"] for record in out.records()}
+    answers = {record["unit"]: record["answer"] for record in out.records() if "answer" in record}
     rows = [answers[q.key] for questions in asked.values() for q in questions if q.key in answers]
     out.table(TEACHER_ACTION, rows)
     omitting = len({q.state for questions in asked.values() for q in questions if q.omits_media})
@@ -102,10 +104,10 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 def _ask(asked: Asked, policies: Policies, rollouts: Run, config: Config, out: Out) -> Counter[str]:
     """Ask everybody, or those whom the gate lets through; how many questions it spared, by reason."""
     if config.gate.rule == "off" and not config.gate.failed_only:
-        ask_all(asked, policies, out)
+        ask_all(asked, policies, out, batch=config.batch)
         return Counter()
     passed = outcomes(rollouts.rows(ROLLOUT))
-    return ask_gated(asked, policies, config.teachers, config.gate, passed, out)
+    return ask_gated(asked, policies, config.teachers, config.gate, passed, out, batch=config.batch)
 
 
 def _asked(inputs: Inputs, config: Config) -> Asked:

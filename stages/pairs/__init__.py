@@ -8,7 +8,7 @@ submissions.py - what they submitted, by the verdict on it
 rows.py - pairs as rows, also all pairs of a group of rollouts
 states.py - distinct states with the teachers' actions in them, and who did what in each
 labels.py - what student and teachers did in every state, as numbers, and rearrangements of states by task
-agreement.py - whether teachers agree beyond chance, and more with each other than with the student
+agreement.py - whether teachers agree beyond chance, and are against the student more than each other
 audit.py - what each teacher was worth, and how often outcomes call pairs right
 evidence.py - all of that in words and numbers, with a verdict
 report.py - what came of it

@@ -1,15 +1,16 @@
-"""Whether teachers agree more than by chance, and more with each other than with the student.
+"""Whether teachers agree more than by chance, and are against the student more than against each other.
 
 Two questions, each with a test that is exact for its null and has tasks as its clusters:
 
 kappa - agreement of teachers beyond what it would be if each answered another task's state of the same step. Null: what
     teachers do in a state is independent given the step. Kappa is (observed - chance) / (1 - chance), after Cohen
     (1960), chance taken from the rearrangements rather than from products of margins.
-roles - agreement among teachers less that of teachers with the student. Null: the student is like one of the teachers,
-    so that in each task any of them could have had its role.
+roles - how often a majority of the others is against the student, as against a teacher that takes its place. Null: the
+    student is like one of the teachers, so that in each task any of them could have had its role.
 
-Pairs carry signal when both hold at `LEVEL`: the first alone holds where everybody, the student included, knows the
-task; the second alone where the student is merely odd.
+The first alone holds where everybody, the student included, knows the task; the second alone where the student is
+merely odd. A student that is as good as each teacher passes the second only by its level, and yet their majority may
+know better than either: where outcomes are known, `audit.alignment` tells that.
 """
 
 from dataclasses import dataclass
@@ -38,10 +39,10 @@ class Kappa:
 
 @dataclass(frozen=True)
 class Roles:
-    """Agreement among teachers, of teachers with the student, and the one-sided p-value of the difference."""
+    """The share of states with a majority against the student, the mean of teachers in its place, the p-value."""
 
-    among_teachers: float
-    with_student: float
+    against_student: float
+    against_teacher: float
     p_value: float
 
 
@@ -52,11 +53,6 @@ class Signal:
     kappa: Kappa
     roles: Roles
     teachers: dict[str, tuple[float, float]]
-
-    @property
-    def found(self) -> bool:
-        """Whether both tests hold."""
-        return max(self.kappa.p_value, self.roles.p_value) <= LEVEL
 
 
 def signal(labels: Labels, *, draws: int = DRAWS, seed: int = 0) -> Signal | None:
@@ -96,19 +92,22 @@ def kappa(labels: Labels, draws: int, random: np.random.Generator) -> Kappa:
 
 
 def roles(labels: Labels, draws: int, random: np.random.Generator) -> Roles:
-    """How much more teachers agree with each other than with the student, against any of them in its place."""
-    count = labels.actions.shape[1]
-    equal = np.zeros((count, count, len(labels.task)))  # [R, R, N]
-    for a, b in combinations(range(count), 2):
-        equal[a, b] = equal[b, a] = _equal(labels.actions[:, a], labels.actions[:, b])
-    apart = equal.sum(axis=1) / (count - 1)  # [R, N]: agreement of each with all others
-    pairs = equal.sum(axis=(0, 1)) / 2  # [N]
-    among = (pairs - apart * (count - 1)) / ((count - 1) * (count - 2) / 2)  # [R, N]: without it, among the others
-    gap = np.stack([np.bincount(labels.task, weights=(among - apart)[role]) for role in range(count)])  # [R, tasks]
-    observed = float(gap[0].sum())
+    """How often a majority of the others is against the student, beside any of the teachers in its place."""
+    odd = np.stack([_outvoted(labels.actions, role) for role in range(labels.actions.shape[1])])  # [R, N]
+    counts = np.stack([np.bincount(labels.task, weights=one, minlength=labels.num_tasks) for one in odd])  # [R, tasks]
     tasks = np.arange(labels.num_tasks)
-    exchanged = np.array([gap[random.integers(0, count, size=len(tasks)), tasks].sum() for _ in range(draws)])
-    return Roles(float(among[0].mean()), float(apart[0].mean()), _p_value(exchanged, observed))
+    exchanged = np.array([counts[random.integers(0, len(odd), size=len(tasks)), tasks].sum() for _ in range(draws)])
+    return Roles(float(odd[0].mean()), float(odd[1:].mean()), _p_value(exchanged, float(counts[0].sum())))
+
+
+def _outvoted(actions: Array, role: int) -> Array:
+    """The states [N] in which more than half of the others did one thing, and this one did another."""
+    others = [column for column in range(actions.shape[1]) if column != role]
+    outvoted = np.zeros(len(actions), dtype=bool)
+    for column in others:
+        behind = sum(_equal(actions[:, column], actions[:, other]).astype(np.int64) for other in others)
+        outvoted |= (behind > len(others) / 2) & (actions[:, column] != actions[:, role])
+    return outvoted
 
 
 def _equal(a: Array, b: Array) -> Array:
@@ -128,6 +127,13 @@ def _p_value(null: Array, observed: float) -> float:
 Verdict = Literal["SIGNAL", "NO SIGNAL", "TOO LITTLE DATA"]
 
 
-def verdict(found: Signal | None) -> Verdict:
-    """What both tests say; TOO LITTLE DATA where they cannot be made."""
-    return "TOO LITTLE DATA" if found is None else "SIGNAL" if found.found else "NO SIGNAL"
+def verdict(found: Signal | None, p_outcomes: float | None = None) -> Verdict:
+    """What the tests say; TOO LITTLE DATA where they cannot be made. p_outcomes: of the outcomes' judgement, if any.
+
+    Teachers must agree beyond chance; and either the student is outvoted more than a teacher, or outcomes call the
+    pairs right more than by chance. Two ways to pass have half the level each.
+    """
+    if found is None:
+        return "TOO LITTLE DATA"
+    ways = [p_value for p_value in (found.roles.p_value, p_outcomes) if p_value is not None]
+    return "SIGNAL" if found.kappa.p_value <= LEVEL and min(ways) <= LEVEL / len(ways) else "NO SIGNAL"

@@ -57,7 +57,7 @@ def evidence(
     )
     found, aligned = agreement.signal(labels), alignment(states, passed)
     audits = audit(states, passed, spent)
-    said = agreement.verdict(found)
+    said = agreement.verdict(found, aligned.p_value if aligned else None)
     numbers = {
         "signal": found and {"kappa": vars(found.kappa), "roles": vars(found.roles)},
         "alignment": aligned and vars(aligned),
@@ -73,8 +73,9 @@ def _why(found: Signal | None) -> str:
     first, second = found.kappa, found.roles
     return (
         f"teachers agree in {first.agreement:.1%} of states, {first.chance:.1%} by chance "
-        f"(kappa {first.kappa:.2f}, p = {first.p_value:.3f}); with each other in {second.among_teachers:.1%}, with the "
-        f"student in {second.with_student:.1%} (p = {second.p_value:.3f}); both are tested at {LEVEL:g}"
+        f"(kappa {first.kappa:.2f}, p = {first.p_value:.3f}); a majority of the others is against the student in "
+        f"{second.against_student:.1%}, against a teacher in its place in {second.against_teacher:.1%} "
+        f"(p = {second.p_value:.3f})"
     )
 
 

@@ -4,6 +4,7 @@ adapters.py - folders of adapters, and the record of the base that each was trai
 answers.py - what a server's response means: an answer, its tokens and price, or a typed error
 background.py - the event loop on which all servers are asked
 base.py - what is asked (`Turn`), what comes back (`Sample`), and how a policy is configured
+batches.py - many requests to a server in one file, at a lower price
 cache.py - answers that were paid for, by content
 client.py - requests through openai's own client, sent once a call
 checkpoint.py - what evaluating a trained checkpoint needs to know: arm, seed, start, tasks

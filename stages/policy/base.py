@@ -229,6 +229,10 @@ class Sample:
     policy_version: int | None = None
     """Optimiser steps that the weights had seen, where they are being trained and a server holds a copy."""
 
+    def as_dict(self) -> dict[str, Any]:
+        """All fields, for the cache of answers."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
 
 class Policy(Protocol):
     """Answers turns.

@@ -4,7 +4,8 @@ A request is sent at most once, and the caller learns whether it may have arrive
 Whatever text a server sends enters here, and no key that it may hold goes further.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,14 @@ class Unreachable(Exception):
 
 class Broken(Exception):
     """The connection broke after the request was sent; the server may have done the work."""
+
+
+class Refused(Exception):
+    """Another status than a success, to a call that is not a chat completion."""
+
+    def __init__(self, response: "Response") -> None:
+        super().__init__(str(response.status))
+        self.response = response
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,36 @@ class Client:
 
         return await _answered(send())
 
+    async def find_batch(self, metadata: Mapping[str, str]) -> str | None:
+        """The id of the batch that has these metadata. Raises `Refused` and `Broken`, as the methods below do."""
+        with _errors():
+            async for batch in self._client.batches.list(limit=100):
+                if metadata.items() <= (batch.metadata or {}).items():
+                    return batch.id
+        return None
+
+    async def create_batch(self, lines: bytes, metadata: Mapping[str, str]) -> str:
+        """Upload requests, a line each, and make a batch of them; its id."""
+        with _errors():
+            file = await self._client.files.create(file=("requests.jsonl", lines), purpose="batch")
+            batch = await self._client.batches.create(
+                input_file_id=file.id,
+                endpoint="/v1/chat/completions",
+                completion_window="24h",
+                metadata=dict(metadata),
+            )
+        return batch.id
+
+    async def batch(self, batch_id: str) -> dict[str, Any]:
+        """A batch as the server tells it."""
+        with _errors():
+            return (await self._client.batches.retrieve(batch_id)).to_dict()
+
+    async def file(self, file_id: str) -> bytes:
+        """The content of a file."""
+        with _errors():
+            return redacted_bytes((await self._client.files.content(file_id)).content)
+
 
 async def _whole(sent: Awaitable[Any]) -> Response:
     return _response((await sent).http_response)
@@ -89,6 +128,16 @@ async def _answered(sending: Awaitable[Response]) -> Response:
         if isinstance(error, openai.APITimeoutError):
             raise TimeoutError from None
         raise Broken(redacted(str(cause)) or type(cause).__name__) from None
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except openai.APIStatusError as error:
+        raise Refused(_response(error.response)) from None
+    except openai.APIConnectionError as error:
+        raise Broken(redacted(str(error.__cause__ or error))) from None
 
 
 def _response(answered: Any) -> Response:

@@ -56,11 +56,11 @@ class EndpointPolicy:
                 f"--max-cost is given, but what {config.model!r} of {config.base_url} costs is not. Give "
                 'usd_per_mtok_in and usd_per_mtok_out (0 where it is free), or write price = "unknown".'
             )
-        self.config, self._budget, self.batch_size = config, budget, config.concurrency
-        self._client = Client(config.base_url, config.key())
+        self.config, self.budget, self.batch_size = config, budget, config.concurrency
+        self.client = Client(config.base_url, config.key())
         self._host, self._slots = host_of(config.base_url), asyncio.Semaphore(config.concurrency)
-        self._cache = AnswerCache(cache / "answers.sqlite")
-        self._keep = Together(self._cache.put_all)
+        self.cache = AnswerCache(cache / "answers.sqlite")
+        self._keep = Together(self.cache.put_all)
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._patience = Patience(f"{config.model} at {config.base_url}", listener, quiet_s)
         self._accepted: probing.Accepted | None = None
@@ -88,7 +88,7 @@ class EndpointPolicy:
     async def probe(self) -> probing.Accepted:
         """Find out what the server takes, once, and leave out of all requests what it does not."""
         if self._accepted is None:
-            self._accepted = await probing.probe(self, self._request(Turn([], 0), plain=True))
+            self._accepted = await probing.probe(self, self.request(Turn([], 0), plain=True))
         return self._accepted
 
     async def ask(self, turn: Turn) -> Sample:
@@ -96,13 +96,17 @@ class EndpointPolicy:
 
         When this is cancelled, a request that is in flight goes on: `drain` waits for it, and its answer is kept.
         """
-        return await self.send(self._request(turn), turn.seed)
+        return await self.send(self.request(turn), turn.seed)
+
+    def cache_key(self, request: Request, seed: int) -> str:
+        """What an answer is kept under; `seed` tells samples apart where the request has none."""
+        unsent = {} if "seed" in request else {"sample": seed}
+        return store.digest({"base_url": self.config.base_url, **request, **unsent})
 
     async def send(self, request: Request, seed: int) -> Sample:
-        """The same for a request as it is; `seed` tells samples apart where the request has none."""
-        unsent = {} if "seed" in request else {"sample": seed}
-        key = store.digest({"base_url": self.config.base_url, **request, **unsent})
-        if (kept := self._cache.get(key)) is not None:
+        """The same for a request as it is."""
+        key = self.cache_key(request, seed)
+        if (kept := self.cache.get(key)) is not None:
             return Sample(**kept)
         attempt = 0
         try:
@@ -126,7 +130,7 @@ class EndpointPolicy:
         while self._in_flight:
             await asyncio.gather(*self._in_flight, return_exceptions=True)
 
-    def _request(self, turn: Turn, *, plain: bool = False) -> Request:
+    def request(self, turn: Turn, *, plain: bool = False) -> Request:
         """What is sent for a turn, as the settings shape it; `plain`: without what a server may not take."""
         refused = dict.fromkeys(probing.EXTRAS if plain else self._accepted.refused if self._accepted else [], False)
         settings = self.config.request | refused
@@ -143,15 +147,19 @@ class EndpointPolicy:
         wanted = {name: value for name, value in (ours | settings).items() if value is not False}
         return wanted | self.config.extra_body
 
+    def bound(self, request: Request) -> tuple[int, int]:
+        """At most so many prompt and completion tokens has a request."""
+        return prompt_bound(len(store.encode(request))), self.config.longest_answer()
+
     async def _launched(self, key: str, request: Request, attempt: int) -> Sample:
         """Wait for a place and for money, then launch in a task that outlives its caller."""
-        bound = (prompt_bound(len(store.encode(request))), self.config.longest_answer())
+        bound = self.bound(request)
         usd = self.config.cost(*bound) if self.config.priced else None
         await self._slots.acquire()
         try:
             await self._host.enter()
             try:
-                reservation = await self._budget.room(usd, model=self.config.model)
+                reservation = await self.budget.room(usd, model=self.config.model)
             except BaseException:
                 self._host.leave()
                 raise
@@ -172,25 +180,25 @@ class EndpointPolicy:
             sample = answers.read(response.body, self.config, bound, latency_s=latency_s, attempts=attempt)
         except (Retryable, Rejected) as error:
             if error.billed_usd is None:
-                await self._budget.doubt(reservation)
+                await self.budget.doubt(reservation)
             else:
-                await self._budget.settle(reservation, error.billed_usd)
+                await self.budget.settle(reservation, error.billed_usd)
             raise
         except ComposerError:
-            await self._budget.settle(reservation, 0.0)
+            await self.budget.settle(reservation, 0.0)
             raise
-        await self._keep((key, {name: getattr(sample, name) for name in Sample.__dataclass_fields__}))
-        await self._budget.settle(reservation, sample.cost_usd)
+        await self._keep((key, sample.as_dict()))
+        await self.budget.settle(reservation, sample.cost_usd)
         return sample
 
     async def _send(self, request: Request, reservation: Reservation) -> tuple[Response, float]:
         """A response with status 200 and its seconds; anything else is raised. Ends the stay at the host's door."""
         pushed_back, wait_s = False, None
         try:
-            await self._budget.record(reservation)
+            await self.budget.record(reservation)
             started = time.monotonic()
             with self._patience.waiting():
-                response = await self._client.post(request, self.config.timeout_s)
+                response = await self.client.post(request, self.config.timeout_s)
             if response.status != 200:
                 wait_s = answers.seconds(response.headers.get("retry-after"))
                 pushed_back = response.status in answers.PUSHES_BACK

@@ -51,6 +51,7 @@ class Budget:
         self.limit, self.path = limit, path
         self.spent, self.possibly = 0.0, 0.0
         self._open: dict[int, float | None] = {}
+        self._left: dict[int, dict[str, Any]] = {}  # reservations that earlier attempts left open
         self._calls = 0
         self._lock = Lock()
         self._changed: Future[None] = Future()
@@ -88,6 +89,20 @@ class Budget:
             self._calls += 1
             self._open[self._calls] = usd
             return Reservation(self._calls, usd, {"call": self._calls, "reserved": usd, **about})
+
+    def take_up(self, **about: Any) -> Reservation | None:
+        """Hold again what an earlier attempt left open for a call of this description; None where it left none.
+
+        For work that goes on at the provider while nobody waits (a batch), and is billed once it has ended.
+        """
+        with self._lock:
+            for call, line in self._left.items():
+                if about.items() <= line.items():
+                    del self._left[call]
+                    self._open[call] = line["reserved"]
+                    self.possibly = max(self.possibly - (line["reserved"] or 0.0), 0.0)
+                    return Reservation(call, line["reserved"], line)
+        return None
 
     def write(self, lines: Sequence[dict[str, Any]]) -> None:
         """Make lines durable, then count them."""
@@ -143,6 +158,10 @@ class Budget:
         os.truncate(path, len(whole) + 1 if whole else 0)
         for line in _lines(path, whole):
             self._count(line)
+            if "reserved" in line:
+                self._left[line["call"]] = line
+            else:
+                self._left.pop(line["call"], None)
         self.possibly += self.reserved
         self._open.clear()
 

@@ -3,5 +3,6 @@
 table.py - one row of the teacher table: a name and a policy
 questions.py - one answer to be had, from a recorded state, and its row
 asking.py - servers side by side on their own thread, local models in turns beside them
+batched.py - questions to a server in batches, found again after a kill
 gate.py - dear teachers only where they can matter
 """

@@ -7,11 +7,13 @@ from threading import Event
 from typing import Any
 
 from stages.policy import Policy, Sample, background
+from stages.policy.endpoint import EndpointPolicy
 from stages.policy.scheduler import Chain, follow
 from stages.runs.artifact import Interrupted, Out
 from stages.runs.plan import work_through
 from stages.runs.records import Row
 from stages.runs.together import Together
+from stages.teachers.batched import ask_batched
 from stages.teachers.questions import Asked, Question
 
 FINAL = (None, "rejected", "context", "no_text")
@@ -19,14 +21,17 @@ FINAL = (None, "rejected", "context", "no_text")
 Policies = Mapping[str, Policy]
 
 
-def ask_all(asked: Asked, policies: Policies, out: Out) -> None:
+def ask_all(asked: Asked, policies: Policies, out: Out, *, batch: bool = False) -> None:
     """Ask what is not answered yet; an answer is written as it comes.
 
-    What a server takes is found out before its first question, and recorded.
+    batch: servers are asked in batches, at their price. What a server takes is found out before its first question,
+    and recorded.
     """
     halted = Event()
     servers = background.start(
-        _ask_servers({n: q for n, q in asked.items() if _is_server(policies[n])}, policies, out, halted)
+        _ask_servers(
+            {n: questions for n, questions in asked.items() if _is_server(policies[n])}, policies, out, halted, batch
+        )
     )
     try:
         for name, questions in asked.items():
@@ -53,10 +58,21 @@ def _ask_here(policy: Policy, asked: list[Question], out: Out, servers: Future[N
     work_through(asked, lambda q: q.key, answer, policy=policy, out=out, what=f"answers of {asked[0].teacher.name}")
 
 
-async def _ask_servers(asked: Asked, policies: Policies, out: Out, halted: Event) -> None:
+async def _ask_servers(asked: Asked, policies: Policies, out: Out, halted: Event, batch: bool) -> None:
     """Ask what is not answered yet, one chain a rollout and teacher."""
     missing = {name: [q for q in questions if not out.finished(q.key)] for name, questions in asked.items()}
     await _probe({name: policies[name] for name, questions in missing.items() if questions}, out)
+
+    def check() -> None:
+        out.stop_here()
+        if halted.is_set():
+            raise Interrupted
+
+    if batch:
+        servers = [(asked.get(name), policy) for name, policy in policies.items() if isinstance(policy, EndpointPolicy)]
+        waiting = [(questions, policy) for questions, policy in servers if questions]
+        await background.together(ask_batched(questions, policy, out, check, _unit) for questions, policy in waiting)
+        return
     chains = [chain for name, questions in missing.items() for chain in _chains(policies[name], questions)]
     total = sum(map(len, asked.values()))
     done = total - sum(map(len, missing.values()))
@@ -67,11 +83,6 @@ async def _ask_servers(asked: Asked, policies: Policies, out: Out, halted: Event
         await written(_unit(question, sample))
         done += 1
         out.progress("answers of servers", done, total)
-
-    def check() -> None:
-        out.stop_here()
-        if halted.is_set():
-            raise Interrupted
 
     if chains:
         await follow(chains, lambda question: question.turn, answered, check)

@@ -102,6 +102,8 @@ def ask_gated(
     gate: GateConfig,
     passed: Mapping[str, bool | None],
     out: Out,
+    *,
+    batch: bool = False,
 ) -> Counter[str]:
     """Ask as the gate says; the number of questions that were not asked, by reason. passed: of each rollout."""
     states, spared = _states(asked), Counter[str]()
@@ -112,7 +114,7 @@ def ask_gated(
     order = by_price(teachers)
     majority = len(order) // 2 + 1
     everywhere = {digest for digest in states if gate.rule == "off" or explored(digest, gate.explore)}
-    _ask({d: order if d in everywhere else order[:majority] for d in states}, states, policies, out)
+    _ask({d: order if d in everywhere else order[:majority] for d in states}, states, policies, out, batch)
     for place in range(majority, len(order)):
         before, name = order[:place], order[place]
         gains = Gains([states[digest] for digest in states if digest in everywhere], before, name)
@@ -124,7 +126,7 @@ def ask_gated(
                 wanted[digest] = [name]
             else:
                 spared[state.situation(before)] += len(state.questions[name])
-        _ask(wanted, states, policies, out)
+        _ask(wanted, states, policies, out, batch)
     return +spared
 
 
@@ -182,11 +184,13 @@ def _count(state: GatedState, names: Mapping[str, object]) -> int:
     return sum(len(state.questions[name]) for name in names)
 
 
-def _ask(wanted: Mapping[str, Sequence[str]], states: Mapping[str, GatedState], policies: Policies, out: Out) -> None:
+def _ask(
+    wanted: Mapping[str, Sequence[str]], states: Mapping[str, GatedState], policies: Policies, out: Out, batch: bool
+) -> None:
     """Ask teachers in states, and take down what they said, in this or an earlier attempt."""
     names = list(dict.fromkeys(chain.from_iterable(wanted.values())))
     asked = {n: [q for d, whom in wanted.items() if n in whom for q in states[d].questions[n]] for n in names}
-    ask_all(asked, policies, out)
+    ask_all(asked, policies, out, batch=batch)
     for digest, whom in wanted.items():
         for name in whom:
             rows = [_row(question, out) for question in states[digest].questions[name]]

@@ -8,7 +8,7 @@ import pytest
 from stages.pairs.agreement import LEVEL, kappa, roles, signal, verdict
 from stages.pairs.labels import Labels, Shuffles, class_names, numbered
 
-TASKS, STEPS, CHOICES, DRAWS, RUNS = 25, 4, 6, 199, 300
+TASKS, STEPS, CHOICES, DRAWS, RUNS = 25, 4, 6, 199, 200
 Drawn = Callable[[np.random.Generator], np.ndarray]
 POPULAR = np.array([0.5, 0.2, 0.1, 0.1, 0.05, 0.05])
 
@@ -36,7 +36,7 @@ def rates(draw: Drawn, **shape: int) -> tuple[float, float, float]:
     """How often each test, and both, reject."""
     found = [signal(labels(draw(np.random.default_rng(seed)), **shape), draws=DRAWS, seed=seed) for seed in range(RUNS)]
     kappas, others = ([getattr(one, name).p_value <= LEVEL for one in found if one] for name in ("kappa", "roles"))
-    return float(np.mean(kappas)), float(np.mean(others)), float(np.mean([one.found for one in found if one]))
+    return float(np.mean(kappas)), float(np.mean(others)), float(np.mean([verdict(one) == "SIGNAL" for one in found]))
 
 
 @pytest.mark.slow
@@ -105,8 +105,8 @@ def test_kappa_and_roles_by_hand() -> None:
     found = labels(actions, tasks=6)
     assert kappa(found, 9, np.random.default_rng(0)).agreement == pytest.approx((3 + 1 + 3 + 0) / 12)
     exchanged = roles(found, 9, np.random.default_rng(0))
-    assert exchanged.among_teachers == pytest.approx(7 / 12)
-    assert exchanged.with_student == pytest.approx(3 / 12)
+    assert exchanged.against_student == pytest.approx(2 / 4)
+    assert exchanged.against_teacher == pytest.approx((0 + 0 + 1) / 4 / 3), "of c once, by a and b"
     told = signal(found, draws=9)
     assert told is not None and told.teachers["a"] == (pytest.approx(0.25), pytest.approx((0.75 + 0.5) / 2))
 
@@ -130,6 +130,14 @@ def test_shuffles_keep_steps_and_move_whole_tasks() -> None:
 def test_too_little_is_not_judged() -> None:
     assert signal(labels(experts(np.random.default_rng(0), (0.5, 0.9))[:20], tasks=5)) is None
     assert verdict(signal(labels(experts(np.random.default_rng(0), (0.5, 0.9))))) == "TOO LITTLE DATA"
+
+
+def test_outcomes_can_stand_for_roles_at_half_the_level() -> None:
+    """Three teachers that are each as good as the student, whose majority is better than either."""
+    found = signal(labels(experts(np.random.default_rng(3), (0.7,) * 4)), draws=999)
+    assert found is not None and found.kappa.p_value <= LEVEL < found.roles.p_value
+    assert verdict(found) == verdict(found, 0.5) == verdict(found, 0.008) == "NO SIGNAL"
+    assert verdict(found, 0.005) == "SIGNAL"
 
 
 def test_classes_go_by_their_first_canonical_form() -> None:

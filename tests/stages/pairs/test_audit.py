@@ -74,7 +74,7 @@ def test_evidence_says_what_was_found() -> None:
     states = [state(f"{task}", "x", f"y{task}", f"y{task}", f"y{task}") for task in range(12)]
     said, numbers, text = evidence(states, dict.fromkeys(map(str, range(12)), False), {"a": 0.1, "b": 0.1, "c": None})
     assert said == "SIGNAL" and "SIGNAL: teachers agree in 100.0% of states, " in text
-    assert numbers["signal"]["roles"]["with_student"] == 0.0 and len(numbers["teachers"]) == 3
+    assert numbers["signal"]["roles"]["against_student"] == 1.0 and len(numbers["teachers"]) == 3
     same = [state(f"{task}", "x", "x", "x", "x") for task in range(12)]
     assert evidence(same, {}, {"a": 0.1, "b": 0.1, "c": 0.1})[0] == "NO SIGNAL"
     assert evidence(same[:3], {}, {"a": 0.1, "b": 0.1, "c": 0.1})[0] == "TOO LITTLE DATA"
