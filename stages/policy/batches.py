@@ -88,10 +88,11 @@ class Batches:
         What may have been billed counts as its upper bound. Latency is not known, and 0.
         """
         response = (line or {}).get("response")
+        if not response:
+            message = ((line or {}).get("error") or {}).get("message") or "it ended before this one's turn"
+            said = f"the batch has no answer: {message}"
+            return Sample(error_type="server", error=said, cost_usd=self._config.cost(*bound))
         try:
-            if not response:
-                message = ((line or {}).get("error") or {}).get("message") or "it ended before this one's turn"
-                raise Retryable("server", f"the batch has no answer: {message}")
             body = store.encode(response.get("body"))
             if response.get("status_code") != 200:
                 raise answers.classified(Response(response.get("status_code"), {}, body), self._config, None)
