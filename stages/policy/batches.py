@@ -91,7 +91,7 @@ class Batches:
         if not response:
             message = ((line or {}).get("error") or {}).get("message") or "it ended before this one's turn"
             said = f"the batch has no answer: {message}"
-            return Sample(error_type="server", error=said, cost_usd=self._config.cost(*bound))
+            return Sample(error_type="server", error=said)
         try:
             body = store.encode(response.get("body"))
             if response.get("status_code") != 200:
