@@ -8,6 +8,6 @@ page_parts.py - filters and small words of the templates
 pieces.py    - tokens of an answer with their log-probs
 server.py    - opens the port and serves
 transcript.py - a rollout step by step, with teachers' actions, pairs, failed tests
-pages/       - templates
-static/      - one style sheet and one script
+
+Templates lie in `pages`, one style sheet and one script in `static`.
 """
