@@ -2,8 +2,8 @@
 
     python benchmarks/serving.py [ROUNDS]
 
-The two take turns, so that a busy machine is busy for both. The server's start is not counted; its first rollouts,
-which compile, are thrown away. Needs vLLM: `./dev vllm`, or COMPOSER_VLLM.
+The two take turns, so that a busy machine is busy for both. The start of the server is not counted; its first rollouts,
+in which it compiles, are thrown away. Needs vLLM: `./dev vllm`, or COMPOSER_VLLM.
 """
 
 import os

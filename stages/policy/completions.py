@@ -203,5 +203,6 @@ class Completions:
                     ) from None
 
 
-def _adapter(name: str, folder: Path) -> dict[str, str]:
-    return {"lora_name": name, "lora_path": str(folder.resolve())}
+def _adapter(name: str, folder: Path) -> dict[str, Any]:
+    """What a server is asked; in place, as an earlier attempt may have left an adapter of that name."""
+    return {"lora_name": name, "lora_path": str(folder.resolve()), "load_inplace": True}

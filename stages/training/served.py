@@ -66,6 +66,7 @@ class ServedRollouts:
         """Play no further."""
         if self._ahead is not None:
             self._ahead.close()
+        self.sync.end()
 
 
 def staleness(episodes: Sequence[Episode], step: int) -> dict[str, float]:

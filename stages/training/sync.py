@@ -5,6 +5,7 @@ stands where TRL keeps its own vLLM client (`GRPOTrainer.vllm_generation`), whic
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from stages.errors import ComposerError
 from stages.policy import adapters
 from stages.policy.vllm import VllmPolicy
+from stages.runs import store
 from stages.training.trees import Tree, score, token_log_probs
 
 TOLERANCE = {torch.float32: 1e-3}
@@ -45,6 +47,8 @@ class AdapterSync:
         cut = max(len(text) - CHECKED, 1)
         self._tree = Tree(text[:cut], (text[cut:],))
         self._held: list[tuple[str, Path]] = []
+        self._run = store.digest(str(folder.resolve()))[:8]
+        """Several runs may share a server."""
         self._trained: Callable[[], tuple[Any, int]] | None = None
 
     def follow(self, trained: Callable[[], tuple[Any, int]]) -> None:
@@ -59,11 +63,11 @@ class AdapterSync:
         folder = self._folder / f"version-{version:06d}"
         rmtree(folder, ignore_errors=True)
         adapters.save(model, self._base, folder)
-        name = f"version-{version}"
+        name = f"{self._run}-version-{version}"
         self.sampler.load(name, folder, version)
         self._held = [*(held for held in self._held if held[0] != name), (name, folder)]
         self.differences[version] = self._check(model, version)
-        self._forget()
+        self._forget(self._keep + 1)
 
     @torch.no_grad()
     def _check(self, model: Any, version: int) -> float:
@@ -84,9 +88,14 @@ class AdapterSync:
             )
         return found
 
-    def _forget(self) -> None:
+    def end(self) -> None:
+        """Let a server that others go on with forget all that this training loaded."""
+        with suppress(ComposerError):  # one that is broken has nothing to forget, and must not hide why
+            self._forget(0)
+
+    def _forget(self, left: int) -> None:
         """Let the server forget versions that nobody samples from any more."""
-        while len(self._held) > self._keep + 1:
+        while len(self._held) > left:
             name, folder = self._held.pop(0)
             self.sampler.unload(name)
             rmtree(folder, ignore_errors=True)

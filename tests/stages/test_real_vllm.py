@@ -134,7 +134,7 @@ def test_a_real_architecture_goes_through_the_preset_to_a_verdict(tmp_path: Path
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=32,
-        max_position_embeddings=4096,
+        max_position_embeddings=40960,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

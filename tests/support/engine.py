@@ -28,6 +28,8 @@ class Engine:
     faults: dict[str, int] = field(default_factory=dict)
     requests: list[tuple[str, Body]] = field(default_factory=list)
     url: str = ""
+    most: int = 0
+    """Adapters that were held at once."""
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -48,7 +50,10 @@ class Engine:
             return 404, {"error": {"message": f"No adapter found for {body['lora_path']}"}}
         fresh = AutoModelForCausalLM.from_pretrained(self.folder)
         loaded = PeftModel.from_pretrained(fresh, body["lora_path"]).merge_and_unload().eval()
+        if body["lora_name"] in self.adapters and not body.get("load_inplace"):
+            return 400, {"error": {"message": f"The lora adapter '{body['lora_name']}' has already been loaded."}}
         self.adapters[body["lora_name"]] = self.base if "deaf" in self.faults else loaded
+        self.most = max(self.most, len(self.adapters))
         return 200, "Success"
 
     def unload_lora_adapter(self, body: Body) -> tuple[int, Any]:
