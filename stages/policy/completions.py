@@ -68,6 +68,7 @@ class Completions:
         self._client, self._server = Client(base_url, config.key()), server
         self._adapters: dict[str, Path] = {}
         self._version: str | None = None
+        self._listed: set[str] = set()
         self._lock = asyncio.Lock()
 
     async def complete(
@@ -115,9 +116,14 @@ class Completions:
         return [entry[str(token)]["logprob"] for token, entry in zip(completion, entries, strict=True)]
 
     async def load(self, name: str, folder: Path) -> None:
-        """Let the server read an adapter, which is then a model of this name; the folder must be one that it sees."""
+        """Let the server read an adapter, which is then a model of this name; the folder must be one that it sees.
+
+        Each name stands for the same weights for ever: vLLM 0.32 that is told to load one in place reads it again for
+        every batch, and goes on with the prefixes that it has cached for the old ones.
+        """
         try:
-            await self._load(name, folder)
+            if name not in self._listed:
+                await self._load(name, folder)
         except (UsageError, Rejected) as error:
             raise UsageError(
                 f"The server at {self._config.base_url} does not load the adapter {folder}: {error} It needs "
@@ -133,6 +139,7 @@ class Completions:
     async def probe(self, ends: set[int]) -> Found:
         """Find out by calls what the server serves and what its log-probs mean; `UsageError` where it will not do."""
         listed, _ = await self._ask("/models", None)
+        self._listed = {model["id"] for model in listed["data"]}
         base = next((model for model in listed["data"] if not model.get("parent")), None)
         if base is None or not base.get("max_model_len"):
             raise UsageError(f"{self._config.base_url} names no model with a context length, as vLLM does. Is it one?")
@@ -203,6 +210,5 @@ class Completions:
                     ) from None
 
 
-def _adapter(name: str, folder: Path) -> dict[str, Any]:
-    """What a server is asked; in place, as an earlier attempt may have left an adapter of that name."""
-    return {"lora_name": name, "lora_path": str(folder.resolve()), "load_inplace": True}
+def _adapter(name: str, folder: Path) -> dict[str, str]:
+    return {"lora_name": name, "lora_path": str(folder.resolve())}

@@ -4,6 +4,7 @@ A server that says it has loaded weights is not believed: the log-probs of a fix
 stands where TRL keeps its own vLLM client (`GRPOTrainer.vllm_generation`), which calls `sync_weights` before rollouts.
 """
 
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,6 @@ import torch
 from stages.errors import ComposerError
 from stages.policy import adapters
 from stages.policy.vllm import VllmPolicy
-from stages.runs import store
 from stages.training.trees import Tree, score, token_log_probs
 
 TOLERANCE = {torch.float32: 1e-3}
@@ -47,8 +47,8 @@ class AdapterSync:
         cut = max(len(text) - CHECKED, 1)
         self._tree = Tree(text[:cut], (text[cut:],))
         self._held: list[tuple[str, Path]] = []
-        self._run = store.digest(str(folder.resolve()))[:8]
-        """Several runs may share a server."""
+        self._run = secrets.token_hex(4)
+        """Several runs, or attempts at one, may share a server, where a name must never stand for two adapters."""
         self._trained: Callable[[], tuple[Any, int]] | None = None
 
     def follow(self, trained: Callable[[], tuple[Any, int]]) -> None:

@@ -43,14 +43,15 @@ class Engine:
 
     def models(self, body: Body) -> tuple[int, Any]:
         length = 40 if "narrow" in self.faults else 2048
-        return 200, {"data": [{"id": "base", "parent": None, "max_model_len": length}]}
+        base = {"id": "base", "parent": None, "max_model_len": length}
+        return 200, {"data": [base, *({"id": name, "parent": "base"} for name in self.adapters)]}
 
     def load_lora_adapter(self, body: Body) -> tuple[int, Any]:
         if not (Path(body["lora_path"]) / "adapter_config.json").is_file():
             return 404, {"error": {"message": f"No adapter found for {body['lora_path']}"}}
         fresh = AutoModelForCausalLM.from_pretrained(self.folder)
         loaded = PeftModel.from_pretrained(fresh, body["lora_path"]).merge_and_unload().eval()
-        if body["lora_name"] in self.adapters and not body.get("load_inplace"):
+        if body["lora_name"] in self.adapters:
             return 400, {"error": {"message": f"The lora adapter '{body['lora_name']}' has already been loaded."}}
         self.adapters[body["lora_name"]] = self.base if "deaf" in self.faults else loaded
         self.most = max(self.most, len(self.adapters))

@@ -132,6 +132,8 @@ def test_an_adapter_is_loaded_on_its_base(model: Path, tmp_path: Path) -> None:
         own = forward(trained.get_base_model().eval(), sample.prompt_ids, sample.completion_ids)
         torch.testing.assert_close(torch.tensor(sample.logprobs), own, atol=1e-5, rtol=0)
         assert (own - forward(engine.base, sample.prompt_ids, sample.completion_ids)).abs().max() > 0.1
+        again = opened(engine, tmp_path / "adapter", tmp_path)
+        assert again.sample([Turn(QUESTION, 0)])[0].error_type is None and len(engine.adapters) == 1
         with pytest.raises(UsageError, match="does not load the adapter"):
             policy.load("nothing", tmp_path / "nowhere")
 
