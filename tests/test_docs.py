@@ -288,7 +288,11 @@ FOREIGN = {
     "prime-rl": {"orchestrator", "rl", "auto", "turn"},
     "OpenEnv": {"uvicorn serve:application", "pip install openenv"},
     "mini-swe-agent": {"pip install --no-deps mini-swe-agent", "python-dotenv", "platformdirs", "DefaultAgent"},
-    "vLLM": {"vllm serve Qwen/Qwen3-8B --host 127.0.0.1"},
+    "vLLM": {
+        "vllm serve Qwen/Qwen3-8B --host 127.0.0.1",
+        "--dtype auto",
+        "--logprobs-mode processed_logprobs",
+    },
     "pip": {"pip install swebench"},
     "git": {"git tag", "git push"},
     "shell": {"PATH", "PYTHONPATH", "zcat steps/*.jsonl.gz"},
