@@ -128,12 +128,11 @@ def test_two_processes_take_the_step_of_one(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("count", [2, 4])
-def test_every_combination_in_any_number_of_processes(folder: Path, count: int) -> None:
-    cases = all_cases(folder)
-    alone = train_all(folder / "all-1", cases, 1) if not (folder / "all-1").exists() else None
-    alone = alone or {name: Run(folder / "all-1" / name) for name in cases}
-    assert compare(train_all(folder / f"all-{count}", cases, count), alone) == {}
+@pytest.mark.parametrize(("count", "make"), [(2, all_cases), (4, small_cases)])
+def test_every_combination_in_any_number_of_processes(folder: Path, count: int, make: Any) -> None:
+    cases = make(folder)
+    alone = train_all(folder / f"alone-{count}", cases, 1)
+    assert compare(train_all(folder / f"together-{count}", cases, count), alone) == {}
 
 
 def at_a_checkpoint(folder: Path, case: dict[str, Any], count: int) -> list["subprocess.Popen[str]"]:
