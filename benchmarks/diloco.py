@@ -40,6 +40,8 @@ RUNS = {
     "synchronous": None,
     "float32, 0.9 / 0.5": {"replicas": 4, "codec": "float32", **TUNED},
     "float32, 0.7 / 0.9": {"replicas": 4, "codec": "float32", "outer_learning_rate": 0.7, "outer_momentum": 0.9},
+    "float32, 1.0 / 0.9": {"replicas": 4, "codec": "float32", "outer_learning_rate": 1.0, "outer_momentum": 0.9},
+    "float32, 1.0 / 0.8": {"replicas": 4, "codec": "float32", "outer_learning_rate": 1.0, "outer_momentum": 0.8},
     "float32, average": {"replicas": 4, "codec": "float32", "outer_learning_rate": 1.0, "outer_momentum": 0.0},
     "int8": {"replicas": 4, "codec": "int8", **TUNED},
     "int4": {"replicas": 4, "codec": "int4", **TUNED},

@@ -17,7 +17,7 @@ ROOT_PAGES = {
 }
 """Pages that lie elsewhere, so that people find them on the code host too."""
 PACKAGES = (
-    *("runs", "rollouts", "envs", "policy", "pairs", "losses", "training", "evaluation", "probe"),
+    *("runs", "rollouts", "envs", "policy", "pairs", "losses", "training", "diloco", "evaluation", "probe"),
     *("importers", "exporters", "integrations"),
 )
 """What the reference holds, in reading order."""
