@@ -71,7 +71,8 @@ def shared_settings(identity: Mapping[str, Any]) -> dict[str, Any]:
 def trained(model: Any) -> dict[str, Tensor]:
     """The parameters that learn, each once; `UsageError` for a model with statistics beside them."""
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    kept = [name for name, _ in model.named_buffers() if name in model.state_dict()]
+    saved = model.state_dict().keys()
+    kept = [name for name, _ in model.named_buffers() if name in saved]
     if kept:
         raise UsageError(
             f"The model keeps {kept[0]} beside its parameters, which replicas would not share. Train it without diloco."
