@@ -105,7 +105,7 @@ class OuterSteps(TrainerCallback):
             )
         parameters, settings = trained(kwargs["model"]), self._place.settings
         fragments = Fragments(arrays.shapes(parameters), settings.fragments)
-        rounds = args.max_steps // settings.inner_steps * len(fragments)
+        rounds = args.max_steps // settings.every
         joining.agree(
             self._place.bucket, {**self._place.shared, "parameters": {k: list(v) for k, v in fragments.all.items()}}
         )
