@@ -111,16 +111,23 @@ def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name in `composer status`.")],
     rollout: Annotated[str | None, typer.Option("--rollout", metavar="ID", help="Only this rollout.")] = None,
     number: Annotated[int, typer.Option("-n", metavar="K", min=0, help="How many rollouts or rows.")] = 1,
+    follow: Annotated[bool, typer.Option("--follow", help="Watch its episodes until it ends.")] = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Read a run: its facts, its result, and transcripts or rows of it."""
-    from composer_cli.console import print_json, print_text
+    from composer_cli.console import print_json, print_text, views
     from composer_cli.show import runs, show
+    from composer_cli.show.follow import follow as until_it_ends
     from stages.runs.artifact import Run
 
-    found = Run(runs.find(artifacts, run))
+    folder = runs.find(artifacts, run)
+    if follow:
+        with views() as draw:
+            until_it_ends(folder, draw)
+        return
+    found = Run(folder)
     transcripts = show.choose(found, rollout, number)
     if json:
         rows = {} if transcripts else show.rows(found, number)

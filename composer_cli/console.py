@@ -201,6 +201,26 @@ class Bars:
         self._progress.stop()
 
 
+@contextmanager
+def views() -> Iterator[Callable[[str], None]]:
+    """Shows texts one after the other: on a terminal each in the place of the one before, else each that is new."""
+    if not sys.stdout.isatty():
+        latest: list[str] = []
+
+        def tell(text: str) -> None:
+            if latest[-1:] != [text]:
+                print_text(text)
+            latest[:] = [text]
+
+        yield tell
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False) as live:
+        yield lambda text: live.update(Text(visible(text)), refresh=True)
+
+
 def print_json(value: Any) -> None:
     """One object on stdout; dataclasses in it become objects, and what JSON has no word for becomes text."""
     print(visible_json(orjson.dumps(value, default=str).decode()))

@@ -103,4 +103,5 @@ async def _play_each(
         rules=replace(config.rules, calls=policy.config.tool_calls != "none"),
         in_flight=config.in_flight,
         check=out.stop_here,
+        watch=lambda live: out.live(live, done, len(episodes)),
     )

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -63,6 +64,11 @@ class Run:
     def beside(self, name: str) -> bytes | None:
         """A file beside the tables (`report.txt`, `metrics.jsonl`); None when the run wrote none of that name."""
         return store.read_bytes(self.path / name)
+
+    def live(self) -> Row | None:
+        """What `Out.live` last told, and `at`, when (seconds since 1970); None where it told nothing."""
+        path = self.path / "scratch" / "live" / "units.json"
+        return store.read_json(path) if path.is_file() else None
 
     def units(self) -> list[Row]:
         """The last record of every unit, finished or failed; a run that is still going on is read and left as it is."""
@@ -185,6 +191,11 @@ class Out:
         folder = self.path / "scratch" / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def live(self, rows: list[Row], done: int, total: int) -> None:
+        """Show what goes on in units that are not finished, to whoever follows the run; removed when it completes."""
+        told = {"at": time.time(), "done": done, "total": total, "units": rows}
+        store.write_json(self.scratch("live") / "units.json", told)
 
     def count(self, **numbers: int) -> None:
         """Set named counts (planned, done, failed, dropped by reason) in the manifest."""

@@ -1,0 +1,47 @@
+"""`composer show RUN --follow`: what episodes do while they are played, and an end when the run ends."""
+
+import threading
+import time
+from pathlib import Path
+
+from support.server import Reply, answer, serving
+
+from composer_cli.show.follow import follow, view
+from stages import collect
+from stages.runs import runner
+from stages.runs.artifact import Run
+
+
+def test_live_episodes_are_seen_until_the_run_ends(tmp_path: Path) -> None:
+    config = {"env": {"name": "support.environments:GuessEnv"}, "tasks": 3, "samples": 1}
+    seen: list[str] = []
+    folders: list[Path] = []
+
+    def watch() -> None:
+        ends = time.monotonic() + 60
+        while not folders and time.monotonic() < ends:
+            folders.extend(path.parents[2] for path in tmp_path.glob("collect/2*/scratch/live/units.json"))
+            time.sleep(0.05)
+        follow(folders[0], seen.append, every_s=0.2)
+
+    with serving(lambda body, n: Reply(body=answer("a"), delay_s=0.8)) as server:
+        wanted = collect.Config(**config, policy={"model": "m", "base_url": server.url})
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        runner.execute("collect", {}, wanted, root=tmp_path)
+        watcher.join(60)
+    assert any("0 of 3 finished, 3 live" in text and "guess-0#0@0" in text and "asking" in text for text in seen)
+    assert "complete" in seen[-1] and "no live episodes" in seen[-1]
+    assert Run(folders[0]).live() is None
+
+
+def test_a_run_that_went_silent_says_since_when(tmp_path: Path) -> None:
+    with serving(lambda body, n: Reply(body=answer("a"))) as server:
+        wanted = collect.Config(
+            env={"name": "support.environments:GuessEnv"}, policy={"model": "m", "base_url": server.url}, tasks=1
+        )
+        run = Run(runner.execute("collect", {}, wanted, root=tmp_path).path)
+    told = run.path / "scratch" / "live" / "units.json"
+    told.parent.mkdir(parents=True)
+    told.write_text('{"at": 1, "done": 1, "total": 4, "units": []}')
+    assert "1 of 4 finished, 0 live, last heard of" in view(run)
