@@ -49,7 +49,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         what="rollouts",
         max_completion_tokens=tokens,
         max_cost_usd=config.policy.cost(0, tokens),
-        notes=(*config.limits.notes(config.max_steps), *at_once),
+        notes=(*config.limits.notes(config.max_steps), f"history {config.history}", *at_once),
     )
 
 

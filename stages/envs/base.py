@@ -84,7 +84,7 @@ class Work:
     p2p_total: int | None = None
     test_log: str | None = None
     image: str | None = None
-    canary: tuple[str, ...] = ()
+    canary: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ def rollout_row(episode: Episode, policy: Policy, sandbox: str, source: str) -> 
 
 def _work(work: Work) -> Row:
     """What the episode left behind, as columns."""
-    return {name: getattr(work, name) for name in Work.__dataclass_fields__} | {"canary": list(work.canary)}
+    canary = None if work.canary is None else list(work.canary)
+    return {name: getattr(work, name) for name in Work.__dataclass_fields__} | {"canary": canary}
 
 
 def _identity(episode: Episode) -> Row:

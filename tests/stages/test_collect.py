@@ -11,6 +11,7 @@ from stages.errors import Incomplete
 from stages.rollouts.trace import by_rollout, prompt_ids, states
 from stages.runs import manifest, runner
 from stages.runs.artifact import Run
+from stages.runs.inputs import Inputs
 from stages.runs.records import ROLLOUT, STEP, TASK
 
 
@@ -109,3 +110,15 @@ def test_a_paid_rollout_is_not_paid_again_after_a_failure(tmp_path: Path) -> Non
         before, fail[0] = len(server.requests), False
         runner.execute("collect", {}, config, root=tmp_path, resume=True)
     assert before == 3 and len(server.requests) == 5
+
+
+def test_a_plan_says_what_limits_an_episode_and_what_goes_on_at_once() -> None:
+    config = collect.Config(
+        policy={"model": "m", "base_url": "http://127.0.0.1:1/v1"},
+        limits={"wall_s": 600, "context_tokens": 32_000, "cost_usd": 0.5},
+        history="last 5",
+    )
+    told = ", ".join(collect.plan(Inputs({}), config).notes)
+    assert "8 steps, 600 s, 32,000 tokens of context, 0.5 USD, history last 5" in told
+    assert "64 episodes, 8 commands and 4 gradings at once" in told
+    assert "at once" not in ", ".join(collect.plan(Inputs({}), collect.Config()).notes)
