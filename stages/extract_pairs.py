@@ -27,7 +27,7 @@ from stages.pairs.outcomes import NotReproducible, State, outcomes
 from stages.pairs.report import report
 from stages.pairs.rows import by_task, of_group, pair_row
 from stages.pairs.states import AnsweredState, answered_states, blindly_asked, judged, names
-from stages.pairs.voting import Ballot, Preference, decide, distinct, merged
+from stages.pairs.voting import Ballot, Preference, backers, decide, distinct, merged
 from stages.rollouts.trace import by_rollout, prompt_ids
 from stages.runs.artifact import Out, Run, Slot
 from stages.runs.config import StageConfig
@@ -139,8 +139,9 @@ def _ballot(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> 
         return {"pairs": [], "reason": "student_truncated"}
     if not any(state.teachers.values()):
         return {"pairs": [], "reason": "not_asked"}
-    preferences, reason = decide(Ballot(step["action"], state.teachers, classes))
-    return {"pairs": [vars(preference) for preference in preferences], "reason": reason}
+    ballot = Ballot(step["action"], state.teachers, classes)
+    preferences, reason = decide(ballot)
+    return {"pairs": [{**vars(p), "chosen_by": backers(ballot, p)} for p in preferences], "reason": reason}
 
 
 def _finish(states: list[AnsweredState], tasks: dict[str, Task], rollouts: Run, answers: Run, out: Out) -> None:
@@ -148,19 +149,27 @@ def _finish(states: list[AnsweredState], tasks: dict[str, Task], rollouts: Run, 
     dropped: Counter[str] = Counter()
     pairs: dict[str, Row] = {}
     records, prompts = {record["unit"]: record for record in out.records()}, _prompts(rollouts)
+    shared = {
+        digest: len({(fields["chosen"], fields["rejected"]) for vote in record["votes"] for fields in vote["pairs"]})
+        for digest, record in records.items()
+    }
     for state in states:
         record = records[state.digest]
         for step, vote in zip(state.recorded.steps, record["votes"], strict=True):
             dropped[vote["reason"]] += vote["reason"] is not None
             for fields in vote["pairs"]:
+                backing = fields["chosen_by"]
                 row = pair_row(
-                    Preference(**fields),
+                    Preference(**{name: value for name, value in fields.items() if name != "chosen_by"}),
                     tasks[state.task_id],
                     step,
                     state.recorded.messages,
                     prompt=prompts[step["rollout_id"], step["step"]],
                     num_teachers=len(state.teachers),
                     compared_by=record["compared_by"],
+                    chosen_by=backing,
+                    served_models=sorted({state.models[name] for name in backing if name in state.models}),
+                    cost_usd=None if state.cost_usd is None else state.cost_usd / shared[state.digest],
                 )
                 dropped["duplicate"] += row["pair_id"] in pairs
                 pairs.setdefault(row["pair_id"], row)

@@ -23,8 +23,11 @@ def pair_row(
     prompt: list[int] | None,
     num_teachers: int,
     compared_by: str,
+    chosen_by: Sequence[str] | None = None,
+    served_models: Sequence[str] | None = None,
+    cost_usd: float | None = None,
 ) -> Row:
-    """One `pair/1` row. `step` names the rollout, the step and the digest of the state; `messages` are the state."""
+    """One `pair/3` row. `step` names the rollout, the step and the digest of the state; `messages` are the state."""
     return {
         "pair_id": store.digest([step["state_sha256"], preference.chosen, preference.rejected])[:24],
         "rule": preference.rule,
@@ -42,6 +45,9 @@ def pair_row(
         "votes_rejected": preference.votes_rejected,
         "num_teachers": num_teachers,
         "compared_by": compared_by,
+        "chosen_by": None if chosen_by is None else list(chosen_by),
+        "served_models": None if served_models is None else list(served_models),
+        "cost_usd": cost_usd,
     }
 
 

@@ -15,12 +15,21 @@ from stages.runs.records import STEP, TEACHER_ACTION, Row
 class AnsweredState:
     """A distinct state with the teachers' actions in it, one a sample; None for no answer, or one that was cut off.
 
-    A teacher that was not asked there has no samples; it counts when majorities are taken.
+    A teacher that was not asked there has no samples; it counts when majorities are taken. models: what each teacher's
+    server answered with. costs: of all answers in USD, None where not known.
     """
 
     digest: str
     recorded: RecordedState
     teachers: dict[str, list[str | None]] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
+    costs: list[float | None] = field(default_factory=list)
+
+    @property
+    def cost_usd(self) -> float | None:
+        """What all answers cost; None where one of them has no known price."""
+        known = [cost for cost in self.costs if cost is not None]
+        return sum(known) if len(known) == len(self.costs) else None
 
     @property
     def task_id(self) -> str:
@@ -45,7 +54,15 @@ def answered_states(rollouts: Run, answers: Run) -> list[AnsweredState]:
     for row in rows:
         whole = row["action"] if row["finish_reason"] != "length" else None
         answered[row["state_sha256"]].teachers[row["teacher"]].append(whole)
+        answered[row["state_sha256"]].models[row["teacher"]] = row["served_model"] or row["model"]
+        answered[row["state_sha256"]].costs.append(_cost(row))
     return list(answered.values())
+
+
+def _cost(row: Row) -> float | None:
+    """In USD; a call that failed without a bill cost nothing."""
+    cost: float | None = row["cost_usd"]
+    return 0.0 if cost is None and row["error_type"] is not None else cost
 
 
 def _same_origin(rollouts: Run, answers: Run) -> None:

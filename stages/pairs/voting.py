@@ -99,6 +99,13 @@ def _student_over_minority(ballot: Ballot, winner: str, votes: Votes) -> list[Pr
     return list(preferences.values())
 
 
+def backers(ballot: Ballot, preference: Preference) -> list[str]:
+    """Who did what was chosen in at least one sample: the student where it did, then teachers in their order."""
+    wanted = ballot.class_of(preference.chosen)
+    by = [STUDENT] if preference.rejected_by != STUDENT else []
+    return by + [name for name, texts in ballot.teachers.items() if wanted in map(ballot.class_of, texts)]
+
+
 def merged(canonical: Mapping[str, str | None], outcomes: Mapping[str, str]) -> dict[str, str | None]:
     """Classes of texts: by outcome where one is known for the canonical form, else by the canonical form itself."""
     return {text: None if form is None else outcomes.get(form, form) for text, form in canonical.items()}

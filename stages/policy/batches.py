@@ -87,23 +87,23 @@ class Batches:
 
         What may have been billed counts as its upper bound. Latency is not known, and 0.
         """
-        response = (line or {}).get("response")
-        if not response:
-            message = ((line or {}).get("error") or {}).get("message") or "it ended before this one's turn"
-            said = f"the batch has no answer: {message}"
-            return Sample(error_type="server", error=said)
         try:
-            body = store.encode(response.get("body"))
-            if response.get("status_code") != 200:
-                raise answers.classified(Response(response.get("status_code"), {}, body), self._config, None)
-            return answers.read(body, self._config, bound, latency_s=0.0, attempts=1)
-        except Rejected as error:
+            status, body = _answered(line or {})
+            if status != 200:
+                failed: Exception = answers.classified(Response(status, {}, body), self._config, None)
+            else:
+                return answers.read(body, self._config, bound, latency_s=0.0, attempts=1)
+        except (Rejected, Retryable, ComposerError) as error:
+            failed = error
+        return self._failed(failed, bound)
+
+    def _failed(self, error: Exception, bound: tuple[int, int]) -> Sample:
+        if isinstance(error, Rejected):
             return Sample(error_type=error.kind, error=str(error), **error.told)
-        except Retryable as error:
+        if isinstance(error, Retryable):
             billed = self._config.cost(*bound) if error.billed_usd is None else error.billed_usd
             return Sample(error_type=error.kind, error=str(error), cost_usd=billed)
-        except ComposerError as error:
-            return Sample(error_type="server", error=str(error))
+        return Sample(error_type="server", error=str(error))
 
     def _not_taken(self, why: str) -> UsageError:
         return UsageError(
@@ -133,6 +133,15 @@ def at_batch_price(config: PolicyConfig, share: float) -> PolicyConfig:
     names = ("usd_per_mtok_in", "usd_per_mtok_cached_in", "usd_per_mtok_out")
     prices = {name: price * share for name in names if (price := getattr(config, name)) is not None}
     return config.model_copy(update=prices)
+
+
+def _answered(line: dict[str, Any]) -> tuple[int, bytes]:
+    """Status and body in a line of a batch's files; `Retryable` where it has none."""
+    response = line.get("response")
+    if not response:
+        message = (line.get("error") or {}).get("message") or "it ended before this one's turn"
+        raise Retryable("server", f"the batch has no answer: {message}")
+    return int(response["status_code"]), store.encode(response["body"])
 
 
 def _line(name: str, request: dict[str, Any]) -> bytes:

@@ -178,7 +178,7 @@ tokens, else "bound": at most so many. `cost_usd` is null where no price is know
 
 PAIR = Kind(
     "pair",
-    2,
+    3,
     {
         "pair_id": TEXT,
         "rule": TEXT,
@@ -196,8 +196,15 @@ PAIR = Kind(
         "votes_rejected": FLOAT,
         "num_teachers": INT,
         "compared_by": TEXT,
+        "chosen_by": TEXTS,  # since version 3, as are those below
+        "served_models": TEXTS,
+        "cost_usd": FLOAT,
     },
 )
+"""One preference in one state. `chosen_by` are the teachers that did what was chosen, and the student where it did;
+`served_models` what the servers of these teachers said they answered with, else the models that were asked for.
+`cost_usd` is what all answers in the state cost, shared among its pairs; null where that is not known. All three are
+null for pairs of imported groups."""
 
 ORIGIN = Kind(
     "origin",

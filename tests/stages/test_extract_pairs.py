@@ -178,3 +178,14 @@ def test_a_kept_pair_has_a_price(tmp_path: Path) -> None:
         summary["usd_per_pair"]["right-0"] == summary["usd_per_pair"]["all"] and summary["usd_per_pair"]["wrong-2"] == 0
     )
     assert "USD a kept pair" in (run.path / "report.txt").read_text()
+    assert sum(row["cost_usd"] for row in run.rows(PAIR)) <= spent
+    for row in run.rows(PAIR):
+        assert row["chosen_by"] == ["right-0", "spelled-1"] and row["rejected_by"] == "student"
+        assert row["served_models"] == ["right", "spelled"] and row["cost_usd"] == pytest.approx(0.5)
+
+
+def test_a_pair_for_the_student_names_who_agreed(tmp_path: Path, url: str) -> None:
+    run = extracted(tmp_path, url, "right", ["right", "spelled", "wrong"])
+    rows = run.rows(PAIR)
+    assert rows and all(row["chosen_by"] == ["student", "right-0", "spelled-1"] for row in rows)
+    assert {row["rejected_by"] for row in rows} == {"wrong-2"} and {row["cost_usd"] for row in rows} == {None}
