@@ -7,13 +7,11 @@ from threading import Event
 from typing import Any
 
 from stages.policy import Policy, Sample, background
-from stages.policy.endpoint import EndpointPolicy
 from stages.policy.scheduler import Chain, follow
 from stages.runs.artifact import Interrupted, Out
 from stages.runs.plan import work_through
 from stages.runs.records import Row
 from stages.runs.together import Together
-from stages.teachers.batched import ask_batched
 from stages.teachers.questions import Asked, Question
 
 FINAL = (None, "rejected", "context", "no_text")
@@ -69,8 +67,10 @@ async def _ask_servers(asked: Asked, policies: Policies, out: Out, halted: Event
             raise Interrupted
 
     if batch:
-        servers = [(asked.get(name), policy) for name, policy in policies.items() if isinstance(policy, EndpointPolicy)]
-        waiting = [(questions, policy) for questions, policy in servers if questions]
+        from stages.teachers.batched import ask_batched  # openai, which is slow to import
+
+        servers: dict[str, Any] = {name: policies[name] for name, questions in asked.items() if questions}
+        waiting = [(asked[name], policy) for name, policy in servers.items()]
         await background.together(ask_batched(questions, policy, out, check, _unit) for questions, policy in waiting)
         return
     chains = [chain for name, questions in missing.items() for chain in _chains(policies[name], questions)]
