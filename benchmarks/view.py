@@ -35,7 +35,7 @@ def pages(run: str, rollout_id: str) -> dict[str, str]:
         "runs": "",
         "first page of rollouts": f"run/{run}",
         "hacked ones": f"run/{run}?hacked=on",
-        "a text in one in every four": f"run/{run}?text=copy-{copy}",
+        "a text": f"run/{run}?text=copy-{copy}",
         "by reward": f"run/{run}?order=reward",
         "a rollout": rollout_path(run, rollout_id),
     }

@@ -1,7 +1,9 @@
 """The command line: it knows terminals and no science. Commands read words, ask `stages` to work, show results.
 
+api.py           - the stages as Python functions
 app.py           - the program: one command a stage, and the commands about runs
 chain.py         - runs a preset
+complete.py      - what a shell offers after Tab
 console.py       - what people see on stderr while work goes on
 errors.py        - how a command ends: a sentence and an exit code
 launch.py        - one stage from words to result

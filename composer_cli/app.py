@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from composer_cli import options
+from composer_cli import complete, options
 from composer_cli.errors import USAGE, as_sentences, say, tell_json
 from composer_cli.stage_command import StageCommand, make
 from composer_cli.version import about as about_version
@@ -16,9 +16,8 @@ app = typer.Typer(
     name="composer",
     help="Post-train coding agents, one stage at a time. Every stage reads and writes runs that last.",
     rich_markup_mode=None,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 1000},
 )
 
 
@@ -100,7 +99,7 @@ def status(
     if json:
         print_json({"runs": found})
     elif found:
-        print_text(about.table(found))
+        print_text(about.table(found), about.COLOURS)
     else:
         say(f"There are no runs in {artifacts} yet. `composer run --preset demo` makes some.")
 
@@ -108,7 +107,12 @@ def status(
 @app.command()
 @as_sentences
 def show(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name in `composer status`.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run's folder, or its name in `composer status`.", autocompletion=complete.runs
+        ),
+    ],
     rollout: Annotated[str | None, typer.Option("--rollout", metavar="ID", help="Only this rollout.")] = None,
     number: Annotated[int, typer.Option("-n", metavar="K", min=0, help="How many rollouts or rows.")] = 1,
     follow: Annotated[bool, typer.Option("--follow", help="Watch its episodes until it ends.")] = False,
@@ -164,7 +168,8 @@ def query(
 @as_sentences
 def report(
     run: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Runs to report on, with all before.")
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Runs to report on, with all before.", autocompletion=complete.runs),
     ] = None,
     json: options.Json = False,
     verbose: options.Verbose = False,

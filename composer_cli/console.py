@@ -1,12 +1,14 @@
 """What people see on stderr while work goes on: bars on a terminal, elsewhere one line every 30 seconds."""
 
+import os
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
 import orjson
 
@@ -226,9 +228,22 @@ def print_json(value: Any) -> None:
     print(visible_json(orjson.dumps(value, default=str).decode()))
 
 
-def print_text(text: str) -> None:
-    """A result for people on stdout; nothing in it steers their terminal."""
-    print(visible(text))
+def print_text(text: str, colours: Mapping[str, int] | None = None) -> None:
+    """A result for people on stdout; nothing in it steers their terminal.
+
+    colours: words that get a colour of their own, by its number in a terminal, where colours are wanted.
+    """
+    shown = visible(text)
+    if colours and wants_colour(sys.stdout):
+        shown = re.sub(rf"\b({'|'.join(colours)})\b", lambda m: f"\x1b[{colours[m[0]]}m{m[0]}\x1b[0m", shown)
+    print(shown)
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """NO_COLOR forbids it, FORCE_COLOR asks for it, each where it is not empty; else a terminal wants it."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def duration(seconds: float) -> str:

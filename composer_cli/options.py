@@ -5,10 +5,15 @@ from typing import Annotated
 
 import typer
 
+from composer_cli import complete
+
 From = Annotated[
     list[str] | None,
     typer.Option(
-        "--from", metavar="RUN", help="A run to read: its folder, or its name in `composer status`. Repeatable."
+        "--from",
+        metavar="RUN",
+        help="A run to read: its folder, or its name in `composer status`. Repeatable.",
+        autocompletion=complete.runs,
     ),
 ]
 ConfigFiles = Annotated[
@@ -16,14 +21,29 @@ ConfigFiles = Annotated[
     typer.Option("--config", "-c", metavar="FILE", help="Settings from a TOML file. Repeatable: later files win."),
 ]
 Preset = Annotated[
-    str | None, typer.Option("--preset", metavar="NAME", help="A shipped preset, or a TOML file of one's own.")
+    str | None,
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help="A shipped preset, or a TOML file of one's own.",
+        autocompletion=complete.presets,
+    ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="One setting, its value as in TOML. Wins over files."),
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="One setting, its value as in TOML. Wins over files.",
+        autocompletion=complete.settings,
+    ),
 ]
 Words = Annotated[list[str] | None, typer.Argument(hidden=True)]
-Env = Annotated[str | None, typer.Option("--env", metavar="NAME", help="Short for --set env.name=NAME.")]
+Env = Annotated[
+    str | None,
+    typer.Option("--env", metavar="NAME", help="Short for --set env.name=NAME.", autocompletion=complete.environments),
+]
 Policy = Annotated[str | None, typer.Option("--policy", metavar="MODEL", help="Short for --set policy.model=MODEL.")]
 PolicyOfAll = Annotated[
     str | None, typer.Option("--policy", metavar="MODEL", help="The model that every entry of the chain starts from.")

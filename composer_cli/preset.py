@@ -13,6 +13,8 @@ from stages.runs.config import Settings, StageConfig
 from stages.runs.runner import module
 
 SHIPPED = Path(__file__).parent / "presets"
+EXAMPLES = Path(__file__).parent / "examples"
+"""The repository's folder of that name; an installed Composer holds a copy, for use from any folder."""
 
 
 class Entry(Settings):
@@ -60,16 +62,34 @@ def load(wanted: str | None) -> Preset:
     """A shipped preset by name or one's own by path; `UsageError` says what is wrong with it."""
     if wanted is None:
         raise UsageError(f"Which preset? Give --preset NAME. There are: {', '.join(names())}; or give a TOML file.")
-    path = SHIPPED / f"{wanted}.toml" if wanted in names() else Path(wanted)
+    path = SHIPPED / f"{wanted}.toml" if wanted in names() else _example(Path(wanted))
     if path.suffix != ".toml":
         raise UsageError(f"There is no preset {wanted!r}. There are: {', '.join(names())}; or give a TOML file.")
     try:
-        preset = Preset.model_validate(settings.read_file(path))
+        preset = Preset.model_validate(_here(settings.read_file(path), path))
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{path} is no preset: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
     _check_names(path, preset.stage)
     return preset
+
+
+def _example(path: Path) -> Path:
+    """`examples/NAME.toml` is the one that came with Composer, where the current folder has none of that name."""
+    shipped = EXAMPLES / path.name
+    return shipped if not path.exists() and path.parent == Path("examples") and shipped.exists() else path
+
+
+def _here(value: Any, path: Path) -> Any:
+    """Settings of a shipped example, with the files that lie beside it by their full paths."""
+    if path.parent != EXAMPLES:
+        return value
+    if isinstance(value, dict):
+        return {name: value if name in ("about", "next") else _here(value, path) for name, value in value.items()}
+    if isinstance(value, list):
+        return [_here(one, path) for one in value]
+    before, found, name = value.rpartition("examples/") if isinstance(value, str) else ("", "", "")
+    return f"{before}{EXAMPLES / name}" if found and (EXAMPLES / name).is_file() else value
 
 
 def _check_names(path: Path, entries: Sequence[Entry]) -> None:

@@ -38,6 +38,10 @@ class StageCommand(TyperCommand):
         }
         return [p for p in params if not absent.get(p.name)]
 
+    def settings_keys(self) -> list[str]:
+        """The keys of the stage's settings, for completion."""
+        return [name for name, _ in self._settings()]
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words by their meaning."""
         return ["[OPTIONS]", *STAGES[self._stage()].usage.split()]

@@ -1,6 +1,7 @@
 """`composer report`: one HTML file about a chain of runs that needs nothing beside it, and its JSON twin.
 
 lineage.py - which runs belong together
+compared.py - what was compared: model, environment, arms, command
 facts.py - what there is to say about them, JSON-able: the twin
 probe.py - what the gradient probe found, its figures
 examples.py - the transcripts worth reading

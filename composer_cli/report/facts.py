@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from composer_cli.report import probe
+from composer_cli.report import compared, probe
 from composer_cli.report.examples import examples
 from composer_cli.show import runs
 from stages.runs.artifact import Run
@@ -35,6 +35,7 @@ def gather(chain: Sequence[Run]) -> Facts:
     last = chain[-1]
     return {
         "name": f"{last.manifest.stage}-{last.path.name}",
+        "compared": compared.compared(chain),
         "evaluations": [evaluation(run) for run in by_stage.get("evaluate", [])],
         "trainings": [training(run) for run in by_stage.get("train", [])],
         "collections": [collection(run) for run in by_stage.get("collect", [])],
@@ -109,7 +110,12 @@ def replay(run: Run) -> Facts:
 
 def extraction(run: Run) -> Facts:
     """Pairs kept by rule, and steps without a pair by reason."""
-    return {"run": runs.name(run.path), "steps": run.manifest.counts.get("planned"), **run.manifest.summary}
+    return {
+        "run": runs.name(run.path),
+        "steps": run.manifest.counts.get("planned"),
+        **run.manifest.summary,
+        "examples": compared.pairs(run),
+    }
 
 
 def facts(run: Run) -> Facts:

@@ -13,6 +13,16 @@ from stages.runs import folders, manifest
 from stages.runs.manifest import InputRef, Manifest
 from stages.runs.runner import module
 
+RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
+COLOURS = {
+    "complete": GREEN,
+    "running": BLUE,
+    "incomplete": YELLOW,
+    "interrupted": YELLOW,
+    "failed": RED,
+    "unreadable": RED,
+}
+
 
 @dataclass(frozen=True)
 class Line:

@@ -12,6 +12,7 @@ preflight.py - what a run would stumble over, found without one
 probe_records.py - the record kinds of the probe
 records.py  - the record kinds of the pipeline, and all by name
 runner.py   - carries out one stage
+scan.py     - a table of a run as Arrow, DuckDB, pandas
 search.py   - rollouts of a run by what is in them, a page at a time
 signals.py  - Ctrl-C and SIGTERM let a stage finish what is under way
 so_far.py   - mean reward and money of a run under way

@@ -15,6 +15,7 @@ from stages.runs import ledger, manifest, store
 from stages.runs.kinds import Kind
 from stages.runs.ledger import Budget as Budget
 from stages.runs.records import CHECKPOINT, KINDS, Row
+from stages.runs.scan import Scan
 from stages.runs.so_far import SoFar
 
 Listener = Callable[[str, int, int], None]
@@ -56,6 +57,17 @@ class Run:
     def rows(self, kind: Kind) -> list[Row]:
         """All rows of the output of this kind; `BadInput` when it is absent, damaged or newer."""
         return store.read_table(self.path / f"{self._name(kind)}.parquet", kind)
+
+    def scan(self, name: str) -> Scan:
+        """A table by the name of its file or of its kind (`rollouts`, `rollout`), for Arrow, DuckDB or pandas.
+
+        Raises `BadInput` where the run has none of that name.
+        """
+        for output, out in self.manifest.outputs.items():
+            if name in (output, out["kind"].partition("/")[0]) and out["file"].endswith(".parquet"):
+                return Scan(self.path / out["file"])
+        held = ", ".join(name for name, out in self.manifest.outputs.items() if out["file"].endswith(".parquet"))
+        raise BadInput(f"{self.path} has no table {name!r}; it has {held or 'none'}.")
 
     def folder(self, kind: Kind = CHECKPOINT) -> Path:
         """The folder output of this kind (a checkpoint)."""

@@ -64,10 +64,15 @@ def page(run: Run, wanted: Wanted, offset: int = 0, size: int = 50) -> Page:
         if name is None:
             return Page(0, 0, [])
         where, values = _conditions(wanted, name)
-        listed = f"SELECT * FROM ({LISTED[name]}) WHERE {where}"
-        ((total,),) = connection.execute(f"SELECT count(*) FROM ({listed})", values).fetchall()
+        listed = f"(SELECT * FROM ({LISTED[name]}) WHERE {where})"
+        if wanted.text:  # looked for once, as that is most of the work
+            connection.execute(f"CREATE TEMP TABLE fitting AS FROM {listed}", values)
+            listed, values = "fitting", []
+        ((total,),) = connection.execute(f"SELECT count(*) FROM {listed}", values).fetchall()
         order = ORDERS.get(wanted.order, ORDERS[""])
-        rows = _rows(connection, f"{listed} ORDER BY {order} LIMIT {int(size)} OFFSET {int(offset)}", values)
+        rows = _rows(
+            connection, f"SELECT * FROM {listed} ORDER BY {order} LIMIT {int(size)} OFFSET {int(offset)}", values
+        )
     return Page(total, offset, rows)
 
 

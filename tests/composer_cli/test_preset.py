@@ -89,3 +89,14 @@ def test_an_unknown_preset_entry_or_key_names_what_there_is():
 def test_neighbours_with_the_same_word_are_one_group():
     groups = [[entry.title for entry in group] for group in presets.load("demo").groups()]
     assert ["A", "B", "C"] in groups and ["collect"] in groups
+
+
+def test_a_shipped_example_is_found_from_any_folder_with_its_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = presets.load("examples/gsm8k.toml")
+    rows = Path(found.stage[0].config["env"]["options"]["path"])
+    assert rows.is_absolute() and rows.is_file()
+    assert found.stage[0].config["policy"]["model"] == f"gsm8k:{rows}"
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "gsm8k.toml").write_text('[[stage]]\nstage = "collect"\n')
+    assert presets.load("examples/gsm8k.toml").stage[0].stage == "collect"

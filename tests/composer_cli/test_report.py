@@ -1,5 +1,7 @@
 import base64
+import html
 import json
+import shlex
 import shutil
 from dataclasses import asdict
 from html.parser import HTMLParser
@@ -223,3 +225,27 @@ def test_marks_cover_the_values_and_are_few(low, span):
 )
 def test_an_arm_keeps_its_colour(names, expected):
     assert charts.colours(names) == expected
+
+
+def test_the_first_screen_says_what_was_compared_and_its_command_asks_for_the_same_work(composer, made, tmp_path):
+    shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
+    for stage in ("extract-pairs", "collect"):
+        path = Path(composer("report", stage).stdout.strip())
+        about = json.loads(path.with_suffix(".json").read_text())
+        assert about["compared"]["date"] == about["runs"][-1]["began"][:10]
+        page = path.read_text()
+        assert html.escape(about["compared"]["command"]) in page
+        words = shlex.split(about["compared"]["command"])
+        assert words[:2] == ["composer", stage]
+        if stage == "collect":
+            again = composer(*words[1:])
+            assert again.returncode == 0 and "up to date" in again.stderr, again.stderr
+    assert about["compared"]["model"] == "scripted" and about["compared"]["environment"] == "kata, train tasks"
+
+
+def test_pairs_are_shown_as_examples(composer, made, tmp_path):
+    shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
+    path = Path(composer("report", "extract-pairs").stdout.strip())
+    pair = json.loads(path.with_suffix(".json").read_text())["extractions"][0]["examples"][0]
+    page = path.read_text()
+    assert html.escape(pair["chosen"]).replace("&#x27;", "&#39;") in page and pair["chosen"] != pair["rejected"]

@@ -1,0 +1,58 @@
+"""What a shell offers after Tab: runs, settings, presets, environments (`composer --install-completion`)."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The names of runs, and the stages whose latest run a name stands for."""
+    from composer_cli.show import runs
+
+    root = Path(ctx.params.get("artifacts") or os.environ.get("COMPOSER_ARTIFACTS") or "artifacts")
+    names = [runs.name(path) for path in runs.folders(root)]
+    return _beginning(incomplete, [*dict.fromkeys(name.partition("/")[0] for name in names), *names])
+
+
+def settings(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The keys of the command's settings, each with its sign of equality; of a preset, those of its entries."""
+    return _beginning(incomplete, [f"{key}=" for key in _keys(ctx)])
+
+
+def _keys(ctx: typer.Context) -> Iterator[str]:
+    from composer_cli import preset
+    from composer_cli.settings import known
+    from stages.errors import ComposerError
+    from stages.runs.runner import module
+
+    command: Any = ctx.command
+    if hasattr(command, "settings_keys"):
+        yield from command.settings_keys()
+    elif wanted := ctx.params.get("preset"):
+        try:
+            entries = preset.load(wanted).stage
+        except ComposerError:
+            return
+        for entry in entries:
+            yield from (f"{entry.title}.{key}" for key, _ in known(module(entry.stage).Config))
+
+
+def presets(incomplete: str) -> list[str]:
+    """The shipped presets."""
+    from composer_cli import preset
+
+    return _beginning(incomplete, preset.names())
+
+
+def environments(incomplete: str) -> list[str]:
+    """The registered environments."""
+    from stages import envs
+
+    return _beginning(incomplete, sorted(envs.ENVIRONMENTS))
+
+
+def _beginning(incomplete: str, words: list[str]) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]

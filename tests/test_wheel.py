@@ -1,0 +1,67 @@
+"""A wheel is whole: built, installed into an environment of its own, and used from another folder."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "source"
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    for name in filter(None, map(os.fsdecode, tracked)):  # setuptools leaves a build folder beside what it builds
+        if name.startswith(("stages/", "composer_cli/", "examples/")) or "/" not in name:
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / name).is_symlink():
+                (copy / name).symlink_to(os.readlink(ROOT / name))
+            elif (ROOT / name).exists():
+                (copy / name).write_bytes((ROOT / name).read_bytes())
+    words = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(copy)]
+    subprocess.run([sys.executable, *words], check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel alone; what it depends on is found where it lies for these tests."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    words = ["-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([sys.executable, *words], check=True, capture_output=True)
+    own = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    (own / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return folder / "bin" / "composer"
+
+
+def say(program: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COMPOSER_ARTIFACTS")}
+    return subprocess.run([program, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=280)
+
+
+def test_the_wheel_holds_presets_examples_and_pages(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder, pattern in (("presets", "*.toml"), ("examples", "*"), ("view/pages", "*"), ("view/static", "*")):
+        files = [path for path in (ROOT / "composer_cli" / folder).glob(pattern) if path.is_file()]
+        assert files and {f"composer_cli/{folder}/{path.name}" for path in files} <= names, folder
+    assert not any(name.startswith(("tests/", "benchmarks/")) for name in names)
+
+
+def test_it_is_used_from_any_folder(installed: Path, tmp_path: Path) -> None:
+    version = say(installed, tmp_path, "--version")
+    assert version.returncode == 0 and str(installed.parent.parent) in version.stdout
+    for preset in ("demo", "examples/gsm8k.toml"):
+        done = say(installed, tmp_path, "run", "--preset", preset, "--dry-run")
+        assert done.returncode == 0 and "checked: " in done.stdout, (preset, done.stderr)
+    assert list(tmp_path.iterdir()) == []
