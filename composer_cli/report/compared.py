@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from composer_cli.settings import known
+from composer_cli.settings import assignment, known, nested
 from composer_cli.show import runs
 from stages import STAGES, typed
 from stages.runs.artifact import Run
@@ -49,7 +49,7 @@ def command(run: Run) -> str:
     if stage not in STAGES:
         return ""
     reads = [f"--from {runs.name(Path(ref.path))}" for refs in run.manifest.inputs.values() for ref in refs]
-    changed = [f"-s {shlex.quote(f'{key}={_toml(value)}')}" for key, value in _changed(run).items()]
+    changed = [f"-s {_said(key, value)}" for key, value in _changed(run).items()]
     return " ".join([typed(stage), *dict.fromkeys(reads), *changed])
 
 
@@ -86,7 +86,14 @@ def _toml(value: Any) -> str:
         return f"{{ {', '.join(inside)} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
-    return value if isinstance(value, str) and value.isidentifier() else orjson.dumps(value).decode()
+    return orjson.dumps(value).decode()
+
+
+def _said(key: str, value: Any) -> str:
+    """`KEY=VALUE`, a text without quotation marks where it is read as that text."""
+    bare = f"{key}={value}"
+    is_read = isinstance(value, str) and value.strip() and assignment(bare) == nested(key, value)
+    return shlex.quote(bare if is_read else f"{key}={_toml(value)}")
 
 
 def pairs(run: Run) -> list[Facts]:

@@ -49,7 +49,7 @@ def test_help_is_as_wide_as_the_terminal(tmp_path: Path) -> None:
         shown = subprocess.run(command("collect", "--help"), capture_output=True, text=True, env=env).stdout
         widest.append(max(map(len, shown.splitlines())))
         assert widest[-1] <= width
-    assert 50 < widest[0] and 90 < widest[1] and 120 < widest[2]
+    assert widest[0] > 50 and widest[1] > 90 and widest[2] > 120
 
 
 @pytest.mark.parametrize(
