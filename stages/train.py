@@ -264,7 +264,6 @@ def _trainer(
         num_steps=size.steps,
         taid=config.taid,
         eopd=config.eopd,
-        start=policy.model,
     )
     rollouts = Rollouts(
         make,

@@ -12,6 +12,7 @@ jsd.py - generalised JSD (OPSD with token_clip and top-k; GKD; GOLD), and its sa
 hidden.py - losses from hidden states and output heads, and the same divergence in that form
 iw_opd.py - IW-OPD: top-k supports with a tail, sparse top-1, importance-weighted sampled tokens
 sdpo.py - self-distillation on all, top-k or sampled entries, with the importance clip
+sdpo_hidden.py - the same from hidden states and output heads
 teachers.py - moving-average and trust-region teachers
 taid.py - TAID's loss and its adaptive schedule
 distillation_baselines.py - what TAID is compared with: forward, reverse, JS, skewed, total variation, adaptive

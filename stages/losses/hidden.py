@@ -1,6 +1,6 @@
 """Losses taken from hidden states and output heads: neither model's logits exist beyond one chunk of tokens.
 
-`logits_sum` is what the channels TAID and EOPD are computed by; `hidden_divergence` serves the parity check and
+`logits_sum` is what the channels SDPO, TAID and EOPD are computed by; `hidden_divergence` serves the parity check and
 `benchmarks/losses.py` only.
 """
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from stages.errors import UsageError
 from stages.losses.chunked import DEFAULT_CHUNK_TOKENS, token_sum
 from stages.losses.divergence import elementwise_divergence, renormalised, widened, with_tail
-from stages.losses.shapes import Distribution, Logits, PerPosition, RowTable, Scalar, TokenMask, TokenValues
+from stages.losses.shapes import Distribution, Logits, PerPosition, RowTable, Scalar, TokenMask, TokenValues, Values
 
 LARGEST_LOG_RATIO = 20.0
 
@@ -37,7 +37,7 @@ def sampled_token_loss(student: TokenValues, teacher: TokenValues, *, alpha: flo
     return (student - teacher).detach() * student
 
 
-def importance_weights(student: TokenValues, old: TokenValues, clip: float) -> TokenValues:
+def importance_weights(student: Values, old: Values, clip: float) -> Values:
     """min(exp(clamp(sg[lS - l_old], -20, 20)), clip) on the sampled token: an upper clip only, and no gradient."""
     return (student - old).detach().clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp().clamp(max=clip)
 

@@ -45,6 +45,12 @@ class Supervision(TrainerCallback):
         self._out, self._channels, self._folder, self._ranks = out, channels, folder, ranks or Ranks()
         self._written_at = float("-inf")
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The model is whole, and loaded where training resumes."""
+        self._channels.begin(kwargs["model"])
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Runs after everything else of a checkpoint has been written."""
         self._ranks.gather(None)  # each process has written its part of the checkpoint

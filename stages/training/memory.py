@@ -8,9 +8,11 @@ are not counted.
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from stages.errors import UsageError
+from stages.runs import store
 from stages.training.model_shape import ModelShape
 from stages.training.settings import Adapter, Optimisation
 
@@ -99,14 +101,39 @@ def needed(shape: ModelShape, training: Training) -> Needed:
     return Needed(weights, 4 * trained, 8 * trained, max(learning, sampling))
 
 
-def available(device: str) -> int:
-    """Bytes: what is free on the GPU, or for training on the CPU this process' share of the machine's memory."""
+def available(device: str, root: Path = Path("/")) -> int:
+    """Bytes: what is free on the GPU, or for training on the CPU this process' share of all that limits allow."""
     import torch
 
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[0]
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes that torchrun started on this machine
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // here
+    return min([machine, *cgroup_limits(root)]) // here
+
+
+def cgroup_limits(root: Path = Path("/")) -> list[int]:
+    """Bytes that control groups of this process and those above it allow: containers, Slurm's and systemd's jobs.
+
+    root: where proc and sys lie. Version 2 keeps a limit in memory.max ("max" for none) below /sys/fs/cgroup, version 1
+    in memory.limit_in_bytes below /sys/fs/cgroup/memory, a number beyond all memory for none. Source: Linux
+    Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+    """
+    limits = []
+    for line in (store.read_bytes(root / "proc/self/cgroup") or b"").decode().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            mount, name = root / "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            mount, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        inside = Path(path.lstrip("/"))
+        # In a container the path may be the host's; its own group is then what is mounted.
+        for place in (inside, *inside.parents):
+            said = (store.read_bytes(mount / place / name) or b"").decode().strip()
+            limits += [int(said)] if said.isdigit() else []
+    return limits
 
 
 def check(shape: ModelShape, training: Training, room: int) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stages.errors import UsageError
 from stages.losses.hidden import Predictors
+from stages.losses.sdpo_hidden import SelfTaught
 from stages.training.pair_source import PairSource
 from stages.training.rows import HintedTurn
 from stages.training.self_teacher import SelfTeacher
@@ -40,6 +41,11 @@ class _ScoredRows:
         self._rows, self._whole, self._model, self._scored, self._frozen = rows, whole, model, scored, frozen
         self.step = step
         self.training: bool = model.training
+
+    @property
+    def student(self) -> Predictors:
+        """Hidden states of all completion tokens, with gradient, and the head behind them."""
+        return Predictors(self._scored.hidden, head(self._model))
 
     @cached_property
     def student_logits(self) -> Float[Tensor, "1 N V"]:
@@ -92,30 +98,30 @@ class HintedRows(_ScoredRows):
         return sum(sum(turn.mask) for turn in self._whole)
 
     @property
-    def mean_weights(self) -> Float[Tensor, "1 N"]:
+    def mean_weights(self) -> Float[Tensor, " N"]:
         """1 / tokens for every token that counts: a sum under these weights is this part's share of the step's mean."""
-        mask = torch.tensor([x for turn in self.turns for x in turn.mask], device=self._scored.targets.device)[None]
+        mask = torch.tensor([x for turn in self.turns for x in turn.mask], device=self._scored.targets.device)
         return mask * (1.0 / self.tokens)
 
     @property
-    def sampled_logps(self) -> Float[Tensor, "1 N"]:
+    def sampled_logps(self) -> Float[Tensor, " N"]:
         """Log-probs (nats) that the tokens were sampled with; `UsageError` where the policy gave none."""
         if any(turn.logprobs is None for turn in self.turns):
             raise UsageError(
                 "hints.importance_clip needs the log-probs of sampling, and the policy gave none for a hinted turn. "
                 "Leave importance_clip out."
             )
-        return torch.tensor([x for t in self.turns for x in t.logprobs or ()], device=self._scored.targets.device)[None]
+        return torch.tensor([x for t in self.turns for x in t.logprobs or ()], device=self._scored.targets.device)
 
-    def student_logps(self, temperature: float) -> Float[Tensor, "1 N"]:
+    def student_logps(self, temperature: float) -> Float[Tensor, " N"]:
         """Log-probs (nats) of the tokens under the student, without gradient."""
         with torch.no_grad():
-            return token_log_probs(self._model, self._scored, temperature)[None]
+            return token_log_probs(self._model, self._scored, temperature)
 
     @cached_property
-    def teacher_logits(self) -> Float[Tensor, "1 N V"]:
-        """Of the same tokens behind the hint, without gradient."""
-        return self._frozen.itself.logits(self._model, [turn.hinted for turn in self.turns])[None]
+    def taught(self) -> SelfTaught:
+        """What predicts the same tokens behind the hint, without gradient."""
+        return self._frozen.itself.predictors(self._model, [turn.hinted for turn in self.turns])
 
 
 class EpisodeRows(_ScoredRows):
@@ -141,11 +147,6 @@ class EpisodeRows(_ScoredRows):
     def sampled_logps(self) -> Float[Tensor, "1 N"]:
         """Log-probs (nats) that the tokens were sampled with, 0 between actions."""
         return torch.tensor([x for e in self._rows for x in e.logprobs], device=self._scored.targets.device)[None]
-
-    @property
-    def student(self) -> Predictors:
-        """Hidden states of all tokens, with gradient, and the head behind them."""
-        return Predictors(self._scored.hidden, head(self._model))
 
     @cached_property
     def teacher(self) -> Predictors:

@@ -19,10 +19,7 @@ from stages.training.weights import ChannelWeights
 
 
 class Channels:
-    """The channels that have a weight. `source` is needed by channels on pairs, `teacher` by those that need one.
-
-    start: the model that training starts from, of which sdpo keeps a copy where `hints.teacher` asks for one.
-    """
+    """The channels that have a weight. `source` is needed by channels on pairs, `teacher` by those that need one."""
 
     def __init__(
         self,
@@ -36,12 +33,11 @@ class Channels:
         num_steps: int,
         taid: Taid = Taid(),  # noqa: B008 (frozen)
         eopd: Eopd = Eopd(),  # noqa: B008 (frozen)
-        start: Any | None = None,
     ) -> None:
         settings = ChannelSettings(pairs, hints, temperature, num_steps, taid, eopd)
         self.weights = weights.active()
         self._active = {name: CHANNELS[name](settings) for name in self.weights}
-        self._frozen = Frozen(teacher, source, SelfTeacher(hints, start) if "sdpo" in self.weights else SelfTeacher())
+        self._frozen = Frozen(teacher, source, SelfTeacher(hints) if "sdpo" in self.weights else SelfTeacher())
         used = {channel.row_source for channel in self._active.values()}
         self.row_sources = [row_source for row_source in SCORED_ROWS if row_source in used]
         """The sources whose rows some channel uses."""
@@ -73,6 +69,10 @@ class Channels:
         """Tell every channel the loss of a whole step of training."""
         for name, channel in losses.items():
             self._active[name].end_step(channel.loss, step)
+
+    def begin(self, model: Any) -> None:
+        """Called before the first step of this process, with the student as it is trained, its adapter included."""
+        self._frozen.itself.begin(model)
 
     def after_step(self, model: Any) -> None:
         """Called between two steps, with the student as the optimiser left it."""

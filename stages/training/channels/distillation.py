@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Sdpo(Channel["HintedRows"]):
     """Self-distillation: mean divergence (nats) over the tokens of faulty turns.
 
-    Kernel and source: stages/losses/sdpo.py.
+    Kernel: stages/losses/sdpo_hidden.py; source: stages/losses/sdpo.py.
     """
 
     name = "sdpo"
@@ -25,15 +25,16 @@ class Sdpo(Channel["HintedRows"]):
 
     def loss(self, rows: "HintedRows") -> ChannelLoss:
         """Metrics: number of hinted turns, largest divergence of a token (nats)."""
-        from stages.losses.sdpo import importance_weights, self_distillation_loss
+        from stages.losses.sdpo import importance_weights
+        from stages.losses.sdpo_hidden import sdpo_from_hidden
 
         hints, weights = self.settings.hints, rows.mean_weights
         if hints.importance_clip is not None:
             logps = rows.student_logps(self.settings.temperature)
             weights = weights * importance_weights(logps, rows.sampled_logps, hints.importance_clip)
-        loss, per_token = self_distillation_loss(
-            rows.student_logits,
-            rows.teacher_logits,
+        loss, per_token = sdpo_from_hidden(
+            rows.student,
+            rows.taught,
             weights,
             alpha=hints.alpha,
             top_k=hints.top_k,

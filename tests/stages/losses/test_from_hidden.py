@@ -1,5 +1,6 @@
-"""TAID and EOPD from hidden states: the numbers of the kernels on logits, for own tokens only, in little memory."""
+"""TAID, EOPD and SDPO from hidden states: the kernels' numbers, for own tokens only, in little memory."""
 
+import json
 import weakref
 from typing import Any
 
@@ -11,7 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stages.losses.eopd import EopdOptions, eopd_loss, soft_targets
 from stages.losses.eopd_hidden import eopd_from_hidden
 from stages.losses.hidden import Head, Predictors, logits_sum
+from stages.losses.parity.case import load_case
+from stages.losses.parity.check import GOLDEN
+from stages.losses.reduction import aggregation_weights
+from stages.losses.sdpo import self_distillation_loss
+from stages.losses.sdpo_hidden import SelfTaught, sdpo_from_hidden
 from stages.losses.taid import taid_from_hidden, taid_loss
+from stages.losses.teachers import trust_region_logits
 from tests.stages.losses.samples import gradient, logits
 
 TOKENS, VOCABULARY, WIDTH = 9, 23, 6
@@ -70,6 +77,76 @@ def test_eopd_is_the_kernel_on_logits(chunk_tokens: int | None) -> None:
         assert value == pytest.approx(float(metrics[f"actor/{name}"]), rel=1e-6, abs=1e-7), name
 
 
+@pytest.mark.parametrize("chunk_tokens", [None, 1, 4])
+@pytest.mark.parametrize(
+    ("alpha", "top_k", "tail"), [(0.0, None, True), (0.5, 5, True), (1.0, 5, False), (0.3, 99, True)]
+)
+@pytest.mark.parametrize("share", [None, 0.25])
+def test_sdpo_is_the_kernel_on_logits(
+    alpha: float, top_k: int | None, tail: bool, share: float | None, chunk_tokens: int | None
+) -> None:
+    student, kept, current = predictors(0, biased=True), predictors(10), predictors(20)
+    weights = MASK * torch.linspace(0.1, 2.0, TOKENS, dtype=torch.float64)
+    taught = SelfTaught(kept) if share is None else SelfTaught(kept, current, share)
+    options = {"alpha": alpha, "top_k": top_k, "add_tail": tail, "temperature": 1.3}
+    found, per_token = sdpo_from_hidden(student, taught, weights, chunk_tokens=chunk_tokens, **options)
+    own, teacher, other = (model.head.logits(model.hidden)[None] for model in (student, kept, current))
+    teacher = teacher if share is None else trust_region_logits(teacher, other, share)
+    expected, values = self_distillation_loss(own, teacher.detach(), weights[None], chunk_tokens=None, **options)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(per_token, values[0], rtol=1e-12, atol=1e-14)
+    for a, b in zip(gradient(found, *trained(student)), gradient(expected, *trained(student)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-14)
+    for model in (kept, current):
+        assert all(torch.autograd.grad(found, x, allow_unused=True)[0] is None for x in trained(model))
+
+
+def test_the_gradient_of_sdpo_is_that_of_finite_differences() -> None:
+    kept = predictors(10)
+
+    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        student = Predictors(hidden, Head(weight, None, 1.5, 2.0))
+        return sdpo_from_hidden(student, SelfTaught(kept), MASK, alpha=0.5, chunk_tokens=4)[0]
+
+    student = predictors(0)
+    assert torch.autograd.gradcheck(loss, (student.hidden, student.head.weight), rtol=1e-6, atol=1e-8)
+
+
+RECORDED = [
+    case
+    for case in json.loads((GOLDEN / "sdpo_lasgroup.json").read_text())["cases"]
+    if case["fn"].startswith("dp_actor") and case["args"]["full_logit_distillation"]
+]
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 2])
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda case: case["name"])
+def test_sdpo_gives_upstream_s_numbers(recorded: dict[str, Any], chunk_tokens: int | None) -> None:
+    """lasgroup/SDPO 0e6d510 from logits, which are hidden states behind a head that is the identity."""
+    case = load_case(recorded, None)
+    width = case.inputs["response_mask"].shape[1]
+    own, other = (case.inputs[name][:, -width - 1 : -1].flatten(0, 1) for name in ("student_logits", "teacher_logits"))
+    identity = Head(torch.eye(own.shape[-1], dtype=own.dtype))
+    mask, rows = case.inputs["response_mask"], case.optional("self_distillation_mask")
+    mask = mask if rows is None else mask * rows.unsqueeze(1)
+    found, _ = sdpo_from_hidden(
+        Predictors(own, identity),
+        SelfTaught(Predictors(other, identity)),
+        aggregation_weights(mask, "token-mean", dtype=own.dtype, min_tokens=1.0).flatten(),
+        alpha=case.args["alpha"],
+        top_k=case.args["distillation_topk"],
+        add_tail=case.args["distillation_add_tail"],
+        temperature=case.args["temperature"],
+        chunk_tokens=chunk_tokens,
+    )
+    expected = recorded["expected"]
+    assert case.args["loss_agg_mode"] == "token-mean" and case.optional("old_log_probs") is None
+    assert found.item() == pytest.approx(expected["loss"], rel=1e-10, abs=1e-12)
+    (found_gradient,) = torch.autograd.grad(found, case.inputs["student_logits"])
+    wanted = torch.tensor(expected["grad_wrt_student_logits"], dtype=found_gradient.dtype)
+    torch.testing.assert_close(found_gradient, wanted, rtol=1e-10, atol=1e-12)
+
+
 def test_tokens_that_are_not_the_students_own_are_never_computed() -> None:
     seen: list[int] = []
 
@@ -116,7 +193,7 @@ def test_the_measure_sees_what_is_held_and_what_is_freed() -> None:
     assert 2000 <= peak.most <= 3000
 
 
-@pytest.mark.parametrize("name", ["taid", "eopd"])
+@pytest.mark.parametrize("name", ["taid", "eopd", "sdpo", "sdpo-top-k", "sdpo-trust-region"])
 def test_memory_stays_under_half_a_table_of_logits(name: str) -> None:
     """From [N, V] logits the same losses held 3.7 and 5.1 tables; both models' own tables not counted."""
     tokens, vocabulary, width = 1024, 512, 8
@@ -129,6 +206,10 @@ def test_memory_stays_under_half_a_table_of_logits(name: str) -> None:
     with Peak() as peak:
         if name == "taid":
             loss = taid_from_hidden(*models, own, 0.4)
+        elif name.startswith("sdpo"):
+            near = (models[1], 0.05) if name == "sdpo-trust-region" else (None, 0.0)
+            top_k = 100 if name == "sdpo-top-k" else None
+            loss, _ = sdpo_from_hidden(models[0], SelfTaught(models[1], *near), own / tokens, top_k=top_k)
         else:
             loss, _ = eopd_from_hidden(*models, ids, old, own, num_tokens=tokens, top_k=16)
         loss.backward()

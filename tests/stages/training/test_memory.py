@@ -128,3 +128,37 @@ def test_processes_share_the_rollouts_and_nothing_else(eight: Path) -> None:
     )
     assert many.activations < one.activations / 4
     assert (many.weights, many.gradients, many.optimiser) == (one.weights, one.gradients, one.optimiser)
+
+
+def groups(root: Path, cgroup: str, **limits: str) -> Path:
+    """A root whose proc and sys say this; `limits` are files below sys/fs/cgroup, `__` for a slash."""
+    files = {"proc/self/cgroup": cgroup} | {f"sys/fs/cgroup/{k.replace('__', '/')}": v for k, v in limits.items()}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_a_control_group_s_limit_is_the_memory_there_is(tmp_path: Path) -> None:
+    two = groups(tmp_path / "2", "0::/a/job\n", **{"a__job__memory.max": "3000\n", "a__memory.max": "max\n"})
+    assert memory.available("cpu", two) == 3000
+    above = groups(tmp_path / "above", "0::/a/job\n", **{"a__job__memory.max": "3000\n", "a__memory.max": "2000\n"})
+    assert memory.available("cpu", above) == 2000, "a group above it may allow less"
+    one = "memory__a__memory.limit_in_bytes"
+    first = groups(tmp_path / "1", "4:cpu,memory:/a\n0::/\n2:cpuset:/\n", **{one: "5000\n"})
+    assert memory.available("cpu", first) == 5000
+    inside = groups(tmp_path / "inside", "0::/of/the/host\n", **{"memory.max": "4000\n"})
+    assert memory.available("cpu", inside) == 4000, "a container sees its own group as the root"
+
+
+def test_without_a_limit_it_is_all_of_the_machine(tmp_path: Path) -> None:
+    machine = memory.available("cpu", tmp_path / "no such system")
+    endless = groups(tmp_path / "1", "4:memory:/a\n", **{"memory__a__memory.limit_in_bytes": "9223372036854771712\n"})
+    free = groups(tmp_path / "2", "0::/a\n", **{"a__memory.max": "max\n"})
+    assert memory.available("cpu", endless) == memory.available("cpu", free) == machine > 2**30
+
+
+def test_a_training_that_a_container_cannot_hold_is_refused(tmp_path: Path, eight: Path) -> None:
+    room = memory.available("cpu", groups(tmp_path, "0::/\n", **{"memory.max": str(4 * GIB)}))
+    with pytest.raises(UsageError, match=r"and there are 4\.0 GiB"):
+        memory.check(shape_of(eight), Training(Optimisation(micro_batch=1), Adapter(rank=16), 100), room)

@@ -47,7 +47,7 @@ def channels(names: list[str], rows: ChannelBatch, teacher: torch.nn.Module, los
     source = PairSource(list(rows.pairs), per_step=len(rows.pairs), seed=0) if rows.pairs else None
     if source is not None:
         source.cache_reference(teacher)
-    return Channels(
+    made = Channels(
         Weights(**dict.fromkeys(names, 1.0)),
         Pairs(loss_type=loss_type),
         hints,
@@ -55,8 +55,9 @@ def channels(names: list[str], rows: ChannelBatch, teacher: torch.nn.Module, los
         teacher=teacher,
         temperature=1.0,
         num_steps=10,
-        start=teacher,
     )
+    made.begin(teacher)
+    return made
 
 
 def step(
