@@ -1,12 +1,13 @@
 """The command line: it knows terminals and no science. Commands read words, ask `stages` to work, show results.
 
 api.py           - the stages as Python functions
-app.py           - the program: one command a stage, and the commands about runs
+app.py           - the program: one command a stage, chains of them, and what stands beside
 chain.py         - runs a preset
 complete.py      - what a shell offers after Tab
 console.py       - what people see on stderr while work goes on
 errors.py        - how a command ends: a sentence and an exit code
 launch.py        - one stage from words to result
+looking.py       - the commands that look at runs
 options.py       - the options, declared once
 parallel.py      - several stages at once, each in a process
 positionals.py   - the bare words after a stage's name

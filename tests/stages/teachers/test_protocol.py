@@ -125,7 +125,10 @@ def test_the_capture_level_is_recorded(tmp_path: Path, rollouts: Run) -> None:
 
 def test_a_probe_that_is_refused_for_good_stops_before_any_question(tmp_path: Path, rollouts: Run) -> None:
     refused = Reply(401, {"error": {"message": "bad key"}})
-    with serving(searching, probed=lambda body, n: refused) as server, pytest.raises(UsageError, match="key was refused"):
+    with (
+        serving(searching, probed=lambda body, n: refused) as server,
+        pytest.raises(UsageError, match="key was refused"),
+    ):
         replay(tmp_path, rollouts, server.url)
     assert not server.requests
 
