@@ -10,9 +10,9 @@ share of each step's rollouts, and the first one writes the run.
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stages.backends.ranks import Ranks, join, launched
 from stages.diloco.settings import Diloco
@@ -29,7 +29,7 @@ from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION
 from stages.runs.records import CHECKPOINT, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
-from stages.training import processes
+from stages.training import processes, reporting
 from stages.training.channels import CHANNELS
 from stages.training.defaults import choose
 from stages.training.settings import Adapter, Eopd, Hints, Optimisation, Pairs, Probe, Taid
@@ -80,8 +80,17 @@ class Config(EnvStageConfig):
     eopd: Eopd = Eopd()
     diloco: Diloco = Diloco()
     probe: Probe = Probe()
+    report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = Field(
+        (), json_schema_extra={"affects_results": False}
+    )
+    """Where training is logged besides metrics.jsonl: tensorboard, trackio, wandb, one or several."""
     teacher: PolicyConfig | None = None
     """The model to distil from, for taid and eopd; it must share the student's tokenizer."""
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _one_is_enough(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
@@ -119,6 +128,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     """Steps and rollouts."""
     _check_pairs(inputs, config)
     processes.check(config.optimisation, config.trl, launched())
+    reporting.check(config.report_to)
     if config.trl:
         _arguments(config, Path(tempfile.gettempdir()))
     chosen = choose(config.policy, config.optimisation, config.adapter)
@@ -162,6 +172,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
             f"diloco.store was given to {ranks.count} processes of one training, but a replica is one process. "
             "Leave out torchrun, or diloco.store."
         )
+    reporting.check(config.report_to)
     from stages.policy.local import LocalPolicy, device, load_model
     from stages.training import outer_steps, precision, served
     from stages.training.setup import seeded
@@ -194,12 +205,13 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         out.model("policy", **(sampler or policy).facts(), training={**chosen.facts(), "processes": ranks.count})
         folder = ranks.of_first(lambda: out.scratch("trainer"))
         outer = None if place is None else outer_steps.OuterSteps(place, out, folder)
-        trainer = _trainer(inputs, own, out, policy, sampler, tasks, folder, mixed, ranks, outer)
-        ranks.copy_first(policy.model.parameters())
-        try:
-            _fit(trainer, folder, ranks, outer)
-        finally:
-            trainer.end_rollouts()
+        with reporting.writing(config.report_to, out.path / "logs"):
+            trainer = _trainer(inputs, own, out, policy, sampler, tasks, folder, mixed, ranks, outer)
+            ranks.copy_first(policy.model.parameters())
+            try:
+                _fit(trainer, folder, ranks, outer)
+            finally:
+                trainer.end_rollouts()
         if ranks.first:
             _save(trainer, policy, config, tasks, out)
         if outer is not None:
@@ -219,6 +231,8 @@ def _arguments(config: Config, folder: Path, mixed: bool = False) -> "GRPOConfig
         device=device(config.policy.device),
         mixed=mixed,
         processes=launched(),
+        report_to=config.report_to,
+        run_name=config.label(),
         more=(TRUNCATED if config.policy.served else {}) | config.trl,
     )
 

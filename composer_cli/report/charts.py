@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from composer_cli.console import duration
-from composer_cli.report.facts import METRICS
+from composer_cli.report.facts import titles
 
 Facts = Mapping[str, Any]
 
@@ -60,7 +60,7 @@ def curves(trainings: Sequence[Facts]) -> list[dict[str, Any]]:
     """For each metric that was logged: its title, and a drawing with a line for every training that has it."""
     colour = colours(training["arm"] for training in trainings)
     drawn = []
-    for name, title in METRICS.items():
+    for name, title in titles([name for t in trainings for row in t["steps"] for name in row]).items():
         series = [(t, [(row["step"], row[name]) for row in t["steps"] if row.get(name) is not None]) for t in trainings]
         series = [(training, points) for training, points in series if len(points) > 1]
         if series:

@@ -1,6 +1,6 @@
 """What there is to say about a chain of runs, as plain values: the page shows nothing that is not in here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -14,7 +14,10 @@ Facts = dict[str, Any]
 
 METRICS = {
     "reward": "reward",
+    "loss": "loss, all channels",
+    "kl": "KL from the reference, nats",
     "entropy": "entropy, nats",
+    "completions/mean_length": "length of a rollout, tokens",
     "grad_norm": "gradient norm",
     "dpo/loss": "DPO loss",
     "dpo/accuracy": "DPO accuracy",
@@ -24,7 +27,14 @@ METRICS = {
     "taid/loss": "TAID loss",
     "eopd/loss": "entropy-aware distillation loss",
 }
-"""What is drawn of training, in this order, with its title."""
+"""What is drawn of training, in this order, with its title; losses of other channels follow."""
+
+
+def titles(names: Iterable[str]) -> dict[str, str]:
+    """Titles of what was logged and is drawn, in the order of drawing."""
+    others = {name: name.replace("/", " ") for name in sorted(names) if name.endswith("/loss") and name not in METRICS}
+    there = set(names)
+    return {name: title for name, title in {**METRICS, **others}.items() if name in there}
 
 
 def gather(chain: Sequence[Run]) -> Facts:
@@ -79,7 +89,7 @@ def training(run: Run) -> Facts:
         "arm": config["arm"],
         "seed": config["seed"],
         "weights": {name: weight for name, weight in config["weights"].items() if weight},
-        "steps": [{"step": row["step"], **{name: row[name] for name in METRICS if name in row}} for row in rows],
+        "steps": [{"step": row["step"], **{name: row[name] for name in titles(row)}} for row in rows],
     }
 
 

@@ -21,6 +21,7 @@ from stages.training.channels.active import Channels
 from stages.training.defaults import SMALL_RATE
 from stages.training.hints import Hint, Hinted, hinted_turns
 from stages.training.pair_source import PairSource, tokenise
+from stages.training.reporting import PROJECT
 from stages.training.rows import ChannelBatch, own_episode
 from stages.training.settings import Adapter, Hints, Optimisation, Pairs
 
@@ -66,13 +67,16 @@ def trl_config(
     device: str,
     mixed: bool = False,
     processes: int = 1,
+    report_to: Sequence[str] = (),
+    run_name: str | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> GRPOConfig:
-    """TRL's configuration for our settings: constant learning rate, no reporting, checkpoints to resume from.
+    """TRL's configuration for our settings: constant learning rate, checkpoints to resume from.
 
     max_completion: tokens of a whole episode after its prompt. mixed: whether float32 weights compute under bfloat16
-    autocast. processes: among which the rollouts of a step are shared. more: further fields of TRL's; `UsageError` for
-    those that do not exist, are ours, or hold what TRL refuses.
+    autocast. processes: among which the rollouts of a step are shared. report_to, run_name: backends that it is logged
+    to, and under which name. more: further fields of TRL's; `UsageError` for those that do not exist, are ours, or hold
+    what TRL refuses.
     """
     rollouts = settings.prompts_per_step * settings.generations // processes
     micro = min(settings.micro_batch or rollouts, rollouts)
@@ -97,7 +101,9 @@ def trl_config(
         "save_steps": settings.save_every,
         "save_total_limit": 2,
         "logging_steps": 1,
-        "report_to": [],
+        "report_to": list(report_to),
+        "run_name": run_name,
+        "project": PROJECT,
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "dataloader_pin_memory": device != "cpu",

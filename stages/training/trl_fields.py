@@ -39,6 +39,7 @@ OURS = {
     "bf16": "policy.dtype",
     "fp16": "policy.dtype",
     "model_init_kwargs": "policy.dtype",
+    "report_to": "report_to",
 }
 """Fields of TRL's that a setting of ours stands for."""
 KEPT = frozenset(
@@ -52,7 +53,6 @@ KEPT = frozenset(
         "load_best_model_at_end",
         "logging_steps",
         "logging_strategy",
-        "report_to",
         "disable_tqdm",
         "log_completions",
         "do_train",

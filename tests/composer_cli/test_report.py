@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.command_line import call
 
 from composer_cli import report
-from composer_cli.report import charts, lineage
+from composer_cli.report import charts, facts, lineage
 from stages.evaluation.verdict import INVALID_RUN, PARTIAL, decide
 from stages.runs import manifest as manifests
 from stages.runs.artifact import Out, Run
@@ -248,3 +248,13 @@ def test_pairs_are_shown_as_examples(composer, made, tmp_path):
     path = Path(composer("report", "extract-pairs").stdout.strip())
     pair = json.loads(path.with_suffix(".json").read_text())["extractions"][0]["examples"][0]
     assert pair["chosen"] in html.unescape(path.read_text()) and pair["chosen"] != pair["rejected"]
+
+
+def test_a_training_is_drawn_by_what_it_logged():
+    rows = [{"step": step, "loss": 1.0 / step, "kl": 0.1 * step, "mine/loss": 2.0, "other": 3.0} for step in (1, 2, 3)]
+    names = {name for row in rows for name in row}
+    assert list(facts.titles(names)) == ["loss", "kl", "mine/loss"]
+    (loss, kl, mine) = charts.curves([{"arm": "A", "steps": rows}])
+    titles = ["loss, all channels", "KL from the reference, nats", "mine loss"]
+    assert [loss["title"], kl["title"], mine["title"]] == titles
+    assert all("<svg" in drawing["svg"] for drawing in (loss, kl, mine))

@@ -169,3 +169,10 @@ def test_forms_of_lora(tmp_path: Path, tiny: Path, more: dict[str, Any]) -> None
 def test_the_same_training_gives_the_same_adapter(tmp_path: Path, tiny: Path) -> None:
     one, other = (trained(tmp_path / name, str(tiny)).folder(CHECKPOINT) for name in "ab")
     assert (one / "adapter_model.safetensors").read_bytes() == (other / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("teacher", ["ema", "trust-region"])
+def test_a_kept_teacher_needs_no_second_model_under_an_adapter(tmp_path: Path, tiny: Path, teacher: str) -> None:
+    run = trained(tmp_path, str(tiny), weights={"sdpo": 1.0}, hints={"teacher": teacher})
+    rows = [orjson.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    assert all(row["sdpo/turns"] > 0 and row["sdpo/loss"] >= 0 for row in rows)

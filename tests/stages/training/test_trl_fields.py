@@ -50,7 +50,7 @@ def test_a_field_arrives(tmp_path: Path, key: str, value: Any) -> None:
     [
         ({"epsilon_hihg": 0.2}, r"no field epsilon_hihg\. Did you mean trl\.epsilon_high"),
         ({"learning_rate": 1e-6}, r"our own setting optimisation\.learning_rate stands for"),
-        ({"report_to": "wandb"}, r"trl\.report_to cannot be set"),
+        ({"report_to": "wandb"}, r"trl\.report_to is what our own setting report_to stands for"),
         ({"lr_scheduler_type": "cosin", "weight_decay": 0.1}, r"TRL refuses trl\.lr_scheduler_type = 'cosin': "),
         ({"weight_decay": "much"}, r"trl\.weight_decay = 'much'"),
         ({"num_iterations": 1.5}, r"trl\.num_iterations = 1\.5"),
