@@ -21,6 +21,7 @@ from stages.diloco.loop import OuterLoop
 from stages.diloco.object_store import ObjectStore
 from stages.diloco.settings import Diloco
 from stages.diloco.transport import Transport
+from support.blocks import PRELOAD
 
 
 class Replica:
@@ -79,7 +80,7 @@ def together(
 
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["support.replicas", "composer_cli.app", "stages.training.composed"])
+PROCESSES.set_forkserver_preload([*PRELOAD, "support.replicas"])
 """Processes that start in no time, because torch is imported once and not once in each."""
 
 
