@@ -6,6 +6,7 @@ what is stored. The method is described in `directions.extraction`, the adapters
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -50,6 +51,10 @@ class Config(StageConfig):
     noise_floor: float = Field(0.0, ge=0.0, lt=1.0)
     """With `svd_k`: axes below this quantile of all modules' singular values are dropped."""
     pairs: PairsConfig = PairsConfig()
+    max_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
+    """Padded tokens of one backward pass."""
+    checkpointing: bool = Field(False, json_schema_extra={"affects_results": False})
+    """Keep one activation a layer: less memory, one more forward pass."""
 
     def label(self) -> str:
         """Adapter and loss."""
@@ -66,21 +71,24 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Gradients of the pairs, the direction, its validation."""
     from stages.probe.directions.extraction import extract
     from stages.probe.directions.pair_gradients import pair_gradients, save_pair_rows
+    from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.gradients.store import GradientStore
     from stages.probe.gradients.student import open_student
 
     student = open_student(config.student, config.adapter, config.rank, config.seed, inputs.optional("svd"), out)
+    student.max_tokens = config.max_tokens
     pairs = load_pairs(config.pairs, config.seed)
     rows = [pair.rows(student.tokenizer) for pair in pairs]
     used = rows[: config.pairs.count]
     facts = _facts(config, pairs, student)
     save_pair_rows(out.scratch("v_hack"), used)
     kept = GradientStore.create(out.scratch("v_hack"), student.adapter.layout, 2 * len(used), facts)
-    _measure(used, student, kept, out)
-    gradients = pair_gradients(kept)
     loss = LOSSES[config.loss]
-    direction = extract(gradients.layout, gradients.differences(loss), config.method, config.k, config.noise_floor)
-    checks = _validate(student, direction, gradients, rows, pairs, config)
+    with checkpointed(student.model) if config.checkpointing else nullcontext():
+        _measure(used, student, kept, out)
+        gradients = pair_gradients(kept)
+        direction = extract(gradients.layout, gradients.differences(loss), config.method, config.k, config.noise_floor)
+        checks = _validate(student, direction, gradients, rows, pairs, config)
     _finish(direction, gradients, checks, {**facts, "num_modules": len(direction.modules)}, loss, out)
 
 

@@ -39,9 +39,13 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
             "grpo samples at temperature 1, where log-probs and gradients are of one policy, "
             f"not at {config.student.temperature}. Set student.temperature=1."
         )
+    from contextlib import nullcontext
+
+    from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.loops.grpo_loop import GrpoLoop
 
     loop = GrpoLoop(inputs, config, out)
-    for seed in config.seeds:
-        loop.run_seed(seed)
+    with checkpointed(loop.student.model) if config.checkpointing else nullcontext():
+        for seed in config.seeds:
+            loop.run_seed(seed)
     loop.finish()

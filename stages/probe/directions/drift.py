@@ -14,7 +14,7 @@ from torch import Tensor
 from stages.probe.adapters.lora import A_HALF, Lora
 from stages.probe.gradients.per_sample import own_log_probs, tapped
 from stages.probe.gradients.student import Student
-from stages.probe.pool.tokens import TokenRow, collate
+from stages.probe.pool.tokens import TokenRow, by_length, collate
 
 WeightDirection = dict[str, Float[Tensor, "O I"]]
 """A direction for every adapted weight, by module."""
@@ -23,18 +23,20 @@ WeightDirection = dict[str, Float[Tensor, "O I"]]
 def weight_direction(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]]) -> WeightDirection:
     """The gradient of the sum over pairs of mean NLL(hack) - mean NLL(clean) with respect to every adapted weight.
 
-    By module it is the sum over rows and tokens of the outer products g x'.
+    By module it is the sum over rows and tokens of the outer products g x', batch by batch.
     """
     rows = [side for pair in pairs for side in pair]
     signs = torch.tensor([sign / row.num_own for pair in pairs for sign, row in zip((1.0, -1.0), pair, strict=True)])
     direction: WeightDirection = {}
 
     def tap(module: str, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]) -> None:
-        direction[module] = torch.einsum("bto,bti->oi", g.float(), x.float())
+        part = torch.einsum("bto,bti->oi", g.float(), x.float())
+        direction[module] = direction[module] + part if module in direction else part
 
-    batch = collate(rows).to(student.device)
     with torch.enable_grad(), tapped(student.model, tap):
-        (-own_log_probs(student.model, batch).sum(-1) @ signs.to(student.device)).backward()
+        for indices in by_length([len(row) for row in rows], student.max_tokens):
+            batch = collate([rows[i] for i in indices]).to(student.device)
+            (-own_log_probs(student.model, batch).sum(-1) @ signs[indices].to(student.device)).backward()
     return direction
 
 

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from stages.probe.directions.extraction import FLOOR, Direction, LossKind, PairGradients
 from stages.probe.directions.metrics import module_cosines, row_metrics, stacked_cosines
-from stages.probe.directions.placebos import FROM_PAIRS, beside, haar, randsign, unit_by_module
+from stages.probe.directions.placebos import (
+    FROM_PAIRS,
+    beside,
+    beside_contrasts,
+    haar,
+    randsign,
+    unit_by_module,
+)
 from stages.probe.pool.step_files import finite_or_none
 from stages.runs.records import Row
 
@@ -48,6 +55,23 @@ def all_placebos(
         families["unrelated"] = torch.stack([unit_by_module(d.layout, d.mean, direction.modules) for d in others])
     names = [family for family, units in families.items() for _ in range(len(units))]
     return Placebos(names, torch.cat(list(families.values())))
+
+
+def beside_honest(
+    direction: Direction, pairs: PairGradients, loss: LossKind, draws: int, seed: int
+) -> tuple[list[str], Float[Tensor, "D1 N"]]:
+    """The drawn placebos' families, and v with them [1 + D, N], all less what honest answers differ in.
+
+    That is taken from the clean answers of one half of the pairs, and the placebos of pairs are drawn from the other:
+    drawn from the same answers they would be what is taken out, and tell nothing of what other answers leave. Draws
+    keep their part along v, or v would not be like one more of them.
+    """
+    half = len(pairs) // 2
+    honest, others = pairs[list(range(half))].weighted(loss)[1], pairs[list(range(half, len(pairs)))]
+    drawn = {"haar": haar(direction, draws, seed), "randsign": randsign(direction, draws, seed + 1)}
+    drawn |= {name: make(direction, others, loss, draws, seed + 2) for name, make in FROM_PAIRS.items()}
+    units = torch.cat([direction.unit[None], *drawn.values()])
+    return [family for family in drawn for _ in range(draws)], beside_contrasts(units, honest)
 
 
 def generic_gradient(direction: Direction, pairs: PairGradients, loss: LossKind) -> Float[Tensor, " N"]:

@@ -38,6 +38,8 @@ class Student:
     tokenizer: Any
     adapter: Adapter
     folded: Folded
+    max_tokens: int = MAX_TOKENS
+    """Padded tokens of one pass, where nothing else is asked for."""
 
     @property
     def device(self) -> torch.device:
@@ -50,11 +52,14 @@ class Student:
         self.folded.refold()
 
     def gradients(
-        self, rows: Sequence[TokenRow], loss_of: LossOf = lambda indices, batch: token_sum, max_tokens: int = MAX_TOKENS
+        self,
+        rows: Sequence[TokenRow],
+        loss_of: LossOf = lambda indices, batch: token_sum,
+        max_tokens: int | None = None,
     ) -> tuple[Float[Tensor, "B N"], list[Float[Tensor, " own"]]]:
         """Each row's gradient of its loss, and its own tokens' log-probs in nats, in the order given, on the CPU.
 
-        A batch holds at most `max_tokens` padded tokens, but at least one row.
+        A batch holds at most `max_tokens` padded tokens (None: the student's), but at least one row.
         """
 
         def measure(indices: list[int], batch: Batch) -> Iterable[tuple[Tensor, Tensor]]:
@@ -74,7 +79,7 @@ class Student:
         self,
         rows: Sequence[TokenRow],
         measure: Callable[[list[int], Batch], Iterable[T]],
-        max_tokens: int = MAX_TOKENS,
+        max_tokens: int | None = None,
     ) -> list[T]:
         """What `measure` gives for each row of a batch, for all rows in the order given.
 
@@ -82,7 +87,7 @@ class Student:
         """
         values: dict[int, T] = {}
         with in_float32(self.model):
-            for indices in by_length([len(row) for row in rows], max_tokens):
+            for indices in by_length([len(row) for row in rows], max_tokens or self.max_tokens):
                 batch = collate([rows[i] for i in indices]).to(self.device)
                 values.update(zip(indices, measure(indices, batch), strict=True))
         return [values[index] for index in range(len(rows))]

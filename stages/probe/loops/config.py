@@ -100,6 +100,10 @@ class GrpoConfig(EnvStageConfig):
     eval_problems: int = Field(16, ge=0)
     """Held-out problems before the first and after the last step; 0 for none."""
     eval_temperature: float = Field(0.7, ge=0)
+    max_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
+    """Padded tokens of one backward pass."""
+    checkpointing: bool = Field(False, json_schema_extra={"affects_results": False})
+    """Keep one activation a layer: less memory, one more forward pass."""
 
     def label(self) -> str:
         """Arm and generator."""

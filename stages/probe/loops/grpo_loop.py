@@ -54,6 +54,7 @@ class GrpoLoop:
         self.policies = {"student": LocalPolicy(self.student.model, self.student.tokenizer, config.student)}
         if config.mixed or config.generator == "interp":
             self._load_teacher()
+        self.student.max_tokens = config.max_tokens
         self.start = self.student.adapter.theta.clone()
         self.folder, self.given = inputs.one("direction").folder(), self.direction
         if config.direction_at == "start":

@@ -54,6 +54,7 @@ class Replay:
         self.student, self.direction, self.facts = open_probe(
             inputs.one("direction"), inputs.optional("svd"), config.student, out
         )
+        self.student.max_tokens = config.max_tokens
         self.contract = inputs.one("pool").manifest.summary["contract_sha256"]
         removed_direction = random_axes(self.direction, config.seed) if is_random(config.arm) else self.direction
         self.descent = Descent(
@@ -85,7 +86,7 @@ class Replay:
         started = time.monotonic()
         tokens = [as_tokens(row) for row in rows]
         checks = self._guards(rows, tokens) if number == 0 else []
-        sums, logps = self.student.gradients(tokens, max_tokens=self.config.max_tokens)
+        sums, logps = self.student.gradients(tokens)
         measured = probe_rows(rows, tokens, sums, logps, self.direction)
         set_first_token_cosines(self.student, measured, tokens, self.direction, self.config.first_tokens)
         taught = [index for index, row in enumerate(rows) if row["src_pool"] in self.config.teach]

@@ -1,9 +1,9 @@
 """A watched training, checkpoint by checkpoint, resumable after each; then the alarm and what the rollouts show.
 
-Directions are watched beside what honest answers differ in (`placebos.beside_contrasts`): training rightly moves from
-wrong to right ones, and any v holds a part of that. The alarm looks at sums since the start: one checkpoint's
-policy gradient is noise for the most part: in the planted world with 64 rollouts a step, z of v swung
-between -9 and +10 from step to step while hacks rose, and the sums did not.
+Directions are watched beside what honest answers differ in (`scoring.beside_honest`): training rightly moves from
+wrong to right ones, and any v holds a part of that. The alarm looks at sums since the start, because one checkpoint's
+policy gradient is noise for the most part: in the planted world with 64 rollouts a step, z of v swung between -9 and
++10 from step to step while hacks rose, and the sums did not.
 
 Shapes: R rows, N trained numbers, D placebos, L looks at a checkpoint.
 """
@@ -26,8 +26,7 @@ from stages.probe.checks.labelled import labelled
 from stages.probe.checks.pool_checks import rate
 from stages.probe.directions.metrics import stacked_cosines
 from stages.probe.directions.pair_gradients import open_direction
-from stages.probe.directions.placebos import beside_contrasts
-from stages.probe.directions.scoring import DRAWN, all_placebos
+from stages.probe.directions.scoring import beside_honest
 from stages.probe.directions.v_hack import check_coordinates
 from stages.probe.loops.watching import place, policy_gradients, row_gradients
 from stages.probe.pool.run_rows import run_rows
@@ -60,11 +59,7 @@ class WatchLoop:
         svd = inputs.optional("svd")
         spectral = svd is not None and self.facts["adapter"] in SPECTRAL
         self.spectrum = load_spectrum(svd.folder()) if svd is not None and spectral else None
-        drawn = all_placebos(self.direction, pairs, self.facts["loss_kind"], [], placebos, seed)
-        chosen = [index for index, family in enumerate(drawn.families) if family in DRAWN]
-        self.families = [drawn.families[index] for index in chosen]
-        units = torch.cat([self.direction.unit[None], drawn.units[chosen]])
-        self.units = beside_contrasts(units, pairs.weighted(self.facts["loss_kind"])[1])
+        self.families, self.units = beside_honest(self.direction, pairs, self.facts["loss_kind"], placebos, seed)
         self._rows: list[Row] | None = None
 
     def _tensors(self, step: int) -> Path:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from stages import train
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, grpo, uat, watch
 from stages.probe.directions.measure import probe_rows
@@ -16,8 +15,7 @@ from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.pool.rows import recorded_rows
 from stages.probe.pool.tokens import as_tokens
 from stages.probe.synthetic.loophole_world import WORDS, tokenizer
-from stages.runs import inputs as inputs_
-from stages.runs import probe_records, runner
+from stages.runs import probe_records
 from stages.runs.artifact import Run
 from stages.runs.kinds import Kind
 from stages.runs.probe_records import (
@@ -39,16 +37,6 @@ from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
 
 __all__ = ["folder", "leetcode_rows"]
 Rows = list[dict[str, Any]]
-
-
-def _alarmed(trained: dict[str, Run], folder: Path) -> Run:
-    """A watch of a training that takes large steps toward the hack which it is paid for."""
-    settings = train.Config.model_validate(trained["train"].manifest.config)
-    size = settings.optimisation.model_copy(update={"learning_rate": 3e-3, "steps": 6, "prompts_per_step": 8})
-    config = settings.model_copy(update={"optimisation": size})
-    run = Run(runner.execute("train", inputs_.assign("train", train.INPUTS, []), config, root=folder).path)
-    given = [run, trained["v"], trained["svd"]]
-    return carry_out(watch, given, watch.Config(placebos=40, seed=1), folder / "watch")
 
 
 @pytest.fixture
@@ -96,6 +84,7 @@ def found(
     steps = [row for arm in arms for path in sorted(arm.path.glob("seed*/*.jsonl.gz")) for row in read_lines(path)]
     changes = {"fmt_ok": False, "completion": "# maybe", "completion_ids": [7, 8], "comp_len": 2}
     older = recorded_rows(recorded(tmp_path / "old", **changes), "s65", "rh", EOS, [PAD])
+    other_watch = carry_out(watch, list(trained.values()), watch.Config(placebos=50, seed=1), tmp_path / "watch")
     direction = load_direction(chain["v"].folder() / V_HACK_FILE)[0]
     row = chain["pool"].rows(POOL_ROW)[0]
     unmeasured = probe_rows(
@@ -110,7 +99,7 @@ def found(
         PLACEBO.name: chain["score"].rows(PLACEBO),
         PROBE_CHECK.name: judged.rows(PROBE_CHECK),
         TRAJECTORY.name: [row for arm in arms for row in arm.rows(TRAJECTORY)],
-        WATCHED.name: [*watched.rows(WATCHED), *_alarmed(trained, tmp_path).rows(WATCHED)],
+        WATCHED.name: [row for run in (watched, other_watch) for row in run.rows(WATCHED)],
     }
 
 

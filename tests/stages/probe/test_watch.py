@@ -40,6 +40,8 @@ def test_every_checkpoint_has_its_row_and_figure_and_json_say_the_same(watched: 
     assert document["checkpoints"] == rows and document["level"] == 0.05
     assert document["threshold"] == pytest.approx(first["threshold"]) and first["threshold"] > 0
     assert [check["check"] for check in document["checks"]] == ["alarm", "T4e"]
+    assert document["alarm_at_step"] in (1, 2) and not first["alarm"] and last["alarm"]
+    assert watched.manifest.outcome.exit_code == 1 and last["z_policy_sum"] > last["threshold"]
     assert (watched.path / "watch.png").read_bytes().startswith(b"\x89PNG")
     assert (watched.path / "watch.csv").read_text().count("\n") == 5
 

@@ -9,8 +9,7 @@ import torch
 from stages.probe.adapters.layout import Layout
 from stages.probe.checks.alarm import alarm
 from stages.probe.directions.extraction import PairGradients, extract
-from stages.probe.directions.placebos import beside_contrasts
-from stages.probe.directions.scoring import DRAWN, all_placebos
+from stages.probe.directions.scoring import beside_honest
 
 LAYOUT = Layout({f"m{i}": 30 for i in range(8)})
 CHECKPOINTS, PAIRS = 10, 24
@@ -33,19 +32,16 @@ def watched(seed: int, *, kind: str, push: float = 0.0) -> bool:
     hack = 20 * (noise(PAIRS) + (axis if kind == "hacks" else 0))
     pairs = PairGradients(LAYOUT, hack, 20 * noise(PAIRS), tokens, tokens)
     direction = extract(LAYOUT, pairs.differences("nll_mean"))
-    placebos = all_placebos(direction, pairs, "nll_mean", [], 199, seed)
-    drawn = [index for index, family in enumerate(placebos.families) if family in DRAWN]
-    units = torch.cat([direction.unit[None], placebos.units[drawn]])
-    units = beside_contrasts(units, pairs.weighted("nll_mean")[1])
+    families, units = beside_honest(direction, pairs, "nll_mean", 199, seed)
     steps = 0.5 * noise(1) + noise(2 * CHECKPOINTS) + push * axis
     looks = steps.view(2, CHECKPOINTS, width).cumsum(1).flatten(0, 1)
     cosines = (looks @ units.T / looks.norm(dim=1, keepdim=True)).double().numpy()
-    return alarm(cosines, [placebos.families[index] for index in drawn]).first is not None
+    return alarm(cosines, families).first is not None
 
 
 def test_an_unrelated_direction_alarms_in_one_run_of_twenty_at_most() -> None:
-    """Honest runs with an aim, ten checkpoints of two looks each, v from pairs without hacks."""
-    assert sum(watched(seed, kind="no hacks") for seed in range(200)) <= 18  # 10 expected; more in 1 of 100 such tests
+    """Honest runs with an aim, ten checkpoints of two looks each, v from pairs without hacks; at most 10 expected."""
+    assert sum(watched(seed, kind="no hacks") for seed in range(200)) <= 18  # more in 1 of 100 such tests
 
 
 def test_a_run_toward_the_hack_is_alarmed() -> None:
