@@ -123,6 +123,7 @@ def test_two_arms_stand_side_by_side_and_tasks_on_which_they_part_come_first(sit
 def test_a_training_under_way_is_drawn_and_shown_anew(site: Site, artifacts: Path) -> None:
     before = site.get(f"run/{RUNNING}").text
     assert "<body data-live>" in before and '<path d="M' in before and "reward <b>0.5</b>" in before
+    assert "entropy, nats <b>2</b>" in before, "one that stays the same is drawn, too"
     with (artifacts / RUNNING / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 6, "reward": 0.9}) + "\n")
     assert "reward <b>0.9</b>" in site.get(f"run/{RUNNING}").text

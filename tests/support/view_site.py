@@ -130,7 +130,7 @@ def runs(folder: Path, made: Path) -> Path:
     written(folder, HOSTILE_RUN, tables, models={HOSTILE: {"model": HOSTILE}}, reason=HOSTILE)
     running = written(folder, RUNNING, status="running", config={"arm": "A", "seed": 0})
     (running / "metrics.jsonl").write_text(
-        "".join(json.dumps({"step": n, "reward": n / 10}) + "\n" for n in range(1, 6))
+        "".join(json.dumps({"step": n, "reward": n / 10, "entropy": 2.0}) + "\n" for n in range(1, 6))
     )
     plot = written(folder, PLOT, outcome=Outcome(summary={"figures": ["01_cosine_by_step"]}))
     (plot / "01_cosine_by_step.png").write_bytes(DOT)
