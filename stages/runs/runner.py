@@ -102,42 +102,12 @@ def execute(
     incomplete) or `Interrupted`; everything finished is on disk in every case. Of several processes that torchrun
     started the first does this, and the others work for it (`follow`).
     """
-    with ranks.join().leading():
-        return _execute(stage, given, config, root, out, resume, clean, max_cost, listener)
-
-
-def follow(stage: str, given: Mapping[str, Run | Sequence[Run]], config: StageConfig, *, root: Path) -> None:
-    """What a process beside the first does under torchrun: nothing, or once the first begins, the same. Keeps nothing.
-
-    The first one's tables, metrics and checkpoints are those of all.
-    """
-    if not ranks.join().of_first(lambda: True):
-        return
-    inputs = Inputs(given)
-    with TemporaryDirectory() as folder:
-        record = _manifest(stage, config, config.identity(), "", inputs)
-        writer = Out(Path(folder), record, cache=root / "models")
-        with signals.draining(writer):
-            module(stage).run(inputs, config, writer)
-
-
-def _execute(
-    stage: str,
-    given: Mapping[str, Run | Sequence[Run]],
-    config: StageConfig,
-    root: Path,
-    out: Path | None,
-    resume: bool,
-    clean: bool,
-    max_cost: float | None,
-    listener: Listener | None,
-) -> Result:
     inputs = Inputs(given)
     inputs_.check(inputs)
     identity = config.identity()
     print_ = fingerprint(stage, identity, inputs)
     folder, existing = folders.locate(root / stage, config.label(), print_, out)
-    with folders.locked(folder):
+    with ranks.join().leading(), folders.locked(folder):
         if existing and not clean:
             if done := finished(folder, print_):
                 return done
@@ -154,6 +124,21 @@ def _execute(
             raise
         folders.point_latest(folder, root / stage)
     return Result(folder, "complete", True, "resumed" if record.attempts > 1 else "ran")
+
+
+def follow(stage: str, given: Mapping[str, Run | Sequence[Run]], config: StageConfig, *, root: Path) -> None:
+    """What a process beside the first does under torchrun: nothing, or once the first begins, the same. Keeps nothing.
+
+    The first one's tables, metrics and checkpoints are those of all.
+    """
+    if not ranks.join().of_first(lambda: True):
+        return
+    inputs = Inputs(given)
+    with TemporaryDirectory() as folder:
+        record = _manifest(stage, config, config.identity(), "", inputs)
+        writer = Out(Path(folder), record, cache=root / "models")
+        with signals.draining(writer):
+            module(stage).run(inputs, config, writer)
 
 
 def _open_manifest(
