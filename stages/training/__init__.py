@@ -28,6 +28,9 @@ reprompt.py - a successful rollout of the group as what the teacher is shown
 self_teacher.py - the student as its own teacher: as it is, its moving average, or near its start
 trees.py - several completions of one prompt scored in one pass
 checkpoints.py - checkpoints that survive a kill
+config.py - what a training is asked for
+assembly.py - the trainer, put together
+result.py - what a training leaves
 outer_steps.py - DiLoCo's rounds between the steps, for a replica of several
 kept.py - checkpoints that stay beside the result
 projection.py - taking a hack direction out of gradients and updates

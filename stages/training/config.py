@@ -1,0 +1,78 @@
+"""What a training is asked for: one arm, its model, its channels, and where it runs."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from stages.diloco.settings import Diloco
+from stages.envs.config import EnvStageConfig
+from stages.policy.base import PolicyConfig
+from stages.training.channels import CHANNELS
+from stages.training.settings import Adapter, Eopd, Hints, Optimisation, Pairs, Probe, Taid
+from stages.training.weights import Weights
+
+
+class Config(EnvStageConfig):
+    """One arm."""
+
+    arm: str = Field("A", min_length=1, pattern=r"^[\w.+-]+$")
+    """The arm's name in the evaluation."""
+    policy: PolicyConfig = PolicyConfig()
+    """The model to start from, and how rollouts are sampled from it."""
+    tasks: int = Field(200, gt=0, le=100_000)
+    """Training tasks to draw prompts from."""
+    max_steps: int = Field(8, gt=0)
+    """Actions after which a rollout ends."""
+    optimisation: Optimisation = Optimisation()
+    adapter: Adapter = Adapter()
+    trl: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of TRL's GRPOConfig, such as trl.warmup_steps, trl.epsilon_high or trl.scale_rewards."""
+    weights: Weights = Weights()
+    pairs: Pairs = Pairs()
+    hints: Hints = Hints()
+    taid: Taid = Taid()
+    eopd: Eopd = Eopd()
+    diloco: Diloco = Diloco()
+    probe: Probe = Probe()
+    report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = Field(
+        (), json_schema_extra={"affects_results": False}
+    )
+    """Where training is logged besides metrics.jsonl: tensorboard, trackio, wandb, one or several."""
+    teacher: PolicyConfig | None = None
+    """The model to distil from, for taid and eopd; it must share the student's tokenizer."""
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _one_is_enough(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.teacher is None and any(CHANNELS[name].needs_teacher for name in self.weights.active()):
+            needing = [f"weights.{name}" for name, channel in CHANNELS.items() if channel.needs_teacher]
+            raise ValueError(f"{' and '.join(needing)} need a teacher: set teacher.model")
+        if self.hints.source == "llm" and self.hints.llm is None:
+            raise ValueError('hints.source = "llm" needs hints.llm: set hints.llm.model and its base_url')
+        if self.policy.base_url is not None and not self.policy.served:
+            raise ValueError(
+                "policy.base_url: a model behind a server cannot be trained; give a local folder or a hub id"
+            )
+        if self.optimisation.max_staleness and not self.policy.served:
+            raise ValueError(
+                "optimisation.max_staleness needs rollouts from a server; write vllm: before policy.model, or take 0"
+            )
+        if self.policy.temperature == 0:
+            raise ValueError(
+                "policy.temperature is 0: a group of equal rollouts has no advantage to learn from; take 1"
+            )
+        if self.diloco.store is not None and self.optimisation.steps % self.diloco.inner_steps:
+            raise ValueError(
+                f"optimisation.steps is {self.optimisation.steps}, no multiple of diloco.inner_steps, which is "
+                f"{self.diloco.inner_steps}: the last steps would be no part of the result"
+            )
+        return self
+
+    def label(self) -> str:
+        """Environment, arm and seed, and a replica's number."""
+        replica = "" if self.diloco.replica is None else f"-r{self.diloco.replica}"
+        return f"{self.env.label()}-{self.arm}-s{self.seed}{replica}"

@@ -1,0 +1,60 @@
+"""What a training leaves: its checkpoint, what `evaluate` needs to know of it, metrics, tables, and the report."""
+
+from typing import TYPE_CHECKING
+
+from stages.envs.base import Task
+from stages.policy.checkpoint import CheckpointInfo
+from stages.runs import store
+from stages.runs.artifact import Out
+from stages.training.assembly import base
+from stages.training.config import Config
+from stages.training.table import training_table
+
+if TYPE_CHECKING:
+    from stages.policy.local import LocalPolicy
+    from stages.training.composed import ComposedTrainer
+
+NOTHING_LEARNED = "No group had two different rewards: nothing was learned from rewards."
+
+
+def save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, tasks: list[Task], out: Out) -> None:
+    """Write the checkpoint with what evaluating it needs to know, metrics, tables and the report."""
+    from stages.training.journal import course, write_tables
+    from stages.training.kept import save_model, write_kept
+    from stages.training.projection import accounts
+    from stages.training.setup import prompt_order
+
+    out.checkpoint(lambda folder: save_model(trainer.model, policy, base(config, policy), folder))
+    if config.optimisation.keep_every:
+        write_kept(out)
+    replicas = config.diloco.store is not None  # which draw from the same tasks, each in an order of its own
+    order = range(len(tasks)) if replicas else prompt_order(len(tasks), config.optimisation, config.seed)
+    info = CheckpointInfo(
+        arm=config.arm,
+        train_seed=config.seed,
+        start=config.policy,
+        start_identity=store.digest(out.manifest.identity["policy"]),
+        env=config.env.name,
+        split=config.env.split,
+        task_ids=tuple(dict.fromkeys(tasks[index].task_id for index in order)),
+    )
+    out.document("checkpoint", info.model_dump(mode="json"))
+    write_tables(out, trainer.state.global_step)
+    history = [row for row in trainer.state.log_history if "loss" in row]
+    out.metrics(history)
+    rewards = [row["reward"] for row in history if "reward" in row]
+    out.count(planned=config.optimisation.steps, done=trainer.state.global_step, failed=0)
+    out.conclude(
+        arm=config.arm, first_reward=rewards[0] if rewards else None, last_reward=rewards[-1] if rewards else None
+    )
+    equal = bool(history) and all(row.get("frac_reward_zero_std") == 1 for row in history)
+    out.conclude(all_rewards_equal=equal)
+    projected = accounts(out)
+    if projected:
+        out.document("projection", projected)
+        out.conclude(projected=config.probe.project)
+    rates, course_text = course(out, trainer.state.global_step)
+    out.conclude(**rates)
+    said = [*([NOTHING_LEARNED] if equal else []), *config.diloco.oddities(config.optimisation.steps)]
+    lines = "".join(f"\n{line}\n" for line in said)
+    out.text("report.txt", training_table(config.arm, history) + course_text + lines)
