@@ -16,7 +16,7 @@ from stages.policy import adapters, embedded
 from stages.policy.base import VLLM, PolicyConfig
 from stages.policy.server import ModelServer
 from stages.runs.artifact import Listener, Run
-from stages.runs.records import CHECKPOINT
+from stages.runs.outcome_records import CHECKPOINT
 
 POLL_S = 1.0
 NEEDED = ("fastapi", "uvicorn")

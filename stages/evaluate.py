@@ -28,8 +28,9 @@ from stages.rollouts.playing import PlayingConfig, play_missing
 from stages.runs import store
 from stages.runs.artifact import Out, Run, Slot
 from stages.runs.inputs import Inputs
+from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
 from stages.runs.plan import Plan
-from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
+from stages.runs.records import ROLLOUT, Row
 
 VERSION = 2
 INPUTS = {

@@ -18,8 +18,9 @@ from stages.runs.artifact import Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
 from stages.runs.kinds import Kind
+from stages.runs.outcome_records import CHECKPOINT
 from stages.runs.plan import Plan
-from stages.runs.records import CHECKPOINT, ORIGIN, ROLLOUT, STEP, TASK
+from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK
 
 VERSION = 1
 INPUTS = {"rollouts": Slot(STEP, unless=CHECKPOINT), "checkpoint": Slot(CHECKPOINT, optional=True)}

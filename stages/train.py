@@ -19,9 +19,10 @@ from stages.policy.serving import Serving
 from stages.runs import store
 from stages.runs.artifact import Interrupted, Out, Slot
 from stages.runs.inputs import Inputs
+from stages.runs.outcome_records import CHECKPOINT, HINT, TRAINING_REWARD
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION
-from stages.runs.records import CHECKPOINT, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
+from stages.runs.records import PAIR, ROLLOUT, STEP
 from stages.training import assembly, processes, reporting
 from stages.training.channels import CHANNELS
 from stages.training.config import Config

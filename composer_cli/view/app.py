@@ -21,7 +21,7 @@ from composer_cli.visible import visible
 from stages.errors import BadInput, ComposerError
 from stages.runs import search
 from stages.runs.artifact import Run
-from stages.runs.records import EVAL_ITEM
+from stages.runs.outcome_records import EVAL_ITEM
 from stages.runs.search import Wanted
 
 FOLDER = Path(__file__).parent

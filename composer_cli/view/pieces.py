@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT, Row
+from stages.runs.outcome_records import CHECKPOINT
+from stages.runs.records import Row
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -9,7 +9,8 @@ from stages.evaluation.arms import START
 from stages.policy.base import VLLM, PolicyConfig
 from stages.policy.checkpoint import CheckpointInfo
 from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
+from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
+from stages.runs.records import ROLLOUT, Row
 
 SWE_BENCH = "swe-bench"
 """What importers write for a benchmark of SWE-bench's family."""

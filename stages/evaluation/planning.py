@@ -8,7 +8,8 @@ from pydantic import Field
 from stages.evaluation.lineup import of_start
 from stages.runs.artifact import Run
 from stages.runs.config import Settings
-from stages.runs.records import EVAL_ITEM, Row
+from stages.runs.outcome_records import EVAL_ITEM
+from stages.runs.records import Row
 
 
 class Planning(Settings):

@@ -17,9 +17,10 @@ from stages.runs import store
 from stages.runs.artifact import Out, Slot
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
+from stages.runs.outcome_records import CHECKPOINT
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION, SVD_MODULE
-from stages.runs.records import CHECKPOINT, Row
+from stages.runs.records import Row
 
 if TYPE_CHECKING:
     from stages.probe.checks.check import Check

@@ -13,9 +13,10 @@ from stages.probe.directions.modes import check_arm
 from stages.probe.loops.config import ReplayConfig as Config
 from stages.runs.artifact import Out, Slot
 from stages.runs.inputs import Inputs
+from stages.runs.outcome_records import CHECKPOINT
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE
-from stages.runs.records import CHECKPOINT, Row
+from stages.runs.records import Row
 
 VERSION = 1
 INPUTS = {"pool": Slot(POOL_ROW), "direction": Slot(DIRECTION), "svd": Slot(SVD_MODULE, optional=True)}

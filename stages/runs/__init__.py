@@ -7,6 +7,7 @@ inputs.py   - which run fills which slot
 kinds.py    - what a record kind is
 ledger.py   - the money of a run: reserved, settled, possibly paid
 manifest.py - everything that was asked, read, used, produced and spent
+outcome_records.py - the record kinds of training and evaluation
 plan.py     - what a stage would do, and working through its units
 preflight.py - what a run would stumble over, found without one
 probe_records.py - the record kinds of the probe

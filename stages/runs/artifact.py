@@ -14,7 +14,8 @@ from stages.errors import BadInput
 from stages.runs import ledger, manifest, store
 from stages.runs.kinds import Kind
 from stages.runs.ledger import Budget as Budget
-from stages.runs.records import CHECKPOINT, KINDS, Row
+from stages.runs.outcome_records import CHECKPOINT
+from stages.runs.records import KINDS, Row
 from stages.runs.scan import Scan
 from stages.runs.so_far import SoFar
 

@@ -1,12 +1,13 @@
 """Record kinds: the named, versioned row types that stages exchange, each with an explicit Arrow schema.
 
-Those of the gradient probe are in `probe_records`; what a kind is, in `kinds`.
+Those of training and evaluation are in `outcome_records`, those of the gradient probe in `probe_records`.
 """
 
 from typing import Any
 
 from stages.errors import BadInput
 from stages.runs.kinds import BOOL, FLOAT, INT, LOGPROBS, TEXT, TEXTS, TOKENS, Kind
+from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM, HINT, TRAINING_REWARD
 from stages.runs.probe_records import (
     DIRECTION,
     PLACEBO,
@@ -224,59 +225,6 @@ ORIGIN = Kind(
 """Where an imported rollout comes from, what it submitted, and what its source cannot tell (`missing`): those columns
 are null in the other tables. `effective`: whether it entered a training batch. `extra_json` keeps what has
 no column."""
-
-EVAL_ITEM = Kind(
-    "eval_item",
-    2,
-    {
-        "item_id": TEXT,
-        "arm": TEXT,
-        "train_seed": INT,
-        "task_id": TEXT,
-        "family": TEXT,
-        "sample_idx": INT,
-        "passed": BOOL,
-        "gt_pass": BOOL,
-        "visible_pass": BOOL,
-        "hacked": BOOL,
-        "protocol_ok": BOOL,
-        "num_steps": INT,
-        "terminated_by": TEXT,
-        "transcript_json": TEXT,
-        "error_type": TEXT,
-        "error": TEXT,
-        "cost_usd": FLOAT,
-        "sampled_tokens": INT,  # since version 2
-        "wall_s": FLOAT,
-    },
-    frozenset({"wall_s"}),
-)
-
-TRAINING_REWARD = Kind(
-    "training_reward",
-    1,
-    {"training_step": INT, "rollout_id": TEXT, "task_id": TEXT, "sample_idx": INT, "reward": FLOAT},
-)
-"""What a rollout of one step of training was paid; null where the environment could not grade it."""
-
-HINT = Kind(
-    "hint",
-    1,
-    {
-        "training_step": INT,
-        "rollout_id": TEXT,
-        "task_id": TEXT,
-        "step": INT,
-        "kind": TEXT,
-        "error": TEXT,
-        "hint": TEXT,
-        "source": TEXT,
-    },
-)
-"""What self-distillation told the teacher at a turn. `source`: "template", the model that wrote the hint, or the id of
-the rollout that was shown."""
-
-CHECKPOINT = Kind("checkpoint", 1, {})
 
 _PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, ORIGIN, EVAL_ITEM, TRAINING_REWARD, HINT, CHECKPOINT)
 _PROBE = (POOL_ROW, PROBE_ROW, SVD_MODULE, DIRECTION, PROBE_SCORE, PLACEBO, PROBE_CHECK, TRAJECTORY, WATCHED)

@@ -11,7 +11,8 @@ from stages.policy.base import Policy
 from stages.rollouts import trace
 from stages.rollouts.episode import Episode
 from stages.runs.artifact import Out
-from stages.runs.records import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
+from stages.runs.outcome_records import HINT, TRAINING_REWARD
+from stages.runs.records import ROLLOUT, STEP, Row
 from stages.training.hints import Hint
 
 

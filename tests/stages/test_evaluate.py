@@ -11,7 +11,7 @@ from stages.errors import BadInput, UsageError
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.inputs import Inputs, assign
-from stages.runs.records import EVAL_ITEM
+from stages.runs.outcome_records import EVAL_ITEM
 
 ENV = "support.environments:GuessEnv"
 

@@ -17,7 +17,8 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, load_model
 from stages.runs import runner
 from stages.runs.artifact import Interrupted, Run
-from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT
+from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
+from stages.runs.records import ROLLOUT
 from stages.training.trees import Tree, score, token_log_probs
 
 ENV = "support.environments:GuessEnv"

@@ -26,7 +26,8 @@ from stages.errors import UsageError
 from stages.runs import store
 from stages.runs.artifact import Run
 from stages.runs.inputs import Inputs
-from stages.runs.records import CHECKPOINT, ROLLOUT
+from stages.runs.outcome_records import CHECKPOINT
+from stages.runs.records import ROLLOUT
 from stages.training.outer_steps import shared_settings, trained
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")

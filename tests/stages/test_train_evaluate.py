@@ -21,7 +21,8 @@ from stages.policy.checkpoint import CheckpointInfo
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.inputs import Inputs
-from stages.runs.records import CHECKPOINT, EVAL_ITEM, HINT, ROLLOUT, STEP, TRAINING_REWARD
+from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM, HINT, TRAINING_REWARD
+from stages.runs.records import ROLLOUT, STEP
 from stages.training.channels import CHANNELS
 
 ENV = "support.environments:GuessEnv"

@@ -10,7 +10,8 @@ from stages.probe.pool.tokens import TokenRow
 from stages.probe.pool.transcripts import token_row
 from stages.rollouts import trace
 from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT, STEP, TRAINING_REWARD, Row
+from stages.runs.outcome_records import TRAINING_REWARD
+from stages.runs.records import ROLLOUT, STEP, Row
 
 
 def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:

@@ -21,7 +21,7 @@ from stages.probe.pool.pair_source import PairsConfig
 from stages.runs import inputs as inputs_
 from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT
+from stages.runs.outcome_records import CHECKPOINT
 from stages.training.projection import PAIRS, random_like, weight_direction
 from tests.stages.probe.running import HINTED, PLANTED, carry_out
 

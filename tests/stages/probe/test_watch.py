@@ -23,8 +23,9 @@ from stages.probe.pool.tokens import as_tokens, collate
 from stages.probe.synthetic.loophole_world import tokenizer
 from stages.probe.synthetic.world import spectrum_of
 from stages.runs.artifact import Run
+from stages.runs.outcome_records import TRAINING_REWARD
 from stages.runs.probe_records import WATCHED
-from stages.runs.records import ROLLOUT, STEP, TRAINING_REWARD
+from stages.runs.records import ROLLOUT, STEP
 from tests.stages.probe.running import WATCHED_STEPS as STEPS
 from tests.stages.probe.running import carry_out
 

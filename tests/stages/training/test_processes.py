@@ -14,7 +14,8 @@ from support.several import BROKEN, pairs_run, start, train_all
 
 from stages.errors import UsageError
 from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT, HINT, ROLLOUT
+from stages.runs.outcome_records import CHECKPOINT, HINT
+from stages.runs.records import ROLLOUT
 from stages.training import processes
 from stages.training.channels import CHANNELS
 from stages.training.settings import Optimisation

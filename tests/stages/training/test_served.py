@@ -18,7 +18,8 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.records import CHECKPOINT, EVAL_ITEM, STEP
+from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
+from stages.runs.records import STEP
 from stages.training import served
 from stages.training.ahead import Ahead
 from stages.training.settings import Adapter

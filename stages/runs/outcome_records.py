@@ -1,0 +1,56 @@
+"""Record kinds of what training and evaluation leave: rewards, hints, checkpoints, evaluated rollouts."""
+
+from stages.runs.kinds import BOOL, FLOAT, INT, TEXT, Kind
+
+EVAL_ITEM = Kind(
+    "eval_item",
+    2,
+    {
+        "item_id": TEXT,
+        "arm": TEXT,
+        "train_seed": INT,
+        "task_id": TEXT,
+        "family": TEXT,
+        "sample_idx": INT,
+        "passed": BOOL,
+        "gt_pass": BOOL,
+        "visible_pass": BOOL,
+        "hacked": BOOL,
+        "protocol_ok": BOOL,
+        "num_steps": INT,
+        "terminated_by": TEXT,
+        "transcript_json": TEXT,
+        "error_type": TEXT,
+        "error": TEXT,
+        "cost_usd": FLOAT,
+        "sampled_tokens": INT,  # since version 2
+        "wall_s": FLOAT,
+    },
+    frozenset({"wall_s"}),
+)
+
+TRAINING_REWARD = Kind(
+    "training_reward",
+    1,
+    {"training_step": INT, "rollout_id": TEXT, "task_id": TEXT, "sample_idx": INT, "reward": FLOAT},
+)
+"""What a rollout of one step of training was paid; null where the environment could not grade it."""
+
+HINT = Kind(
+    "hint",
+    1,
+    {
+        "training_step": INT,
+        "rollout_id": TEXT,
+        "task_id": TEXT,
+        "step": INT,
+        "kind": TEXT,
+        "error": TEXT,
+        "hint": TEXT,
+        "source": TEXT,
+    },
+)
+"""What self-distillation told the teacher at a turn. `source`: "template", the model that wrote the hint, or the id of
+the rollout that was shown."""
+
+CHECKPOINT = Kind("checkpoint", 1, {})
