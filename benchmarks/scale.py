@@ -16,6 +16,10 @@ import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from peers import needed
+
+needed("simpy")
+
 import simpy
 
 MEASURED = {

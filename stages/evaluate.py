@@ -15,7 +15,7 @@ from pydantic import Field
 from stages import envs
 from stages.envs.base import Task
 from stages.envs.config import HeldOutEnvConfig
-from stages.errors import Incomplete, UsageError
+from stages.errors import BadInput, Incomplete
 from stages.evaluation import lineup, looks, planning
 from stages.evaluation.lineup import Arm
 from stages.evaluation.planning import Planning
@@ -81,10 +81,10 @@ class Config(PlayingConfig):
 
 
 def arms(inputs: Inputs, config: Config) -> list[Arm]:
-    """Every model to play; `UsageError` when there is nothing to compare, `BadInput` when arms cannot be compared."""
+    """Every model to play; `BadInput` when there is nothing to compare, or arms cannot be compared."""
     trained = inputs.many("arms")
     if not (trained or config.policies or inputs.many("recorded")):
-        raise UsageError(
+        raise BadInput(
             "There is nothing to compare. Give trained arms or recorded rollouts with --from RUN, "
             "or models with --set policies.NAME.model=MODEL."
         )

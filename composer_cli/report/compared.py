@@ -40,7 +40,8 @@ def arm(run: Run) -> str:
     """An arm in words: `GRPO + 0.1 dpo + 1 sdpo, 12 steps`."""
     config = run.manifest.config
     weights = [f"{weight:g} {name}" for name, weight in config["weights"].items() if weight]
-    return f"{' + '.join(['GRPO', *weights])}, {config['optimisation']['steps']} steps"
+    steps = config.get("optimisation", {}).get("steps")
+    return " + ".join(["GRPO", *weights]) + (f", {steps} steps" if steps else "")
 
 
 def command(run: Run) -> str:

@@ -187,4 +187,6 @@ async def in_pool(pool: ThreadPoolExecutor | None, call: Callable[[], Result]) -
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         await asyncio.wait([future])
+        if not future.cancelled():
+            future.exception()  # looked at: whoever was cancelled has another reason to end
         raise

@@ -81,7 +81,7 @@ def test_on_a_terminal_there_are_bars(server, tmp_path):
     ("sent", "code", "said"), [(signal.SIGINT, 130, "Interrupted."), (signal.SIGTERM, 143, "Stopped by SIGTERM.")]
 )
 def test_a_signal_is_drained_exits_with_its_code_and_resume_gives_the_same_rows(server, tmp_path, sent, code, said):
-    words = ["collect", *model(server, "slow"), "-s", "tasks=4", "-s", "samples=1", "-s", "policy.concurrency=1"]
+    words = ["collect", *model(server, "slow"), "-s", "tasks=4", "-s", "samples=1", "-s", "in_flight.episodes=1"]
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     with subprocess.Popen(command(*words), env=environment(cut), stderr=subprocess.PIPE, text=True) as process:
         until(lambda: any(path.stat().st_size for path in cut.glob("collect/2*/steps/*.open")))

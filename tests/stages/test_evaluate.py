@@ -7,7 +7,7 @@ import pytest
 from support.server import Reply, answer, serving
 
 from stages import collect, evaluate
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.inputs import Inputs, assign
@@ -90,5 +90,5 @@ def test_two_runs_of_one_model_cannot_be_told_apart(tmp_path, url):
 
 
 def test_nothing_to_compare_is_said():
-    with pytest.raises(UsageError, match="There is nothing to compare"):
+    with pytest.raises(BadInput, match="There is nothing to compare"):
         evaluate.plan(Inputs(), evaluate.Config())

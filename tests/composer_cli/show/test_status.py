@@ -6,6 +6,7 @@ import pytest
 from support.command_line import call, command, environment, model, until
 
 from composer_cli.show import status
+from stages import collect
 
 
 @pytest.fixture
@@ -61,7 +62,10 @@ def test_an_older_version_and_a_missing_file_are_reasons(three):
     run = (three / "collect" / "latest").resolve()
     edit(run, stage_version=0)
     (run / "steps.parquet").unlink()
-    assert reasons(three)["collect"][1] == "collect was version 0 and is now 1; its steps.parquet is missing"
+    assert (
+        reasons(three)["collect"][1]
+        == f"collect was version 0 and is now {collect.VERSION}; its steps.parquet is missing"
+    )
 
 
 def test_a_manifest_nobody_can_read_does_not_hide_the_others(three):
@@ -72,7 +76,7 @@ def test_a_manifest_nobody_can_read_does_not_hide_the_others(three):
 
 def test_a_run_in_progress_is_told_from_one_that_was_killed(server, tmp_path):
     root = tmp_path / "artifacts"
-    words = ["collect", *model(server, "slow"), "-s", "tasks=2", "-s", "policy.concurrency=1"]
+    words = ["collect", *model(server, "slow"), "-s", "tasks=2", "-s", "in_flight.episodes=1"]
     with subprocess.Popen(command(*words), env=environment(root), stderr=subprocess.DEVNULL) as process:
         until(lambda: list(root.glob("collect/2*/manifest.json")))
         assert reasons(root)["collect"] == ("running", "in progress")

@@ -160,7 +160,9 @@ def test_what_a_server_cannot_follow_is_refused(
 def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UsageError, match="cannot hold another one on top"):
-        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), Adapter(rank=4))
+        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), Adapter(rank=4), alone=True)
+    with pytest.raises(UsageError, match="follows one process"):
+        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), Adapter(rank=4), alone=False)
 
 
 def test_staleness_needs_a_server() -> None:

@@ -73,10 +73,10 @@ def test_the_lists_name_fields_of_this_trl() -> None:
 
 
 def test_what_composer_sets_is_refused_or_a_default_of_ours(tmp_path: Path) -> None:
-    """The schedule alone is set by us and free; whatever else we set, nobody can set behind our back."""
+    """The schedule and the project are set by us and free; whatever else we set, nobody can set behind our back."""
     plain, ours = GRPOConfig(str(tmp_path), report_to=[], use_cpu=True, bf16=False), made(tmp_path)
     differ = {f.name for f in fields(GRPOConfig) if f.init and getattr(plain, f.name) != getattr(ours, f.name)}
-    assert differ - trl_fields.OURS.keys() - trl_fields.KEPT == {"lr_scheduler_type"}
+    assert differ - trl_fields.OURS.keys() - trl_fields.KEPT == {"lr_scheduler_type", "project"}
 
 
 def test_a_schedule_with_warm_up_and_two_iterations_train(tmp_path: Path, tiny: Path) -> None:
