@@ -1,6 +1,7 @@
 """Training a student with several channels at once: GRPO on the environment's reward, and losses beside it.
 
-settings.py - pairs, hints, TAID, EOPD, optimisation, and the names of the row sources
+config.py - what a training is asked for: one arm
+settings.py - its parts: pairs, hints, TAID, EOPD, optimisation, and the names of the row sources
 channels/ - the channels beside GRPO: the registry, one class a channel, and all of them together
 weights.py - the setting `weights`, one field a channel, made from the registry
 table.py - the table of the training's course in report.txt
@@ -11,6 +12,7 @@ memory.py - how much memory a training takes, and the refusal of what does not f
 processes.py - what several processes cannot do in one training
 precision.py - float32 for whatever learns, bfloat16 for what is frozen or computed
 trl_fields.py - fields of TRL's configuration that are not ours, checked before anything is loaded
+assembly.py - the trainer, put together from all of the below
 composed.py - the trainer: TRL's GRPOTrainer with our rollouts and the channels' losses added
 groups.py - GRPO's groups scored with the channels' rows, and cut to a budget of tokens
 step_report.py - what a whole step reports: losses, metrics, gradient norms and cosines
@@ -28,17 +30,16 @@ reprompt.py - a successful rollout of the group as what the teacher is shown
 self_teacher.py - the student as its own teacher: as it is, its moving average, or near its start
 trees.py - several completions of one prompt scored in one pass
 checkpoints.py - checkpoints that survive a kill
-config.py - what a training is asked for
-assembly.py - the trainer, put together
+kept.py - checkpoints that stay beside the result
 result.py - what a training leaves
 outer_steps.py - DiLoCo's rounds between the steps, for a replica of several
-kept.py - checkpoints that stay beside the result
 projection.py - taking a hack direction out of gradients and updates
 
-One training step, in reading order: stages/train.py sets it up; composed.py `_prepare_inputs` plays (rollouts.py) and
-collects the rows (rows.py); its `_compute_loss` calls channels/active.py, which scores all rows once (trees.py) and
-asks each channel (channels/preference.py, channels/distillation.py) for its loss, computed by a kernel of
-stages/losses.
+One training step, in reading order: stages/train.py `run` loads the model and has assembly.py put the trainer together;
+composed.py `_prepare_inputs` plays (rollouts.py) and collects the rows (setup.py `channel_rows`, rows.py); its
+`_compute_loss` calls channels/active.py, which scores all rows once (trees.py) and asks each channel
+(channels/preference.py, channels/distillation.py) for its loss, computed by a kernel of stages/losses; `compose_loss`
+adds them to GRPO's, and transformers' trainer, from which TRL's is made, steps the optimiser.
 
 A new channel is a kernel in stages/losses, a subclass of `Channel`, and a line in the registry `CHANNELS`.
 """
