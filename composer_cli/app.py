@@ -66,7 +66,7 @@ def run(
     from composer_cli import preset as presets
     from composer_cli.console import Console, print_json, print_text
     from composer_cli.launch import RunOptions, alone
-    from stages.policy.base import VLLM
+    from stages.policy.config import VLLM
 
     alone("composer run")
     wanted = presets.load(preset)

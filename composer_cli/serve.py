@@ -13,7 +13,7 @@ from composer_cli.console import Console, announcing_interrupts, print_json, pri
 from composer_cli.show import runs
 from stages.errors import BadInput, UsageError
 from stages.policy import adapters, embedded
-from stages.policy.base import VLLM, PolicyConfig
+from stages.policy.config import VLLM, PolicyConfig
 from stages.policy.server import ModelServer
 from stages.runs.artifact import Listener, Run
 from stages.runs.outcome_records import CHECKPOINT

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from stages import envs
 from stages.errors import BadInput
 from stages.evaluation.arms import START
-from stages.policy.base import VLLM, PolicyConfig
 from stages.policy.checkpoint import CheckpointInfo
+from stages.policy.config import VLLM, PolicyConfig
 from stages.runs.artifact import Run
 from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
 from stages.runs.records import ROLLOUT, Row

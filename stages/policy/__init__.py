@@ -3,11 +3,12 @@
 adapters.py - folders of adapters, and the record of the base that each was trained on
 answers.py - what a server's response means: an answer, its tokens and price, or a typed error
 background.py - the event loop on which all servers are asked
-base.py - what is asked (`Turn`), what comes back (`Sample`), and how a policy is configured
+base.py - what is asked (`Turn`), what comes back (`Sample`), and what a policy is
 batches.py - many requests to a server in one file, at a lower price
 cache.py - answers that were paid for, by content
 client.py - requests through openai's own client, sent once a call
 checkpoint.py - what evaluating a trained checkpoint needs to know: arm, seed, start, tasks
+config.py - how a policy is configured
 dialect.py - recorded conversations as chat completions have them: tool calls, their results, `tools`
 completions.py - what is asked of a vLLM server: completions of token ids, log-probs of given ones, adapters
 embedded.py - models that environments bring along, made on first use
@@ -38,7 +39,8 @@ A model `sglang:Qwen/Qwen3-8B` is then opened by that class, in every stage that
 from pathlib import Path
 from pkgutil import resolve_name
 
-from stages.policy.base import Policy, PolicyConfig, PolicyKind, Sample, Turn
+from stages.policy.base import Policy, PolicyKind, Sample, Turn
+from stages.policy.config import PolicyConfig
 from stages.runs.artifact import Budget, Listener
 
 __all__ = ["KINDS", "Policy", "PolicyConfig", "PolicyKind", "Sample", "Turn", "kind_of", "open_policy"]

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stages.errors import BadInput, UsageError
-from stages.policy.base import PolicyConfig, weights_identity
+from stages.policy.config import PolicyConfig, weights_identity
 from stages.runs import store
 from stages.runs.config import Settings
 

@@ -11,8 +11,9 @@ import orjson
 
 from stages.errors import UsageError
 from stages.messages import Spoken, ToolCall, write
-from stages.policy.base import PolicyConfig, Sample
+from stages.policy.base import Sample
 from stages.policy.client import Response
+from stages.policy.config import PolicyConfig
 from stages.policy.tool_formats import canonical
 
 RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504, 529}

@@ -15,8 +15,9 @@ import tenacity
 from stages.errors import ComposerError, UsageError
 from stages.policy import answers
 from stages.policy.answers import Rejected, Retryable
-from stages.policy.base import PolicyConfig, Sample
+from stages.policy.base import Sample
 from stages.policy.client import Broken, Client, Refused, Response
+from stages.policy.config import PolicyConfig
 from stages.runs import store
 
 KEY = "composer"

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stages import envs
 from stages.errors import BadInput, UsageError
-from stages.policy.base import PolicyConfig
+from stages.policy.config import PolicyConfig
 from stages.runs.artifact import Run
 
 

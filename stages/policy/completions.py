@@ -15,8 +15,8 @@ import tenacity
 from stages.errors import ComposerError, UsageError
 from stages.policy import answers
 from stages.policy.answers import Rejected, Retryable
-from stages.policy.base import PolicyConfig
 from stages.policy.client import Broken, Client, Unreachable
+from stages.policy.config import PolicyConfig
 from stages.policy.server import ModelServer
 
 BACKOFF = tenacity.wait_exponential(0.5, max=8.0) + tenacity.wait_random(0.0, 0.5)

@@ -15,9 +15,10 @@ import tenacity
 from stages.errors import ComposerError, Incomplete, UsageError
 from stages.policy import answers, background, dialect, probing
 from stages.policy.answers import Rejected, Retryable
-from stages.policy.base import PolicyConfig, Sample, Turn, prompt_bound
+from stages.policy.base import Sample, Turn
 from stages.policy.cache import AnswerCache
 from stages.policy.client import Broken, Client, Response, Unreachable
+from stages.policy.config import PolicyConfig, prompt_bound
 from stages.policy.hosts import host_of
 from stages.policy.patience import QUIET_S, Patience
 from stages.runs import store

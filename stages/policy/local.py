@@ -10,7 +10,8 @@ from transformers.utils import logging
 
 from stages.errors import UsageError
 from stages.policy import adapters, embedded
-from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.policy.base import Sample, Turn
+from stages.policy.config import PolicyConfig
 from stages.policy.sampling import sample_batch
 from stages.policy.token_text import (
     end_ids,

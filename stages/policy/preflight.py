@@ -7,8 +7,8 @@ import orjson
 
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.policy import KINDS, adapters, background, embedded, kind_of
-from stages.policy.base import PolicyConfig, weights_identity
 from stages.policy.client import Broken, Client, Response, Unreachable
+from stages.policy.config import PolicyConfig, weights_identity
 
 REFUSED = (401, 403)
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from stages.policy.base import PolicyConfig, Sample
+from stages.policy.base import Sample
+from stages.policy.config import PolicyConfig
 
 QUESTION = [{"role": "user", "content": "Answer with the word OK."}]
 TOOL = {"name": "say", "description": "Say a word.", "parameters": {"type": "object", "properties": {}}}

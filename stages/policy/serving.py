@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from stages.policy import Policy, open_policy
-from stages.policy.base import PolicyConfig, weights_identity
+from stages.policy.config import PolicyConfig, weights_identity
 from stages.policy.server import ModelServer
 from stages.runs import store
 from stages.runs.artifact import Out

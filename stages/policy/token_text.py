@@ -7,7 +7,8 @@ from transformers import AutoTokenizer
 from stages.errors import BadInput
 from stages.messages import following_ids, opening_ids, pin_settings
 from stages.policy import dialect, embedded
-from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.policy.base import Sample, Turn
+from stages.policy.config import PolicyConfig
 from stages.policy.tool_formats import canonical
 from stages.runs import store
 

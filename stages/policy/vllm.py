@@ -15,8 +15,9 @@ from transformers import GenerationConfig
 from stages.errors import InfrastructureError, UsageError
 from stages.policy import adapters, background
 from stages.policy.answers import Rejected, Retryable
-from stages.policy.base import PolicyConfig, Sample, Turn
+from stages.policy.base import Sample, Turn
 from stages.policy.completions import Completions
+from stages.policy.config import PolicyConfig
 from stages.policy.local import resolve
 from stages.policy.server import ModelServer
 from stages.policy.token_text import end_ids, load_tokenizer, not_loaded, prompt_ids, token_sample, tokenizer_facts

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from stages.errors import UsageError
 from stages.policy import adapters
-from stages.policy.base import PolicyConfig, Server
+from stages.policy.config import PolicyConfig, Server
 from stages.policy.local import device, resolve
 from stages.policy.server import ModelServer
 from stages.runs import store

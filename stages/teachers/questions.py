@@ -7,7 +7,7 @@ import orjson
 
 from stages.messages import OMITTED, Message
 from stages.policy import Sample, Turn
-from stages.policy.base import prompt_bound
+from stages.policy.config import prompt_bound
 from stages.rollouts.trace import states_by_digest
 from stages.runs import store
 from stages.runs.artifact import Run

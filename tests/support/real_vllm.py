@@ -1,7 +1,7 @@
 """Where the real vLLM is, for the tests that are marked so."""
 
 from stages.policy import vllm_server
-from stages.policy.base import Server
+from stages.policy.config import Server
 
 MISSING = (
     "NOT TESTED: vLLM is not installed, so nothing ran through the real server. `./dev vllm` installs it, or "
