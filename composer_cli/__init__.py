@@ -13,6 +13,7 @@ parallel.py      - several stages at once, each in a process
 positionals.py   - the bare words after a stage's name
 preset.py        - presets: chains of stages in TOML
 presets/         - those that are shipped
+printing.py      - results on stdout
 report/          - `composer report`: one HTML file about a chain of runs
 serve.py         - `composer serve`: a server of a model or of what a run trained
 settings.py      - settings of a stage from defaults, files and words

@@ -64,8 +64,9 @@ def run(
     """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE."""
     from composer_cli import chain, settings
     from composer_cli import preset as presets
-    from composer_cli.console import Console, print_json, print_text
+    from composer_cli.console import Console
     from composer_cli.launch import RunOptions, alone
+    from composer_cli.printing import print_json, print_text
     from stages.policy.config import VLLM
 
     alone("composer run")
@@ -101,7 +102,7 @@ def parity(
     verbose: options.Verbose = False,
 ) -> None:
     """Compare the loss kernels, or upstream's functions in a clone, with the recorded numbers."""
-    from composer_cli.console import print_json, print_text
+    from composer_cli.printing import print_json, print_text
     from composer_cli.show import parity as about
 
     found = about.upstream(against) if against else about.kernels()

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from composer_cli import launch, parallel, report
-from composer_cli.console import Console, print_json, print_text
+from composer_cli.console import Console
 from composer_cli.launch import Job, RunOptions
 from composer_cli.preset import Entry, Preset
+from composer_cli.printing import print_json, print_text
 from composer_cli.report import lineage
 from stages.errors import ComposerError
 from stages.runs.artifact import Run

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from composer_cli import settings
-from composer_cli.console import Console, Listener, duration, print_json, print_text
+from composer_cli.console import Console, Listener, duration
+from composer_cli.printing import print_json, print_text
 from stages import typed
 from stages.backends import ranks
 from stages.errors import UsageError

@@ -16,7 +16,7 @@ def status(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """List all runs: what became of each, and why one is not up to date."""
-    from composer_cli.console import print_json, print_text
+    from composer_cli.printing import print_json, print_text
     from composer_cli.show import status as about
 
     found = about.lines(artifacts)
@@ -44,7 +44,7 @@ def show(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Read a run: its facts, its result, and transcripts or rows of it."""
-    from composer_cli.console import print_json, print_text, views
+    from composer_cli.printing import print_json, print_text, views
     from composer_cli.show import runs, show
     from composer_cli.show.follow import follow as until_it_ends
     from stages.runs.artifact import Run
@@ -75,7 +75,7 @@ def query(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
-    from composer_cli.console import print_json, print_text
+    from composer_cli.printing import print_json, print_text
     from composer_cli.show import query
     from stages.runs import tables
 
@@ -98,7 +98,7 @@ def report(
 ) -> None:
     """Write one HTML file about a chain of runs, the newest if none is named."""
     from composer_cli import report as reports
-    from composer_cli.console import print_json, print_text
+    from composer_cli.printing import print_json, print_text
     from composer_cli.report import lineage
 
     path = reports.write(artifacts, lineage.chain(artifacts, run or []))
@@ -116,7 +116,7 @@ def view(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Show all runs and rollouts on a local web page, until Ctrl-C."""
-    from composer_cli.console import print_json, print_text
+    from composer_cli.printing import print_json, print_text
     from composer_cli.view import server
 
     def tell(address: str) -> None:

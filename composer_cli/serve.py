@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer_cli import settings
-from composer_cli.console import Console, announcing_interrupts, print_json, print_text
+from composer_cli.console import Console, announcing_interrupts
+from composer_cli.printing import print_json, print_text
 from composer_cli.show import runs
 from stages.errors import BadInput, UsageError
 from stages.policy import adapters, embedded

@@ -111,7 +111,7 @@ def _finish(order: Sequence[str], notes: Sequence[str], config: Config, out: Out
     out.text("instances.jsonl", "".join(store.encode(row).decode() + "\n" for row in rows))
     reasons = Counter(record["reason"].partition(":")[0] for record in tried if record["reason"])
     out.count(planned=config.tasks, done=len(rows), tried=len(tried))
-    out.counts(Counter({f"rejected, {reason}": number for reason, number in reasons.items()}))
+    out.count(**{f"rejected, {reason}": number for reason, number in sorted(reasons.items())})
     out.conclude(tasks=len(rows))
     beyond = sum(record["row"] is not None for record in tried) - len(rows)
     out.text("report.txt", _report(len(rows), len(tried), beyond, reasons, [*_hanging(rows), *notes]))

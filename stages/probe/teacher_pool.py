@@ -122,7 +122,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     """
     if "rollouts" in inputs:
         _check_given(inputs, config)
-        _finish(*_given(inputs, config, out), [], out)
+        _finish(*_given(inputs, config, out), config, [], out)
         return
     if config.recorded is not None:
         from stages.probe.pool.rows import recorded_rows
@@ -130,7 +130,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         recorded = config.recorded
         folder = Path(recorded.folder).expanduser()
         rows = recorded_rows(folder, recorded.model, HINTED, recorded.eos_id, recorded.pad_ids)
-        _finish(rows, config, None, [], out)
+        _finish(rows, None, config, [], out)
         return
     from stages.probe.checks.pool_checks import bucket_shortage
     from stages.probe.loops.teachers import SourcePolicies
@@ -141,12 +141,12 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     while bucket_shortage(rows) is not None and problems < config.max_problems:
         problems = min(problems + max(problems // 2, 1), config.max_problems)
         rows = _sample(problems, policies, config, out)
-    _finish(rows, config, policies.tokenizer, policies.guards(rows), out)
+    _finish(rows, policies.tokenizer, config, policies.guards(rows), out)
     _retry_later(out)
 
 
-def _given(inputs: Inputs, config: Config, out: Out) -> tuple[list[Row], Config, Any]:
-    """Rows of the given runs, with the settings and the tokenizer."""
+def _given(inputs: Inputs, config: Config, out: Out) -> tuple[list[Row], Any]:
+    """Rows of the given runs, and the tokenizer."""
     from stages.policy.local import resolve
     from stages.policy.token_text import load_tokenizer
     from stages.probe.pool.run_rows import rows_of_runs
@@ -154,7 +154,7 @@ def _given(inputs: Inputs, config: Config, out: Out) -> tuple[list[Row], Config,
     policy = config.tokenizer or config.sources[0].policy
     tokenizer = load_tokenizer(resolve(policy, cache=out.cache, listener=out.progress), policy)
     whose = [(given.name, given.role) for given in config.given]
-    return rows_of_runs(inputs.many("rollouts"), whose, tokenizer), config, tokenizer
+    return rows_of_runs(inputs.many("rollouts"), whose, tokenizer), tokenizer
 
 
 def _retry_later(out: Out) -> None:
@@ -223,7 +223,7 @@ def _play(
     return lines
 
 
-def _finish(rows: list[Row], config: Config, tokenizer: Any, guards: Sequence["Check"], out: Out) -> None:
+def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["Check"], out: Out) -> None:
     from stages.probe.checks.check import EXIT_CODES, table, verdict
     from stages.probe.checks.pool_checks import pool_check, rate, taxonomy
 
@@ -242,10 +242,8 @@ def _finish(rows: list[Row], config: Config, tokenizer: Any, guards: Sequence["C
     out.text("report.txt", table(checks) + "\n")
     out.count(planned=len(rows), done=len(rows), problems=len({row["problem_id"] for row in rows}))
     status = verdict(checks)
-    rates = {
-        name: rate([row for row in rows if row["src_pool"] == name], "hacked")
-        for name in sorted({r["src_pool"] for r in rows})
-    }
+    sources = sorted({row["src_pool"] for row in rows})
+    rates = {name: rate([row for row in rows if row["src_pool"] == name], "hacked") for name in sources}
     out.conclude(
         ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], hack_rates=rates, contract_sha256=digest
     )

@@ -3,7 +3,6 @@
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,10 +212,6 @@ class Out:
     def count(self, **numbers: int) -> None:
         """Set named counts (planned, done, failed, dropped by reason) in the manifest."""
         self.manifest.counts.update({name: int(number) for name, number in numbers.items()})
-
-    def counts(self, counter: Counter[str]) -> None:
-        """Set counts from a counter."""
-        self.count(**dict(sorted(counter.items())))
 
     def conclude(self, *, ok: bool | None = None, exit_code: int | None = None, **summary: Any) -> None:
         """Say what came of the run. Called again, it adds to what was said.
