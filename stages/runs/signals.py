@@ -2,14 +2,13 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from stages.runs.artifact import Interrupted, Out
 
 DRAINING = (signal.SIGINT, signal.SIGTERM)
-Handler = Callable[[int, Any], Any]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ models; not for losses that couple rows (mixture-of-experts balance).
 Shapes: B rows, T tokens, I inputs, O outputs, n numbers of one module, N of all, P directions, G groups.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -139,26 +139,6 @@ class DotSink:
         """Add one module's inner products."""
         self.dots = self.dots + contribution @ self._directions[name].to(contribution).T
         self.squares = self.squares + contribution.square().sum(-1)
-
-
-class GroupSink:
-    """A sink that sums the gradients of each group of rows: by source, problem or sign of the advantage.
-
-    `groups` [B] holds each row's group, from 0.
-    """
-
-    def __init__(self, layout: Layout, groups: Sequence[int]) -> None:
-        self.layout, self._groups, self._parts = layout, list(groups), dict[str, Tensor]()
-
-    def __call__(self, name: str, contribution: Float[Tensor, "B n"]) -> None:
-        """Sum one module's gradients by group."""
-        sums = contribution.new_zeros(max(self._groups) + 1, contribution.shape[-1])
-        self._parts[name] = sums.index_add_(0, torch.tensor(self._groups, device=contribution.device), contribution)
-
-    @property
-    def flat(self) -> Float[Tensor, "G N"]:
-        """Each group's summed gradient."""
-        return torch.cat([self._parts[name] for name in self.layout.names], dim=-1)
 
 
 @contextmanager

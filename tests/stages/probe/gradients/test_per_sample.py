@@ -9,7 +9,6 @@ from stages.probe.adapters.spectrum import Spectrum, factorise
 from stages.probe.adapters.targets import target_linears
 from stages.probe.gradients.per_sample import (
     DotSink,
-    GroupSink,
     RowSink,
     checkpointed,
     own_log_probs,
@@ -125,17 +124,15 @@ def test_the_rows_sum_to_the_gradient_of_the_batch() -> None:
     assert relative(gradients(model, adapter, rows).sum(0), total) <= 1e-5
 
 
-def test_dots_and_groups_are_the_rows_reduced() -> None:
+def test_dots_are_the_rows_reduced() -> None:
     model, rows = tiny_qwen3(), drawn_rows()
     adapter = opened("antipasto_full", model, 0.0)
     whole = gradients(model, adapter, rows)
     directions = torch.randn(3, adapter.layout.width)
-    dots, groups = DotSink(adapter.layout, directions), GroupSink(adapter.layout, [0, 1, 1, 0, 2])
+    dots = DotSink(adapter.layout, directions)
     per_sample_gradients(model, adapter, collate(rows), dots)
-    per_sample_gradients(model, adapter, collate(rows), groups)
     assert torch.allclose(dots.dots, whole @ directions.T, rtol=1e-4, atol=1e-3)
     assert torch.allclose(dots.squares, whole.square().sum(-1), rtol=1e-4)
-    assert torch.allclose(groups.flat[1], whole[1] + whole[2], rtol=1e-4, atol=1e-4)
 
 
 def test_log_probs_are_those_of_the_whole_model_at_the_right_positions() -> None:
