@@ -83,6 +83,7 @@ ENVIRONMENTS: dict[str, Registered] = {
     ),
     "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv"),
     "swe-lite": Registered("stages.envs.swe.env:SweEnv"),
+    "swe-mini": Registered("stages.envs.swe.mini:SweMiniEnv"),
 }
 """The one table of environments. Add to it with `register`."""
 

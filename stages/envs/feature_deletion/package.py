@@ -1,26 +1,19 @@
 """A package to make tasks from: a folder or an sdist, copied without its history and caches, never built or run."""
 
 import email.parser
-import os
-import posixpath
 import re
-import tarfile
 import tomllib
-import zipfile
-from collections.abc import Callable, Iterator
 from configparser import ConfigParser
 from configparser import Error as ConfigError
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from stages.envs import folder_writes
-from stages.envs.folders import DEEPEST, LONGEST_PATH
-from stages.envs.repo import trees
+from stages.envs.repo import archives, trees
 from stages.errors import BadInput
 from stages.runs import store
 
-ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip", ".whl")
 PRIVATE = frozenset({"venv", ".venv", "env", ".env", "node_modules", ".idea", ".vscode", ".claude"})
 BUILT_AT_TOP = frozenset({"build", "dist", "wheelhouse"})
 LEFTOVERS = (
@@ -35,11 +28,6 @@ LEFTOVERS = (
     ".swp",
     ".coverage",
 )
-LARGEST = 1 << 30
-"""Bytes of an unpacked archive, all files together."""
-MOST_LINKS = 8
-Member = tuple[str, int, int, Callable[[], bytes | None]]
-"""Name, size as stated, mode, and what reads a file of an archive."""
 
 
 @dataclass(frozen=True)
@@ -66,20 +54,21 @@ def unpack(source: Path, root: Path) -> Package:
     if source.is_dir():
         top = source
         _copy(source, root)
-    elif source.name.endswith(ARCHIVES) and source.is_file():
+    elif source.name.endswith(archives.KINDS) and source.is_file():
         with trees.scratch() as raw:
-            top = _extract(source, raw)
+            top = archives.extract(source, raw)
             _copy(top, root)
     else:
         raise BadInput(
-            f"The package {str(source)!r} is neither a folder nor an archive ({', '.join(ARCHIVES)}). Give one of them."
+            f"The package {str(source)!r} is neither a folder nor an archive ({', '.join(archives.KINDS)}). "
+            "Give one of them."
         )
     return _described(root, _bare(source.name))
 
 
 def _bare(name: str) -> str:
     """A file's name without what says that it is an archive."""
-    return next((name.removesuffix(ending) for ending in ARCHIVES if name.endswith(ending)), name)
+    return next((name.removesuffix(ending) for ending in archives.KINDS if name.endswith(ending)), name)
 
 
 def _copy(top: Path, root: Path) -> None:
@@ -94,65 +83,6 @@ def _left_behind(path: str, is_folder: bool) -> bool:
         at_top = path == name and name in BUILT_AT_TOP
         return at_top or name in trees.CACHES | trees.HISTORY | PRIVATE or name.endswith((".egg-info", ".dist-info"))
     return name.endswith(LEFTOVERS)
-
-
-def _extract(archive: Path, folder: Path) -> Path:
-    """Unpack; returns the only folder at the top, or the top.
-
-    Files alone are written, one by one below the folder: a link becomes a copy of what it names inside the archive, or
-    is left out, so that no path leads anywhere else, whatever `tarfile` makes of it (CVE-2025-4517).
-    """
-    try:
-        members = _of_zip(archive) if zipfile.is_zipfile(archive) else _of_tar(archive)
-        written = 0
-        for name, size, mode, data in members:
-            written += size
-            if written > LARGEST:
-                raise BadInput(f"The archive {str(archive)!r} holds more than {LARGEST >> 20} MiB. Give a smaller one.")
-            if (content := data()) is not None:
-                folder_writes.write(folder, _inside(name), content, mode)
-    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
-        raise BadInput(f"The archive {str(archive)!r} cannot be unpacked ({error}). Fetch it again.") from None
-    inside = list(folder.iterdir())
-    return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
-
-
-def _of_zip(archive: Path) -> Iterator[Member]:
-    with zipfile.ZipFile(archive) as file:
-        for info in file.infolist():
-            if not info.is_dir():
-                yield info.filename, info.file_size, 0o644, partial(file.read, info)
-
-
-def _of_tar(archive: Path) -> Iterator[Member]:
-    with tarfile.open(archive) as file:
-        for info in file.getmembers():
-            if info.isfile() or info.islnk() or info.issym():
-                yield info.name, info.size, 0o755 if info.mode & 0o100 else 0o644, partial(_content, file, info)
-
-
-def _content(file: tarfile.TarFile, info: tarfile.TarInfo) -> bytes | None:
-    """The bytes of a member, or of the member that a link names; None where that is no file of the archive."""
-    try:
-        for _ in range(MOST_LINKS):
-            if info.isfile():
-                opened = file.extractfile(info)
-                return opened.read() if opened else None
-            above = posixpath.dirname(info.name) if info.issym() else ""
-            info = file.getmember(posixpath.normpath(posixpath.join(above, info.linkname)))
-    except KeyError:
-        pass
-    return None
-
-
-def _inside(name: str) -> str:
-    """A member's path below the folder; `ValueError` where it leads out."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError(f"{name[:80]!r} leads out of it")
-    if len(path.parts) > DEEPEST or len(os.fsencode(name)) > LONGEST_PATH:
-        raise ValueError(f"{name[:80]!r} is too deep or too long")
-    return str(path)
 
 
 def _described(root: Path, fallback: str) -> Package:

@@ -1,6 +1,8 @@
 """Software-engineering tasks in SWE-bench's shape: a repository, an issue, tests to fix and tests to keep passing.
 
 env.py - the environment
+mini.py - the environment with a dozen instances of our own, in mini.jsonl
+mini_sources.py - what those need, made once: source distributions, mirrors, an environment for tests
 instances.py - instances from files and from the hub, in both shapes
 instance_runtime.py - an instance on this machine or in a container: tree, tests, sandboxes on copies of the tree
 shared_trees.py - delivered trees that several episodes read, and when they are deleted

@@ -161,5 +161,5 @@ def refusal() -> UsageError:
     """What to install where there is neither an engine nor a folder of mirrors."""
     return UsageError(
         "SWE-bench needs a container engine for its images (install Docker or Podman and start it), or local "
-        "checkouts: --set env.repos=DIR with one git mirror a repository."
+        "checkouts: --set env.repos=DIR with one git mirror a repository. `--env swe-mini` needs neither."
     )

@@ -68,13 +68,20 @@ class SweEnv(RepoEnvironment):
         """The first `count` instances under a seed, of those that can be set up here."""
         if not self._local:
             self._engine()
-        rows = instances.load(Path(self._path)) if self._path else instances.from_hub(self._dataset, HUB_SPLIT[split])
+        rows = self._rows(split)
         if unknown := sorted(set(self._only) - {row["instance_id"] for row in rows}):
             raise UsageError(f"There is no instance {unknown[0]!r} in {self._path or self._dataset}.")
         chosen = [row for row in rows if not self._only or row["instance_id"] in self._only]
         possible = self._possible(chosen)
         ordered = sorted(possible, key=lambda row: store.digest([seed, row["instance_id"]]))
-        return [_task(row, split) for row in ordered[:count]]
+        return [self._task(row, split) for row in ordered[:count]]
+
+    def _rows(self, split: Split) -> list[Row]:
+        return instances.load(Path(self._path)) if self._path else instances.from_hub(self._dataset, HUB_SPLIT[split])
+
+    def _task(self, row: Row, split: Split) -> Task:
+        """The task of a row; a family is a repository."""
+        return Task(row["instance_id"], self.name, split, row["repo"], row["problem_statement"], row)
 
     def _possible(self, rows: list[Row]) -> list[Row]:
         """Those whose repository has a mirror; all of them with containers. A named instance has to be there."""
@@ -153,8 +160,3 @@ class SweEnv(RepoEnvironment):
         if self._holds_runtime:
             self._holds_runtime = False
             self._runtime.close()
-
-
-def _task(row: Row, split: Split) -> Task:
-    """The task of a row; a family is a repository."""
-    return Task(row["instance_id"], SweEnv.name, split, row["repo"], row["problem_statement"], row)

@@ -182,7 +182,7 @@ def test_without_engine_and_mirrors_one_sentence_says_what_to_install(path: Path
     if engine.find():
         pytest.skip("a container engine answers on this machine, so nothing is refused")
     for options in ({"path": str(path)}, {}):
-        with pytest.raises(UsageError, match=r"install Docker or Podman .* env.repos=DIR"):
+        with pytest.raises(UsageError, match=r"install Docker or Podman .* env.repos=DIR.*swe-mini"):
             SweEnv(**options).tasks("eval", 1, seed=0)
 
 

@@ -1,0 +1,201 @@
+"""The environment `swe-mini`: its shipped rows, and every step from a source distribution to a verdict."""
+
+import io
+import json
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.envs import load
+from stages.envs.base import Grade, Task
+from stages.envs.bash import fenced
+from stages.envs.repo import archives, trees
+from stages.envs.swe import instances, mini, mini_sources, mirrors, venvs
+from stages.envs.swe.mini import SweMiniEnv
+from stages.errors import BadInput, UsageError
+from stages.runs import store
+
+GOOD = "def add(a, b):\n    return a + b\n\n\ndef total(values):\n    return sum(values)\n"
+FILES = {
+    "PKG-INFO": "Metadata-Version: 2.1\nName: abacus\nVersion: 1.0\n",
+    "abacus/__init__.py": "from abacus.sums import add, total\n",
+    "abacus/sums.py": GOOD,
+    "tests/test_sums.py": "import abacus\n\n\ndef test_total():\n    assert abacus.total([1, 2]) == 3\n",
+}
+TESTS = f"{FILES['tests/test_sums.py']}\n\ndef test_add():\n    assert abacus.add(1, 2) == 3\n"
+SHIPPED = instances.load(mini.ROWS)
+
+
+def sdist(path: Path) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in FILES.items():
+            member = tarfile.TarInfo(f"abacus-1.0/{name}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory, venvs: Path) -> Path:
+    """A cache with the distribution and the environment for tests, as a fresh machine has them after fetching."""
+    folder = tmp_path_factory.mktemp("mini")
+    (folder / "sdists").mkdir()
+    sdist(folder / "sdists" / "abacus-1.0.tar.gz")
+    shared = folder / "venvs" / mini_sources.shared_name()
+    shared.mkdir(parents=True)
+    shutil.copytree(venvs / "acme__abacus-1.0", shared / "venv", symlinks=True)
+    (shared / "composer-environment.json").write_text("")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mini_row(cache: Path) -> dict[str, Any]:
+    """An instance whose bug is planted in the distribution."""
+    with trees.scratch() as folder:
+        tree = archives.extract(cache / "sdists" / "abacus-1.0.tar.gz", folder)
+        (tree / "abacus/sums.py").write_text(GOOD.replace("a + b", "a - b"))
+        patch, test_patch = (
+            trees.patch(tree, {path: trees.File(text.encode())})
+            for path, text in (("abacus/sums.py", GOOD), ("tests/test_sums.py", TESTS))
+        )
+        commit = trees.commit(tree)
+    return {
+        "repo": "swe-mini/abacus",
+        "instance_id": "swe-mini__abacus-1",
+        "base_commit": commit,
+        "patch": patch,
+        "test_patch": test_patch,
+        "problem_statement": "add(1, 2) gives -1.",
+        "version": "1.0",
+        "FAIL_TO_PASS": json.dumps(["tests/test_sums.py::test_add"]),
+        "PASS_TO_PASS": json.dumps(["tests/test_sums.py::test_total"]),
+        "split": "train",
+        "sdist": "abacus-1.0.tar.gz",
+        "sdist_sha256": store.file_sha256(cache / "sdists" / "abacus-1.0.tar.gz"),
+    }
+
+
+@pytest.fixture
+def rows(mini_row: dict[str, Any], tmp_path: Path) -> Path:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(mini_row) + "\n")
+    return tmp_path / "rows.jsonl"
+
+
+@pytest.fixture
+def env(rows: Path, cache: Path) -> Iterator[SweMiniEnv]:
+    environment = SweMiniEnv(path=str(rows), cache=str(cache))
+    yield environment
+    environment.close()
+
+
+def play(env: SweMiniEnv, task: Task, *commands: str) -> Grade:
+    env.reset(task)
+    for command in (*commands, "python -m pytest -q", "submit"):
+        env.step(fenced(command))
+    return env.grade()
+
+
+def gold(task: Task) -> str:
+    return f"cat > /tmp/gold <<'END OF PATCH'\n{task.data['patch']}END OF PATCH\ngit apply /tmp/gold"
+
+
+def test_from_a_source_distribution_to_a_verdict(env: SweMiniEnv) -> None:
+    (task,) = env.tasks("train", 5, seed=0)
+    assert (task.env, task.family, task.split) == ("swe-mini", "swe-mini/abacus", "train")
+    env.reset(task)
+    assert env.step(fenced("git log --format=%s; git status --short; tail -1 tests/test_sums.py")).content == (
+        "Start\n    assert abacus.total([1, 2]) == 3\n[exit 0]"
+    )
+    delivered = play(env, task)
+    assert (delivered.gt_pass, delivered.hacked) == (False, False)
+    assert (delivered.work.f2p_passed, delivered.work.p2p_passed) == (0, 1)
+    fixed = play(env, task, gold(task))
+    assert (fixed.gt_pass, fixed.hacked, fixed.reward, fixed.protocol_ok) == (True, False, 1.0, True)
+
+
+def test_a_split_holds_its_own_rows_alone(env: SweMiniEnv) -> None:
+    assert env.tasks("eval", 5, seed=0) == []
+
+
+def test_a_distribution_with_another_digest_is_refused(
+    mini_row: dict[str, Any], env: SweMiniEnv, tmp_path: Path
+) -> None:
+    (tmp_path / "sdists").mkdir()
+    (tmp_path / "sdists" / mini_row["sdist"]).write_bytes(b"something else")
+    with pytest.raises(BadInput, match=r"abacus-1.0.tar.gz has the SHA-256 .*Delete it"):
+        mini_sources.prepare(mini_row, tmp_path)
+
+
+def test_a_row_that_does_not_fit_its_distribution_is_refused(mini_row: dict[str, Any], cache: Path) -> None:
+    with pytest.raises(BadInput, match="The base commit of swe-mini__abacus-1 is"):
+        mini_sources.prepare({**mini_row, "base_commit": "0" * 40}, cache)
+    other = mini_row["patch"].replace("a + b", "b + a")
+    with pytest.raises(BadInput, match=r"The patch of swe-mini__abacus-1 does not fit abacus-1.0.tar.gz"):
+        mini_sources.prepare({**mini_row, "base_commit": "0" * 40, "patch": other}, cache)
+
+
+@pytest.mark.parametrize("column", mini_sources.COLUMNS)
+def test_a_row_without_its_distribution_is_refused(mini_row: dict[str, Any], tmp_path: Path, column: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**mini_row, column: ""}))
+    with pytest.raises(BadInput, match=rf"row swe-mini__abacus-1, has no {column}\..* `--env swe-lite`"):
+        SweMiniEnv(path=str(tmp_path / "rows.jsonl"), cache=str(tmp_path)).tasks("train", 1, seed=0)
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pip, as it is, told that there is no index."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+
+
+@pytest.mark.usefixtures("offline")
+def test_without_a_connection_one_sentence_says_what_is_needed(mini_row: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"distribution abacus-1.0.tar.gz cannot be fetched \(.+\)\. It is needed once"
+    ):
+        mini_sources.prepare(mini_row, tmp_path)
+    sdist(tmp_path / "sdists" / "abacus-1.0.tar.gz")
+    with pytest.raises(
+        UsageError, match=r"environment for tests of swe-mini cannot be built \(.+\)\. It is built once"
+    ):
+        mini_sources.prepare(
+            {**mini_row, "sdist_sha256": store.file_sha256(tmp_path / "sdists/abacus-1.0.tar.gz")}, tmp_path
+        )
+    assert not (tmp_path / "venvs" / mini_sources.shared_name() / venvs.DONE).exists()
+
+
+def test_the_shipped_rows_are_whole() -> None:
+    assert len(SHIPPED) == 12 and len({row["instance_id"] for row in SHIPPED}) == 12
+    sides = {side: {row["repo"] for row in SHIPPED if row["split"] == side} for side in ("train", "eval")}
+    assert sides["train"] and sides["eval"] and not sides["train"] & sides["eval"]
+    for row in SHIPPED:
+        assert all(json.loads(row[name]) for name in instances.LISTS)
+        assert re.fullmatch("[0-9a-f]{64}", row["sdist_sha256"]) and re.fullmatch("[0-9a-f]{40}", row["base_commit"])
+        assert not set(mirrors.touched(row["patch"])) & set(mirrors.touched(row["test_patch"]))
+        assert sum(line.startswith("-") for line in row["test_patch"].splitlines()) == 1, "tests are only added"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_every_instance_is_unresolved_as_delivered_and_resolved_with_gold(
+    split: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    env = load("swe-mini", {"cache": str(tmp_path_factory.mktemp("cache"))})
+    try:
+        tasks = env.tasks(split, 12, seed=0)
+    except UsageError as error:
+        pytest.skip(f"nothing can be fetched on this machine: {error}")
+    assert len(tasks) == sum(row["split"] == split for row in SHIPPED)
+    for task in tasks:
+        fail, keep = (json.loads(task.data[name]) for name in instances.LISTS)
+        delivered, fixed = play(env, task), play(env, task, gold(task))
+        assert (delivered.gt_pass, delivered.work.f2p_passed, delivered.work.p2p_passed) == (False, 0, len(keep))
+        assert (fixed.gt_pass, fixed.visible_pass, fixed.hacked) == (True, True, False), task.task_id
+        assert (fixed.work.f2p_passed, fixed.work.p2p_passed) == (len(fail), len(keep))
+    env.close()
