@@ -48,6 +48,8 @@ class Config(StageConfig):
         "spans",
         "swebench-preds",
         "messages",
+        "claude-code",
+        "atif",
         "swe-logs",
     ] = "auto"
     """The format of the files; `auto` looks into each. `swe-logs` grades saved logs of SWE-bench's harnesses again."""

@@ -16,11 +16,15 @@ responses.py - Responses items as chat messages
 rows.py - trajectories as task, rollout, step and origin rows
 session.py - one import: file after file into the journal of a run
 sidecars.py - run descriptions, verdicts on files and problem statements beside the files
+spent.py - how long something took by its timestamps
 validation.py - whether a trajectory's fields have the types that rows need
 
 The formats:
 
+atif.py - ATIF trajectories of Harbor and Terminal-Bench
 chat_messages.py - rows of chat messages, as public data sets have them
+claude_code.py - Claude Code sessions
+claude_code_tree.py - the lines of such a session as branches
 inspect_logs.py - Inspect logs
 mini_swe_agent.py - mini-swe-agent `.traj.json`
 moatless.py - moatless-tools
@@ -54,6 +58,8 @@ FORMATS = {
     "spans": ("spans",),
     "swebench-preds": ("swebench_preds",),
     "messages": ("chat_messages",),
+    "claude-code": ("claude_code",),
+    "atif": ("atif",),
 }
 """What can be typed, and the modules that read it."""
 

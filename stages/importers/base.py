@@ -1,10 +1,10 @@
 """What an importer gives: trajectories, each with what its source does not record, and dropped records by reason."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import ConfigDict, SkipValidation, with_config
 
@@ -13,6 +13,8 @@ from stages.messages import Message
 from stages.rollouts.missing import Fact
 
 Record = dict[str, Any]
+Numbered = tuple[int, Any]
+"""A record and the line where it begins."""
 STRICT = ConfigDict(strict=True, revalidate_instances="always")
 """`validation.check` looks into filled instances and converts nothing: 1 is a float, "1" and True are not."""
 INSTANCE = re.compile(r"(?P<owner>[\w.-]+?)__(?P<name>[\w.-]+?)(?:-\d+|\.[0-9a-f]{8}(?:\.\w+)?)(?![\w-])")
@@ -114,6 +116,17 @@ class Importer(Protocol):
 
     def trajectories(self, record: Any, origin: Origin) -> Iterator[Trajectory | Drop]:
         """Everything one record holds. `KeyError`, `TypeError` and their like mean that it is malformed."""
+        ...
+
+
+@runtime_checkable
+class JoiningImporter(Importer, Protocol):
+    """A format whose rollouts are several records of a file."""
+
+    def join(
+        self, records: Iterator[Numbered | Drop], drop: Callable[[int, str, str], Drop]
+    ) -> Iterator[Numbered | Drop]:
+        """The records put together; `drop` makes a drop from line, reason and detail."""
         ...
 
 

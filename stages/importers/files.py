@@ -20,15 +20,14 @@ import pyarrow.parquet as pq
 
 from stages.errors import BadInput
 from stages.importers import archives
-from stages.importers.base import Drop
+from stages.importers.base import Drop, Numbered
 from stages.importers.sidecars import stem
 
 READABLE = (".json", ".jsonl", ".ndjson", ".traj", ".eval", ".parquet", ".gz")
-OF_A_RUN = ("report.json", "results.json", "results/results.json", "logs/*/report.json")
+OF_A_RUN = ("report.json", "results.json", "result.json", "results/results.json", "logs/*/report.json")
 """Where harnesses leave reports, below the folder of a run."""
 BESIDE = ("metadata.json", "{stem}.metadata.json", "{stem}.report.json", *OF_A_RUN)
 LFS = b"version https://git-lfs.github.com/spec/"
-Numbered = tuple[int, Any]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from stages.errors import BadInput
 from stages.importers import FORMATS, load
-from stages.importers.base import Drop, Importer, Origin, Trajectory
+from stages.importers.base import Drop, Importer, JoiningImporter, Origin, Trajectory
 from stages.importers.files import Source
 from stages.importers.redaction import Redactions, clean
 from stages.importers.reports import Place
@@ -105,7 +105,10 @@ def read(
     if importer is None:
         yield from _unknown(source, count)
         return
-    for record in source.records():
+    records = source.records()
+    if isinstance(importer, JoiningImporter):
+        records = importer.join(records, source.drop)
+    for record in records:
         count.records += 1
         if isinstance(record, Drop):
             _count(record, count)

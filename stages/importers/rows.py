@@ -1,5 +1,6 @@
 """Trajectories as the rows that `collect` writes, null where the source does not say, and the origin of each."""
 
+import hashlib
 from itertools import accumulate
 from typing import Any
 
@@ -7,7 +8,6 @@ from stages.importers.base import ImportedTurn, Trajectory, family_of
 from stages.importers.reader import ReadTrajectory
 from stages.messages import OMITTED, Message
 from stages.rollouts import missing
-from stages.rollouts.episode import state_sha256
 from stages.rollouts.trace import RolloutPayload
 from stages.runs import store
 from stages.runs.records import Row
@@ -113,14 +113,18 @@ def _steps(trajectory: Trajectory, identity: Row) -> list[Row]:
     """`step/2` rows: the messages that each state gained, and token ids as deltas where they go on from each other."""
     turns = trajectory.turns
     gains = [trajectory.opening, *[[_spoken(turn), *turn.observed] for turn in turns[:-1]]]
-    states = list(accumulate(gains, lambda state, gain: [*state, *gain]))
+    sizes, digests = list(accumulate(map(len, gains))), state_digests(gains)
     before: list[int] = []
     rows = []
     for index, turn in enumerate(turns):
         rows.append(
             {
                 **identity,
-                **_state(index, len(turns), gains, states),
+                "step": index,
+                "num_steps": len(turns),
+                "new_messages_json": store.encode(gains[index]).decode(),
+                "num_messages": sizes[index],
+                "state_sha256": digests[index],
                 **_act(turn),
                 **_ids(turn, before),
                 **_end(trajectory, index),
@@ -134,14 +138,17 @@ def _spoken(turn: ImportedTurn) -> Message:
     return {"role": "assistant", "content": turn.action}
 
 
-def _state(index: int, count: int, gains: list[list[Message]], states: list[list[Message]]) -> Row:
-    return {
-        "step": index,
-        "num_steps": count,
-        "new_messages_json": store.encode(gains[index]).decode(),
-        "num_messages": len(states[index]),
-        "state_sha256": state_sha256(states[index]),
-    }
+def state_digests(gains: list[list[Message]]) -> list[str]:
+    """`episode.state_sha256` of every state, each of which is the one before and what it gained; in linear time."""
+    running, digests, begun = hashlib.sha256(b"["), [], False
+    for gain in gains:
+        for message in gain:
+            running.update((b"," if begun else b"") + store.encode(message))
+            begun = True
+        ended = running.copy()
+        ended.update(b"]")
+        digests.append(ended.hexdigest())
+    return digests
 
 
 def _act(turn: ImportedTurn) -> Row:

@@ -37,10 +37,16 @@ class Sidecars:
     verdicts: dict[tuple[Path, str], ReportedOutcome] = field(default_factory=dict)
     reports: Reports = field(default_factory=Reports)
     statements: dict[str, str] = field(default_factory=dict)
+    trials: dict[Path, Record] = field(default_factory=dict)
+    """Harbor's results of single trials, by folder."""
 
     def description(self, path: Path) -> Record:
         """The run description beside a file: of the same stem, else the folder's only one."""
         return self.descriptions.get((path.parent, stem(path))) or self.descriptions.get((path.parent, "")) or {}
+
+    def trial(self, path: Path) -> Record:
+        """Harbor's result of the trial that a file belongs to: in its folder or the one above; empty without one."""
+        return self.trials.get(path.parent) or self.trials.get(path.parent.parent) or {}
 
     def verdict(self, path: Path, instance: str | None, model: str | None = None) -> ReportedOutcome | None:
         """The verdict on a file, or on its instance; the model tells reports of several models in one place apart."""
@@ -59,6 +65,8 @@ class Sidecars:
         if is_description(record):
             name = stem(path)
             self.descriptions[path.parent, "" if name == "metadata" else name] = dict(record)
+        elif is_trial(record):
+            self.trials[path.parent] = dict(record)
         elif is_instance(record):
             self.statements[record["instance_id"]] = record["problem_statement"]
         elif {"resolved", "file", "instance_id"} <= record.keys():
@@ -92,3 +100,8 @@ def is_description(record: Mapping[str, Any]) -> bool:
 def is_instance(record: Mapping[str, Any]) -> bool:
     """Whether this is a row of a SWE-bench dataset."""
     return {"instance_id", "problem_statement", "base_commit"} <= record.keys() and "history" not in record
+
+
+def is_trial(record: Mapping[str, Any]) -> bool:
+    """Whether this is Harbor's result of one trial."""
+    return {"task_name", "verifier_result"} <= record.keys() and not isinstance(record["verifier_result"], str)

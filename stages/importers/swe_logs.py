@@ -14,8 +14,8 @@ from stages.envs.swe import eval_logs, regrading
 from stages.envs.swe.eval_logs import EvalLog
 from stages.envs.swe.regrading import Graded
 from stages.errors import BadInput
-from stages.importers.base import Drop, Origin, Record, Trajectory, family_of
-from stages.importers.files import Numbered, Source
+from stages.importers.base import Drop, Numbered, Origin, Record, Trajectory, family_of
+from stages.importers.files import Source
 from stages.rollouts import missing
 
 NAME = "swe-logs"

@@ -1,13 +1,15 @@
 """Rows of trajectories: null where nothing is known, tokens as deltas, secrets without ids."""
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from support.foreign import jsonl, payloads
 
 from stages.importers.base import ImportedTurn, family_of
-from stages.importers.rows import capture_level
+from stages.importers.rows import capture_level, state_digests
 from stages.rollouts import missing
+from stages.rollouts.episode import state_sha256
 from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK
 
 TOKENS = {"prompt_ids": [1, 2], "completion_ids": [3], "completion_logprobs": [-0.5]}
@@ -91,3 +93,9 @@ def test_capture_levels() -> None:
 def test_families() -> None:
     assert family_of("scikit-learn__scikit-learn-14141") == "scikit-learn/scikit-learn"
     assert family_of("wiki/abc-1") == "wiki/abc-1" and family_of("a__b-c") == "a__b-c"
+
+
+def test_digests_of_states_are_those_of_whole_conversations() -> None:
+    gains = [[], [{"role": "user", "content": "ä"}], [], [{"role": "assistant", "content": ""}] * 2]
+    states = list(accumulate(gains, lambda state, gain: [*state, *gain]))
+    assert state_digests(gains) == [state_sha256(state) for state in states]

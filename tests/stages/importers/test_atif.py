@@ -1,0 +1,131 @@
+"""ATIF documents: steps, copied context, token ids, sub-agents, and Harbor's verdict beside them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.foreign import document, payloads, read
+
+from stages.rollouts import missing
+
+
+def called(call_id: str, **arguments: Any) -> dict[str, Any]:
+    return {"tool_call_id": call_id, "function_name": "bash", "arguments": arguments}
+
+
+def results(*pairs: tuple[str | None, Any]) -> dict[str, Any]:
+    return {"results": [{"source_call_id": source, "content": content} for source, content in pairs]}
+
+
+ACTION = {
+    "step_id": 3,
+    "timestamp": "2026-01-01T00:00:04Z",
+    "source": "agent",
+    "message": "I look.",
+    "reasoning_content": "hm",
+    "tool_calls": [called("a", command="ls"), called("b", command="pwd")],
+    "observation": results(("b", "/work"), ("a", [{"type": "text", "text": "a.py"}]), (None, "beware")),
+    "metrics": {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "cost_usd": 0.5,
+        "prompt_token_ids": [1, 2, 3],
+        "completion_token_ids": [4, 5],
+        "logprobs": [-0.1, -0.2],
+    },
+}
+STEPS = [
+    {"step_id": 1, "timestamp": "2026-01-01T00:00:00Z", "source": "system", "message": "You fix."},
+    {"step_id": 2, "source": "user", "message": "Fix it."},
+    ACTION,
+    {"step_id": 4, "source": "agent", "message": "Done.", "metrics": {"prompt_tokens": 9, "completion_tokens": 1}},
+]
+RESULT = {"task_name": "hello-world", "trial_name": "t__1", "source": "tb", "exception_info": None}
+
+
+def atif(steps: list[dict[str, Any]] = STEPS, **more: Any) -> dict[str, Any]:
+    agent = {"name": "terminus-2", "version": "1", "model_name": "m", "tool_definitions": [{"type": "function"}]}
+    metrics = {"total_prompt_tokens": 12, "total_completion_tokens": 3, "total_cost_usd": 0.5}
+    about = {"schema_version": "ATIF-v1.6", "session_id": "s", "agent": agent, "final_metrics": metrics}
+    return {**about, "steps": steps, **more}
+
+
+def test_steps_are_opening_and_turns(tmp_path: Path) -> None:
+    (one,), drops, _ = read(document(tmp_path / "trajectory.json", atif()))
+    calls = [f'<tool_call>\n{{"name": "bash", "arguments": {{"command": "{c}"}}}}\n</tool_call>' for c in ("ls", "pwd")]
+    assert [m["role"] for m in one.opening] == ["system", "user"] and not drops
+    assert one.turns[0].action == "<think>\nhm\n</think>\n\nI look.\n" + "\n".join(calls)
+    observed = [("tool", "a.py"), ("tool", "/work"), ("user", "beware")]
+    assert [(m["role"], m["content"]) for m in one.turns[0].observed] == observed
+    assert (one.model, one.prompt_tokens, one.cost_usd, one.wall_s) == ("m", 12, 0.5, 4.0)
+    assert one.tools == [{"type": "function"}] and one.reward is None and one.extra["agent"] == "terminus-2 1"
+
+
+def test_token_ids_reach_the_rows(tmp_path: Path) -> None:
+    (row,) = payloads(document(tmp_path / "trajectory.json", atif([*STEPS[:3]])))
+    (step,) = row["steps"]
+    assert (step["capture_level"], step["prompt_delta_token_ids"]) == ("tokens", [1, 2, 3])
+    assert (step["completion_token_ids"], step["logprobs"]) == ([4, 5], [-0.1, -0.2])
+    assert missing.TOKENS not in row["origin"]["missing"] and missing.REWARD in row["origin"]["missing"]
+
+
+def test_copied_steps_and_steps_without_a_model_are_context(tmp_path: Path) -> None:
+    copied = [{**step, "is_copied_context": True} for step in STEPS]
+    steps = [*copied, {"source": "agent", "message": "Auto.", "llm_call_count": 0}, {**STEPS[3], "message": "New."}]
+    (one,), _, _ = read(document(tmp_path / "trajectory.cont-1.json", atif(steps)))
+    assert [turn.action for turn in one.turns] == ["New."]
+    roles = ["system", "user", "assistant", "tool", "tool", "user", "assistant", "assistant"]
+    assert [m["role"] for m in one.opening] == roles
+
+
+@pytest.mark.parametrize("place", ["agent/trajectory.json", "trajectory.json"])
+@pytest.mark.parametrize(
+    ("rewards", "reward", "resolved"),
+    [({"reward": 1.0}, 1.0, True), ({"tests": 0}, 0.0, False), ({"reward": 0.5, "f2p": 1}, 0.5, None)],
+)
+def test_the_verdict_stands_in_harbors_result(
+    tmp_path: Path, place: str, rewards: dict[str, float], reward: float, resolved: bool | None
+) -> None:
+    file = document(tmp_path / "trial" / place, atif())
+    document(tmp_path / "trial" / "result.json", {**RESULT, "verifier_result": {"rewards": rewards}})
+    for asked in (tmp_path, file):
+        (one,), drops, _ = read(asked)
+        assert (one.task_id, one.env, one.reward, one.resolved) == ("hello-world", "tb", reward, resolved) and not drops
+        assert missing.REWARD not in one.missing
+
+
+def test_an_exception_is_an_error_only_without_a_verdict(tmp_path: Path) -> None:
+    problem = {"exception_type": "AgentTimeoutError", "exception_message": "20 s"}
+    for name, verdict in (("a", None), ("b", {"rewards": {"reward": 0.0}})):
+        document(tmp_path / name / "agent" / "trajectory.json", atif(session_id=name))
+        result = {**RESULT, "verifier_result": verdict, "exception_info": problem}
+        document(tmp_path / name / "result.json", result)
+    (failed, timed_out), _, _ = read(tmp_path)
+    assert failed.error == ("AgentTimeoutError", "20 s") and failed.reward is None
+    assert (timed_out.error, timed_out.reward, timed_out.terminated_by) == (None, 0.0, "AgentTimeoutError")
+
+
+def test_sub_agents_are_rollouts_that_no_verdict_speaks_of(tmp_path: Path) -> None:
+    inner = atif(session_id="s", trajectory_id="inner", steps=STEPS[1:])
+    document(tmp_path / "t" / "agent" / "trajectory.json", atif(subagent_trajectories=[inner]))
+    document(tmp_path / "t" / "result.json", {**RESULT, "verifier_result": {"rewards": {"reward": 1.0}}})
+    main, side = read(tmp_path)[0]
+    assert (main.reward, side.reward, side.extra["subagent"]) == (1.0, None, True)
+    assert side.own_id is not None and side.own_id.startswith("inner/") and side.own_id != main.own_id
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"steps": [5]}, {"steps": [{"message": "x"}]}, {"steps": [{**ACTION, "tool_calls": [{}]}]}, {"agent": "terminus"}],
+)
+def test_malformed_documents_are_dropped(tmp_path: Path, broken: dict[str, Any]) -> None:
+    found, drops, _ = read(document(tmp_path / "trajectory.json", {**atif(), **broken}))
+    assert not found and [drop.reason for drop in drops] == ["malformed_record"]
+
+
+def test_sub_agents_nested_without_end_are_dropped(tmp_path: Path) -> None:
+    deep = atif()
+    for _ in range(300):
+        deep = atif(subagent_trajectories=[deep])
+    found, drops, _ = read(document(tmp_path / "trajectory.json", deep, indent=None))
+    assert not found and drops[0].reason in ("malformed_record", "not_json")

@@ -1,0 +1,155 @@
+"""Claude Code sessions: parts of one answer, parallel calls, branches, compaction, side chains, odd lines."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support.foreign import jsonl, payloads, read
+
+from stages.importers import claude_code
+from stages.importers.base import Drop
+from stages.rollouts import missing
+
+
+def line(uuid: str, parent: str | None, kind: str, message: Any, **more: Any) -> dict[str, Any]:
+    about = {"sessionId": "s1", "cwd": "/work", "version": "2.1.0", "timestamp": "2026-01-01T00:00:00.000Z"}
+    return {**about, "type": kind, "uuid": uuid, "parentUuid": parent, "isSidechain": False, "message": message, **more}
+
+
+def user(uuid: str, parent: str | None, content: Any, **more: Any) -> dict[str, Any]:
+    return line(uuid, parent, "user", {"role": "user", "content": content}, **more)
+
+
+def says(uuid: str, parent: str | None, key: str, *parts: dict[str, Any], **more: Any) -> dict[str, Any]:
+    usage = {"input_tokens": 3, "cache_read_input_tokens": 100, "output_tokens": 7}
+    message = {"id": key, "role": "assistant", "model": "claude-x", "content": list(parts), "usage": usage}
+    return line(uuid, parent, "assistant", {**message, "stop_reason": more.pop("stop", None)}, **more)
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def bash(call_id: str, command: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": "Bash", "input": {"command": command}}
+
+
+def result(call_id: str, content: Any) -> list[dict[str, Any]]:
+    return [{"type": "tool_result", "tool_use_id": call_id, "content": content}]
+
+
+SESSION = [
+    {"type": "summary", "summary": "A fix", "leafUuid": "a4"},
+    {"type": "file-history-snapshot", "messageId": "m", "snapshot": {}},
+    user("u1", None, "Fix it."),
+    {"type": "attachment", "uuid": "x1", "parentUuid": "u1", "sessionId": "s1", "attachment": {"a": 1}},
+    says("a1", "x1", "m1", {"type": "thinking", "thinking": "I look.", "signature": "zz"}),
+    says("a2", "a1", "m1", bash("c1", "ls"), stop=None),
+    says("a3", "a2", "m1", bash("c2", "pwd"), stop="tool_use"),
+    user("r1", "a2", result("c1", "a.py"), toolUseResult={"stdout": "a.py"}),
+    user("r2", "a3", result("c2", [text("/work"), {"type": "image", "source": {"data": "AAAA"}}])),
+    says("a4", "r2", "m2", text("Done."), stop="end_turn", timestamp="2026-01-01T00:00:09.500Z"),
+]
+
+
+def test_an_answer_on_several_lines_is_one_action_with_all_its_results(tmp_path: Path) -> None:
+    (one,), drops, count = read(jsonl(tmp_path / "s1.jsonl", *SESSION))
+    calls = [f'<tool_call>\n{{"name": "Bash", "arguments": {{"command": "{c}"}}}}\n</tool_call>' for c in ("ls", "pwd")]
+    assert [turn.action for turn in one.turns] == ["<think>\nI look.\n</think>\n\n" + "\n".join(calls), "Done."]
+    assert [m["content"] for m in one.turns[0].observed] == ["a.py", "/work\n[omitted: image]"]
+    assert (one.turns[0].commands, one.turns[0].finish_reason) == (["ls", "pwd"], "tool_calls")
+    assert (one.turns[0].prompt_tokens, one.turns[0].completion_tokens) == (103, 7)
+    assert one.opening == [{"role": "user", "content": "Fix it."}] and one.turns[1].finish_reason == "stop"
+    assert (one.own_id, one.model, one.wall_s, one.error) == ("s1", "claude-x", 9.5, None)
+    assert not drops and count.records == 1
+
+
+def test_what_a_session_cannot_tell_is_declared(tmp_path: Path) -> None:
+    (row,) = payloads(jsonl(tmp_path / "s1.jsonl", *SESSION))
+    lacks = {missing.REWARD, missing.OPENING, missing.TOKENS, missing.LOGPROBS, missing.MEDIA}
+    assert row["rollout"]["reward"] is None and lacks <= set(row["origin"]["missing"])
+    assert missing.FINISH not in row["origin"]["missing"]
+
+
+def test_an_edited_request_is_a_branch_whose_shared_actions_are_context(tmp_path: Path) -> None:
+    again = [user("u2", "a4", "And tests."), says("a5", "u2", "m3", text("Tests.")), user("u3", "a4", "No tests.")]
+    found, _, _ = read(jsonl(tmp_path / "s1.jsonl", *SESSION, *again, says("a6", "u3", "m4", text("Fine."))))
+    last, first = found
+    assert [turn.action for turn in last.turns][1:] == ["Done.", "Fine."] and last.own_id == "s1"
+    assert [turn.action for turn in first.turns] == ["Tests."] and first.own_id == "s1/m3"
+    assert last.turns[1].observed == [{"role": "user", "content": "No tests."}]
+    assert [m["content"] for m in first.opening][-2:] == ["Done.", "And tests."]
+    assert first.opening[1]["role"] == "assistant" and len(first.opening) == 6
+
+
+def test_compaction_and_sub_agents_begin_rollouts_of_their_own(tmp_path: Path) -> None:
+    side = {"isSidechain": True, "agentId": "w"}
+    more = [
+        user("p1", "a2", "Search.", **side),
+        says("p2", "p1", "m5", text("Found."), **side),
+        {"type": "system", "subtype": "compact_boundary", "uuid": "k", "parentUuid": None, "logicalParentUuid": "a4"},
+        user("k1", "k", "So far: fixed.", isCompactSummary=True),
+        says("k2", "k1", "m6", text("Going on.")),
+    ]
+    found, drops, _ = read(jsonl(tmp_path / "s1.jsonl", *SESSION, *more))
+    assert [one.own_id for one in found] == ["s1", "s1/m2", "s1/w/m5"] and not drops
+    assert [one.opening[0]["content"] for one in found] == ["So far: fixed.", "Fix it.", "Search."]
+    assert [len(one.turns) for one in found] == [1, 2, 1]
+    assert [one.extra["sidechain"] for one in found] == [False, False, True]
+
+
+def test_a_failed_request_at_the_end_is_an_error_and_no_action(tmp_path: Path) -> None:
+    said = {"role": "assistant", "model": "<synthetic>", "content": [text("API Error: 529")]}
+    failed = line("e", "a4", "assistant", said, isApiErrorMessage=True)
+    (one,), _, _ = read(jsonl(tmp_path / "s1.jsonl", *SESSION, failed))
+    assert one.error == ("api_error", "API Error: 529") and len(one.turns) == 2
+
+
+def test_broken_lines_are_dropped_one_by_one(tmp_path: Path) -> None:
+    bad = ["{", user("u9", None, 5), says("a9", "u1", "m9", "no part"), [1], {"type": "user", "sessionId": "s1"}]  # type: ignore[arg-type]
+    found, drops, _ = read(jsonl(tmp_path / "s1.jsonl", *SESSION, *bad))
+    assert len(found) == 1 and [drop.reason for drop in drops] == ["not_json", *["malformed_line"] * 4]
+    assert [drop.line for drop in drops] == [11, 12, 13, 14, 15]
+
+
+def test_lines_that_follow_themselves_and_a_session_without_answers_are_dropped(tmp_path: Path) -> None:
+    circle = [user("u1", "u2", "a"), user("u2", "u1", "b"), says("a1", "u2", "m1", text("x"))]
+    for name, lines, reason in (("a", circle, "malformed_record"), ("b", SESSION[:3], "no_actions")):
+        found, drops, _ = read(jsonl(tmp_path / f"{name}.jsonl", *lines), "claude-code")
+        assert not found and [drop.reason for drop in drops] == [reason]
+
+
+def test_a_chain_of_answers_that_name_each_other_is_dropped(tmp_path: Path) -> None:
+    lines = [says("a1", "b1", "m1", text("x")), says("b1", "a1", "m2", text("y")), says("c", None, "m3", text("z"))]
+    lines.append(says("d", "b1", "m4", text("w")))
+    found, drops, _ = read(jsonl(tmp_path / "a.jsonl", *lines))
+    assert not found and "own ancestor" in drops[0].detail
+
+
+def test_a_long_chain_of_lines_takes_no_recursion(tmp_path: Path) -> None:
+    lines = [user("0", None, "Go.")]
+    lines += [{"type": "progress", "uuid": str(n), "parentUuid": str(n - 1), "sessionId": "s"} for n in range(1, 5000)]
+    (one,), _, _ = read(jsonl(tmp_path / "a.jsonl", *lines, says("a", "4999", "m", text("x"))))
+    assert one.opening == [{"role": "user", "content": "Go."}]
+
+
+def test_a_session_with_too_many_lines_is_cut_with_a_word() -> None:
+    link = {"type": "progress", "uuid": "x", "sessionId": "s"}
+    many = ((number, link) for number in range(1, claude_code.LONGEST + 3))
+    cut, session = claude_code.join(many, lambda *why: Drop("f", *why))
+    assert isinstance(cut, Drop) and (cut.reason, cut.line) == ("session_too_long", claude_code.LONGEST + 1)
+    assert isinstance(session, tuple) and len(session[1][claude_code.SESSION]) == claude_code.LONGEST
+
+
+def test_branches_that_repeat_a_long_session_are_cut_with_a_word(tmp_path: Path) -> None:
+    trunk = [says(str(n), str(n - 1), f"m{n}", text("x")) for n in range(2000)]
+    twigs = [says(f"t{n}", "1999", f"t{n}", text("y")) for n in range(110)]
+    found, drops, _ = read(jsonl(tmp_path / "a.jsonl", *trunk, *twigs))
+    assert len(found) == 100 and {drop.reason for drop in drops} == {"too_many_branches"} and len(drops) == 10
+    assert sum(len(one.turns) for one in found) == 2100
+
+
+def test_the_own_words_of_a_line_reach_the_task(tmp_path: Path) -> None:
+    changed = json.loads(json.dumps(SESSION).replace("Fix it.", "Fix that."))
+    (one,), (other,) = (read(jsonl(tmp_path / n, *s))[0] for n, s in (("a.jsonl", SESSION), ("b.jsonl", changed)))
+    assert one.task_id != other.task_id and one.task_id.startswith("claude-code/")
