@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -28,6 +28,8 @@ class Server(Settings):
 
 class PolicyConfig(Settings):
     """A model and how to sample from it: a folder, a hub id or `kata:NAME`; with `base_url`, a model of that server."""
+
+    preflight: ClassVar[str | None] = "stages.policy.preflight:check"
 
     model: str = Field("kata:student", min_length=1)
     """Hugging Face folder, hub id, `kata:NAME` (built on first use), or with `base_url` the server's name for it.
@@ -117,12 +119,6 @@ class PolicyConfig(Settings):
         if not self.server.args:
             del own["server"]
         return own
-
-    def check(self) -> list[str]:
-        """The model can be had: `stages.policy.preflight`."""
-        from stages.policy.preflight import check
-
-        return [check(self)]
 
     def key(self) -> str:
         """The API key from the environment, redacted from now on; `UsageError` names a missing or empty variable.

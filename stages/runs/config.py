@@ -1,6 +1,7 @@
 """Configuration of a stage: frozen, closed, and clear about which of its fields determine the results."""
 
-from typing import Any, get_args
+from pkgutil import resolve_name
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -9,6 +10,8 @@ class Settings(BaseModel):
     """A frozen group of settings that refuses unknown keys. `identity` is what of it determines results."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    preflight: ClassVar[str | None] = None
+    """`module:function` that checks such a group and says what it found in a line; imported for a dry run alone."""
 
     @model_validator(mode="before")
     @classmethod
@@ -31,8 +34,10 @@ class Settings(BaseModel):
     def check(self) -> list[str]:
         """What a run would need of the world outside: raised where it is not there, else said in words, one line each.
 
-        Groups of settings that need something override this; all others ask the groups inside them.
+        A group of settings that needs something overrides this or names `preflight`; all others ask the groups inside.
         """
+        if self.preflight is not None:
+            return [resolve_name(self.preflight)(self)]
         return list(dict.fromkeys(said for name in type(self).model_fields for said in _check(getattr(self, name))))
 
 
@@ -65,4 +70,6 @@ def _identity(value: Any) -> Any:
 def _check(value: Any) -> list[str]:
     if isinstance(value, Settings):
         return value.check()
+    if isinstance(value, dict):
+        return _check(list(value.values()))
     return [said for item in value for said in _check(item)] if isinstance(value, (list, tuple)) else []
