@@ -1,18 +1,19 @@
 """export: write rollouts in the format of another program.
 
 Answers: can others read what was collected here? Reads rollouts, own or imported, writes files in the run's folder and
-a report of what the format has no room for. `merged` reads a trained adapter instead and writes a whole model.
+a report of what the format has no room for. `merged` reads a trained adapter instead and writes a whole model; `hub`
+writes any one run as a folder for the Hugging Face hub, and sends it there where a repository is named.
 """
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from tabulate import tabulate
 
 from stages import exporters
 from stages.errors import BadInput, UsageError
-from stages.exporters import merged
+from stages.exporters import hub, hub_push, merged
 from stages.exporters.transcripts import ExportedTranscript, transcripts
 from stages.runs.artifact import Out, Run, Slot
 from stages.runs.config import StageConfig
@@ -20,18 +21,49 @@ from stages.runs.inputs import Inputs
 from stages.runs.kinds import Kind
 from stages.runs.outcome_records import CHECKPOINT
 from stages.runs.plan import Plan
-from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK
+from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STEP, TASK
 
 VERSION = 1
-INPUTS = {"rollouts": Slot(STEP, unless=CHECKPOINT), "checkpoint": Slot(CHECKPOINT, optional=True)}
+INPUTS = {
+    "rollouts": Slot(STEP, unless=(CHECKPOINT, PAIR)),
+    "checkpoint": Slot(CHECKPOINT, optional=True),
+    "pairs": Slot(PAIR, optional=True),
+}
 OUTPUTS: Mapping[str, Kind] = {}
 
 
 class Config(StageConfig):
     """What to write."""
 
-    format: Literal["trl", "openenv", "swebench-preds", "verifiers", "merged"]
+    format: Literal["trl", "openenv", "swebench-preds", "verifiers", "merged", "hub"]
     """The format."""
+    repo: str = ""
+    """With `hub`: the repository OWNER/NAME to send the folder to. Without, nothing leaves this machine."""
+    private: bool = True
+    """Whether a repository that is created can be seen by its owner alone."""
+    api_key_env: str = "HF_TOKEN"
+    """The environment variable that holds the hub's token."""
+    endpoint: str = "https://huggingface.co"
+    """The hub, or one that speaks its protocol."""
+
+    def identity(self) -> dict[str, Any]:
+        """The format; where it goes counts only if it goes anywhere."""
+        names = ("repo", "private", "api_key_env", "endpoint")
+        return {name: value for name, value in super().identity().items() if self.repo or name not in names}
+
+    def check(self) -> list[str]:
+        """The token for sending is there."""
+        if not self.repo:
+            return []
+        self.sends()
+        hub_push.token(self.api_key_env)
+        return [f"{self.api_key_env} holds a token for {self.repo}"]
+
+    def sends(self) -> bool:
+        """Whether the folder is sent away; `UsageError` where another format would be."""
+        if self.repo and self.format != hub.FORMAT:
+            raise UsageError(f"repo={self.repo} goes with the format hub, not {self.format}. Leave it out.")
+        return bool(self.repo)
 
     def label(self) -> str:
         """The format."""
@@ -39,7 +71,12 @@ class Config(StageConfig):
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The rollouts to write, or the one model."""
+    """The rollouts to write, or the one model or folder."""
+    if config.sends():
+        hub_push.token(config.api_key_env)
+    if config.format == hub.FORMAT:
+        hub.one_run(inputs)
+        return Plan(units=1, what="folders")
     if config.format == merged.FORMAT:
         return Plan(units=1, what="model")
     _check_rollouts(inputs, config)
@@ -50,6 +87,9 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Write every file of the format, then say what is in them and what is not."""
     if config.format == merged.FORMAT:
         merged.export(inputs.optional("checkpoint"), out)
+        return
+    if config.format == hub.FORMAT:
+        _to_hub(inputs, config, out)
         return
     _check_rollouts(inputs, config)
     exported = _transcripts(inputs.one("rollouts"))
@@ -69,6 +109,17 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     lines += ["not in these files", *(f"  {number} {reason}" for reason, number in reasons)]
     lines += [f"  {what}" for what in exporter.LOST]
     out.text("report.txt", "\n".join(lines) + "\n")
+
+
+def _to_hub(inputs: Inputs, config: Config, out: Out) -> None:
+    """Write the folder; send it where a repository is named."""
+    secret = hub_push.token(config.api_key_env) if config.sends() else ""
+    run = hub.one_run(inputs)
+    folder = hub.export(run, out)
+    if secret:
+        kind = "model" if run.holds(CHECKPOINT) else "dataset"
+        sent = hub_push.push(folder, config.repo, kind, endpoint=config.endpoint, secret=secret, private=config.private)
+        out.conclude(repo=config.repo, **sent)
 
 
 def _check_rollouts(inputs: Inputs, config: Config) -> None:

@@ -6,6 +6,9 @@ openenv.py - episodes and training traces
 swebench_preds.py - predictions and the verdicts on them, one folder a model
 verifiers.py - episodes of verifiers 0.4, with token ids
 merged.py - a trained adapter as a whole model, which is no format for rollouts
+hub.py - any one run as a folder for the Hugging Face hub
+cards.py - model cards and dataset cards
+hub_push.py - such a folder into a repository
 """
 
 from importlib import import_module

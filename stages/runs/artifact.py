@@ -32,13 +32,13 @@ class Interrupted(Exception):
 class Slot:
     """One input of a stage: the kind it needs, whether several runs may fill it, and whether it may stay empty.
 
-    `optional` lets it stay empty always, `unless` where a run was given that holds that kind.
+    `optional` lets it stay empty always, `unless` where a run was given that holds one of these kinds.
     """
 
     kind: Kind
     many: bool = False
     optional: bool = False
-    unless: Kind | None = None
+    unless: tuple[Kind, ...] = ()
 
 
 class Run:

@@ -43,7 +43,7 @@ def assign(stage: str, slots: Mapping[str, Slot], runs: Sequence[Run]) -> Inputs
                 f"{stage} needs one run with {slot.kind}, but {len(fitting)} were given: "
                 f"{', '.join(str(r.path) for r in fitting)}."
             )
-        spared = slot.unless is not None and any(run.holds(slot.unless) for run in runs)
+        spared = any(run.holds(kind) for run in runs for kind in slot.unless)
         if not fitting and not slot.optional and not spared:
             raise BadInput(
                 f"{stage} needs a run that holds {slot.kind} ({name}). Give it with --from FOLDER; "

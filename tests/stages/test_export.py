@@ -226,5 +226,5 @@ def test_calls_are_numbered_and_results_follow_them() -> None:
 
 
 def test_every_format_can_be_typed() -> None:
-    assert set(get_args(export.Config.model_fields["format"].annotation)) == {*exporters.FORMATS, "merged"}
+    assert set(get_args(export.Config.model_fields["format"].annotation)) == {*exporters.FORMATS, "merged", "hub"}
     assert all(exporters.load(name).LOST for name in exporters.FORMATS)
