@@ -36,7 +36,7 @@ from stages.runs.plan import Plan
 from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION, Row
 
 VERSION = 3
-INPUTS = {"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=ORIGIN)}
+INPUTS = {"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))}
 OUTPUTS = {"pairs": PAIR}
 BATCH = 16
 """States that are made durable in one step."""
