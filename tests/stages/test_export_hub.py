@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stages import export, train
 from stages.errors import InfrastructureError, UsageError
 from stages.exporters.cards import dataset_card
-from stages.runs import runner, store
-from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT
+from stages.runs import inputs, manifest, runner, store
+from stages.runs.artifact import Out, Run
+from stages.runs.records import PAIR, ROLLOUT
 
 TOKEN = "hf_" + "n0tarealtoken" * 2
 
@@ -64,6 +64,20 @@ def test_a_dataset_folder_is_opened_by_datasets(tmp_path: Path, tiny: Path, coll
     told = orjson.loads((folder / "composer" / "run.json").read_bytes())
     assert told["fingerprint"] == run.manifest.fingerprint and told["stage"] == "collect"
     assert_nameless(folder, tmp_path, tiny)
+
+
+def test_a_run_of_pairs_is_a_dataset_and_nothing_for_other_formats(tmp_path: Path) -> None:
+    about = {"composer": "1", "stage": "extract-pairs", "stage_version": 1, "fingerprint": "f", "status": "complete"}
+    record, folder = manifest.Manifest(**about), tmp_path / "pairs"
+    folder.mkdir()
+    Out(folder, record, cache=tmp_path).table(PAIR, [])
+    manifest.write(folder, record)
+    given = inputs.assign("export", export.INPUTS, [Run(folder)])
+    assert list(given) == ["pairs"]
+    done = runner.execute("export", given, export.Config(format="hub"), root=tmp_path / "artifacts")
+    assert matter(done.path / "hub")["configs"][0]["config_name"] == "pairs"
+    with pytest.raises(UsageError, match="trl writes rollouts"):
+        runner.execute("export", given, export.Config(format="trl"), root=tmp_path / "artifacts")
 
 
 def test_equal_runs_are_equal_folders(tmp_path: Path, collected: Callable[..., Run]) -> None:
