@@ -4,6 +4,7 @@ Every process works the same way through the same calls; each call here is made 
 Values other than gradients are pickled and travel over gloo, whatever the device.
 """
 
+import atexit
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -171,6 +172,14 @@ def join(kind: type[Ranks] | None = None) -> Ranks:
     return _here
 
 
+def _leave() -> None:
+    """End the threads of the process group, which may abort a process that ends while they run."""
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 def _connect() -> int:
     import torch
     from torch import distributed
@@ -180,4 +189,5 @@ def _connect() -> int:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     if not distributed.is_initialized():  # whoever builds the trainer from Python may have done so
         distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=PATIENCE)
+        atexit.register(_leave)
     return distributed.get_rank()

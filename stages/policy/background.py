@@ -3,10 +3,11 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Coroutine, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+WAKE_S = 0.2
 _LOCK = threading.Lock()
 _LOOPS: list[asyncio.AbstractEventLoop] = []
 
@@ -21,9 +22,14 @@ def loop() -> asyncio.AbstractEventLoop:
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """What a coroutine returns or raises; it is cancelled when the waiting thread is interrupted."""
+    """What a coroutine returns or raises; it is cancelled when the waiting thread is interrupted.
+
+    The thread wakes now and then: a signal that comes just before it waits would otherwise be handled only afterwards.
+    """
     future = start(work)
     try:
+        while not wait([future], WAKE_S).done:
+            pass
         return future.result()
     except BaseException:
         future.cancel()

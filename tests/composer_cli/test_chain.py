@@ -112,7 +112,9 @@ def test_a_run_that_is_not_ok_stops_the_chain(composer, write, tmp_path):
     assert done.returncode == 1 and "collect did not pass its own checks" in done.stderr and "ask" not in done.stderr
 
 
-SLOW_PAIR = PAIR_OF_COLLECTIONS.replace("SCRIPTED", "SLOW").replace("tasks = 2", "tasks = 3")
+SLOW_PAIR = PAIR_OF_COLLECTIONS.replace("SCRIPTED", "SLOW").replace(
+    "tasks = 2", "tasks = 3\nin_flight = { episodes = 1 }"
+)
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -105,6 +105,7 @@ def histories(number: int, machine: type[Ledger] = Ledger) -> None:
             stateful_step_count=12,
             deadline=None,
             database=None,
+            derandomize=True,
             phases=[Phase.generate],
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),

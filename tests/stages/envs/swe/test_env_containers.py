@@ -11,7 +11,7 @@ import pytest
 
 from stages.envs.bash import fenced
 from stages.envs.swe import engine, mirrors
-from stages.envs.swe.env import SweEnv, _task
+from stages.envs.swe.env import SweEnv
 
 STAND_IN = """\
 #!{python}
@@ -67,7 +67,7 @@ def env(repos: Path, row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mo
 def test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it(
     further: dict[str, Any], env: SweEnv, row: dict[str, Any], tmp_path: Path
 ) -> None:
-    task = _task({**row, **further, "instance_id": f"acme__abacus-{tmp_path.name}"}, "eval")
+    task = env._task({**row, **further, "instance_id": f"acme__abacus-{tmp_path.name}"}, "eval")
     verdicts = []
     for command in ("ls -a .git; git log --oneline", "sed -i 's/a - b/a + b/' abacus/sums.py"):
         env.reset(task)
