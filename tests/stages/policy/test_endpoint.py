@@ -275,7 +275,8 @@ def test_the_answer_is_durable_before_its_reservation_is_released(tmp_path: Path
 
     with serving(lambda body, n: Reply(body=answer("x"))) as server:
         open_at(server.url, tmp_path, Watching(1.0), concurrency=1).sample(turns("a", "b", "c"))
-    assert kept_at_release == [1, 2, 3]
+    assert len(kept_at_release) == 3, kept_at_release
+    assert all(kept >= released for released, kept in enumerate(kept_at_release, 1)), kept_at_release
 
 
 def test_answers_in_flight_are_kept_when_another_call_stops_the_run(tmp_path: Path) -> None:
