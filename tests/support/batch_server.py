@@ -3,13 +3,13 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email import message_from_bytes
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from stages.policy.probing import QUESTION
+from support.loopback import Handler, listening
 from support.server import Reply, answer
 
 
@@ -89,11 +89,9 @@ def serving_batches(server: BatchServer) -> Iterator[BatchServer]:
     """Serve until the block ends."""
     lock = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            raw = self.rfile.read(int(self.headers["Content-Length"]))
+    class Asked(Handler):
+        def post(self) -> None:
+            raw = self.body()
             with lock:
                 if self.path == "/v1/files":
                     kind = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
@@ -102,48 +100,30 @@ def serving_batches(server: BatchServer) -> Iterator[BatchServer]:
                         for p in message_from_bytes(kind + raw).get_payload()
                     }
                     assert parts["purpose"].get_payload() == "batch"
-                    self._send(server.upload(parts["file"].get_payload(decode=True)))
+                    self.send(200, server.upload(parts["file"].get_payload(decode=True)))
                 elif self.path == "/v1/batches":
                     made = server.create(json.loads(raw))
                     if server.lose_next_creation:
                         server.lose_next_creation = False
                         self.close_connection = True
                         return
-                    self._send(made)
+                    self.send(200, made)
                 else:
                     body = json.loads(raw)
                     if body["messages"] != QUESTION:
                         server.singles.append(body)
-                    self._send(answer("OK", 0, 0))
+                    self.send(200, answer("OK", 0, 0))
 
-        def do_GET(self) -> None:
+        def get(self) -> None:
             with lock:
                 path = self.path.partition("?")[0].removeprefix("/v1/").split("/")
                 if path == ["batches"]:
-                    self._send({"object": "list", "data": list(server.batches.values())[::-1], "has_more": False})
+                    self.send(200, {"object": "list", "data": list(server.batches.values())[::-1], "has_more": False})
                 elif path[0] == "batches":
-                    self._send(server.look(path[1]))
+                    self.send(200, server.look(path[1]))
                 else:
-                    self._send(server.files[path[1]])
+                    self.send(200, server.files[path[1]])
 
-        def _send(self, body: Any) -> None:
-            data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            with suppress(BrokenPipeError, ConnectionResetError):
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        def log_message(self, *arguments: Any) -> None:
-            del arguments
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    server.url = f"http://127.0.0.1:{http.server_address[1]}/v1"
-    try:
+    with listening(Asked) as url:
+        server.url = f"{url}/v1"
         yield server
-    finally:
-        http.shutdown()
-        http.server_close()

@@ -8,13 +8,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
+
+from support.loopback import Handler, listening
 
 Body = dict[str, Any]
 
@@ -101,32 +102,13 @@ def running(folder: Path, **faults: int) -> Iterator[Engine]:
     """An engine on a loopback port until the block ends."""
     engine = Engine(folder, faults)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
+    class Asked(Handler):
+        def get(self) -> None:
             self.send(*engine.answer(self.path, {}))
 
-        def do_POST(self) -> None:
-            self.send(*engine.answer(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+        def post(self) -> None:
+            self.send(*engine.answer(self.path, json.loads(self.body())))
 
-        def send(self, status: int, body: Any) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *arguments: Any) -> None:
-            del arguments
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    engine.url = f"http://127.0.0.1:{http.server_address[1]}/v1"
-    try:
+    with listening(Asked) as url:
+        engine.url = f"{url}/v1"
         yield engine
-    finally:
-        http.shutdown()
-        http.server_close()

@@ -2,12 +2,12 @@
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from support.loopback import Handler, listening
 
 OID = "c" * 40
 
@@ -69,36 +69,14 @@ def hub(token: str) -> Iterator[Hub]:
     """A running hub."""
     state = Hub(token)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    class Asked(Handler):
+        def post(self) -> None:
+            path, key = self.path.partition("?")[0], self.headers.get("Authorization", "")
+            self.send(*state.answer(path, self.body(), key))
 
-        def do_POST(self) -> None:
-            data = self.rfile.read(int(self.headers["Content-Length"] or 0))
-            status, body = state.answer(self.path.partition("?")[0], data, self.headers.get("Authorization", ""))
-            self._send(status, json.dumps(body).encode())
+        def put(self) -> None:
+            state.stored[self.path.rpartition("/")[2]] = self.body()
+            self.send(200, {})
 
-        def do_PUT(self) -> None:
-            name = self.path.rpartition("/")[2]
-            state.stored[name] = self.rfile.read(int(self.headers["Content-Length"]))
-            self._send(200, b"{}")
-
-        def _send(self, status: int, data: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with listening(Asked) as state.endpoint:
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

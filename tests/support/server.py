@@ -4,12 +4,12 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from stages.policy.probing import QUESTION
+from support.loopback import Handler, listening
 
 
 @dataclass
@@ -105,42 +105,23 @@ def serving(
     lock = threading.Lock()
     server = Server("")
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    class Asked(Handler):
+        def post(self) -> None:
+            body = json.loads(self.body())
             with lock:
                 came = server.probes if body["messages"] == QUESTION else server.requests
                 number = len(came)
                 came.append(body)
                 server.keys.append(self.headers.get("Authorization"))
-            self._send((probed if came is server.probes else reply)(body, number))
+            self._reply((probed if came is server.probes else reply)(body, number))
 
-        def do_GET(self) -> None:
-            self._send(listing or Reply(404, {"error": {"message": "no such page"}}))
+        def get(self) -> None:
+            self._reply(listing or Reply(404, {"error": {"message": "no such page"}}))
 
-        def _send(self, sent: Reply) -> None:
+        def _reply(self, sent: Reply) -> None:
             time.sleep(sent.delay_s)
-            data = sent.body if isinstance(sent.body, bytes) else json.dumps(sent.body).encode()
-            self.send_response(sent.status)
-            for name, value in {"Content-Type": "application/json", **sent.headers}.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(data)))
-            with suppress(BrokenPipeError, ConnectionResetError):  # whoever asked was killed, as some tests do
-                self.end_headers()
-                self.wfile.write(data)
+            self.send(sent.status, sent.body, sent.headers)
 
-        def log_message(self, *arguments: Any) -> None:
-            del arguments
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    server.url = f"http://127.0.0.1:{http.server_address[1]}/v1"
-    try:
+    with listening(Asked) as url:
+        server.url = f"{url}/v1"
         yield server
-    finally:
-        http.shutdown()
-        http.server_close()
