@@ -14,43 +14,51 @@ MARK = "[redacted key]"
 SHORTEST = 8
 """Characters. A shorter value is no secret, and would be found in words that have nothing to do with it."""
 
-_spellings: set[str] = set()
 
+class Secrets:
+    """Values that are redacted, longest first: a secret that is part of another one is looked for after it."""
 
-def keep_secret(value: str) -> None:
-    """From now on this value is redacted, also as JSON, Python, HTML and addresses spell it; not below 8 characters."""
-    if len(value) >= SHORTEST:
+    def __init__(self) -> None:
+        self._spellings: list[str] = []
+
+    def keep(self, value: str) -> None:
+        """From now on this value is redacted, also as JSON, Python, HTML and addresses spell it.
+
+        Not where it has fewer than 8 characters.
+        """
+        if len(value) < SHORTEST:
+            return
         as_json = (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
-        _spellings.update((value, *as_json, repr(value)[1:-1], html.escape(value), quote(value, safe="")))
+        spellings = (value, *as_json, repr(value)[1:-1], html.escape(value), quote(value, safe=""))
+        self._spellings = sorted({*self._spellings, *spellings}, key=lambda secret: (-len(secret), secret))
 
+    def redacted(self, text: str) -> str:
+        """The text without secrets."""
+        for secret in self._spellings:
+            text = text.replace(secret, MARK)
+        return text
 
-def redacted(text: str) -> str:
-    """The text without secrets."""
-    for secret in _longest_first():
-        text = text.replace(secret, MARK)
-    return text
+    def redacted_bytes(self, data: bytes) -> bytes:
+        """The bytes without secrets."""
+        for secret in self._spellings:
+            data = data.replace(secret.encode(), MARK.encode())
+        return data
 
-
-def redacted_bytes(data: bytes) -> bytes:
-    """The bytes without secrets."""
-    for secret in _longest_first():
-        data = data.replace(secret.encode(), MARK.encode())
-    return data
-
-
-def redacted_value(value: Any) -> Any:
-    """A JSON-like value with every text in it redacted, keys of objects included."""
-    if not _spellings:
+    def redacted_value(self, value: Any) -> Any:
+        """A JSON-like value with every text in it redacted, keys of objects included."""
+        if not self._spellings:
+            return value
+        if isinstance(value, str):
+            return self.redacted(value)
+        if isinstance(value, dict):
+            return {self.redacted_value(key): self.redacted_value(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.redacted_value(item) for item in value)
         return value
-    if isinstance(value, str):
-        return redacted(value)
-    if isinstance(value, dict):
-        return {redacted_value(key): redacted_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(redacted_value(item) for item in value)
-    return value
 
 
-def _longest_first() -> list[str]:
-    """A secret that is part of another one is looked for after it."""
-    return sorted(_spellings, key=len, reverse=True)
+_OF_THIS_PROCESS = Secrets()
+keep_secret = _OF_THIS_PROCESS.keep
+redacted = _OF_THIS_PROCESS.redacted
+redacted_bytes = _OF_THIS_PROCESS.redacted_bytes
+redacted_value = _OF_THIS_PROCESS.redacted_value

@@ -5,11 +5,10 @@ import sqlite3
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 from support.command_line import collect, teachers
 from support.server import Reply, answer, serving
 
-from stages import redaction
+from stages.redaction import MARK, Secrets
 
 KEY = 'sk-"quoted\\and/long-0123456789'
 SPELLINGS = (KEY.encode(), KEY.replace("\\", "\\\\").replace('"', '\\"').encode(), b"and/long-0123456789")
@@ -58,7 +57,7 @@ def test_a_key_that_a_server_sends_back_is_nowhere(composer, tmp_path):
             said += [done.stdout, done.stderr]
             assert server.keys[-1] == f"Bearer {KEY}"
     shown = composer("show", next((tmp_path / "artifacts" / "collect").glob("2*")))
-    assert redaction.MARK in str(said) + shown.stdout
+    assert MARK in str(said) + shown.stdout
     assert leaks(tmp_path / "artifacts", *said, shown.stdout) == []
 
 
@@ -73,16 +72,10 @@ def test_teachers_keys_are_kept_out_too(composer, made, tmp_path):
     assert leaks(tmp_path / "artifacts", done.stdout, done.stderr) == []
 
 
-@pytest.fixture
-def no_secrets(monkeypatch):
-    monkeypatch.setattr(redaction, "_spellings", set())
-
-
-def test_short_values_are_no_secrets(no_secrets):
-    redaction.keep_secret("EMPTY")
-    redaction.keep_secret("0123456789")
-    assert redaction.redacted("EMPTY 0123456789") == f"EMPTY {redaction.MARK}"
-    assert redaction.redacted_value({"0123456789": ["0123456789", 3, None]}) == {
-        redaction.MARK: [redaction.MARK, 3, None]
-    }
-    assert redaction.redacted_bytes(b"x0123456789x") == f"x{redaction.MARK}x".encode()
+def test_short_values_are_no_secrets():
+    secrets = Secrets()
+    secrets.keep("EMPTY")
+    secrets.keep("0123456789")
+    assert secrets.redacted("EMPTY 0123456789") == f"EMPTY {MARK}"
+    assert secrets.redacted_value({"0123456789": ["0123456789", 3, None]}) == {MARK: [MARK, 3, None]}
+    assert secrets.redacted_bytes(b"x0123456789x") == f"x{MARK}x".encode()
