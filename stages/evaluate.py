@@ -6,14 +6,15 @@ verdict is the exit code too: 0 VALIDATED, 1 INVALIDATED, 3 PARTIAL or UNDERPOWE
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from typing import Literal
 
 from pydantic import Field
 
 from stages import envs
-from stages.envs.base import Task
+from stages.envs.base import Environment, Task
 from stages.envs.config import HeldOutEnvConfig
 from stages.errors import BadInput, Incomplete
 from stages.evaluation import lineup, looks, planning
@@ -115,10 +116,10 @@ def study(pilots: Sequence[Run], config: Config) -> tuple[Row, str]:
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Play every arm on every task, look by look, until all is decided or played."""
-    played = arms(inputs, config)
+    played, make = arms(inputs, config), cache(config.opener)
     known, strata = lineup.recorded(inputs.many("recorded"))
     fixed = config.fixed_families() if played or config.families != "auto" else strata
-    tasks = config.draw(config.opener(), config.tasks) if played else []
+    tasks = config.draw(make(), config.tasks) if played else []
     infos = [CheckpointInfo.of(run) for run in inputs.many("arms")]
     refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
     parts = looks.parts(len(tasks), config.looks) or [range(0)]
@@ -126,7 +127,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     with Serving(out, [arm.policy for arm in played]) as serving:
         for part, level in zip(parts, looks.levels(len(parts)), strict=True):
             for arm in played:
-                _play(arm, [tasks[index] for index in part], serving, config, out)
+                _play(arm, make(), [tasks[index] for index in part], serving, config, out)
             items = _items(played, known, tasks[: part.stop], config, out)
             verdict, left_out = _decide(items, level, fixed, config)
             taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
@@ -146,8 +147,9 @@ def _item_id(arm: Arm, episode: Episode) -> str:
     return f"{arm.name}/{arm.seed}/{episode.rollout_id}"
 
 
-def _play(arm: Arm, tasks: list[Task], serving: Serving, config: Config, out: Out) -> None:
-    make = config.opener()
+def _play(
+    arm: Arm, make: Callable[[], Environment], tasks: list[Task], serving: Serving, config: Config, out: Out
+) -> None:
     policy = serving.open(arm.policy)
     out.model(f"{arm.name}/{arm.seed}", **policy.facts())
 
