@@ -5,12 +5,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stages.envs.base import Task
 from stages.envs.feature_deletion import tools
+from stages.envs.swe.env import SweEnv
 
 BASE = {
     "abacus/__init__.py": "from abacus.sums import add, total\n",
@@ -111,3 +114,15 @@ def path(row: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
     return file
+
+
+@pytest.fixture
+def env(path: Path, repos: Path, venvs: Path) -> Iterator[SweEnv]:
+    environment = SweEnv(path=str(path), repos=str(repos), venvs=str(venvs))
+    yield environment
+    environment.close()
+
+
+@pytest.fixture
+def task(env: SweEnv) -> Task:
+    return env.tasks("eval", 1, seed=0)[0]

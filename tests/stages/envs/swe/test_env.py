@@ -5,7 +5,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,6 @@ from stages.errors import InfrastructureError, UsageError
 ROOT = Path(__file__).parents[4]
 TESTS = "python -m pytest -q tests"
 FIX = "sed -i 's/a - b/a + b/' abacus/sums.py"
-
-
-@pytest.fixture
-def env(path: Path, repos: Path, venvs: Path) -> Iterator[SweEnv]:
-    environment = SweEnv(path=str(path), repos=str(repos), venvs=str(venvs))
-    yield environment
-    environment.close()
-
-
-@pytest.fixture
-def task(env: SweEnv) -> Task:
-    return env.tasks("eval", 1, seed=0)[0]
 
 
 def play(env: SweEnv, task: Task, *commands: str) -> Grade:

@@ -5,8 +5,6 @@ Each attack is a wrong `add` in a file of the package, imported by the tests in 
 
 import hashlib
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -156,18 +154,6 @@ ATTACKS = {
         "_pytest.runner.call_and_report = forged"
     ),
 }
-
-
-@pytest.fixture
-def env(path: Path, repos: Path, venvs: Path) -> Iterator[SweEnv]:
-    environment = SweEnv(path=str(path), repos=str(repos), venvs=str(venvs))
-    yield environment
-    environment.close()
-
-
-@pytest.fixture
-def task(env: SweEnv) -> Task:
-    return env.tasks("eval", 1, seed=0)[0]
 
 
 def test_there_are_many() -> None:
