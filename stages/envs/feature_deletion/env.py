@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from stages.envs import folders
 from stages.envs.base import Grade, Split, Task
 from stages.envs.feature_deletion import patience, rows, task_source, tools
 from stages.envs.feature_deletion.task_source import Source
@@ -66,7 +67,7 @@ class FeatureDeletionEnv(RepoEnvironment):
         self._package = self._source.package(task.data)
         self._requirements = task_source.requirements(tuple(task.data["requirements"]))
         self._delivered = trees.make()
-        trees.copy(self._package.root, self._delivered)
+        folders.copy(self._package.root, self._delivered)
         trees.apply(rows.delivered(task.data, self._package), self._delivered)
         hidden = task_source.hidden(self.sandbox, task.data, self._package, self._requirements)
         self._session = RepoSession(

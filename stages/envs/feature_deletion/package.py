@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from stages.envs import folder_writes
+from stages.envs import folder_writes, folders
 from stages.envs.repo import archives, trees
 from stages.errors import BadInput
 from stages.runs import store
@@ -74,7 +74,7 @@ def _bare(name: str) -> str:
 def _copy(top: Path, root: Path) -> None:
     """Into `root`; a folder that is itself an importable package goes one level deeper, so that it can be imported."""
     target = root / top.name if (top / "__init__.py").exists() else root
-    trees.copy(top, target, _left_behind)
+    folders.copy(top, target, _left_behind)
 
 
 def _left_behind(path: str, is_folder: bool) -> bool:

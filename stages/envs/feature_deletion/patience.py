@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from stages.envs import folders
 from stages.envs.feature_deletion import tools
 from stages.envs.feature_deletion.package import Package
 from stages.envs.repo import trees
@@ -38,7 +39,7 @@ def measured_s(sandbox: str, package: Package, tests: tuple[str, ...], requireme
 @lru_cache(maxsize=64)
 def _duration_s(sandbox: str, package: Package, tests: tuple[str, ...], requirements: Path | None) -> float:
     with trees.scratch() as copy:
-        trees.copy(package.root, copy)
+        folders.copy(package.root, copy)
         started = time.monotonic()
         run_pytest(runtime(sandbox, requirements, FIRST_TIMEOUT_S), copy, list(tests))
         return time.monotonic() - started

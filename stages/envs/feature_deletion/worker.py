@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from stages.envs import folders
 from stages.envs.feature_deletion import tools
 from stages.envs.repo import trees
 from stages.envs.repo.outcomes import PASSING
@@ -77,7 +78,7 @@ class TestWorker:
         with ExitStack() as stack:
             self.tree = stack.enter_context(trees.scratch())
             self._jobs = stack.enter_context(trees.scratch())
-            trees.copy(root, self.tree)
+            folders.copy(root, self.tree)
             readonly = [GUEST, self._jobs, *tools.readonly(requirements, coverage=True)]
             env = tools.environment(sandbox, requirements, self.tree)
             self._sandbox = stack.enter_context(

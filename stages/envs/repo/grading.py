@@ -125,6 +125,6 @@ def judge(
 def run_with(tree: Path, changes: trees.Changes, run: Run, *, most_bytes: int | None = None) -> Statuses:
     """Run the tests of a copy of a tree, with changes written over it; `UnwieldyTree` beyond `most_bytes`."""
     with trees.scratch() as copy:
-        trees.copy(tree, copy, most_bytes=most_bytes)
+        folders.copy(tree, copy, most_bytes=most_bytes)
         trees.apply(changes, copy)
         return run(copy)

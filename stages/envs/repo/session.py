@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stages.envs import bash_faults
+from stages.envs import bash_faults, folders
 from stages.envs.base import Fault, Grade, Observation, Work
 from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bash
 from stages.envs.folder_writes import remove
@@ -70,7 +70,7 @@ class RepoSession:
     ) -> None:
         self.delivered, self.max_chars, self.label = delivered, max_chars, label
         self.folder = trees.make()
-        trees.copy(delivered, self.folder)
+        folders.copy(delivered, self.folder)
         self.head = trees.commit(self.folder)
         self.canary = Canary(self.folder, package)
         self._opener = opener

@@ -8,7 +8,7 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,16 +57,6 @@ def scratch() -> Iterator[Path]:
 def make() -> Path:
     """A private temporary folder."""
     return Path(tempfile.mkdtemp(prefix="composer-tree-"))
-
-
-def copy(
-    source: Path,
-    target: Path,
-    leave_out: Callable[[str, bool], bool] = lambda path, is_folder: False,
-    most_bytes: int | None = None,
-) -> None:
-    """Copy files, folders and links as links, but no pipes or devices, and nothing that `leave_out` says."""
-    folders.copy(source, target, leave_out, most_bytes)
 
 
 def walk(root: Path) -> Iterator[str]:

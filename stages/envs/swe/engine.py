@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from stages.envs import folders
 from stages.envs.repo import trees
 from stages.errors import InfrastructureError, UsageError
 from stages.sandbox import CommandResult, Limits
@@ -139,7 +140,7 @@ def testbed_of(engine: str, image: str, target: Path) -> None:
     try:
         with trees.scratch() as raw:
             _checked([engine, "cp", f"{name}:{TESTBED}/.", str(raw)], START_S)
-            trees.copy(
+            folders.copy(
                 raw, target, lambda path, is_folder: is_folder and Path(path).name in trees.CACHES | trees.HISTORY
             )
     finally:

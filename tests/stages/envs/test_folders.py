@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs import folder_writes
+from stages.envs import folder_writes, folders
 from stages.envs.folders import DEEPEST, UnwieldyTree
 from stages.envs.repo import trees
 
@@ -35,7 +35,7 @@ def test_a_tree_too_deep_to_read_is_refused_and_removed(name: str, depth: int, t
             read()
     (tmp_path / "copy").mkdir()
     with pytest.raises(UnwieldyTree):
-        trees.copy(left, tmp_path / "copy")
+        folders.copy(left, tmp_path / "copy")
     folder_writes.remove(left)
     assert not left.exists()
 
@@ -44,7 +44,7 @@ def test_the_deepest_tree_is_read_and_copied(tmp_path: Path) -> None:
     for name in ("left", "copy"):
         (tmp_path / name).mkdir()
     nest(tmp_path / "left", "d", DEEPEST - 1)
-    trees.copy(tmp_path / "left", tmp_path / "copy")
+    folders.copy(tmp_path / "left", tmp_path / "copy")
     assert list(trees.walk(tmp_path / "copy")) == ["d/" * (DEEPEST - 1) + "file"]
 
 
@@ -75,14 +75,14 @@ def test_holes_stay_holes_and_count_as_what_they_would_be(tmp_path: Path) -> Non
             file.truncate(64 << 20)
             file.seek(32 << 20)
             file.write(b"data")
-    trees.copy(tmp_path / "left", tmp_path / "copy")
+    folders.copy(tmp_path / "left", tmp_path / "copy")
     copied = [path.stat() for path in (tmp_path / "copy").iterdir()]
     assert {status.st_size for status in copied} == {64 << 20} and sum(one.st_blocks for one in copied) * 512 < 1 << 20
     assert (tmp_path / "copy" / "7").read_bytes() == (tmp_path / "left" / "7").read_bytes()
     with pytest.raises(UnwieldyTree, match="1280 MiB"):
         trees.changes(tmp_path / "other", tmp_path / "left")
     with pytest.raises(UnwieldyTree, match="1280 MiB"):
-        trees.copy(tmp_path / "left", tmp_path / "other", most_bytes=1 << 30)
+        folders.copy(tmp_path / "left", tmp_path / "other", most_bytes=1 << 30)
     assert list((tmp_path / "other").iterdir()) == []
 
 
@@ -96,7 +96,7 @@ def test_files_links_and_modes_are_copied(tmp_path: Path) -> None:
     (left / "sub" / "link").symlink_to("/etc/passwd")
     os.mkfifo(left / "pipe")
     (left / "sub").chmod(0o500)
-    trees.copy(left, copy, lambda path, is_folder: path == "empty" and not is_folder)
+    folders.copy(left, copy, lambda path, is_folder: path == "empty" and not is_folder)
     assert sorted(path.name for path in copy.rglob("*")) == ["link", "run", "sub"]
     assert os.readlink(copy / "sub" / "link") == "/etc/passwd"
     assert (copy / "run").read_bytes() == (left / "run").read_bytes()
@@ -138,7 +138,7 @@ def test_an_ordinary_user_reads_copies_and_removes_what_was_closed(tmp_path: Pat
         assert set(trees.walk(left)) == {"open/c", "open/unreadable"}
         assert set(trees.changes(copy, left)) == {"open/c"}
         left.chmod(0)
-        trees.copy(left, copy)
+        folders.copy(left, copy)
         trees.apply({"closed/t.py": trees.File(b"x")}, copy)
         assert set(trees.walk(copy)) == {"open/c", "closed/t.py"}
         for folder in (left, copy):
