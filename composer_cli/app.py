@@ -54,6 +54,7 @@ def run(
     set_: options.Set = None,
     resume: options.Resume = False,
     clean: options.Clean = False,
+    on: options.On = None,
     dry_run: options.DryRun = False,
     max_cost: options.MaxCostEach = None,
     json: options.Json = False,
@@ -80,7 +81,7 @@ def run(
     if dry_run:
         print_text(chain.overview(wanted, configs, artifacts))
         return
-    run_options = RunOptions(artifacts, resume=resume, clean=clean, max_cost=max_cost)
+    run_options = RunOptions(artifacts, resume=resume, clean=clean, max_cost=max_cost, on=on)
     results = chain.run(wanted, configs, run_options, Console(quiet))
     raise typer.Exit(chain.show(wanted, results, artifacts, json))
 

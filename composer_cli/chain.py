@@ -26,8 +26,8 @@ def run(
     results: dict[str, Result] = {}
     for group in preset.groups():
         jobs = [_job(entry, configs[entry.title], results, place(preset, entry)) for entry in group]
-        if len(jobs) == 1:
-            results[jobs[0].title] = launch.execute(jobs[0], run_options, console)
+        if len(jobs) == 1 or run_options.on:  # workers are busy with one entry at a time
+            results |= {job.title: launch.execute(job, run_options, console) for job in jobs}
         else:
             results |= parallel.execute(jobs, run_options, console)
         for job in [] if preset.to_the_end else jobs:

@@ -54,5 +54,10 @@ def environments(incomplete: str) -> list[str]:
     return _beginning(incomplete, sorted(envs.ENVIRONMENTS))
 
 
+def engines(incomplete: str) -> list[str]:
+    """Where work can be done."""
+    return _beginning(incomplete, ["processes:", "ray", "ray://"])
+
+
 def _beginning(incomplete: str, words: list[str]) -> list[str]:
     return [word for word in words if word.startswith(incomplete)]

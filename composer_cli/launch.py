@@ -30,6 +30,12 @@ class RunOptions:
     resume: bool = False
     clean: bool = False
     max_cost: float | None = None
+    on: str | None = None
+    """The engine among whose workers the units are dealt, of stages that can do so."""
+
+    def where(self) -> dict[str, Any]:
+        """The folder, and what may become of what it holds."""
+        return {"root": self.root, "out": self.out, "resume": self.resume, "clean": self.clean}
 
 
 def configure(
@@ -85,15 +91,7 @@ class Job:
 
     def checked(self, run_options: RunOptions) -> list[str]:
         """What it would need and has, a line each; raises what running it would raise before its work."""
-        return preflight(
-            self.stage,
-            self.inputs,
-            self.config,
-            root=run_options.root,
-            out=run_options.out,
-            resume=run_options.resume,
-            clean=run_options.clean,
-        )
+        return preflight(self.stage, self.inputs, self.config, **run_options.where())
 
     def standing(self, run_options: RunOptions) -> Result | None:
         """Its result, when it was done before and is not to be done anew."""
@@ -107,13 +105,16 @@ class Job:
             self.stage,
             self.inputs,
             self.config,
-            root=run_options.root,
-            out=run_options.out,
-            resume=run_options.resume,
-            clean=run_options.clean,
+            **run_options.where(),
             max_cost=run_options.max_cost,
             listener=listener,
+            on=run_options.on if spreads(self.stage) else None,
         )
+
+
+def spreads(stage: str) -> bool:
+    """Whether the units of a stage can be dealt to workers."""
+    return hasattr(module(stage), "work")
 
 
 def follow(job: Job, run_options: RunOptions) -> bool:

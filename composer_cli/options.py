@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from composer_cli import complete
+from stages.backends.engine import WORDS
 
 From = Annotated[
     list[str] | None,
@@ -74,6 +75,10 @@ OutFolder = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run.")]
 Clean = Annotated[bool, typer.Option("--clean", help="Delete what the run's folder holds and start anew.")]
+On = Annotated[
+    str | None,
+    typer.Option("--on", metavar="ENGINE", help=f"Deal the work to workers: {WORDS}.", autocompletion=complete.engines),
+]
 PlanAhead = Annotated[
     bool, typer.Option("--plan", help="Simulate what it would show and cost, from a pilot behind --from, and stop.")
 ]

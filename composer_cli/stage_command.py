@@ -35,6 +35,7 @@ class StageCommand(TyperCommand):
             "plan": not hasattr(stage, "study"),
             "limit": not hasattr(stage, "LIMIT"),
             "batch": "batch" not in keys,
+            "on": not hasattr(stage, "work"),
         }
         return [p for p in params if not absent.get(p.name)]
 
@@ -106,6 +107,7 @@ def make(stage: str) -> Callable[..., None]:
         out: options.OutFolder = None,
         resume: options.Resume = False,
         clean: options.Clean = False,
+        on: options.On = None,
         plan: options.PlanAhead = False,
         dry_run: options.DryRun = False,
         max_cost: options.MaxCost = None,
@@ -131,7 +133,7 @@ def make(stage: str) -> Callable[..., None]:
             return
         inputs = runs.choose(stage, [*named, *(from_ or [])], artifacts, console.tell)
         job = launch.Job(stage, stage, inputs, settings)
-        run_options = launch.RunOptions(artifacts, out, resume, clean, max_cost)
+        run_options = launch.RunOptions(artifacts, out, resume, clean, max_cost, on)
         if dry_run:
             launch.show_plan(job, run_options, json)
             return

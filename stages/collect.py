@@ -56,6 +56,17 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Play what is not played yet, then tabulate and check everything."""
     del inputs
+    tasks, episodes = _play(config, out)
+    _finish(tasks, episodes, out)
+
+
+def work(inputs: Inputs, config: Config, out: Out) -> None:
+    """Play what is not played yet."""
+    del inputs
+    _play(config, out)
+
+
+def _play(config: Config, out: Out) -> tuple[list[Task], list[Episode]]:
     make = config.opener()
     tasks = config.draw(make, config.tasks)
     episodes = [Episode(task, index, config.seed) for task in tasks for index in range(config.samples)]
@@ -73,7 +84,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
             out=out,
             what="rollouts",
         )
-    _finish(tasks, episodes, out)
+    return tasks, episodes
 
 
 def _finish(tasks: list[Task], episodes: list[Episode], out: Out) -> None:

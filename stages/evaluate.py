@@ -138,6 +138,19 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     _finish(verdict, items, left_out, out)
 
 
+def work(inputs: Inputs, config: Config, out: Out) -> None:
+    """Play every arm on every task, without deciding anything."""
+    make = config.opener()
+    tasks = config.draw(make, config.tasks)
+    played = arms(inputs, config)
+    with Serving(out, [arm.policy for arm in played]) as serving:
+        for part in looks.parts(len(tasks), config.looks):
+            for arm in played:
+                theirs = [tasks[index] for index in part]
+                if not all(out.finished(_item_id(arm, episode)) for episode in _episodes(theirs, config)):
+                    _play(arm, make, theirs, serving, config, out)
+
+
 def _episodes(tasks: list[Task], config: Config) -> list[Episode]:
     """The same tasks, samples and sampling seeds for every arm: what differs is the model alone."""
     return [Episode(task, index, config.seed) for task in tasks for index in range(config.samples)]

@@ -101,6 +101,21 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     _report(rows, list(by_rollout(rollouts.rows(STEP))), omitting, spared, config, out)
 
 
+def work(inputs: Inputs, config: Config, out: Out) -> None:
+    """Ask the teachers that are models on this machine; servers' answers stay in the process of the run."""
+    asked = {
+        name: questions
+        for name, questions in _asked(inputs, config).items()
+        if not all(out.finished(question.key) for question in questions)
+    }
+    policies = {
+        t.name: open_policy(t, cache=out.cache, budget=out.budget, listener=out.progress)
+        for t in config.teachers
+        if t.name in asked
+    }
+    ask_all(asked, policies, out)
+
+
 def _ask(asked: Asked, policies: Policies, rollouts: Run, config: Config, out: Out) -> Counter[str]:
     """Ask everybody, or those whom the gate lets through; how many questions it spared, by reason."""
     if config.gate.rule == "off" and not config.gate.failed_only:

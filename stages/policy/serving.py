@@ -6,6 +6,7 @@ One server at a time, since one may take all of a GPU; models on one base, such 
 from collections.abc import Sequence
 from typing import Self
 
+from stages.errors import UsageError
 from stages.policy import Policy, open_policy
 from stages.policy.config import PolicyConfig, weights_identity
 from stages.policy.server import ModelServer
@@ -44,6 +45,11 @@ class Serving:
     def _serving(self, config: PolicyConfig) -> ModelServer:
         from stages.policy import vllm_server
 
+        if self._out.worker:
+            raise UsageError(
+                f"A worker cannot start a model server, and {config.model} has no address. Start one for all workers "
+                "with `composer serve`, and give it as base_url."
+            )
         below, _ = vllm_server.base_of(config)
         serves = store.digest([below.model, weights_identity(below), config.server.args])
         if self._server is None or self._serves != serves:

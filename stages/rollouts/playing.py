@@ -50,11 +50,34 @@ def play_missing(
     """Play every episode whose unit (`key`) is not finished, and write one with its `payload` as soon as it is graded.
 
     A policy that can be asked many things at once plays episodes independently of each other; any other, whose
-    arithmetic depends on the batch, plays fixed batches in lock step.
+    arithmetic depends on the batch, plays fixed batches in lock step. Workers take them first, where the run has some.
     """
-    if isinstance(policy, Asks):
-        background.run(_play_each(make, policy, episodes, key, payload, config, out, what))
-        return
+
+    def unit(episode: Episode) -> tuple[str, Mapping[str, Any], bool]:
+        return key(episode), payload(episode), episode.error is not None
+
+    async def each() -> None:
+        missing = [episode for episode in episodes if not out.finished(key(episode))]
+        done = len(episodes) - len(missing)
+        written = Together[tuple[str, Mapping[str, Any], bool]](out.write_all)
+
+        async def finished(episode: Episode) -> None:
+            nonlocal done
+            await written(unit(episode))
+            done += 1
+            out.progress(what, done, len(episodes))
+
+        out.progress(what, done, len(episodes))
+        await play_each(
+            make,
+            policy,
+            missing,
+            finished,
+            rules=replace(config.rules, calls=policy.config.tool_calls != "none"),
+            in_flight=config.in_flight,
+            check=out.stop_here,
+            watch=lambda live: out.live(live, done, len(episodes)),
+        )
 
     def batched(batch: list[Episode]) -> Iterable[tuple[str, Mapping[str, Any], bool]]:
         started = time.monotonic()
@@ -69,39 +92,10 @@ def play_missing(
         )
         for episode in batch:
             episode.wall_s = (time.monotonic() - started) / len(batch)
-            yield key(episode), payload(episode), episode.error is not None
+            yield unit(episode)
 
-    work_through(episodes, key, batched, policy=policy, out=out, what=what)
-
-
-async def _play_each(
-    make: Callable[[], Environment],
-    policy: Any,
-    episodes: Sequence[Episode],
-    key: Callable[[Episode], str],
-    payload: Callable[[Episode], Mapping[str, Any]],
-    config: PlayingConfig,
-    out: Out,
-    what: str,
-) -> None:
-    missing = [episode for episode in episodes if not out.finished(key(episode))]
-    done = len(episodes) - len(missing)
-    written = Together[tuple[str, Mapping[str, Any], bool]](out.write_all)
-
-    async def finished(episode: Episode) -> None:
-        nonlocal done
-        await written((key(episode), payload(episode), episode.error is not None))
-        done += 1
-        out.progress(what, done, len(episodes))
-
-    out.progress(what, done, len(episodes))
-    await play_each(
-        make,
-        policy,
-        missing,
-        finished,
-        rules=replace(config.rules, calls=policy.config.tool_calls != "none"),
-        in_flight=config.in_flight,
-        check=out.stop_here,
-        watch=lambda live: out.live(live, done, len(episodes)),
-    )
+    if isinstance(policy, Asks):
+        out.spread([[key(episode)] for episode in episodes], what)
+        background.run(each())
+    else:
+        work_through(episodes, key, batched, policy=policy, out=out, what=what)

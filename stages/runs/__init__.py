@@ -1,6 +1,7 @@
 """A run on disk: what a stage reads and writes, and what carries a stage out. Nothing else opens the files of a run.
 
 artifact.py - a run as a stage sees it: `Run` is read, `Out` is written
+attempt.py  - one attempt at a stage, from `running` to how it ended
 config.py   - the settings of a stage
 folders.py  - where a run lies, and who holds it
 inputs.py   - which run fills which slot
@@ -17,6 +18,7 @@ scan.py     - a table of a run as Arrow, DuckDB, pandas
 search.py   - rollouts of a run by what is in them, a page at a time
 signals.py  - Ctrl-C and SIGTERM let a stage finish what is under way
 so_far.py   - mean reward and money of a run under way
+spread.py   - units dealt to workers, and taken over from them
 store.py    - sealed `jsonl.gz`, open journals, Parquet
 tables.py   - the tables of many runs, for questions in SQL
 together.py - many small durable writes as few large ones

@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -111,6 +111,9 @@ class Run:
 class Out:
     """A run folder being written: finished units, tables, folders, counts, progress and the wish to stop."""
 
+    worker = False
+    """Whether this is a worker's part of a run."""
+
     def __init__(
         self,
         path: Path,
@@ -119,6 +122,7 @@ class Out:
         cache: Path,
         max_cost: float | None = None,
         listener: Listener | None = None,
+        spread: "Callable[[Out, Sequence[Sequence[str]], str], None] | None" = None,
     ) -> None:
         self.path, self.manifest, self.cache = path, record, cache
         self.journal = store.Journal(path / "steps")
@@ -126,13 +130,28 @@ class Out:
         self.stop = threading.Event()
         self._listen = listener or (lambda what, done, total: None)
         self._lock = threading.Lock()
+        self._spread = spread
+        self._attempted: set[str] = set()
         self._so_far = SoFar()
         for unit in self.journal.records():
             self._so_far.add(unit)
 
     def finished(self, unit: str) -> bool:
-        """Whether a unit was finished in this or an earlier attempt."""
-        return self.journal.finished(unit)
+        """Whether a unit was finished in this or an earlier attempt, or failed in this one where workers tried it."""
+        return unit in self._attempted or self.journal.finished(unit)
+
+    def spread(self, blocks: Sequence[Sequence[str]], what: str) -> None:
+        """Have the units that are missing done by workers, where this run has some; `work` of the stage does them.
+
+        Units of one block depend on each other: one worker does all of them that are missing.
+        """
+        if self._spread is not None:
+            self._spread(self, blocks, what)
+
+    def take_over(self, units: Sequence[tuple[str, Mapping[str, Any], bool]]) -> None:
+        """Make durable what a worker wrote."""
+        self.write_all(units)
+        self._attempted.update(unit for unit, _, _ in units)
 
     def write(self, unit: str, payload: Mapping[str, Any], *, failed: bool = False) -> None:
         """Make a unit durable; safe to call from several threads."""

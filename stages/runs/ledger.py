@@ -65,6 +65,11 @@ class Budget:
         return math.fsum(usd or 0.0 for usd in list(self._open.values()))
 
     @property
+    def left(self) -> float:
+        """What is neither spent nor held; infinite where there is no limit."""
+        return max((math.inf if self.limit is None else self.limit) - self.spent - self.possibly - self.reserved, 0.0)
+
+    @property
     def used(self) -> bool:
         """Whether any call was recorded, in this or an earlier attempt."""
         return self._calls > 0

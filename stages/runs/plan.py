@@ -47,10 +47,13 @@ def work_through(
     """Do every unit that is not finished and write (key, payload, failed) of each.
 
     A local model's arithmetic depends on the size of a batch, so a batch that is only partly there is done whole again
-    and only what is missing is written; for a server, whose answers cost money, only what is missing is done.
+    and only what is missing is written; for a server, whose answers cost money, only what is missing is done. Where the
+    run has workers, they do it, a batch or more each.
     """
     local = policy.capture_level == "tokens"
     size = BATCH if local else policy.batch_size
+    keys = [key(unit) for unit in units]
+    out.spread([keys[start : start + size] for start in range(0, len(keys), size)], what)
     for start in range(0, len(units), size):
         batch = list(units[start : start + size])
         missing = [unit for unit in batch if not out.finished(key(unit))]

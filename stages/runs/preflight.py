@@ -6,7 +6,6 @@ from pathlib import Path
 
 from stages.errors import UsageError
 from stages.runs import folders, runner
-from stages.runs import inputs as inputs_
 from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
@@ -31,18 +30,15 @@ def preflight(
     own `check` says.
     """
     inputs = Inputs(given)
-    inputs_.check(inputs)
-    identity = config.identity()
-    print_ = runner.fingerprint(stage, identity, inputs)
-    folder, existing = folders.locate(root / stage, config.label(), print_, out)
-    if existing and not clean:
-        with folders.locked(folder):
-            if runner.finished(folder, print_):
-                return [f"{folder} is complete and up to date: there is nothing to do"]
-            runner.refuse(folder, print_, identity, resume=resume)
+    work = runner.located(stage, inputs, config, root=root, out=out)
+    if work.existing and not clean:
+        with folders.locked(work.folder):
+            if runner.finished(work):
+                return [f"{work.folder} is complete and up to date: there is nothing to do"]
+            runner.refuse(work, resume=resume)
     count = sum(1 for _ in inputs.runs())
     read = [f"{count} input run{'s' if count > 1 else ''}: complete, and as they were written"] if count else []
-    return [*read, *config.check(), room(folder)]
+    return [*read, *config.check(), room(work.folder)]
 
 
 def room(folder: Path) -> str:

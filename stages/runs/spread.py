@@ -1,0 +1,203 @@
+"""A stage's units dealt to the workers of an engine: `--on processes:4`, `--on ray`.
+
+A worker calls the stage's `work` with an `Out` in which only the units of its shard are missing, in a folder of its own
+below the run's `scratch/shards`, which every worker can write to. Whoever runs the stage takes over what is finished
+there and then carries on by itself, so that a stage does not know where its units were done. A worker that dies leaves
+what it finished: the next one that is given the shard does the rest. Money is lent shard by shard, in the run's own
+ledger, so that the limit holds over all workers and attempts.
+"""
+
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from shutil import rmtree
+from uuid import uuid4
+
+from stages import STAGES
+from stages.backends.engine import Engine, find
+from stages.errors import ComposerError, Incomplete
+from stages.runs import ledger, store
+from stages.runs.artifact import Interrupted, Out, Run
+from stages.runs.config import StageConfig
+from stages.runs.inputs import Inputs
+from stages.runs.ledger import Reservation
+from stages.runs.manifest import Manifest
+from stages.runs.records import Row
+
+A_WORKER = 4
+"""Shards for each worker: fewer lose time in the end, when some have nothing left to do; more cost their beginnings."""
+STOP = "stop"
+LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What a worker is told. `lent`: USD that it may spend, None for no bound."""
+
+    stage: str
+    inputs: dict[str, list[Path]]
+    config: StageConfig
+    units: frozenset[str]
+    folder: Path
+    cache: Path
+    lent: float | None = None
+
+
+class ShardOut(Out):
+    """A run as a worker sees it: what is not of its shard, or was finished by a worker that died, is finished."""
+
+    worker = True
+
+    def __init__(self, shard: Shard) -> None:
+        attempts = [path for path in shard.folder.iterdir() if path.is_dir()] if shard.folder.exists() else []
+        lent = None if shard.lent is None else max(shard.lent - sum(_money(attempts)), 0.0)
+        stage = import_module(STAGES[shard.stage].module)
+        record = Manifest(composer="", stage=shard.stage, stage_version=stage.VERSION, fingerprint="")
+        super().__init__(shard.folder / uuid4().hex, record, cache=shard.cache, max_cost=lent)
+        self._missing = shard.units - {row["unit"] for row in _units(attempts) if not row["failed"]}
+
+    def finished(self, unit: str) -> bool:
+        """Whether a unit is none of this worker's, or is finished."""
+        return unit not in self._missing or super().finished(unit)
+
+
+@contextmanager
+def spreading(on: str | None, stage: str, inputs: Inputs, config: StageConfig) -> "Iterator[Spread | None]":
+    """How units reach the workers of the engine of that name while the block lasts; None without one."""
+    if on is None:
+        yield None
+        return
+    with closing(find(on)) as engine:
+        yield Spread(engine, stage, inputs, config)
+
+
+class Spread:
+    """How the units of one run reach workers."""
+
+    def __init__(self, engine: Engine, stage: str, inputs: Inputs, config: StageConfig) -> None:
+        self._engine, self._stage, self._config = engine, stage, config
+        self._held: dict[str, Reservation] = {}
+        self._inputs = {name: [run.path for run in runs] for name, runs in inputs.items()}
+
+    def __call__(self, out: Out, blocks: Sequence[Sequence[str]], what: str) -> None:
+        """Have the blocks of units done of which any is missing, each block by one worker.
+
+        Raises what a worker raised, once the others have ended. Where the money for a shard did not suffice, what
+        others gave back is lent again, as long as anything comes of it; what is missing then is for the caller.
+        """
+        folder = out.scratch("shards")
+        for left in folder.iterdir():  # by an attempt that was killed
+            _take_over(left, out, out.budget.take_up(shard=left.name)) if left.is_dir() else left.unlink()
+        total = sum(map(len, blocks))
+        while missing := [block for block in blocks if not all(map(out.finished, block))]:
+            errors = list[BaseException]()
+            with _told_to_stop(out, folder):
+                for shard, error in self._engine.map(work, self._shards(missing, folder, out)):
+                    _take_over(shard.folder, out, self._held.pop(shard.folder.name))
+                    errors += [error] if error else []
+                    out.progress(what, sum(out.finished(unit) for block in blocks for unit in block), total)
+            out.stop_here()
+            if error := next((e for e in errors if out.budget.limit is None or not isinstance(e, Incomplete)), None):
+                raise error
+            if sum(not all(map(out.finished, block)) for block in blocks) == len(missing):
+                return
+
+    def _shards(self, blocks: Sequence[Sequence[str]], folder: Path, out: Out) -> Iterator[Shard]:
+        """Neighbouring blocks together. Each gets an equal part of the money that is not lent yet."""
+        size = max(1, len(blocks) // (self._engine.workers * A_WORKER))
+        shards = [blocks[start : start + size] for start in range(0, len(blocks), size)]
+        for number, shard in enumerate(shards):
+            units = frozenset(unit for block in shard for unit in block if not out.finished(unit))
+            name, lent = store.digest(sorted(units))[:16], None
+            if out.budget.limit is not None:
+                others = min(self._engine.workers, len(self._held) + len(shards) - number) - len(self._held)
+                lent = out.budget.left / max(others, 1) * (1 - ledger.ROUNDING)
+            if out.stop.is_set() or lent == 0 or (held := out.budget.hold(lent, shard=name)) is None:
+                return
+            out.budget.write([held.line])
+            self._held[name] = held
+            yield Shard(self._stage, self._inputs, self._config, units, folder / name, out.cache, lent)
+
+
+def work(shard: Shard) -> BaseException | None:
+    """Do a shard's units, in a worker; what went wrong, if anything did. What is finished is durable in any case."""
+    inputs = Inputs({name: [Run(path) for path in paths] for name, paths in shard.inputs.items()})
+    try:
+        out = ShardOut(shard)
+        with _listening(out, shard.folder.parent / STOP):
+            import_module(STAGES[shard.stage].module).work(inputs, shard.config, out)
+    except Interrupted:
+        return None
+    except ComposerError as error:
+        return error
+    except Exception as error:
+        told = RuntimeError(repr(error))
+        told.add_note(f"In a worker:\n{traceback.format_exc()}")
+        return told
+    return None
+
+
+@contextmanager
+def _told_to_stop(out: Out, folder: Path) -> Iterator[None]:
+    """Workers stop between units when this run is asked to: a file says so, since they may be on other machines."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(LOOK_S):
+            if out.stop.is_set():
+                (folder / STOP).touch()
+                return
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+        (folder / STOP).unlink(missing_ok=True)
+
+
+@contextmanager
+def _listening(out: Out, path: Path) -> Iterator[None]:
+    ended = threading.Event()
+
+    def listen() -> None:
+        while not ended.wait(LOOK_S):
+            if path.exists():
+                out.stop.set()
+                return
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _take_over(folder: Path, out: Out, held: Reservation | None) -> None:
+    """Make durable what the workers of a shard finished and what they spent, then delete their folder."""
+    attempts = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else []
+    done: dict[str, Row] = {}
+    for row in _units(attempts):
+        if row["unit"] not in done or done[row["unit"]]["failed"]:
+            done[row["unit"]] = row
+    out.take_over([(row.pop("unit"), row, row.pop("failed")) for row in done.values()])
+    if held is not None:  # else an attempt was killed after this line
+        spent, possibly = _money(attempts)
+        out.budget.write([{"call": held.call, "settled": spent, "possibly": possibly}])
+    rmtree(folder, ignore_errors=True)
+
+
+def _units(attempts: Sequence[Path]) -> Iterator[Row]:
+    return (row for attempt in attempts for row in store.read_units(attempt / "steps"))
+
+
+def _money(attempts: Sequence[Path]) -> tuple[float, float]:
+    """USD spent and possibly paid."""
+    totals = [total for attempt in attempts if (total := ledger.totals(attempt))]
+    return sum(spent for spent, _ in totals), sum(possibly for _, possibly in totals)
