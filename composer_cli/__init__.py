@@ -6,8 +6,9 @@ chain.py         - runs a preset
 complete.py      - what a shell offers after Tab
 console.py       - what people see on stderr while work goes on
 errors.py        - how a command ends: a sentence and an exit code
+executors/       - `composer run --on`: chains submitted elsewhere
 launch.py        - one stage from words to result
-looking.py       - the commands that look at runs
+looking.py       - the commands that look at runs and jobs
 options.py       - the options, declared once
 parallel.py      - several stages at once, each in a process
 positionals.py   - the bare words after a stage's name

@@ -8,7 +8,7 @@ import typer
 
 from composer_cli import looking, options
 from composer_cli.errors import USAGE, as_sentences, say, tell_json
-from composer_cli.stage_command import StageCommand, make
+from composer_cli.stage_command import RunCommand, StageCommand, make
 from composer_cli.version import about as about_version
 from stages import STAGES
 
@@ -45,16 +45,16 @@ for _name, _stage in STAGES.items():
 app.add_typer(probe, name="probe")
 
 
-@app.command()
+@app.command(cls=RunCommand)
 @as_sentences
 def run(
     preset: options.Preset = None,
+    on: options.OnOrSubmit = "local",
     policy: options.PolicyOfAll = None,
     config: options.ConfigFiles = None,
     set_: options.Set = None,
     resume: options.Resume = False,
     clean: options.Clean = False,
-    on: options.On = None,
     dry_run: options.DryRun = False,
     max_cost: options.MaxCostEach = None,
     json: options.Json = False,
@@ -66,6 +66,7 @@ def run(
     from composer_cli import chain, settings
     from composer_cli import preset as presets
     from composer_cli.console import Console
+    from composer_cli.executors import names, submit
     from composer_cli.launch import RunOptions, alone
     from composer_cli.printing import print_json, print_text
     from stages.policy.config import VLLM
@@ -74,19 +75,26 @@ def run(
     wanted = presets.load(preset)
     model = presets.everywhere(wanted, "policy.model", policy, keeping=VLLM) if policy else []
     layers = [*map(settings.read_file, config or []), *model, *map(settings.assignment, set_ or [])]
+    layers, where = submit.split(layers)
     configs = presets.configure(wanted, layers)
+    if (executor := names.executor(on)) is not None:
+        asked = submit.Asked(str(preset), config or [], policy, set_ or [], max_cost)
+        submit.carry_out(on, executor, asked, configs, where, artifacts, clean=clean, dry_run=dry_run, json=json)
+        return
     if dry_run and json:
         print_json({"entries": chain.plans(wanted, configs), "checked": chain.checked(configs, artifacts)})
         return
     if dry_run:
         print_text(chain.overview(wanted, configs, artifacts))
         return
-    run_options = RunOptions(artifacts, resume=resume, clean=clean, max_cost=max_cost, on=on)
+    run_options = RunOptions(
+        artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == names.LOCAL else on
+    )
     results = chain.run(wanted, configs, run_options, Console(quiet))
     raise typer.Exit(chain.show(wanted, results, artifacts, json))
 
 
-for look in (looking.status, looking.show, looking.query, looking.report):
+for look in (looking.status, looking.show, looking.cancel, looking.query, looking.report):
     app.command()(look)
 
 

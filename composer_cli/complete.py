@@ -1,4 +1,4 @@
-"""What a shell offers after Tab: runs, settings, presets, environments (`composer --install-completion`)."""
+"""What a shell offers after Tab: runs, jobs, settings, presets, executors (`composer --install-completion`)."""
 
 import os
 from collections.abc import Iterator
@@ -12,8 +12,7 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:
     """The names of runs, and the stages whose latest run a name stands for."""
     from composer_cli.show import runs
 
-    root = Path(ctx.params.get("artifacts") or os.environ.get("COMPOSER_ARTIFACTS") or "artifacts")
-    names = [runs.name(path) for path in runs.folders(root)]
+    names = [runs.name(path) for path in runs.folders(_root(ctx))]
     return _beginning(incomplete, [*dict.fromkeys(name.partition("/")[0] for name in names), *names])
 
 
@@ -45,6 +44,31 @@ def presets(incomplete: str) -> list[str]:
     from composer_cli import preset
 
     return _beginning(incomplete, preset.names())
+
+
+def executors(incomplete: str) -> list[str]:
+    """Where a chain can run."""
+    from composer_cli.executors import names
+
+    return [*_beginning(incomplete, [names.LOCAL, *names.EXECUTORS]), *engines(incomplete)]
+
+
+def jobs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The jobs that were submitted from here."""
+    return _beginning(incomplete, _submitted(_root(ctx)))
+
+
+def _submitted(root: Path) -> list[str]:
+    return [path.parent.name for path in sorted(root.glob("submitted/*/job.json"))]
+
+
+def _root(ctx: typer.Context) -> Path:
+    return Path(ctx.params.get("artifacts") or os.environ.get("COMPOSER_ARTIFACTS") or "artifacts")
+
+
+def runs_and_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """What `composer show` shows."""
+    return [*runs(ctx, incomplete), *jobs(ctx, incomplete)]
 
 
 def environments(incomplete: str) -> list[str]:

@@ -1,12 +1,15 @@
-"""The commands that look at runs: status, show, query, report, view."""
+"""The commands that look at runs and submitted jobs: status, show, cancel, query, report, view."""
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from composer_cli import complete, options
 from composer_cli.errors import as_sentences, say
+
+if TYPE_CHECKING:
+    from composer_cli.executors import jobs
 
 
 @as_sentences
@@ -16,14 +19,17 @@ def status(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """List all runs: what became of each, and why one is not up to date."""
+    from composer_cli.executors import jobs
     from composer_cli.printing import print_json, print_text
     from composer_cli.show import status as about
 
-    found = about.lines(artifacts)
+    found, submitted = about.lines(artifacts), jobs.lines(artifacts)
     if json:
-        print_json({"runs": found})
-    elif found:
-        print_text(about.table(found), about.COLOURS)
+        print_json({"runs": found, "jobs": submitted})
+    elif found or submitted:
+        tables = [about.table(found)] if found else []
+        tables += [about.jobs_table(submitted)] if submitted else []
+        print_text("\n\n".join(tables), about.COLOURS)
     else:
         say(f"There are no runs in {artifacts} yet. `composer run --preset demo` makes some.")
 
@@ -33,23 +39,38 @@ def show(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN", help="A run's folder, or its name in `composer status`.", autocompletion=complete.runs
+            metavar="RUN",
+            help="A run's folder, or its name in `composer status`; a submitted job's name.",
+            autocompletion=complete.runs_and_jobs,
         ),
     ],
     rollout: Annotated[str | None, typer.Option("--rollout", metavar="ID", help="Only this rollout.")] = None,
     number: Annotated[int, typer.Option("-n", metavar="K", min=0, help="How many rollouts or rows.")] = 1,
-    follow: Annotated[bool, typer.Option("--follow", help="Watch its episodes until it ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Watch episodes, or a job's log, until it ends.")] = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Read a run: its facts, its result, and transcripts or rows of it."""
+    from composer_cli.executors import jobs
     from composer_cli.printing import print_json, print_text, views
     from composer_cli.show import runs, show
     from composer_cli.show.follow import follow as until_it_ends
+    from stages.errors import BadInput
     from stages.runs.artifact import Run
 
-    folder = runs.find(artifacts, run)
+    job = jobs.find(artifacts, run, part=False)
+    try:
+        folder = None if job else runs.find(artifacts, run)
+    except BadInput:
+        job = jobs.find(artifacts, run)
+        if job is None:
+            raise
+        folder = None
+    if job is not None:
+        _show_job(job, follow, json)
+        return
+    assert folder is not None  # noqa: S101
     if follow:
         with views() as draw:
             until_it_ends(folder, draw)
@@ -61,6 +82,40 @@ def show(
         print_json({"manifest": found.manifest.model_dump(), "transcripts": transcripts, "rows": rows})
     else:
         print_text(show.page(found, transcripts, number))
+
+
+def _show_job(job: "jobs.Job", follow: bool, json: bool) -> None:
+    from composer_cli.executors import jobs
+    from composer_cli.printing import print_json, print_text
+
+    if follow:
+        for line in jobs.log(job, follow=True):
+            print_text(line)
+            sys.stdout.flush()
+        return
+    found = jobs.asked(job)
+    if json:
+        print_json({"job": found, "log": list(jobs.log(found, follow=False))})
+    else:
+        print_text(jobs.page(found))
+
+
+@as_sentences
+def cancel(
+    job: Annotated[
+        str,
+        typer.Argument(metavar="JOB", help="Its name in `composer status`.", autocompletion=complete.jobs),
+    ],
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+    artifacts: options.Artifacts = options.ARTIFACTS,
+) -> None:
+    """Stop a chain that was submitted with --on; what it finished stays."""
+    from composer_cli.executors import jobs
+    from composer_cli.printing import print_json, print_text
+
+    stopped = jobs.cancel(jobs.named(artifacts, job))
+    print_json({"job": stopped}) if json else print_text(f"{stopped.name} is {stopped.state.status}.")
 
 
 @as_sentences

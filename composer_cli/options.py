@@ -68,6 +68,15 @@ DilocoStore = Annotated[
 Replicas = Annotated[
     int | None, typer.Option("--replicas", metavar="N", help="Short for --set diloco.replicas=N, with --diloco.")
 ]
+OnOrSubmit = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="WHERE",
+        help=f"Submit the chain instead of running it here: slurm. Or deal its stages' work to workers: {WORDS}.",
+        autocompletion=complete.executors,
+    ),
+]
 Limit = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", help="Limit the amount of work.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Short for --set seed=N.")]
 OutFolder = Annotated[

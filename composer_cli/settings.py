@@ -41,11 +41,17 @@ def merge(below: Tree, above: Tree) -> Tree:
 def read_file(path: Path) -> Tree:
     """A TOML file as a tree."""
     try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}). Give a TOML file.") from None
+        return tomllib.loads(source(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
+
+
+def source(path: Path) -> str:
+    """A TOML file as it is."""
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}). Give a TOML file.") from None
 
 
 def read_table(path: Path, key: str) -> Tree:

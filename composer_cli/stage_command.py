@@ -64,6 +64,21 @@ class StageCommand(TyperCommand):
                 formatter.write_dl(rows)
 
 
+class RunCommand(TyperCommand):
+    """The command of a chain, whose help lists what each executor can be told."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The settings behind --on, from their declarations."""
+        from composer_cli.executors import names
+        from composer_cli.settings import known
+
+        for word in names.EXECUTORS:
+            fields = known(names.found(word).settings)
+            rows = [(f"on.{_shown(name, field)}", _described(field)) for name, field in fields]
+            with formatter.section(f"Settings of --on {word}, for --set on.KEY=VALUE or a table [on] in a file"):
+                formatter.write_dl(rows)
+
+
 def _module(stage: str) -> Any:
     from stages.runs.runner import module
 

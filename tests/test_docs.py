@@ -37,6 +37,7 @@ from typer.main import get_command
 from composer_cli import launch
 from composer_cli import preset as presets
 from composer_cli.app import app
+from composer_cli.executors.names import EXECUTORS, found
 from composer_cli.positionals import read
 from composer_cli.settings import known
 from composer_cli.stage_command import SHORTCUTS
@@ -244,7 +245,7 @@ def test_every_command_is_documented() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) < 200
+    assert len((ROOT / "README.md").read_text().splitlines()) < 220
 
 
 def test_the_picture_shows_stages_that_exist() -> None:
@@ -294,6 +295,7 @@ FOREIGN = {
         "--logprobs-mode processed_logprobs",
     },
     "pip": {"pip install swebench"},
+    "Slurm": {"--requeue"},
     "git": {"git tag", "git push"},
     "shell": {"PATH", "PYTHONPATH", "zcat steps/*.jsonl.gz"},
 }
@@ -403,9 +405,17 @@ def is_setting(key: str) -> bool:
     """Whether a key is a setting of a stage, one of an entry of a preset, or a form with placeholders of one."""
     key = key.replace("env.options.", "env.")
     first, _, rest = key.partition(".")
+    if first == "on":
+        return any(rest == name or rest.startswith(f"{name}.") for name in where())
     if PLACEHOLDER.fullmatch(key.rpartition(".")[2]):
         return not first or first == "env" or bool(PLACEHOLDER.fullmatch(first))
     return key in settings() or (first in STAGES and rest in settings())
+
+
+@cache
+def where() -> frozenset[str]:
+    """The settings of all executors, without the `on.` before them."""
+    return frozenset(key for word in EXECUTORS for key, _ in known(found(word).settings))
 
 
 FILES_OF_A_RUN = {

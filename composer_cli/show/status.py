@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from composer_cli.console import duration
 from composer_cli.show import runs
@@ -17,6 +18,9 @@ RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
 COLOURS = {
     "complete": GREEN,
     "running": BLUE,
+    "queued": BLUE,
+    "cancelled": YELLOW,
+    "lost": RED,
     "incomplete": YELLOW,
     "interrupted": YELLOW,
     "failed": RED,
@@ -117,6 +121,15 @@ def _cells(line: Line) -> tuple[str, ...]:
     age, took = age_of(line.age_s) if line.began else "", duration(line.seconds) if line.seconds else ""
     cost = f"{line.cost_usd:.2f}" if line.began else ""
     return visible_line(line.run), line.status, age, units, cost, took, visible_line(line.reason)
+
+
+def jobs_table(found: list[dict[str, Any]]) -> str:
+    """Submitted jobs as aligned text."""
+    from tabulate import tabulate
+
+    cells = [(job["job"], job["on"], job["status"], age_of(job["age_s"]), visible_line(job["reason"])) for job in found]
+    shown = tabulate(cells, ("job", "on", "status", "age", "reason"), tablefmt="plain", disable_numparse=True)
+    return "\n".join(line.rstrip() for line in shown.splitlines())
 
 
 def age_of(seconds: float) -> str:

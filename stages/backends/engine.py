@@ -9,6 +9,7 @@ Job = TypeVar("Job")
 Done = TypeVar("Done")
 TRIES = 5
 """How often a job is begun whose workers die: one that takes all memory would else be begun for ever."""
+ENGINES = ("processes", "ray")
 WORDS = "processes:N, ray, ray://HOST:PORT"
 
 

@@ -35,11 +35,19 @@ def test_runs_and_commands_are_offered(made: Path, shell: str) -> None:
         ("composer run --preset dem", "demo"),
         ("composer run --preset demo --set collect.tas", "collect.tasks="),
         ("composer collect --env lee", "leetcode-rh"),
+        ("composer run --on sl", "slurm"),
         ("composer replay-teachers --from col", "collect/"),
     ],
 )
 def test_settings_presets_and_environments_are_offered(made: Path, line: str, one: str) -> None:
     assert one in offered(made, "bash", line)
+
+
+def test_submitted_jobs_are_offered(tmp_path: Path) -> None:
+    (tmp_path / "submitted" / "20260101T000000Z-demo-abcdef").mkdir(parents=True)
+    (tmp_path / "submitted" / "20260101T000000Z-demo-abcdef" / "job.json").touch()
+    for line in ("composer cancel 2026", "composer show 2026"):
+        assert "20260101T000000Z-demo-abcdef" in offered(tmp_path, "bash", line)
 
 
 def test_help_is_as_wide_as_the_terminal(tmp_path: Path) -> None:

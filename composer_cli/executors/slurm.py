@@ -1,0 +1,188 @@
+"""Slurm, through sbatch. Whatever the job writes lies on the file system that this machine shares with the cluster.
+
+A job that is preempted, or whose node dies, is queued again by Slurm (--requeue); one that nears its time limit queues
+itself again. Either way the next attempt goes on where the one before stopped, since the chain runs with --resume.
+Slurm warns of the limit by SIGUSR1, so that the script can tell this from scancel and preemption, which send SIGTERM.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from composer_cli.executors.base import (
+    CANCELLED,
+    FAILED,
+    LOST,
+    QUEUED,
+    RUNNING,
+    Chain,
+    State,
+    Where,
+    ended,
+    values,
+)
+from composer_cli.executors.script import script
+from stages.errors import InfrastructureError, UsageError
+from stages.runs import store
+
+OURS = ("job-name", "output", "error", "open-mode", "requeue", "no-requeue", "signal", "export", "chdir", "array")
+"""Options of sbatch that are the program's own."""
+PASSED_ON = ("PATH", "HOME", "USER", "LANG", "PYTHONPATH", "HF_HOME", "HF_ENDPOINT", "COMPOSER_VLLM", "OMP_NUM_THREADS")
+"""Variables that a job finds as they are here. Nothing else of this environment goes along, but the keys by name."""
+WORDS = {
+    "PENDING": QUEUED,
+    "REQUEUED": QUEUED,
+    "CONFIGURING": QUEUED,
+    "SUSPENDED": QUEUED,
+    "RUNNING": RUNNING,
+    "COMPLETING": RUNNING,
+    "STAGE_OUT": RUNNING,
+    "CANCELLED": CANCELLED,
+}
+EVERY_S = 2.0
+SUPERVISED = """\
+rm -f {folder}/exit-code
+again=
+"$@" &
+chain=$!
+trap 'kill -TERM $chain || :' TERM
+trap 'again=1; kill -TERM $chain || :' USR1
+code=0
+wait $chain || code=$?
+while kill -0 $chain 2>/dev/null; do code=0; wait $chain || code=$?; done
+rm -rf "$files"
+if [ -n "$again" ] && [ $code -ge 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
+    echo "The time limit is near: this job queues itself again."
+    scontrol requeue "$SLURM_JOB_ID" && exit 0
+fi
+echo $code > {folder}/exit-code.new && mv {folder}/exit-code.new {folder}/exit-code
+exit $code"""
+
+
+class SlurmJob(Where):
+    """A Slurm job."""
+
+    options: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], bool | int | str] = Field(default_factory=dict)
+    """Long options of sbatch: {partition = "gpu", gpus = 1, time = "4:00:00"}."""
+    python: str = ""
+    """The interpreter of the environment that holds Composer, as the cluster sees it; empty for the one used here."""
+    warn_s: int = Field(120, gt=0)
+    """So long before its time limit a job stops and queues itself again; longer than the longest training step."""
+    restarts: int = Field(20, ge=0)
+    """At most so often it queues itself again."""
+
+
+class Slurm:
+    """Submits through sbatch, asks through scontrol, cancels through scancel."""
+
+    settings = SlurmJob
+
+    def spec(self, chain: Chain, where: SlurmJob) -> dict[str, Any]:
+        """The batch script, and the command that submits it."""
+        clash = [name for name in where.options if name in OURS]
+        if clash:
+            raise UsageError(f"sbatch's --{clash[0]} is set by Composer itself. Leave it out of on.options.")
+        folder = shlex.quote(str(chain.folder.resolve()))
+        text = script(
+            chain,
+            where,
+            python=where.python or sys.executable,
+            artifacts=str(chain.folder.resolve().parents[1]),
+            head=self._head(chain, where),
+            supervise=SUPERVISED.format(folder=folder, restarts=where.restarts),
+        )
+        return {"command": ["sbatch", "--parsable", "job.sh"], "keys": list(chain.keys), "script": text}
+
+    def _head(self, chain: Chain, where: SlurmJob) -> str:
+        passed = [name for name in (*PASSED_ON, *chain.keys) if name in chain.keys or name in os.environ]
+        options: dict[str, bool | int | str] = {
+            "job-name": chain.name,
+            "output": str(chain.folder.resolve() / "log.txt").replace("%", "%%"),
+            "open-mode": "append",
+            "requeue": True,
+            "signal": f"B:USR1@{where.warn_s}",
+            "export": ",".join(dict.fromkeys(passed)) or "NIL",
+            **where.options,
+        }
+        given = [(name, value) for name, value in options.items() if value is not False]
+        lines = [f"#SBATCH --{name}" + ("" if value is True else f"={_quoted(value)}") for name, value in given]
+        return "\n".join(lines)
+
+    def submit(self, chain: Chain, where: SlurmJob) -> dict[str, Any]:
+        """Hand the script to sbatch, which reads the keys from this environment by their names."""
+        values(chain.keys)
+        store.write_sealed(chain.folder / "job.sh", self.spec(chain, where)["script"].encode())
+        try:
+            said = _run("sbatch", "--parsable", str(chain.folder / "job.sh"))
+        except InfrastructureError as error:
+            raise UsageError(f"Nothing was submitted: {error}") from None
+        return {"id": said.partition(";")[0].strip(), "folder": str(chain.folder.resolve())}
+
+    def state(self, job: Mapping[str, Any]) -> State:
+        """As scontrol says; of a job that Slurm has forgotten, the exit code that its script left."""
+        try:
+            found = dict(re.findall(r"(\w+)=(\S*)", _run("scontrol", "show", "job", "-o", job["id"])))
+        except InfrastructureError as error:
+            if "Invalid job id" not in str(error):
+                raise
+            found = {}
+        word = found.get("JobState", "")
+        attempt = f"attempt {int(found.get('Restarts', '0')) + 1}" if found.get("Restarts", "0") != "0" else ""
+        if word in WORDS:
+            waits = found.get("Reason", "None") if word == "PENDING" else "None"
+            return State(WORDS[word], ", ".join(part for part in (attempt, waits) if part not in ("", "None")))
+        left = store.read_bytes(_folder(job) / "exit-code")
+        if left is not None:
+            return ended(int(left))
+        if word:
+            return State(FAILED, f"Slurm calls it {word}")
+        return State(LOST, "Slurm has forgotten it, and it left no exit code; the same command with --on goes on")
+
+    def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
+        """The file that Slurm writes all attempts' output to."""
+        seen = 0
+        while True:
+            over = not follow or self.state(job).over
+            text = (store.read_bytes(_folder(job) / "log.txt") or b"").decode(errors="replace")
+            whole = text if over else text[: text.rfind("\n") + 1]
+            yield from whole[seen:].splitlines()
+            seen = max(seen, len(whole))
+            if over:
+                return
+            time.sleep(EVERY_S)
+
+    def cancel(self, job: Mapping[str, Any]) -> None:
+        """SIGTERM to all of its processes, and SIGKILL after Slurm's KillWait."""
+        _run("scancel", job["id"])
+
+
+def _folder(job: Mapping[str, Any]) -> Path:
+    return Path(job["folder"])
+
+
+def _quoted(value: object) -> str:
+    """A value in an #SBATCH line, where spaces end it unless quoted."""
+    text = str(value)
+    return f'"{text}"' if re.search(r"\s", text) else text
+
+
+def _run(*words: str) -> str:
+    """What a command of Slurm's prints."""
+    if shutil.which(words[0]) is None:
+        raise UsageError(
+            f"There is no {words[0]} here. Submit from a machine that has Slurm's commands, or leave out --on."
+        )
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = " ".join(done.stderr.split())
+        raise InfrastructureError(f"{words[0]} failed: {said}. Correct what it names, or ask again when Slurm answers.")
+    return done.stdout

@@ -1,0 +1,181 @@
+"""A chain on a real Slurm of one node: its result, its keys, preemption, its time limit, its end from here."""
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support import slurm
+from support.command_line import call, repair, until
+from support.server import Reply, Server, serving
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not slurm.installed(), reason=slurm.MISSING),
+]
+KEY = "sk-0123456789abcdef"
+PRESET = """
+[[stage]]
+stage = "collect"
+[stage.config]
+tasks = 2
+samples = 2
+policy = {{ model = "scripted", base_url = "{url}", api_key_env = "TEACHING_KEY", concurrency = 1 }}
+"""
+
+
+class Held:
+    """A scripted model that answers the first few requests, and the others when it is let."""
+
+    def __init__(self) -> None:
+        self.let, self.first = threading.Event(), 1000
+
+    def __call__(self, asked, earlier: int) -> Reply:
+        if earlier >= self.first:
+            self.let.wait(60)
+        return repair(asked, earlier)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with slurm.cluster(tmp_path_factory.mktemp("slurm")) as variables:
+        yield variables
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def model(held: Held) -> Iterator[Server]:
+    with serving(held) as server:
+        yield server
+
+
+@pytest.fixture
+def composer(cluster, model, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    (tmp_path / "small.toml").write_text(PRESET.format(url=model.url))
+    variables = {**cluster, "TEACHING_KEY": KEY, "HOME": str(tmp_path)}
+    return lambda *words, at="artifacts": call(tmp_path / at, *words, **variables)
+
+
+@pytest.fixture
+def submitted(composer, tmp_path: Path) -> Callable[..., str]:
+    """Submit the chain; the name of the job."""
+
+    def submitting(*words: str) -> str:
+        done = composer("run", "--preset", tmp_path / "small.toml", "--on", "slurm", "--json", *words)
+        assert done.returncode == 0, done.stderr + done.stdout
+        return json.loads(done.stdout)["job"]["name"]
+
+    return submitting
+
+
+def job(composer, name: str) -> dict:
+    """How a job stands, as `composer status` says."""
+    return next(one for one in json.loads(composer("status", "--json").stdout)["jobs"] if one["job"] == name)
+
+
+def ended(composer, name: str) -> str:
+    """Its status when it is over."""
+    until(lambda: job(composer, name)["status"] not in ("queued", "running"), seconds=150)
+    return job(composer, name)["status"]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    manifest = json.loads((folder / "collect" / "latest" / "manifest.json").read_text())
+    assert manifest["status"] == "complete"
+    return {name: out["content_sha256"] for name, out in manifest["outputs"].items()}
+
+
+def here(composer, tmp_path: Path) -> dict[str, str]:
+    """The digests of the same chain in this process."""
+    done = composer("run", "--preset", tmp_path / "small.toml", at="here")
+    assert done.returncode == 0, done.stderr
+    return digests(tmp_path / "here")
+
+
+def number(tmp_path: Path, name: str) -> str:
+    return json.loads((tmp_path / "artifacts" / "submitted" / name / "job.json").read_text())["found"]["id"]
+
+
+def test_a_submitted_chain_ends_in_the_same_content_and_its_key_is_written_nowhere(
+    composer, submitted, model, tmp_path
+):
+    name = submitted("--set", "on.options.time=10")
+    log = composer("show", name, "--follow")
+    assert log.returncode == 0 and "collect: done in" in log.stdout, log.stdout + log.stderr
+    assert ended(composer, name) == "complete"
+    assert digests(tmp_path / "artifacts") == here(composer, tmp_path)
+    assert set(model.keys) == {f"Bearer {KEY}"}
+    files = [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file()]
+    assert len(files) > 5 and [path for path in files if KEY.encode() in path.read_bytes()] == []
+    shown = composer("show", name).stdout
+    assert "status: complete" in shown and "The report: " in shown
+    assert job(composer, name)["on"] == "slurm"
+
+
+def test_a_preempted_job_is_queued_again_and_goes_on_without_asking_twice(
+    composer, submitted, cluster, model, held, tmp_path
+):
+    held.first = 5
+    name = submitted()
+    until(lambda: len(model.requests) == 6, seconds=60)  # the sixth is held
+    high = ["sbatch", "--parsable", "-p", "high", "-c2", "--output=/dev/null", "--wrap", "sleep 1"]
+    subprocess.run(high, check=True, env={**os.environ, **cluster}, capture_output=True)
+    held.let.set()
+    until(lambda: "attempt 2" in job(composer, name)["reason"], seconds=60)
+    assert ended(composer, name) == "complete"
+    asked = [json.dumps(request, sort_keys=True) for request in model.requests]
+    assert len(asked) == len(here_requests(composer, model, tmp_path))
+    assert digests(tmp_path / "artifacts") == digests(tmp_path / "here")
+
+
+def here_requests(composer, model: Server, tmp_path: Path) -> list[dict]:
+    """What the same chain asks for in this process."""
+    before = len(model.requests)
+    here(composer, tmp_path)
+    return model.requests[before:]
+
+
+def test_a_job_that_nears_its_time_limit_queues_itself_again(composer, submitted, cluster, model, held, tmp_path):
+    held.first = 5
+    name = submitted()
+    until(lambda: len(model.requests) == 6, seconds=60)
+    slurm.said(cluster, "scancel", "--batch", "--signal=USR1", number(tmp_path, name))
+    held.let.set()
+    assert ended(composer, name) == "complete"
+    log = composer("show", name, "--follow").stdout
+    assert "this job queues itself again" in log and "resumed, done in" in log
+    assert digests(tmp_path / "artifacts") == here(composer, tmp_path)
+
+
+def test_a_cancelled_job_stays_cancelled_and_the_same_command_goes_on(
+    composer, submitted, model, held, cluster, tmp_path
+):
+    held.first = 5
+    name = submitted()
+    until(lambda: len(model.requests) == 6, seconds=60)
+    again = composer("run", "--preset", tmp_path / "small.toml", "--on", "slurm")
+    assert again.returncode == 2 and f"`composer cancel {name}` stops it" in again.stderr
+    held.let.set()
+    stopped = composer("cancel", name)
+    assert stopped.returncode == 0 and "is cancelled" in stopped.stdout
+    until(lambda: "CANCELLED" in slurm.said(cluster, "scontrol", "show", "job", "-o", number(tmp_path, name)), 60)
+    until(lambda: not slurm.said(cluster, "squeue", "-h"), 60)
+    assert job(composer, name)["status"] == "cancelled"
+    assert composer("cancel", name).returncode == 2
+    other = submitted()
+    assert other != name and ended(composer, other) == "complete"
+    assert digests(tmp_path / "artifacts") == here(composer, tmp_path)
+
+
+def test_what_sbatch_refuses_leaves_no_record(composer, tmp_path):
+    words = ["run", "--preset", tmp_path / "small.toml", "--on", "slurm", "--set", "on.options.partition=nowhere"]
+    done = composer(*words)
+    assert done.returncode == 2 and "invalid partition" in done.stderr
+    assert not list((tmp_path / "artifacts" / "submitted").glob("*"))
