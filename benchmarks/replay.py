@@ -153,7 +153,7 @@ async def with_ours(url: str, calls: int, width: int) -> None:
 
         chains = [Chain(policy, [[n] for n in range(at, min(at + STEPS, calls))]) for at in range(0, calls, STEPS)]
         await follow(chains, lambda n: Turn(body(n)["messages"], n), answered, out.stop_here)
-        assert len(out.records()) == calls
+        assert len(out.journal) == calls
         assert out.budget.reserved == 0 < out.budget.spent
 
 

@@ -127,7 +127,7 @@ def _collected(make: Callable[[], Environment], tasks: list[Task], config: Confi
     planned = units([task.task_id for task in tasks for _ in range(config.samples)])
     for _ in batches:
         _keep(function.latest, function.records(), out)
-        out.progress("rollouts", len(out.records()), len(planned))
+        out.progress("rollouts", len(out.journal), len(planned))
     written = rollout_units(out.records())
     records = [written[unit] for unit in planned if unit in written]
     what = f"TRL's rollout_func on {config.env.name}, {config.policy.model}"

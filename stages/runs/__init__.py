@@ -5,21 +5,23 @@ attempt.py  - one attempt at a stage, from `running` to how it ended
 config.py   - the settings of a stage
 folders.py  - where a run lies, and who holds it
 inputs.py   - which run fills which slot
+journal.py  - finished units: an open journal and the files it is sealed into
 kinds.py    - what a record kind is
 ledger.py   - the money of a run: reserved, settled, possibly paid
 manifest.py - everything that was asked, read, used, produced and spent
 outcome_records.py - the record kinds of training and evaluation
+parquet.py  - tables, written and read in bounded row groups
 plan.py     - what a stage would do, and working through its units
 preflight.py - what a run would stumble over, found without one
 probe_records.py - the record kinds of the probe
 records.py  - the record kinds of the pipeline, and all by name
 runner.py   - carries out one stage
-scan.py     - a table of a run as Arrow, DuckDB, pandas
+scan.py     - a table of a run, not read yet: rows, batches, Arrow, DuckDB, pandas
 search.py   - rollouts of a run by what is in them, a page at a time
 signals.py  - Ctrl-C and SIGTERM let a stage finish what is under way
 so_far.py   - mean reward and money of a run under way
 spread.py   - units dealt to workers, and taken over from them
-store.py    - sealed `jsonl.gz`, open journals, Parquet
+store.py    - files that are whole or not there, JSON, lines
 tables.py   - the tables of many runs, for questions in SQL
 together.py - many small durable writes as few large ones
 """

@@ -3,14 +3,17 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+from pyarrow import RecordBatch
+
 from stages.errors import BadInput
-from stages.runs import ledger, manifest, store
+from stages.runs import ledger, manifest, parquet, store
+from stages.runs.journal import Journal
 from stages.runs.kinds import Kind
 from stages.runs.ledger import Budget as Budget
 from stages.runs.outcome_records import CHECKPOINT
@@ -55,14 +58,13 @@ class Run:
         )
 
     def rows(self, kind: Kind) -> list[Row]:
-        """All rows of the output of this kind; `BadInput` when it is absent, damaged or newer."""
-        return store.read_table(self.path / f"{self._name(kind)}.parquet", kind)
+        """All rows of this kind as a list (`scan` for many); `BadInput` where there are none, or damaged, or newer."""
+        return list(self.scan(kind).rows())
 
-    def scan(self, name: str) -> Scan:
-        """A table by the name of its file or of its kind (`rollouts`, `rollout`), for Arrow, DuckDB or pandas.
-
-        Raises `BadInput` where the run has none of that name.
-        """
+    def scan(self, name: str | Kind) -> Scan:
+        """A table, not read yet, by its kind or a name (`rollouts`, `rollout`); `BadInput` where there is none."""
+        if isinstance(name, Kind):
+            return parquet.scan_table(self.path / f"{self._name(name)}.parquet", name)
         for output, out in self.manifest.outputs.items():
             if name in (output, out["kind"].partition("/")[0]) and out["file"].endswith(".parquet"):
                 return Scan(self.path / out["file"])
@@ -125,7 +127,6 @@ class Out:
         spread: "Callable[[Out, Sequence[Sequence[str]], str], None] | None" = None,
     ) -> None:
         self.path, self.manifest, self.cache = path, record, cache
-        self.journal = store.Journal(path / "steps")
         self.budget = Budget(max_cost, path / ledger.NAME)
         self.stop = threading.Event()
         self._listen = listener or (lambda what, done, total: None)
@@ -133,8 +134,7 @@ class Out:
         self._spread = spread
         self._attempted: set[str] = set()
         self._so_far = SoFar()
-        for unit in self.journal.records():
-            self._so_far.add(unit)
+        self.journal = Journal(path / "steps", look=self._so_far.add)
 
     def finished(self, unit: str) -> bool:
         """Whether a unit was finished in this or an earlier attempt, or failed in this one where workers tried it."""
@@ -165,16 +165,16 @@ class Out:
             for _, payload, _ in written:
                 self._so_far.add(payload)
 
-    def records(self) -> list[Row]:
-        """All units so far, finished and failed."""
+    def records(self) -> Iterator[Row]:
+        """All units so far, finished and failed, one after the other."""
         return self.journal.records()
 
-    def table(self, kind: Kind, rows: Iterable[Row], name: str | None = None) -> None:
-        """Write a Parquet output."""
+    def table(self, kind: Kind, rows: Iterable[Row | RecordBatch], name: str | None = None) -> None:
+        """Write a Parquet output. The rows of an iterator are never all in memory."""
         name = name or f"{kind.name}s"
         self.manifest.outputs[name] = {
             "file": f"{name}.parquet",
-            **store.write_table(self.path / f"{name}.parquet", kind, rows),
+            **parquet.write_table(self.path / f"{name}.parquet", kind, rows),
         }
 
     def checkpoint(self, fill: Callable[[Path], None], name: str = "checkpoint") -> None:

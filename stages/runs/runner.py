@@ -131,7 +131,7 @@ def execute(
             try:
                 attempt.carry_out(module(stage), inputs, config, writer)
             except (UsageError, BadInput):
-                if record.attempts == 1 and not writer.records() and not writer.budget.used:
+                if record.attempts == 1 and not len(writer.journal) and not writer.budget.used:
                     folders.discard(folder)  # nothing was done, so nothing stands in the way of asking again
                 raise
         folders.point_latest(folder, root / stage)

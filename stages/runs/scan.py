@@ -1,15 +1,21 @@
-"""A table of a run for whoever computes further: as Arrow, as a DuckDB relation, as a pandas frame."""
+"""A table of a run for whoever computes further: row by row, in batches, as Arrow, DuckDB, or a pandas frame."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stages.errors import BadInput
+
 if TYPE_CHECKING:
     import duckdb
     import pandas
+
+BATCH_ROWS = 512
+"""Rows that are Python objects at the same time."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +23,24 @@ class Scan:
     """One table, on disk until it is asked for."""
 
     path: Path
+
+    def __len__(self) -> int:
+        """The number of rows, without reading them."""
+        return int(pq.read_metadata(self.path).num_rows)
+
+    def batches(self, columns: list[str] | None = None, size: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+        """All rows in order, or these columns of them, at most `size` at a time; `BadInput` where they are damaged."""
+        try:
+            with pq.ParquetFile(self.path) as file:
+                yield from file.iter_batches(size, columns=columns)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise BadInput(
+                f"{self.path} cannot be read as Parquet ({error}). Delete its run folder and rerun the stage."
+            ) from None
+
+    def rows(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+        """The same one by one, each a dictionary."""
+        return (row for batch in self.batches(columns) for row in batch.to_pylist())
 
     def arrow(self, columns: list[str] | None = None) -> pa.Table:
         """All rows, or these columns of them, as an Arrow table with the kind in its metadata."""

@@ -16,7 +16,7 @@ from stages.envs.feature_deletion.selection import KEEP, WEIGHTS, Difficulty
 from stages.envs.feature_deletion.task_generator import TaskGenerator
 from stages.envs.repo import trees
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.runs import store
+from stages.runs import parquet
 from stages.runs.records import TASK, Row
 
 _lock = threading.Lock()
@@ -46,7 +46,7 @@ class Source:
         return found[:count]
 
     def _read(self, split: Split) -> list[Row]:
-        table = store.read_table(Path(self._tasks) / "tasks.parquet", TASK)
+        table = list(parquet.scan_table(Path(self._tasks) / "tasks.parquet", TASK).rows())
         return [orjson.loads(row["data_json"]) for row in table if row["split"] == split]
 
     def _make(self, split: Split, count: int, seed: int) -> list[Row]:

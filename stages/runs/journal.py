@@ -1,0 +1,176 @@
+"""The finished units of a stage: open journals and the sealed files that they become.
+
+What stays in memory is which units there are and where they lie; the units themselves are read from the files.
+"""
+
+import os
+import tempfile
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from stages.errors import BadInput
+from stages.redaction import redacted_bytes
+from stages.runs import store
+from stages.runs.records import Row
+
+SHARD_BYTES = 32 * 1024 * 1024
+"""An open file is held in memory until it is sealed."""
+
+
+class Journal:
+    """Finished units, one line each, in files of `shard_size` lines: `000000.jsonl.gz`, ..., the last one open.
+
+    A line is durable once `append` returns. A unit written twice (a failure that was retried) counts with its last
+    line. `look` is called with every record that is there at the start.
+    """
+
+    def __init__(self, folder: Path, shard_size: int = 64, look: Callable[[Row], None] = lambda record: None) -> None:
+        self.folder, self.shard_size = folder, shard_size
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._sealed = sorted(folder.glob("*.jsonl.gz"))
+        self._starts = [0]
+        """The number of each file's first line, counted from the first file on; the last entry is the open one's."""
+        self._lines = self._recover()
+        self._where: dict[str, int] = {}
+        """The number of each unit's last line, in the order in which units were first written."""
+        self._failed: set[str] = set()
+        self._kept: tuple[int, list[bytes]] = (-1, [])
+        """The sealed file that was last looked into."""
+        for record in self._index():
+            look(record)
+
+    @property
+    def _open_path(self) -> Path:
+        return self.folder / f"{len(self._sealed):06d}.jsonl.open"
+
+    def _recover(self) -> list[bytes]:
+        """The whole lines of the open file; a torn tail is cut off so that appending goes on cleanly."""
+        for stale in set(self.folder.glob("*.open")) - {self._open_path}:
+            stale.unlink()  # its sealed twin was renamed into place just before the process died
+        if not self._open_path.exists():
+            return []
+        whole = self._open_path.read_bytes().rpartition(b"\n")[0]
+        os.truncate(self._open_path, len(whole) + 1 if whole else 0)
+        return whole.split(b"\n") if whole else []
+
+    def _index(self) -> Iterator[Row]:
+        """Every record there is, noted with its place."""
+        for path in self._sealed:
+            number = self._starts[-1] - 1
+            for number, record in enumerate(store.read_lines(path), self._starts[-1]):
+                self._note(number, record["unit"], record.get("failed", False))
+                yield record
+            self._starts.append(number + 1)
+        for number, line in enumerate(self._lines, self._starts[-1]):
+            try:
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise BadInput(
+                    f"{self._open_path} holds a malformed line ({error}). Delete that line, or start anew with --clean."
+                ) from None
+            self._note(number, record["unit"], record.get("failed", False))
+            yield record
+
+    def _note(self, number: int, unit: str, failed: bool) -> None:
+        self._where[unit] = number
+        (self._failed.add if failed else self._failed.discard)(unit)
+
+    def __len__(self) -> int:
+        """How many units there are, finished or failed."""
+        return len(self._where)
+
+    def finished(self, unit: str) -> bool:
+        """Whether a unit is done and did not fail."""
+        return unit in self._where and unit not in self._failed
+
+    def get(self, unit: str) -> Row | None:
+        """The last record of a unit, failed or not."""
+        with self._lock:
+            number = self._where.get(unit)
+            if number is None:
+                return None
+            shard = bisect_right(self._starts, number) - 1
+            if shard == len(self._sealed):
+                lines = self._lines
+            else:
+                if self._kept[0] != shard:
+                    self._kept = shard, list(store.sealed_lines(self._sealed[shard]))
+                lines = self._kept[1]
+            found: Row = orjson.loads(lines[number - self._starts[shard]])
+        return found
+
+    def records(self) -> Iterator[Row]:
+        """The last record of every unit, one after the other, in the order in which units were first written."""
+        return self.read(list(self._where))
+
+    def read(self, units: Iterable[str]) -> Iterator[Row]:
+        """The last record of each of these units that is there, in this order, one after the other."""
+        with self._lock:
+            numbers = [self._where[unit] for unit in units if unit in self._where]
+            lines = self._stored(list(self._sealed), list(self._lines))
+        if all(a < b for a, b in pairwise(numbers)):
+            return map(orjson.loads, _picked(lines, numbers))
+        return self._spooled(lines, numbers)
+
+    @staticmethod
+    def _stored(sealed: list[Path], opened: list[bytes]) -> Iterator[bytes]:
+        for path in sealed:
+            yield from store.sealed_lines(path)
+        yield from opened
+
+    def _spooled(self, lines: Iterator[bytes], numbers: list[int]) -> Iterator[Row]:
+        """In an order that the files do not have: through a file of plain lines, since a sealed one has no middle."""
+        begins: dict[int, int] = {}
+        with tempfile.TemporaryFile(dir=self.folder) as spool:
+            wanted = sorted(set(numbers))
+            for number, line in zip(wanted, _picked(lines, wanted), strict=True):
+                begins[number] = spool.tell()
+                spool.write(line + b"\n")
+            for number in numbers:
+                spool.seek(begins[number])
+                yield orjson.loads(spool.readline())
+
+    def append(self, units: Sequence[tuple[str, Mapping[str, Any], bool]]) -> None:
+        """Make units durable, each (name, payload, failed). A payload may not use the keys `unit` and `failed`."""
+        lines = [
+            redacted_bytes(store.encode({"unit": unit, "failed": failed, **payload})) for unit, payload, failed in units
+        ]
+        store.append_lines(self._open_path, lines)
+        with self._lock:
+            for number, (unit, _, failed) in enumerate(units, self._starts[-1] + len(self._lines)):
+                self._note(number, unit, failed)
+            self._lines += lines
+        if len(self._lines) >= self.shard_size or sum(map(len, self._lines)) >= SHARD_BYTES:
+            self.seal()
+
+    def seal(self) -> None:
+        """Turn the open file into a sealed one."""
+        if not self._lines:
+            return
+        opened = self._open_path
+        sealed = opened.with_name(f"{len(self._sealed):06d}.jsonl.gz")
+        store.seal_lines(sealed, self._lines)
+        with self._lock:
+            self._sealed.append(sealed)
+            self._starts.append(self._starts[-1] + len(self._lines))
+            self._lines = []
+        opened.unlink(missing_ok=True)
+
+
+def _picked(lines: Iterator[bytes], numbers: Sequence[int]) -> Iterator[bytes]:
+    """The lines with these numbers, which rise."""
+    wanted = iter(numbers)
+    following = next(wanted, None)
+    for number, line in enumerate(lines):
+        if following is None:
+            return
+        if number == following:
+            yield line
+            following = next(wanted, None)
