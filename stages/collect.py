@@ -5,7 +5,7 @@ Answers: is the trace stream clean? Reads an environment and a policy, writes `s
 independently of each other; those of a local model, whose arithmetic depends on the batch, in batches.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from stages.errors import Incomplete
 from stages.policy import PolicyConfig, kind_of
 from stages.policy.serving import Serving
 from stages.rollouts import gate, trace
+from stages.rollouts.account import Account
 from stages.rollouts.episode import Episode
 from stages.rollouts.playing import PlayingConfig, play_missing
 from stages.runs import store
@@ -89,14 +90,19 @@ def _play(config: Config, out: Out) -> tuple[list[Task], list[Episode]]:
 
 def _finish(tasks: list[Task], episodes: list[Episode], out: Out) -> None:
     """Tables in the order of the plan, whatever the order of completion, and the gate's verdict."""
-    units = trace.rollout_units(out.records())
-    played = [units[episode.rollout_id] for episode in episodes if episode.rollout_id in units]
-    rollouts, steps = [unit["rollout"] for unit in played], [step for unit in played for step in unit["steps"]]
-    out.table(TASK, [task_row(task) for task in tasks])
-    out.table(ROLLOUT, rollouts)
-    out.table(STEP, steps)
-    checks = gate.check(rollouts, steps, len(episodes))
-    _report(rollouts, steps, checks, out)
+    names = [episode.rollout_id for episode in episodes]
+    checks, told = gate.Gate(), Account()
+
+    def rollouts() -> Iterator[Row]:
+        for unit in out.journal.read(names):
+            told.add(unit["rollout"], len(unit["steps"]))
+            checks.add(unit["rollout"], unit["steps"])
+            yield unit["rollout"]
+
+    out.table(TASK, map(task_row, tasks))
+    out.table(ROLLOUT, rollouts())
+    out.table(STEP, (step for unit in out.journal.read(names) for step in unit["steps"]))
+    _report(told, checks.checks(len(episodes)), out)
 
 
 def task_row(task: Task) -> Row:
@@ -111,16 +117,10 @@ def task_row(task: Task) -> Row:
     }
 
 
-def _report(rollouts: list[Row], steps: list[Row], checks: list[gate.Check], out: Out) -> None:
-    failed = sum(r["error_type"] is not None for r in rollouts)
-    scored = [r["reward"] for r in rollouts if r["reward"] is not None]
-    out.count(planned=len(rollouts), done=len(rollouts) - failed, failed=failed, steps=len(steps))
-    out.manifest.tokens.update(
-        prompt=sum(r["prompt_tokens"] for r in rollouts), completion=sum(r["completion_tokens"] for r in rollouts)
-    )
-    mean = sum(scored) / len(scored) if scored else None
-    judged = [r for r in rollouts if r["gt_pass"] is not None and r["visible_pass"] is not None]
-    strict, loose = (_share(judged, name) for name in ("gt_pass", "visible_pass"))
+def _report(told: Account, checks: list[gate.Check], out: Out) -> None:
+    out.count(planned=told.rollouts, done=told.rollouts - told.failed, failed=told.failed, steps=told.steps)
+    out.manifest.tokens.update(prompt=told.prompt_tokens, completion=told.completion_tokens)
+    mean, strict, loose = told.mean_reward, told.strict_rate, told.loose_rate
     out.conclude(
         ok=all(c.ok for c in checks),
         mean_reward=mean,
@@ -134,21 +134,16 @@ def _report(rollouts: list[Row], steps: list[Row], checks: list[gate.Check], out
         shown += f", strict {100 * strict:.1f} %, loose {100 * loose:.1f} %"
     out.text(
         "report.txt",
-        f"{len(rollouts)} rollouts, {len(steps)} steps, {failed} failed, {shown}\n\n{gate.table(checks)}\n"
+        f"{told.rollouts} rollouts, {told.steps} steps, {told.failed} failed, {shown}\n\n{gate.table(checks)}\n"
         + gate.advice(checks),
     )
-    if failed:
-        first = next(r for r in rollouts if r["error_type"] is not None)
+    if told.first_failure is not None:
         rest = (
             "The others are saved"
-            if failed < len(rollouts)
+            if told.failed < told.rollouts
             else "There are no others, nothing is saved but these errors"
         )
         raise Incomplete(
-            f"{failed} of {len(rollouts)} rollouts failed, the first with {first['error_type']}: {first['error']}. "
+            f"{told.failed} of {told.rollouts} rollouts failed, the first with {told.first_failure}. "
             f"{rest}; retry these with --resume."
         )
-
-
-def _share(rows: list[Row], name: str) -> float | None:
-    return sum(row[name] for row in rows) / len(rows) if rows else None

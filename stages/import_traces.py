@@ -5,7 +5,7 @@ Answers: is somebody else's trace stream as clean as ours? Reads files of known 
 named; whatever could not be read is dropped, named and counted. The unit is a rollout.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from stages.importers.files import Source
 from stages.importers.session import ImportSession
 from stages.importers.sidecars import Sidecars
 from stages.rollouts import gate
+from stages.rollouts.account import Account
 from stages.runs.artifact import Out, Slot
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
@@ -129,19 +130,26 @@ def _finish(session: ImportSession, config: Config, out: Out, remarks: list[str]
         first = session.drops[0] if session.drops else None
         why = f" {first.file}, line {first.line}: {first.reason} ({first.detail})." if first else ""
         raise BadInput(f"Nothing could be imported from {len(session.counts)} files.{why}")
-    units = session.units()
     if config.dj.recipe is not None:
-        units = session.filter(units, config.dj)
+        session.filter(config.dj)
     tasks: dict[str, Row] = {}
-    for unit in units:
-        task = tasks.setdefault(unit["task"]["task_id"], unit["task"])
-        task["prompt"] = min((task["prompt"], unit["task"]["prompt"]), key=_plainness)
-    origins = [_with_effective(unit["origin"], session.effective) for unit in units]
-    rollouts, steps = [unit["rollout"] for unit in units], [step for unit in units for step in unit["steps"]]
-    for kind, table in ((TASK, list(tasks.values())), (ROLLOUT, rollouts), (STEP, steps), (ORIGIN, origins)):
-        out.table(kind, table)
-    checks = gate.check(rollouts, steps, len(rollouts), {row["rollout_id"]: row["missing"] for row in origins})
-    import_report.report(session.counts, session.drops, rollouts, steps, checks, remarks, out)
+    checks, told, models = gate.Gate(), Account(), set[str | None]()
+
+    def rollouts() -> Iterator[Row]:
+        for unit in session.units():
+            task = tasks.setdefault(unit["task"]["task_id"], unit["task"])
+            task["prompt"] = min((task["prompt"], unit["task"]["prompt"]), key=_plainness)
+            told.add(unit["rollout"], len(unit["steps"]))
+            checks.add(unit["rollout"], unit["steps"], unit["origin"]["missing"])
+            models.add(unit["rollout"]["model"])
+            yield unit["rollout"]
+
+    out.table(ROLLOUT, rollouts())
+    out.table(TASK, tasks.values())
+    out.table(STEP, (step for unit in session.units() for step in unit["steps"]))
+    out.table(ORIGIN, (_with_effective(unit["origin"], session.effective) for unit in session.units()))
+    about = f"{len(tasks)} tasks, {len(models)} models"
+    import_report.report(session.counts, session.drops, told, about, checks.checks(told.rollouts), remarks, out)
 
 
 def _plainness(prompt: str | None) -> tuple[bool, int]:

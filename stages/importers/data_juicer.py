@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import orjson
 
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.messages import Message
+from stages.redaction import redacted_bytes
 from stages.runs import store
 from stages.runs.config import Settings
 
@@ -55,10 +56,11 @@ def _recipe(path: str) -> bytes:
         raise BadInput(f"The Data-Juicer recipe {path} cannot be read: {error.strerror}.") from None
 
 
-def judge(rollouts: Sequence[tuple[str, list[Message]]], config: JuicerConfig, folder: Path) -> dict[str, Any]:
+def judge(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConfig, folder: Path) -> dict[str, Any]:
     """The statistics of every rollout (id, messages) that the recipe keeps, by id; the others were dropped."""
     given, kept = folder / "rollouts.jsonl", folder / "kept" / "kept.jsonl"
-    store.write_sealed(given, b"".join(store.encode(_record(*rollout)) + b"\n" for rollout in rollouts))
+    with store.sealing(given) as file:
+        file.writelines(redacted_bytes(store.encode(_record(*rollout))) + b"\n" for rollout in rollouts)
     shutil.rmtree(kept.parent, ignore_errors=True)
     words = ["--config", str(Path(config.recipe or "").expanduser()), "--dataset_path", str(given)]
     words += ["--export_path", str(kept), "--np", "1", "--keep_stats_in_res_ds", "true"]

@@ -8,6 +8,7 @@ from tabulate import tabulate
 from stages.importers.base import Drop
 from stages.importers.reader import FileCount
 from stages.rollouts import gate
+from stages.rollouts.account import Account
 from stages.runs.artifact import Out
 from stages.runs.records import Row
 
@@ -18,42 +19,37 @@ SHOWN = 20
 def report(
     counts: list[FileCount],
     drops: list[Drop],
-    rollouts: list[Row],
-    steps: list[Row],
+    told: Account,
+    about: str,
     checks: list[gate.Check],
     remarks: list[str],
     out: Out,
 ) -> None:
     """Write what came of an import: `report.txt`, `sources.json`, `drops.json`, and totals in the manifest.
 
-    `remarks` are a format's own lines for `report.txt`, which shows the first `SHOWN` files and drops; the two
-    documents have all.
+    `told` are the rollouts, `about` how many tasks and models they are of; `remarks` are a format's own lines for
+    `report.txt`, which shows the first `SHOWN` files and drops; the two documents have all.
     """
     out.document("sources", [_source(count) for count in counts])
     out.document("drops", [vars(drop) for drop in drops])
-    failed = sum(row["error_type"] is not None for row in rollouts)
-    scored = [row["reward"] for row in rollouts if row["reward"] is not None]
     dropped, redacted = _sum(c.dropped for c in counts), _sum(c.redacted for c in counts)
     traces = sum(count.traces for count in counts)
-    out.count(traces=traces, rollouts=len(rollouts), failed=failed, steps=len(steps))
+    out.count(traces=traces, rollouts=told.rollouts, failed=told.failed, steps=told.steps)
     out.count(**{f"dropped_{reason}": number for reason, number in sorted(dropped.items())})
-    out.manifest.tokens.update(
-        prompt=_tokens(rollouts, "prompt_tokens"), completion=_tokens(rollouts, "completion_tokens")
-    )
+    out.manifest.tokens.update(prompt=told.prompt_tokens, completion=told.completion_tokens)
     out.conclude(
         files=len(counts),
         formats=dict(Counter(count.format for count in counts)),
-        mean_reward=sum(scored) / len(scored) if scored else None,
+        mean_reward=told.mean_reward,
         dropped=dict(dropped),
         redacted=dict(redacted),
         gate_ok=all(check.ok for check in checks),
         gate={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
     )
     lines = [
-        f"{len(rollouts)} rollouts ({failed} failed), {len(steps)} steps, "
-        f"{len({row['task_id'] for row in rollouts})} tasks, {len({row['model'] for row in rollouts})} models, "
-        f"from {len(counts)} files",
-        f"{traces} traces in = {len(rollouts)} rollouts out + {dropped.total()} dropped; {len(scored)} rollouts scored",
+        f"{told.rollouts} rollouts ({told.failed} failed), {told.steps} steps, {about}, from {len(counts)} files",
+        f"{traces} traces in = {told.rollouts} rollouts out + {dropped.total()} dropped; "
+        f"{told.rewards.number} rollouts scored",
         *remarks,
         *_files(counts),
         *_drops(drops, dropped),
@@ -67,10 +63,6 @@ def report(
 
 def _sum(counters: Iterable[Counter[str]]) -> Counter[str]:
     return sum(counters, Counter())
-
-
-def _tokens(rollouts: list[Row], column: str) -> int:
-    return sum(row[column] or 0 for row in rollouts)
 
 
 def _source(count: FileCount) -> Row:

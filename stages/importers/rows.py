@@ -1,6 +1,5 @@
 """Trajectories as the rows that `collect` writes, null where the source does not say, and the origin of each."""
 
-import hashlib
 from itertools import accumulate
 from typing import Any
 
@@ -8,7 +7,7 @@ from stages.importers.base import ImportedTurn, Trajectory, family_of
 from stages.importers.reader import ReadTrajectory
 from stages.messages import OMITTED, Message
 from stages.rollouts import missing
-from stages.rollouts.trace import RolloutPayload
+from stages.rollouts.trace import RolloutPayload, digests_of_prefixes
 from stages.runs import store
 from stages.runs.records import Row
 
@@ -113,7 +112,7 @@ def _steps(trajectory: Trajectory, identity: Row) -> list[Row]:
     """`step/2` rows: the messages that each state gained, and token ids as deltas where they go on from each other."""
     turns = trajectory.turns
     gains = [trajectory.opening, *[[_spoken(turn), *turn.observed] for turn in turns[:-1]]]
-    sizes, digests = list(accumulate(map(len, gains))), state_digests(gains)
+    sizes, digests = list(accumulate(map(len, gains))), digests_of_prefixes(gains)
     before: list[int] = []
     rows = []
     for index, turn in enumerate(turns):
@@ -136,19 +135,6 @@ def _steps(trajectory: Trajectory, identity: Row) -> list[Row]:
 
 def _spoken(turn: ImportedTurn) -> Message:
     return {"role": "assistant", "content": turn.action}
-
-
-def state_digests(gains: list[list[Message]]) -> list[str]:
-    """`episode.state_sha256` of every state, each of which is the one before and what it gained; in linear time."""
-    running, digests, begun = hashlib.sha256(b"["), [], False
-    for gain in gains:
-        for message in gain:
-            running.update((b"," if begun else b"") + store.encode(message))
-            begun = True
-        ended = running.copy()
-        ended.update(b"]")
-        digests.append(ended.hexdigest())
-    return digests
 
 
 def _act(turn: ImportedTurn) -> Row:

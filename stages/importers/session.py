@@ -37,6 +37,7 @@ class ImportSession:
         self.effective: dict[str, bool] = {}
         self._seen = Seen()
         self._samples: Counter[tuple[str, str | None]] = Counter()
+        self._statistics: dict[str, Row] = {}
 
     def read(self, source: Source, importer: Importer | None) -> None:
         """Write everything that a file holds, in batches, and count it."""
@@ -83,36 +84,35 @@ class ImportSession:
         count.missing |= set(payload["origin"]["missing"])
         return payload
 
-    def units(self) -> list[ImportedPayload]:
-        """The journal's records of all rollouts, in the order of the files."""
-        written = {record["unit"]: record for record in self.out.records()}
-        return [
-            {
-                "task": written[unit]["task"],
-                "rollout": written[unit]["rollout"],
-                "steps": written[unit]["steps"],
-                "origin": written[unit]["origin"],
-            }
-            for unit in self.rollouts
-        ]
+    def units(self) -> Iterator[ImportedPayload]:
+        """The journal's records of all rollouts, one after the other, in the order of the files; each can be kept."""
+        for unit in self.out.journal.read(self.rollouts):
+            task, rollout, steps, origin = (unit[name] for name in ("task", "rollout", "steps", "origin"))
+            payload = ImportedPayload(task=task, rollout=rollout, steps=steps, origin=origin)
+            yield _with_statistics(payload, self._statistics.get(rollout["rollout_id"]))
 
-    def filter(self, units: list[ImportedPayload], config: JuicerConfig) -> list[ImportedPayload]:
-        """The rollouts that a Data-Juicer recipe keeps, with its statistics; the others are dropped by name.
+    def filter(self, config: JuicerConfig) -> None:
+        """Leave only the rollouts that a Data-Juicer recipe keeps, with its statistics; the others drop by name.
 
         A rollout without steps has nothing to judge and stays.
         """
         self.out.progress("Data-Juicer", 0, 1)
-        judged = {unit["rollout"]["rollout_id"]: _conversation(unit["steps"]) for unit in units if unit["steps"]}
-        kept = data_juicer.judge(list(judged.items()), config, self.out.scratch("data-juicer"))
+        origins: dict[str, Row] = {}
+        for unit in self.units():
+            if unit["steps"]:
+                origins[unit["rollout"]["rollout_id"]] = {name: unit["origin"][name] for name in ("file", "line")}
+        conversations = (
+            (unit["rollout"]["rollout_id"], _conversation(unit["steps"])) for unit in self.units() if unit["steps"]
+        )
+        kept = data_juicer.judge(conversations, config, self.out.scratch("data-juicer"))
         counts = {count.file: count for count in self.counts}
-        for origin in (unit["origin"] for unit in units):
-            if origin["rollout_id"] in judged.keys() - kept.keys():
+        for name, origin in origins.items():
+            if name not in kept:
                 counts[origin["file"]].rollouts -= 1
                 counts[origin["file"]].dropped["data_juicer"] += 1
-                detail = f"{origin['rollout_id']}: dropped by the recipe"
-                self.drops.append(Drop(origin["file"], origin["line"], "data_juicer", detail))
-        staying = [unit for unit in units if unit["rollout"]["rollout_id"] in kept or not unit["steps"]]
-        return [_with_statistics(unit, kept.get(unit["rollout"]["rollout_id"])) for unit in staying]
+                self.drops.append(Drop(origin["file"], origin["line"], "data_juicer", f"{name}: dropped by the recipe"))
+        self.rollouts = [name for name in self.rollouts if name in kept or name not in origins]
+        self._statistics = kept
 
 
 def _conversation(steps: list[Row]) -> list[Message]:

@@ -1,7 +1,7 @@
 """The collection gate, which says whether a trace stream is clean: counted checks over rollout and step rows."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,11 +10,33 @@ from tabulate import tabulate
 
 from stages.messages import Message
 from stages.rollouts import missing
-from stages.rollouts.episode import state_sha256
 from stages.rollouts.history import FULL
 from stages.rollouts.missing import Fact
-from stages.rollouts.trace import by_rollout, prompt_ids, states, transcripts
+from stages.rollouts.trace import by_rollout, prompt_ids, state_digests, transcripts
 from stages.runs.records import Row
+
+OF_SAMPLES = ("ids as many as log-probs", "log-probs finite, <= 0")
+OF_STEPS = (
+    "steps dense from 0",
+    "one done, the last",
+    "tuples complete",
+    "state hash chain",
+    *OF_SAMPLES,
+    "prompt extends the last",
+    "prompt length as stored",
+    "nothing truncated",
+    "no output elided",
+    "actions well-formed",
+)
+CHECKS = {"rollouts scored": 0.0, "reward in [0, 1]": 0.0, **dict.fromkeys(OF_STEPS, 0.0), "actions well-formed": 0.2}
+"""The checks of rollouts and steps, with the share that may fail."""
+
+
+@dataclass
+class _Tally:
+    failed: int = 0
+    total: int = 0
+    unrecorded: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,76 +62,98 @@ class Check:
         return self.verdict != "FAIL"
 
 
-def check(
-    rollouts: list[Row], steps: list[Row], planned: int, absent: Mapping[str, Collection[Fact]] | None = None
-) -> list[Check]:
-    """All checks over a collection that was planned to hold so many rollouts.
+class Gate:
+    """All checks over a collection, rollout after rollout.
 
-    `absent` holds by rollout what its source cannot tell; a check that needs it passes that rollout over and counts it
+    What a source cannot tell is given with each rollout; a check that needs it passes the rollout over and counts it
     apart.
     """
-    episodes = list(by_rollout(steps).values())
-    stepless = sum(missing.STEPS in absent.get(row["rollout_id"], ()) for row in rollouts) if absent else 0
-    each, step_by_step = partial(_each, absent or {}), partial(_each, absent or {}, not_recorded=stepless)
-    sampled = [row for row in steps if row["capture_level"] == "tokens" or row["logprobs"] is not None]
-    with_tokens = partial(_each, absent or {}, not_recorded=stepless + len(steps) - len(sampled))
-    return [
-        Check("rollouts collected", planned - len({r["rollout_id"] for r in rollouts}), planned),
-        Check("rollout ids unique", len(rollouts) - len({r["rollout_id"] for r in rollouts}), len(rollouts)),
-        each("rollouts scored", rollouts, lambda r: r["reward"] is not None, missing.REWARD),
-        each("reward in [0, 1]", rollouts, lambda r: r["reward"] is None or 0.0 <= r["reward"] <= 1.0, missing.REWARD),
-        step_by_step("steps dense from 0", episodes, lambda e: [s["step"] for s in e] == list(range(len(e)))),
-        step_by_step(
-            "one done, the last", episodes, lambda e: [s["done"] for s in e] == [False] * (len(e) - 1) + [True]
-        ),
-        step_by_step("tuples complete", steps, partial(_complete, absent or {})),
-        step_by_step("state hash chain", episodes, _chained),
-        with_tokens("ids as many as log-probs", sampled, _lengths_agree, missing.TOKENS),
-        with_tokens("log-probs finite, <= 0", sampled, _log_probs_valid, missing.LOGPROBS),
-        step_by_step("prompt extends the last", steps, _extends, missing.TOKENS),
-        step_by_step("prompt length as stored", episodes, _prompt_lengths, missing.TOKENS),
-        step_by_step("nothing truncated", steps, lambda s: not s["truncated"], missing.FINISH),
-        step_by_step("no output elided", steps, lambda s: not s["elided_chars"], missing.ELISION),
-        step_by_step("actions well-formed", steps, lambda s: s["parse_error"] is None, missing.PARSE, tolerated=0.2),
-    ]
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, _Tally] = {name: _Tally() for name in CHECKS}
+        self._ids: set[str] = set()
+        self._rollouts = 0
+
+    def add(self, rollout: Row | None, steps: list[Row], absent: Collection[Fact] = ()) -> None:
+        """One rollout, None where its row is missing, and its steps in order; what its source cannot tell."""
+        tell = partial(self._tell, absent)
+        if rollout is not None:
+            self._ids.add(rollout["rollout_id"])
+            self._rollouts += 1
+            reward = rollout["reward"]
+            tell("rollouts scored", [reward], lambda r: r is not None, missing.REWARD)
+            tell("reward in [0, 1]", [reward], lambda r: r is None or 0.0 <= r <= 1.0, missing.REWARD)
+            if missing.STEPS in absent:
+                for name in OF_STEPS:
+                    self._tallies[name].unrecorded += 1
+        sampled = [row for row in steps if row["capture_level"] == "tokens" or row["logprobs"] is not None]
+        for name in OF_SAMPLES:
+            self._tallies[name].unrecorded += len(steps) - len(sampled)
+        episodes = [steps] if steps else []
+        tell("steps dense from 0", episodes, lambda e: [s["step"] for s in e] == list(range(len(e))))
+        tell("one done, the last", episodes, lambda e: [s["done"] for s in e] == [False] * (len(e) - 1) + [True])
+        tell("tuples complete", steps, partial(_complete, absent))
+        tell("state hash chain", episodes, _chained)
+        tell("ids as many as log-probs", sampled, _lengths_agree, missing.TOKENS)
+        tell("log-probs finite, <= 0", sampled, _log_probs_valid, missing.LOGPROBS)
+        tell("prompt extends the last", steps, _extends, missing.TOKENS)
+        tell("prompt length as stored", episodes, _prompt_lengths, missing.TOKENS)
+        tell("nothing truncated", steps, lambda s: not s["truncated"], missing.FINISH)
+        tell("no output elided", steps, lambda s: not s["elided_chars"], missing.ELISION)
+        tell("actions well-formed", steps, lambda s: s["parse_error"] is None, missing.PARSE)
+
+    def _tell(
+        self,
+        absent: Collection[Fact],
+        name: str,
+        items: Sequence[Any],
+        holds: Callable[[Any], bool],
+        needs: Fact | None = None,
+    ) -> None:
+        tally = self._tallies[name]
+        if needs in absent:
+            tally.unrecorded += len(items)
+        else:
+            tally.total += len(items)
+            tally.failed += sum(not holds(item) for item in items)
+
+    def checks(self, planned: int) -> list[Check]:
+        """What came of it, where so many rollouts were planned."""
+        ids = len(self._ids)
+        return [
+            Check("rollouts collected", planned - ids, planned),
+            Check("rollout ids unique", self._rollouts - ids, self._rollouts),
+            *(
+                Check(name, tally.failed, tally.total, CHECKS[name], tally.unrecorded)
+                for name, tally in self._tallies.items()
+            ),
+        ]
 
 
-def _each(
-    absent: Mapping[str, Collection[Fact]],
-    name: str,
-    items: Sequence[Any],
-    holds: Callable[[Any], bool],
-    needs: Fact | None = None,
-    tolerated: float = 0.0,
-    not_recorded: int = 0,
-) -> Check:
-    """One check over the rollouts, steps or episodes (lists of steps) whose source records the fact that it needs.
-
-    `not_recorded`: the number of rollouts whose source has no steps, for checks over steps.
-    """
-    recorded = [item for item in items if needs not in absent.get(_rollout_of(item), ())]
-    return Check(
-        name,
-        sum(not holds(item) for item in recorded),
-        len(recorded),
-        tolerated,
-        len(items) - len(recorded) + not_recorded,
-    )
+def check(
+    rollouts: Iterable[Row],
+    steps: Iterable[Row],
+    planned: int,
+    absent: Mapping[str, Collection[Fact]] | None = None,
+) -> list[Check]:
+    """All checks over rows that are in memory; `absent` holds by rollout what its source cannot tell."""
+    found, grouped, absent = Gate(), by_rollout(list(steps)), absent or {}
+    for row in rollouts:
+        found.add(row, grouped.pop(row["rollout_id"], []), absent.get(row["rollout_id"], ()))
+    for rollout_id, rows in grouped.items():
+        found.add(None, rows, absent.get(rollout_id, ()))
+    return found.checks(planned)
 
 
-def _rollout_of(item: Any) -> str:
-    return item[0]["rollout_id"] if isinstance(item, list) else item["rollout_id"]
-
-
-def _complete(absent: Mapping[str, Collection[Fact]], step: Row) -> bool:
+def _complete(absent: Collection[Fact], step: Row) -> bool:
     """State, action and reward are there; only a source that has no rewards may lack the last."""
-    scored = step["reward"] is not None or missing.REWARD in absent.get(step["rollout_id"], ())
+    scored = step["reward"] is not None or missing.REWARD in absent
     return bool(step["new_messages_json"] and step["state_sha256"]) and step["action"] is not None and scored
 
 
 def _chained(episode: list[Row]) -> bool:
     """Every state is the one before it, plus the action and what was observed, in one message or several."""
-    if any(state_sha256(state) != row["state_sha256"] for state, row in zip(states(episode), episode, strict=True)):
+    if state_digests(episode) != [row["state_sha256"] for row in episode]:
         return False
     said = transcripts(episode)
     return all(_follows(row, before, after) for row, before, after in zip(episode, said, said[1:], strict=False))

@@ -1,5 +1,6 @@
 """Episodes as rows and journal records, and states read back from rows."""
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypedDict
@@ -10,7 +11,7 @@ from stages.envs.base import Work
 from stages.messages import Message
 from stages.policy.base import Policy
 from stages.rollouts.episode import Episode, Step
-from stages.rollouts.history import shown
+from stages.rollouts.history import FULL, shown
 from stages.runs import store
 from stages.runs.records import Row
 
@@ -187,6 +188,26 @@ def transcripts(steps: list[Row]) -> list[list[Message]]:
 def states(steps: list[Row]) -> list[list[Message]]:
     """The conversation before each step of one rollout, as the policy was shown it."""
     return [shown(said, row.get("history")) for said, row in zip(transcripts(steps), steps, strict=True)]
+
+
+def state_digests(steps: list[Row]) -> list[str]:
+    """`episode.state_sha256` of every state of one rollout, in linear time where the policy was shown all of it."""
+    if any(row.get("history") not in (None, FULL) for row in steps):
+        return [store.digest(state) for state in states(steps)]
+    return digests_of_prefixes([orjson.loads(row["new_messages_json"]) for row in steps])
+
+
+def digests_of_prefixes(gains: Iterable[list[Message]]) -> list[str]:
+    """The digest of every state, each of which is the one before and what it gained; in linear time."""
+    running, digests, begun = hashlib.sha256(b"["), [], False
+    for gain in gains:
+        for message in gain:
+            running.update((b"," if begun else b"") + store.encode(message))
+            begun = True
+        ended = running.copy()
+        ended.update(b"]")
+        digests.append(ended.hexdigest())
+    return digests
 
 
 def states_by_digest(steps: list[Row]) -> dict[str, RecordedState]:

@@ -4,7 +4,7 @@ Each training step is a unit of the run's journal, so a killed run keeps what it
 after a resume take the place of their first record.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stages.policy.base import Policy
@@ -35,13 +35,16 @@ class TrainingJournal:
 
 def write_tables(out: Out, num_steps: int) -> None:
     """Write what the first `num_steps` steps kept, in order."""
-    units = sorted(out.records(), key=lambda unit: str(unit["unit"]))
-    units = [unit for unit in units if unit.get("training_step", num_steps) < num_steps]
-    played: list[tuple[int, Any]] = [(u["training_step"], p) for u in units for p in u.get("played", ())]
-    out.table(ROLLOUT, [payload["rollout"] for _, payload in played])
-    out.table(STEP, [row for _, payload in played for row in payload["steps"]])
-    out.table(TRAINING_REWARD, [reward_row(step, payload["rollout"]) for step, payload in played])
-    out.table(HINT, [row for unit in units for row in unit.get("hints", ())])
+    of_step = {unit["unit"]: unit.get("training_step", num_steps) for unit in out.records()}
+    names = sorted(name for name, step in of_step.items() if step < num_steps)
+
+    def played() -> Iterator[tuple[int, Any]]:
+        return ((unit["training_step"], p) for unit in out.journal.read(names) for p in unit.get("played", ()))
+
+    out.table(ROLLOUT, (payload["rollout"] for _, payload in played()))
+    out.table(STEP, (row for _, payload in played() for row in payload["steps"]))
+    out.table(TRAINING_REWARD, (reward_row(step, payload["rollout"]) for step, payload in played()))
+    out.table(HINT, (row for unit in out.journal.read(names) for row in unit.get("hints", ())))
 
 
 def course(out: Out, num_steps: int) -> tuple[Row, str]:

@@ -7,9 +7,10 @@ from typing import Any
 from support.foreign import jsonl, payloads
 
 from stages.importers.base import ImportedTurn, family_of
-from stages.importers.rows import capture_level, state_digests
+from stages.importers.rows import capture_level
 from stages.rollouts import missing
 from stages.rollouts.episode import state_sha256
+from stages.rollouts.trace import digests_of_prefixes
 from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK
 
 TOKENS = {"prompt_ids": [1, 2], "completion_ids": [3], "completion_logprobs": [-0.5]}
@@ -98,4 +99,4 @@ def test_families() -> None:
 def test_digests_of_states_are_those_of_whole_conversations() -> None:
     gains = [[], [{"role": "user", "content": "ä"}], [], [{"role": "assistant", "content": ""}] * 2]
     states = list(accumulate(gains, lambda state, gain: [*state, *gain]))
-    assert state_digests(gains) == [state_sha256(state) for state in states]
+    assert digests_of_prefixes(gains) == [state_sha256(state) for state in states]
