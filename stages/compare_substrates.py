@@ -161,7 +161,7 @@ def _exported(side: Side, tasks: list[Task], out: Out) -> str:
     ]
     exported = transcripts(side.rollouts, side.steps, task_rows, [])
     for file in exporters.load("verifiers").files(exported, Counter()):
-        out.foreign(file.name, file.data, file.records)
+        out.foreign(file.name, file.fill)
     return str(out.path / EXPORTED)
 
 

@@ -14,14 +14,14 @@ from tabulate import tabulate
 from stages import exporters
 from stages.errors import BadInput, UsageError
 from stages.exporters import hub, hub_push, merged
-from stages.exporters.transcripts import ExportedTranscript, transcripts
-from stages.runs.artifact import Out, Run, Slot
+from stages.exporters.transcripts import Transcripts
+from stages.runs.artifact import Out, Slot
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
 from stages.runs.kinds import Kind
 from stages.runs.outcome_records import CHECKPOINT
 from stages.runs.plan import Plan
-from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STEP, TASK
+from stages.runs.records import PAIR, ROLLOUT, STEP
 
 VERSION = 1
 INPUTS = {
@@ -80,7 +80,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     if config.format == merged.FORMAT:
         return Plan(units=1, what="model")
     _check_rollouts(inputs, config)
-    return Plan(units=len(inputs.one("rollouts").rows(ROLLOUT)), what="rollouts")
+    return Plan(units=len(inputs.one("rollouts").scan(ROLLOUT)), what="rollouts")
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
@@ -92,20 +92,20 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         _to_hub(inputs, config, out)
         return
     _check_rollouts(inputs, config)
-    exported = _transcripts(inputs.one("rollouts"))
+    rollouts = inputs.one("rollouts")
+    number = len(rollouts.scan(ROLLOUT))
     exporter, dropped = exporters.load(config.format), Counter[str]()
     written: list[tuple[int, str]] = []
-    for file in exporter.files(exported, dropped):
+    for file in exporter.files(Transcripts(rollouts), dropped):
         out.stop_here()
-        out.foreign(file.name, file.data, file.records)
-        written.append((file.records, file.name))
+        written.append((out.foreign(file.name, file.fill), file.name))
     if not written:
         counted = ", ".join(f"{number} {reason}" for reason, number in (+dropped).items())
-        raise BadInput(f"{inputs.one('rollouts').path} holds nothing that {config.format} could hold: {counted}.")
+        raise BadInput(f"{rollouts.path} holds nothing that {config.format} could hold: {counted}.")
     reasons = sorted((+dropped).items())
-    out.count(rollouts=len(exported), files=len(written), **{f"dropped_{reason}": number for reason, number in reasons})
+    out.count(rollouts=number, files=len(written), **{f"dropped_{reason}": number for reason, number in reasons})
     out.conclude(format=config.format, lost=list(exporter.LOST), dropped=dict(+dropped))
-    lines = [f"{len(exported)} rollouts as {config.format}", tabulate(written, tablefmt="plain")]
+    lines = [f"{number} rollouts as {config.format}", tabulate(written, tablefmt="plain")]
     lines += ["not in these files", *(f"  {number} {reason}" for reason, number in reasons)]
     lines += [f"  {what}" for what in exporter.LOST]
     out.text("report.txt", "\n".join(lines) + "\n")
@@ -127,8 +127,3 @@ def _check_rollouts(inputs: Inputs, config: Config) -> None:
         raise UsageError(
             f"{config.format} writes rollouts. Give a run that holds them: --from artifacts/collect/latest."
         )
-
-
-def _transcripts(rollouts: Run) -> list[ExportedTranscript]:
-    origins = rollouts.rows(ORIGIN) if rollouts.holds(ORIGIN) else []
-    return transcripts(rollouts.rows(ROLLOUT), rollouts.rows(STEP), rollouts.rows(TASK), origins)

@@ -4,14 +4,13 @@ A line of the latter is a TrainingTrace beside its episode's id and reward.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 import orjson
 
 from stages import messages
-from stages.exporters.transcripts import ExportedTranscript, File, chat
-from stages.runs import store
+from stages.exporters.transcripts import ExportedTranscript, File, chat, json_lines
 from stages.runs.records import Row
 
 LOST = (
@@ -21,16 +20,20 @@ LOST = (
 )
 
 
-def files(transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
+def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
     """Traces first, so that who reads the whole folder meets the richer record of an episode before the plainer one."""
-    acted = [transcript for transcript in transcripts if transcript.turns]
-    dropped["no_steps"] += len(transcripts) - len(acted)
-    captured = [transcript for transcript in acted if transcript.has_tokens]
-    dropped["no_tokens_for_a_training_trace"] += len(acted) - len(captured)
-    if captured:
-        lines = b"".join(store.encode(_captured(transcript)) + b"\n" for transcript in captured)
-        yield File("captured_traces.jsonl", lines, len(captured))
-    yield File("results.jsonl", b"".join(store.encode(_episode(t)) + b"\n" for t in acted), len(acted))
+    acted = (transcript for transcript in transcripts if transcript.turns)
+    if any(transcript.has_tokens for transcript in acted):
+        yield json_lines("captured_traces.jsonl", (_captured(t) for t in transcripts if t.turns and t.has_tokens))
+
+    def episodes() -> Iterator[Row]:
+        for transcript in transcripts:
+            dropped["no_steps"] += not transcript.turns
+            if transcript.turns:
+                dropped["no_tokens_for_a_training_trace"] += not transcript.has_tokens
+                yield _episode(transcript)
+
+    yield json_lines("results.jsonl", episodes())
 
 
 def _known(transcript: ExportedTranscript) -> Row:

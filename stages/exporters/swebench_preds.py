@@ -6,41 +6,48 @@ an instance once, so a model's further rollouts of an instance go into folders o
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import orjson
 
-from stages.exporters.transcripts import ExportedTranscript, File
-from stages.runs import store
+from stages.exporters.transcripts import ExportedTranscript, File, json_lines, whole
 
 WORDS = {"resolved": True, "unresolved": False}
 LOST = ("everything but what was handed in and the verdict on it",)
 
 
-def files(transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
+class Prediction(NamedTuple):
+    """What one rollout handed in, and the strict verdict on it, where there is one."""
+
+    task_id: str
+    patch: str
+    passed: bool | None
+
+
+def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
     """One folder for every model and sample, of the rollouts that handed something in."""
-    runs: dict[tuple[str, int], list[ExportedTranscript]] = defaultdict(list)
+    runs: dict[tuple[str, int], list[Prediction]] = defaultdict(list)
     seen: Counter[tuple[str, str]] = Counter()
     for transcript in transcripts:
-        model, task = transcript.rollout["model"] or "unknown", transcript.rollout["task_id"]
+        rollout = transcript.rollout
+        model, task = rollout["model"] or "unknown", rollout["task_id"]
         if transcript.submission is None:
             dropped["no_submission"] += 1
             continue
-        runs[model, seen[model, task]].append(transcript)
+        runs[model, seen[model, task]].append(Prediction(task, transcript.submission, rollout["gt_pass"]))
         seen[model, task] += 1
     for (model, sample), members in runs.items():
         yield from _folder(model, sample, members)
 
 
-def _folder(model: str, sample: int, members: list[ExportedTranscript]) -> Iterable[File]:
+def _folder(model: str, sample: int, members: list[Prediction]) -> Iterable[File]:
     name = re.sub(r"[^\w.-]+", "-", model).strip("-") + (f".{sample + 1}" if sample else "")
-    lines = [
-        {"instance_id": m.rollout["task_id"], "model_name_or_path": model, "model_patch": m.submission} for m in members
-    ]
-    yield File(f"{name}/all_preds.jsonl", b"".join(store.encode(line) + b"\n" for line in lines), len(lines))
-    judged = {m.rollout["task_id"]: m.rollout["gt_pass"] for m in members if m.rollout["gt_pass"] is not None}
+    lines = ({"instance_id": m.task_id, "model_name_or_path": model, "model_patch": m.patch} for m in members)
+    yield json_lines(f"{name}/all_preds.jsonl", lines)
+    judged = {m.task_id: m.passed for m in members if m.passed is not None}
     if judged:
         verdicts = {
             f"{word}_ids": [i for i, passed in judged.items() if passed is is_it] for word, is_it in WORDS.items()
         }
-        yield File(f"{name}/report.json", orjson.dumps(verdicts, option=orjson.OPT_INDENT_2), len(judged))
+        yield whole(f"{name}/report.json", orjson.dumps(verdicts, option=orjson.OPT_INDENT_2), len(judged))

@@ -1,19 +1,27 @@
 """Rollouts read back from rows: opening, actions, what was observed, tokens; and chat messages in OpenAI's form."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import repeat
+from typing import BinaryIO, Protocol
 
 import orjson
 
 from stages import messages
 from stages.messages import Message
+from stages.redaction import redacted_bytes
+from stages.rollouts.reading import rollout_rows
 from stages.rollouts.trace import by_rollout, prompt_ids
-from stages.runs.records import Row
+from stages.runs import store
+from stages.runs.artifact import Run
+from stages.runs.records import ORIGIN, TASK, Row
 
 MARK = ("rollout_id", "task_id", "env", "family", "split")
 """What identifies a rollout, its task and its family; formats with room for it carry it, and importers read it back."""
+
+ORIGINS = ["rollout_id", "submission", "tools_json"]
+"""What is exported of where a rollout comes from."""
 
 BROKEN = ("env_error", "model_error")
 """Ends that are nobody's work."""
@@ -21,11 +29,29 @@ BROKEN = ("env_error", "model_error")
 
 @dataclass(frozen=True)
 class File:
-    """A file to be written: its name below the run, its bytes, and how many records it holds."""
+    """A file to be written: its name below the run, and what writes it and returns how many records that were.
+
+    `fill` is called once, with a file that is open. It keeps keys of servers out of what it writes, as `json_lines` and
+    `whole` do.
+    """
 
     name: str
-    data: bytes
-    records: int
+    fill: Callable[[BinaryIO], int]
+
+
+def json_lines(name: str, rows: Iterable[Row]) -> File:
+    """A file of one JSON object a line, which are taken one after the other."""
+    return File(name, lambda file: store.write_lines(file, rows))
+
+
+def whole(name: str, data: bytes, records: int) -> File:
+    """A small file."""
+
+    def fill(file: BinaryIO) -> int:
+        file.write(redacted_bytes(data))
+        return records
+
+    return File(name, fill)
 
 
 @dataclass(frozen=True)
@@ -74,15 +100,32 @@ class Exporter(Protocol):
     LOST: Sequence[str]
     """What the format has no room for."""
 
-    def files(self, transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
-        """The files, and a count of what is not in them, by reason."""
+    def files(self, transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
+        """The files; what is not in them is counted, by reason, by the time that all are filled.
+
+        `transcripts` may be gone through several times, and are then read again.
+        """
         ...
+
+
+class Transcripts:
+    """All rollouts of a run in their order, read one after the other whenever they are gone through."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._tasks = {row["task_id"]: row for row in run.scan(TASK).rows()}
+
+    def __iter__(self) -> Iterator[ExportedTranscript]:
+        imported = self._run.holds(ORIGIN)
+        origins = self._run.scan(ORIGIN).rows(ORIGINS) if imported else repeat({})
+        for (rollout, steps), origin in zip(rollout_rows(self._run), origins, strict=bool(imported)):
+            yield _transcript(rollout, steps, self._tasks[rollout["task_id"]], origin)
 
 
 def transcripts(
     rollouts: Sequence[Row], steps: Sequence[Row], tasks: Sequence[Row], origins: Sequence[Row]
 ) -> list[ExportedTranscript]:
-    """All rollouts of a run, in their order; those that are not imported have no origin."""
+    """All rollouts of rows that are in memory, in their order; those that are not imported have no origin."""
     grouped, known = by_rollout(list(steps)), {row["task_id"]: row for row in tasks}
     came = {row["rollout_id"]: row for row in origins}
     return [

@@ -4,15 +4,14 @@
 Parquet column cannot.
 """
 
-import io
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from stages.exporters.transcripts import MARK, ExportedTranscript, File, chat
+from stages.runs import parquet
 from stages.runs.records import Row
 
 LOST = ("token ids and log-probs", "finish reasons, return codes, costs and times", "errors", "submissions", "sampling")
@@ -39,13 +38,16 @@ SCHEMA = pa.schema(
 )
 
 
-def files(transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
+def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
     """One table of all rollouts that did something."""
-    rows = [_row(transcript) for transcript in transcripts if transcript.turns]
-    dropped["no_steps"] += len(transcripts) - len(rows)
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink, compression="zstd")
-    yield File("completions/completions_00000.parquet", sink.getvalue(), len(rows))
+
+    def rows() -> Iterator[Row]:
+        for transcript in transcripts:
+            dropped["no_steps"] += not transcript.turns
+            if transcript.turns:
+                yield _row(transcript)
+
+    yield File("completions/completions_00000.parquet", lambda file: parquet.write_rows(file, SCHEMA, rows()))
 
 
 def _row(transcript: ExportedTranscript) -> Row:

@@ -5,14 +5,13 @@ that followed.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 
 import orjson
 
 from stages import messages
-from stages.exporters.transcripts import ExportedTranscript, ExportedTurn, File
+from stages.exporters.transcripts import ExportedTranscript, ExportedTurn, File, json_lines
 from stages.messages import Message
-from stages.runs import store
 from stages.runs.records import Row
 
 LOST = (
@@ -24,12 +23,15 @@ LOST = (
 ENDS = {"stop", "length", "tool_calls"}
 
 
-def files(transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
+def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
     """All rollouts, also those that failed before they did anything."""
-    dropped["token_ids_left_out"] += sum(
-        not t.has_tokens for t in transcripts if any(turn.prompt is not None for turn in t.turns)
-    )
-    yield File("traces.jsonl", b"".join(store.encode(_episode(t)) + b"\n" for t in transcripts), len(transcripts))
+
+    def episodes() -> Iterator[Row]:
+        for t in transcripts:
+            dropped["token_ids_left_out"] += not t.has_tokens and any(turn.prompt is not None for turn in t.turns)
+            yield _episode(t)
+
+    yield json_lines("traces.jsonl", episodes())
 
 
 def _episode(transcript: ExportedTranscript) -> Row:

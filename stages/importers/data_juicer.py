@@ -18,7 +18,6 @@ import orjson
 
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.messages import Message
-from stages.redaction import redacted_bytes
 from stages.runs import store
 from stages.runs.config import Settings
 
@@ -60,7 +59,7 @@ def judge(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConfig, f
     """The statistics of every rollout (id, messages) that the recipe keeps, by id; the others were dropped."""
     given, kept = folder / "rollouts.jsonl", folder / "kept" / "kept.jsonl"
     with store.sealing(given) as file:
-        file.writelines(redacted_bytes(store.encode(_record(*rollout))) + b"\n" for rollout in rollouts)
+        store.write_lines(file, (_record(*rollout) for rollout in rollouts))
     shutil.rmtree(kept.parent, ignore_errors=True)
     words = ["--config", str(Path(config.recipe or "").expanduser()), "--dataset_path", str(given)]
     words += ["--export_path", str(kept), "--np", "1", "--keep_stats_in_res_ds", "true"]

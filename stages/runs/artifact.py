@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, BinaryIO
 
 from pyarrow import RecordBatch
 
@@ -68,8 +68,8 @@ class Run:
         for output, out in self.manifest.outputs.items():
             if name in (output, out["kind"].partition("/")[0]) and out["file"].endswith(".parquet"):
                 return Scan(self.path / out["file"])
-        held = ", ".join(name for name, out in self.manifest.outputs.items() if out["file"].endswith(".parquet"))
-        raise BadInput(f"{self.path} has no table {name!r}; it has {held or 'none'}.")
+        held = [name for name, out in self.manifest.outputs.items() if out["file"].endswith(".parquet")]
+        raise BadInput(f"{self.path} has no table {name!r}; it has {', '.join(held) or 'none'}.")
 
     def folder(self, kind: Kind = CHECKPOINT) -> Path:
         """The folder output of this kind (a checkpoint)."""
@@ -172,10 +172,8 @@ class Out:
     def table(self, kind: Kind, rows: Iterable[Row | RecordBatch], name: str | None = None) -> None:
         """Write a Parquet output. The rows of an iterator are never all in memory."""
         name = name or f"{kind.name}s"
-        self.manifest.outputs[name] = {
-            "file": f"{name}.parquet",
-            **parquet.write_table(self.path / f"{name}.parquet", kind, rows),
-        }
+        about = parquet.write_table(self.path / f"{name}.parquet", kind, rows)
+        self.manifest.outputs[name] = {"file": f"{name}.parquet", **about}
 
     def checkpoint(self, fill: Callable[[Path], None], name: str = "checkpoint") -> None:
         """Write a folder output whole: `fill` writes into a temporary folder that is then renamed."""
@@ -194,12 +192,14 @@ class Out:
             "content_sha256": content,
         }
 
-    def foreign(self, name: str, data: bytes, rows: int) -> None:
-        """Write an output in another program's format, which this program does not read back as a kind."""
-        store.write_sealed(self.path / name, data)
+    def foreign(self, name: str, fill: Callable[[BinaryIO], int]) -> int:
+        """Write an output in another program's format; `fill` writes it, without keys, and returns its records."""
+        with store.sealing(self.path / name) as file:
+            rows = fill(file)
         content = store.file_sha256(self.path / name)
-        told = {"file": name, "kind": "foreign/1", "rows": rows}
-        self.manifest.outputs[name] = {**told, "sha256": content, "content_sha256": content}
+        digests = {"sha256": content, "content_sha256": content}
+        self.manifest.outputs[name] = {"file": name, "kind": "foreign/1", "rows": rows, **digests}
+        return rows
 
     def document(self, name: str, value: Any) -> None:
         """Write a JSON document beside the tables (a report, a verdict)."""

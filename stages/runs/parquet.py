@@ -6,6 +6,7 @@ Equal rows give equal bytes and digests, whether they come as a list, an iterato
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,30 +21,54 @@ from stages.runs.scan import Scan
 GROUP_ROWS = 8192
 """One rollout is found without all others."""
 GROUP_BYTES = 32 * 1024 * 1024
-"""Of rows as JSON. A row group is held in memory by whoever writes or reads it."""
+"""Of text and numbers. A row group is held in memory by whoever writes or reads it."""
 
 
 def write_table(path: Path, kind: Kind, rows: Iterable[Row | pa.RecordBatch]) -> Row:
     """Write rows; returns what the manifest keeps about them. `UsageError` where a row is not of this kind."""
-    content, number = hashlib.sha256(b"["), 0
-    with store.sealing(path) as file, pq.ParquetWriter(file, kind.schema, compression="zstd") as writer:
-        group, size = list[Row](), 0
+    content, begun = hashlib.sha256(b"["), False
+
+    def of_kind() -> Iterator[Row]:
+        nonlocal begun
         for row in _single(rows):
-            row = redacted_value(row)
             kind.check(row)
-            encoded = store.encode(kind.stable(row))
-            content.update(encoded if number == 0 else b"," + encoded)
-            number += 1
-            if group and (len(group) == GROUP_ROWS or size + len(encoded) > GROUP_BYTES):
-                _write_group(writer, group)
-                group, size = [], 0
-            group.append(row)
-            size += len(encoded)
-        if group or number == 0:
-            _write_group(writer, group)
+            row = redacted_value(row)
+            content.update((b"," if begun else b"") + store.encode(kind.stable(row)))
+            begun = True
+            yield row
+
+    with store.sealing(path) as file:
+        number = write_rows(file, kind.schema, of_kind())
     content.update(b"]")
     told = {"kind": str(kind), "rows": number}
     return {**told, "sha256": store.file_sha256(path), "content_sha256": content.hexdigest()}
+
+
+def write_rows(file: BinaryIO, schema: pa.Schema, rows: Iterable[Row]) -> int:
+    """Write rows of any schema, keys of servers redacted; returns how many they are."""
+    number, group, size = 0, list[Row](), 0
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for row in rows:
+            long = _size(row)
+            if group and (len(group) == GROUP_ROWS or size + long > GROUP_BYTES):
+                _write_group(writer, group)
+                group, size = [], 0
+            group.append(redacted_value(row))
+            number, size = number + 1, size + long
+        if group or number == 0:
+            _write_group(writer, group)
+    return number
+
+
+def _size(value: Any) -> int:
+    """About how many bytes a value takes: its text, and eight for everything else."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_size, value)) if value and not isinstance(value[0], (int, float)) else 8 * len(value)
+    return 8
 
 
 def _single(rows: Iterable[Row | pa.RecordBatch]) -> Iterator[Row]:

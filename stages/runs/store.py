@@ -10,7 +10,7 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -66,6 +66,15 @@ def sealing(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_lines(file: BinaryIO, rows: Iterable[Row]) -> int:
+    """Write rows as JSON, one a line; returns how many they are."""
+    number = 0
+    for row in rows:
+        file.write(redacted_bytes(encode(row)) + b"\n")
+        number += 1
+    return number
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.runs import store
+from stages.runs import parquet, store
 from stages.runs.kinds import Kind
 from stages.runs.manifest import Manifest
 from stages.runs.records import Row
@@ -22,7 +22,7 @@ def written(
         path = folder / f"{kind.name}s.parquet"
         record.outputs[f"{kind.name}s"] = {
             "file": path.name,
-            **store.write_table(path, kind, [row(kind, r) for r in rows]),
+            **parquet.write_table(path, kind, [row(kind, r) for r in rows]),
         }
     store.write_json(folder / "manifest.json", record.model_dump(mode="json"))
     return folder
