@@ -7,6 +7,7 @@ rounding.
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -86,6 +87,26 @@ def score(model: Any, trees: Sequence[Tree]) -> Scored:
         torch.tensor([i for i, branch in enumerate(branches) for _ in branch], device=device),
         len(branches),
     )
+
+
+def score_together(model: Any, parts: Sequence[Sequence[Tree]]) -> list[Scored]:
+    """`score` of each part, all in one pass in which equal prompts are one and equal branches behind them, too."""
+    families: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
+    keys = [[(tuple(tree.prompt), tuple(branch)) for tree in part for branch in tree.branches] for part in parts]
+    for prompt, branch in (key for part in keys for key in part):
+        families.setdefault(prompt, {})[branch] = None
+    scored = score(model, [Tree(list(p), tuple(map(list, branches))) for p, branches in families.items()])
+    distinct = [(prompt, branch) for prompt, branches in families.items() for branch in branches]
+    starts = dict(zip(distinct, accumulate((len(branch) for _, branch in distinct), initial=0), strict=False))
+    return [_picked(scored, [(starts[key], len(key[1])) for key in part]) for part in keys]
+
+
+def _picked(scored: Scored, branches: Sequence[tuple[int, int]]) -> Scored:
+    """Some branches of what was scored, each by its first row and its length; one may come more than once."""
+    device = scored.targets.device
+    rows = torch.tensor([start + i for start, length in branches for i in range(length)], device=device).long()
+    numbers = torch.tensor([n for n, (_, length) in enumerate(branches) for _ in range(length)], device=device).long()
+    return Scored(scored.hidden.index_select(0, rows), scored.targets[rows], numbers, len(branches))
 
 
 def _can_share(model: Any) -> bool:

@@ -14,7 +14,7 @@ from stages.training.rows import ChannelBatch
 from stages.training.scored_rows import SCORED_ROWS, Frozen
 from stages.training.self_teacher import SelfTeacher
 from stages.training.settings import Eopd, Hints, Pairs, Taid
-from stages.training.trees import Scored, Tree, score
+from stages.training.trees import Scored, Tree, score_together
 from stages.training.weights import ChannelWeights
 
 
@@ -53,8 +53,7 @@ class Channels:
         trees = [[row.tree for row in of_source] for of_source in rows.values()]
         if not beside and not any(trees):
             return {}, None
-        scored = score(model, [*beside, *(tree for of_source in trees for tree in of_source)])
-        others, *parts = _split(scored, [sum(len(tree.branches) for tree in part) for part in (beside, *trees)])
+        others, *parts = score_together(model, [beside, *trees])
         losses: dict[str, ChannelLoss] = {}
         for (row_source, of_source), part in zip(rows.items(), parts, strict=True):
             if of_source:
@@ -92,13 +91,3 @@ class Channels:
             self._frozen.itself.load(folder)
         for name, channel in self._active.items():
             channel.load(state[name])
-
-
-def _split(scored: Scored, sizes: Sequence[int]) -> list[Scored]:
-    """Cut what was scored together by numbers of branches."""
-    parts, start = [], 0
-    for size in sizes:
-        rows = (scored.branch >= start) & (scored.branch < start + size)
-        parts.append(Scored(scored.hidden[rows], scored.targets[rows], scored.branch[rows] - start, size))
-        start += size
-    return parts

@@ -1,11 +1,13 @@
 """A tree's branches score as separate rows do, whatever lies beside them, and gradients agree."""
 
+from typing import Any
+
 import pytest
 import torch
 from support.models import tiny_model
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
-from stages.training.trees import Tree, _can_share, logits, score, token_log_probs
+from stages.training.trees import Tree, _can_share, logits, score, score_together, token_log_probs
 
 TREES = [
     Tree([5, 6, 7, 8], ([9, 10, 11], [12, 13])),
@@ -48,6 +50,37 @@ def test_a_branch_does_not_see_its_sibling() -> None:
     other = token_log_probs(model, score(model, [Tree([5, 6], ([7, 8], [11, 12]))]))
     assert torch.equal(one[:2], other[:2])
     assert not torch.equal(one[2:], other[2:])
+
+
+def test_what_parts_share_is_computed_once_and_scores_as_it_does_apart() -> None:
+    """A group of GRPO's, the same rollouts as episodes of their own, and a turn behind the same prompt."""
+    model, group = tiny_model().double(), TREES[1]
+    episodes = [Tree(list(group.prompt), (list(branch),)) for branch in (*group.branches, group.branches[1])]
+    parts = [TREES, episodes, [Tree(list(group.prompt), ([29],))], []]
+    computed: list[int] = []
+    watch = model.get_decoder().register_forward_pre_hook(
+        lambda module, args, given: computed.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    together = score_together(model, parts)
+    once, _ = sum(computed), computed.clear()
+    score(model, [tree for part in parts for tree in part])
+    watch.remove()
+    assert once < 0.8 * sum(computed)
+    weights = [torch.rand(len(scored.targets), dtype=torch.float64) for scored in together]
+    for part, found in zip(parts[:-1], together, strict=False):
+        apart = score(model, part)
+        torch.testing.assert_close(found.hidden, apart.hidden, rtol=1e-10, atol=1e-10)
+        assert torch.equal(found.targets, apart.targets) and torch.equal(found.branch, apart.branch)
+        assert found.num_branches == apart.num_branches
+    assert len(together[-1].hidden) == together[-1].num_branches == 0
+
+    def gradient(scores: list[Any]) -> torch.Tensor:
+        pairs = zip(scores, weights, strict=False)
+        loss = sum(((token_log_probs(model, scored) * weight).sum() for scored, weight in pairs), torch.zeros(()))
+        return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(model.parameters()))])
+
+    apart = gradient([score(model, part) for part in parts[:-1]])
+    torch.testing.assert_close(gradient(together[:-1]), apart, rtol=1e-5, atol=1e-5)
 
 
 def test_sums_and_lengths_by_branch() -> None:
