@@ -16,7 +16,7 @@ from stages.errors import InfrastructureError, UsageError
 from stages.policy import adapters, background
 from stages.policy.answers import Rejected, Retryable
 from stages.policy.base import Sample, Turn
-from stages.policy.completions import Completions
+from stages.policy.completions import Completions, Found
 from stages.policy.config import PolicyConfig
 from stages.policy.local import resolve
 from stages.policy.server import ModelServer
@@ -91,6 +91,10 @@ class VllmPolicy:
         """One answer; its error, if any, is in the `Sample`."""
         return await self._answered(prompt_ids(self.tokenizer, turn), turn.seed)
 
+    async def probe(self) -> Found:
+        """What was found out when the policy was opened, for those who ask a server before their first question."""
+        return self.found
+
     async def drain(self) -> None:
         """Nothing that is in flight was paid for, so nothing is waited for."""
 
@@ -100,7 +104,13 @@ class VllmPolicy:
 
     def score(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Natural log-prob, before temperature, of each token of a given action behind its prompt."""
-        return self._asked(self._completions.score(self._name, prompt, completion))
+        return self.score_all([(prompt, completion)])[0]
+
+    def score_all(self, actions: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+        """`score` of each prompt and action, asked concurrently."""
+        return self._asked(
+            background.together(self._completions.score(self._name, prompt, given) for prompt, given in actions)
+        )
 
     def load(self, name: str, folder: Path, version: int | None = None) -> None:
         """Sample from an adapter of the served model from now on; `version` is written into every sample."""

@@ -1,6 +1,6 @@
 """Asks all teachers: servers side by side on a thread of their own, local models in turns beside them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
 from itertools import groupby
 from threading import Event
@@ -22,8 +22,8 @@ Policies = Mapping[str, Policy]
 def ask_all(asked: Asked, policies: Policies, out: Out, *, batch: bool = False) -> None:
     """Ask what is not answered yet; an answer is written as it comes.
 
-    batch: servers are asked in batches, at their price. What a server takes is found out before its first question,
-    and recorded.
+    batch: servers that take batches are asked in batches, at their price. What a server takes is found out before its
+    first question, and recorded.
     """
     halted = Event()
     servers = background.start(
@@ -66,13 +66,14 @@ async def _ask_servers(asked: Asked, policies: Policies, out: Out, halted: Event
         if halted.is_set():
             raise Interrupted
 
+    works: list[Coroutine[Any, Any, None]] = []
     if batch:
         from stages.teachers.batched import ask_batched  # openai, which is slow to import
 
-        servers: dict[str, Any] = {name: policies[name] for name, questions in asked.items() if questions}
-        waiting = [(asked[name], policy) for name, policy in servers.items()]
-        await background.together(ask_batched(questions, policy, out, check, _unit) for questions, policy in waiting)
-        return
+        waiting = {name: q for name, q in asked.items() if q and not policies[name].config.served}
+        servers: dict[str, Any] = dict(policies)
+        works = [ask_batched(questions, servers[name], out, check, _unit) for name, questions in waiting.items()]
+        missing = {name: questions for name, questions in missing.items() if name not in waiting}
     chains = [chain for name, questions in missing.items() for chain in _chains(policies[name], questions)]
     total = sum(map(len, asked.values()))
     done = total - sum(map(len, missing.values()))
@@ -85,7 +86,8 @@ async def _ask_servers(asked: Asked, policies: Policies, out: Out, halted: Event
         out.progress("answers of servers", done, total)
 
     if chains:
-        await follow(chains, lambda question: question.turn, answered, check)
+        works.append(follow(chains, lambda question: question.turn, answered, check))
+    await background.together(works)
 
 
 async def _probe(policies: Mapping[str, Any], out: Out) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engine import running
 from support.server import Reply, answer, serving
 
 from stages import replay_teachers
@@ -83,6 +84,23 @@ def test_a_local_model_is_a_teacher_too(tmp_path: Path, tiny: Path, collected: C
     run = replay(tmp_path, collected(), [{"name": "local", "model": str(tiny), "max_tokens": 8}])
     rows = run.rows(TEACHER_ACTION)
     assert rows and all(r["completion_tokens"] > 0 and r["cost_usd"] == 0 for r in rows)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_model_behind_vllm_is_a_teacher_too(
+    tmp_path: Path, tiny: Path, collected: Callable[..., Run], batch: bool
+) -> None:
+    """Asked by token ids, greedily, beside another; it has no batches, and is asked at once."""
+    rollouts = collected()
+    local = {"name": "local", "model": str(tiny), "max_tokens": 8}
+    with running(tiny) as engine:
+        one = {"name": "served", "model": f"vllm:{tiny}", "base_url": engine.url, "max_tokens": 8}
+        config = replay_teachers.Config(teachers=[local, one], batch=batch)
+        run = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=tmp_path).path)
+    said: dict[str, list[str]] = {}
+    for row in run.rows(TEACHER_ACTION):
+        said.setdefault(row["teacher"], []).append(row["action"])
+    assert said["served"] == said["local"] and said["local"]
 
 
 def test_two_teachers_of_one_name_are_refused() -> None:
