@@ -1,4 +1,7 @@
-"""EOPD from hidden states and output heads: both models' logits exist for a chunk of tokens at a time."""
+"""EOPD from hidden states and output heads: both models' logits exist for a chunk of tokens at a time.
+
+Of a teacher that tells log-probs alone, its policy-gradient part, which is on-policy distillation by reverse KL.
+"""
 
 from functools import partial
 
@@ -39,6 +42,27 @@ def eopd_from_hidden(
     return total / num_tokens, _totals(table[mask != 0], options)
 
 
+def reverse_kl_from_log_probs(
+    log_probs: RowValues,
+    old_log_probs: RowValues,
+    teacher_log_probs: RowValues,
+    mask: RowValues,
+    *,
+    num_tokens: int,
+    options: EopdOptions | None = None,
+) -> tuple[Scalar, dict[str, Total]]:
+    """eopd_loss without soft targets, in token-mean: its sum over the mask / num_tokens, and its metrics as totals.
+
+    All [n], log-probs in nats at one temperature. num_tokens as in `eopd_from_hidden`. Gradient to log_probs.
+    """
+    options = options or EopdOptions()
+    old, teacher = old_log_probs.detach(), teacher_log_probs.detach()
+    losses, _ = policy_losses(log_probs, old, teacher - old, options)
+    own = mask != 0
+    total = torch.where(own, losses, 0.0).sum() / num_tokens
+    return total, _policy_totals(log_probs.detach()[own], teacher[own], old[own], options)
+
+
 def _per_token(
     options: EopdOptions, top_k: int, temperature: float, student: Tensor, teacher: Tensor, ids: Tensor, old: Tensor
 ) -> RowTable:
@@ -60,24 +84,31 @@ def _totals(table: RowTable, options: EopdOptions) -> dict[str, Total]:
     _, log_probs, teacher, old, entropy, divergence = table.unbind(-1)
     everywhere = torch.ones_like(entropy)
     gated, unsure = (entropy >= options.entropy_threshold).float(), (entropy >= METRICS_THRESHOLD).float()
+    return {
+        **_policy_totals(log_probs, teacher, old, options),
+        "soft_kd_loss": _mean(options.coef * divergence * gated, everywhere),
+        "soft_kd_high_entropy_ratio": _mean(unsure, everywhere),
+        "soft_kd_token_ratio": _mean(gated, everywhere),
+        "soft_kd_avg_high_entropy": _mean(entropy, unsure),
+        "soft_kd_avg_kl": _mean(divergence, gated),
+        "high_entropy_avg_kl": _mean(divergence, unsure),
+    }
+
+
+def _policy_totals(log_probs: Tensor, teacher: Tensor, old: Tensor, options: EopdOptions) -> dict[str, Total]:
+    everywhere = torch.ones_like(log_probs)
     ratio = torch.exp(log_probs - old)
     low, high = (ratio < 1 - options.clip_low).float(), (ratio > 1 + options.clip_high).float()
-
-    def mean(values: Tensor, over: Tensor) -> Total:
-        return torch.where(over != 0, values, 0.0).sum(), over.sum()
-
     return {
-        "rev_kl": mean(old - teacher, everywhere),
-        "avg_teacher_advantage": mean(teacher - old, everywhere),
-        "avg_teacher_log_prob": mean(teacher, everywhere),
-        "avg_student_log_prob": mean(log_probs, everywhere),
-        "pg_clipfrac": mean(low + high, everywhere),
-        "pg_clipfrac_lower": mean(low, everywhere),
-        "ppo_kl": mean(log_probs - old, everywhere),
-        "soft_kd_loss": mean(options.coef * divergence * gated, everywhere),
-        "soft_kd_high_entropy_ratio": mean(unsure, everywhere),
-        "soft_kd_token_ratio": mean(gated, everywhere),
-        "soft_kd_avg_high_entropy": mean(entropy, unsure),
-        "soft_kd_avg_kl": mean(divergence, gated),
-        "high_entropy_avg_kl": mean(divergence, unsure),
+        "rev_kl": _mean(old - teacher, everywhere),
+        "avg_teacher_advantage": _mean(teacher - old, everywhere),
+        "avg_teacher_log_prob": _mean(teacher, everywhere),
+        "avg_student_log_prob": _mean(log_probs, everywhere),
+        "pg_clipfrac": _mean(low + high, everywhere),
+        "pg_clipfrac_lower": _mean(low, everywhere),
+        "ppo_kl": _mean(log_probs - old, everywhere),
     }
+
+
+def _mean(values: Tensor, over: Tensor) -> Total:
+    return torch.where(over != 0, values, 0.0).sum(), over.sum()

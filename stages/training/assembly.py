@@ -85,12 +85,14 @@ def trainer(job: Job) -> "ComposedTrainer":
     if source is not None and any(CHANNELS[name].needs_reference for name in config.weights.active()):
         with precision.autocast(policy.model, job.mixed):
             source.cache_reference(policy.model, ranks=ranks)
+    teacher = setup.load_teacher(config.teacher, policy, out) if config.teacher else None
+    asked = teacher if config.teacher and config.teacher.served else None
     channels = Channels(
         config.weights,
         config.pairs,
         config.hints,
         source=source,
-        teacher=setup.load_teacher(config.teacher, policy, out) if config.teacher else None,
+        teacher=None if asked else teacher,
         temperature=config.policy.temperature,
         num_steps=size.steps,
         taid=config.taid,
@@ -114,7 +116,7 @@ def trainer(job: Job) -> "ComposedTrainer":
         rollouts=rollouts,
         served=follows,
         channels=channels,
-        channel_rows=setup.channel_rows(channels, config.hints, source, policy, environment, out, journal.hints),
+        channel_rows=setup.channel_rows(channels, config.hints, source, policy, environment, out, journal.hints, asked),
         gradient_cosine_every=size.gradient_cosine_every,
         shared_prompts=size.shared_prompts,
         max_tokens=size.max_tokens_per_micro_batch,

@@ -39,7 +39,8 @@ class Config(EnvStageConfig):
     )
     """Where training is logged besides metrics.jsonl: tensorboard, trackio, wandb, one or several."""
     teacher: PolicyConfig | None = None
-    """The model to distil from, for taid and eopd; it must share the student's tokenizer."""
+    """The model to distil from, for taid and eopd; it must share the student's tokenizer. `vllm:MODEL` with base_url is
+    asked for the log-probs of the student's tokens, which is all that eopd needs with eopd.coefficient=0."""
 
     @field_validator("report_to", mode="before")
     @classmethod
@@ -69,6 +70,37 @@ class Config(EnvStageConfig):
             raise ValueError(
                 f"optimisation.steps is {self.optimisation.steps}, no multiple of diloco.inner_steps, which is "
                 f"{self.diloco.inner_steps}: the last steps would be no part of the result"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _served_teacher_tells_enough(self) -> "Config":
+        teacher = self.teacher
+        if teacher is None:
+            return self
+        if teacher.base_url is not None and not teacher.served:
+            raise ValueError(
+                "teacher.base_url: a server that answers in text tells nothing of the student's tokens; "
+                "write vllm: before teacher.model, or leave base_url out for a folder or a hub id"
+            )
+        if not teacher.served:
+            return self
+        if teacher.base_url is None:
+            raise ValueError(
+                f"teacher.model is {teacher.model!r}, and training starts no server for a teacher; "
+                f"start one with `composer serve {teacher.source}` and give its address as teacher.base_url"
+            )
+        active = self.weights.active()
+        if "taid" in active or ("eopd" in active and self.eopd.coefficient):
+            raise ValueError(
+                f"teacher.model is {teacher.model!r}, which tells the log-probs of the student's tokens alone, but "
+                "weights.taid and eopd.coefficient above 0 need whole distributions; "
+                "take weights.eopd with eopd.coefficient=0, or a teacher in this process"
+            )
+        if self.policy.temperature != 1:
+            raise ValueError(
+                f"teacher.model is {teacher.model!r}, which is scored at temperature 1, and policy.temperature is "
+                f"{self.policy.temperature:g}; take 1"
             )
         return self
 

@@ -39,11 +39,15 @@ class HintedTurn:
 
 @dataclass(frozen=True)
 class OwnEpisode:
-    """A sampled episode as one tree: 1 for the tokens the policy wrote, and the log-probs of sampling them (nats)."""
+    """A sampled episode as one tree: 1 for the tokens the policy wrote, and the log-probs of sampling them (nats).
+
+    teacher_logprobs: of all tokens, under a teacher behind a server (nats); None where the teacher is held here.
+    """
 
     tree: Tree
     own: list[int]
     logprobs: list[float]
+    teacher_logprobs: list[float] | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -148,6 +148,18 @@ class EpisodeRows(_ScoredRows):
         """Log-probs (nats) that the tokens were sampled with, 0 between actions."""
         return torch.tensor([x for e in self._rows for x in e.logprobs], device=self._scored.targets.device)[None]
 
+    def student_logps(self, temperature: float) -> Float[Tensor, "1 N"]:
+        """Log-probs (nats) of the tokens under the student, with gradient."""
+        return token_log_probs(self._model, self._scored, temperature)[None]
+
+    @cached_property
+    def teacher_logps(self) -> "Float[Tensor, '1 N'] | None":
+        """Log-probs (nats) of the tokens as a teacher behind a server told them; None without such a one."""
+        told = [episode.teacher_logprobs for episode in self._rows]
+        if any(logps is None for logps in told):
+            return None
+        return torch.tensor([x for logps in told for x in logps], device=self._scored.targets.device)[None]
+
     @cached_property
     def teacher(self) -> Predictors:
         """The teacher's for the same tokens, without gradient; `UsageError` when there is no teacher."""

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from stages.envs.base import Environment, Task
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, load_model
+from stages.policy.vllm import VllmPolicy
 from stages.rollouts.episode import Episode
 from stages.runs.artifact import Out, Run
 from stages.runs.records import PAIR
@@ -152,7 +154,12 @@ def load_pairs(run: Run, settings: Pairs, tokenizer: Any, *, seed: int, out: Out
 
 
 def load_teacher(config: PolicyConfig, student: LocalPolicy, out: Out) -> Any:
-    """A Hugging Face model that is never trained; `UsageError` where its tokens are not the student's."""
+    """A Hugging Face model, never trained, or a policy behind vLLM; `UsageError` where its tokens are others."""
+    if config.served:
+        policy = VllmPolicy.open(config, cache=out.cache, budget=out.budget, listener=out.progress)
+        check_vocabulary(student.tokenizer, policy.tokenizer, config.model)
+        out.model("teacher", **policy.facts())
+        return policy
     model, tokenizer = load_model(config, cache=out.cache, listener=out.progress)
     check_vocabulary(student.tokenizer, tokenizer, config.model)
     return model.eval().requires_grad_(False)
@@ -179,20 +186,27 @@ def channel_rows(
     environment: Environment,
     out: Out,
     record: Callable[[int, list[tuple[Episode, Hint]]], None],
+    teacher: VllmPolicy | None = None,
 ) -> ChannelRows:
-    """A function that collects the rows of a step from the sources that the channels use; `record` gets the hints."""
+    """A function that collects the rows of a step from the sources that the channels use; `record` gets the hints.
+
+    teacher: one behind a server, which is asked about all rollouts of a step at once.
+    """
     used = channels.row_sources
     hint = hinted_turns(hints, policy, environment, out) if "hinted" in used else None
 
     def rows(episodes: list[Episode], step: int) -> ChannelBatch:
-        own = [own_episode(episode) for episode in episodes] if "episodes" in used else []
+        own = [x for x in map(own_episode, episodes) if x is not None] if "episodes" in used else []
+        if teacher is not None:
+            told = teacher.score_all([(x.tree.prompt, x.tree.branches[0]) for x in own])
+            own = [replace(x, teacher_logprobs=logps) for x, logps in zip(own, told, strict=True)]
         hinted = hint(episodes) if hint is not None else Hinted([], [])
         if hint is not None:
             record(step, hinted.hints)
         return ChannelBatch(
             pairs=source.batch(step) if source is not None else [],
             hinted=hinted.rows,
-            episodes=[episode for episode in own if episode is not None],
+            episodes=own,
         )
 
     return rows

@@ -95,7 +95,8 @@ class Taid(Channel["EpisodeRows"]):
 class Eopd(Channel["EpisodeRows"]):
     """EOPD: mean over the student's own tokens, log-probs at sampling temperature.
 
-    Kernel and source: stages/losses/eopd.py.
+    Of a teacher behind a server the policy gradient alone, by its log-probs of the student's tokens. Kernel and source:
+    stages/losses/eopd.py.
     """
 
     name = "eopd"
@@ -106,9 +107,18 @@ class Eopd(Channel["EpisodeRows"]):
     def loss(self, rows: "EpisodeRows") -> ChannelLoss:
         """Metrics: those of the kernel."""
         from stages.losses.eopd import EopdOptions
-        from stages.losses.eopd_hidden import eopd_from_hidden
+        from stages.losses.eopd_hidden import eopd_from_hidden, reverse_kl_from_log_probs
 
         settings = self.settings.eopd
+        if rows.teacher_logps is not None:
+            loss, totals = reverse_kl_from_log_probs(
+                rows.student_logps(self.settings.temperature)[0],
+                rows.sampled_logps[0],
+                rows.teacher_logps[0],
+                rows.own[0],
+                num_tokens=rows.tokens,
+            )
+            return ChannelLoss(loss, rows.tokens, {name: Mean(*total) for name, total in totals.items()})
         loss, totals = eopd_from_hidden(
             rows.student,
             rows.teacher,

@@ -1,0 +1,137 @@
+"""A teacher behind a server is asked for the log-probs of the student's own tokens, and teaches as one held here."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.engine import Engine, running
+from support.models import save_tiny
+
+from stages import train
+from stages.errors import UsageError
+from stages.losses.eopd import EopdOptions
+from stages.losses.eopd_hidden import eopd_from_hidden, reverse_kl_from_log_probs
+from stages.losses.hidden import Head, Predictors
+from stages.rollouts.trace import by_rollout, prompt_ids
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.outcome_records import CHECKPOINT
+from stages.runs.records import STEP
+
+
+def test_the_policy_gradient_alone_is_eopd_without_its_forward_kl() -> None:
+    stream = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=stream, dtype=torch.float64)
+
+    hidden, ids = draw(12, 6).requires_grad_(), torch.arange(12)
+    own, other = Head(draw(20, 6)), Head(draw(20, 6))
+    taught, mask, old = draw(12, 6), torch.tensor([1.0, 0, 1] * 4).double(), -3 * draw(12).abs()
+    expected, totals = eopd_from_hidden(
+        Predictors(hidden, own),
+        Predictors(taught, other),
+        ids,
+        old,
+        mask,
+        num_tokens=11,
+        top_k=4,
+        options=EopdOptions(coef=0.0),
+    )
+    (gradient,) = torch.autograd.grad(expected, hidden)
+
+    def told(of: torch.Tensor, head: Head) -> torch.Tensor:
+        return head.log_probs(of, 1.0).gather(-1, ids[:, None])[:, 0]
+
+    found, metrics = reverse_kl_from_log_probs(told(hidden, own), old, told(taught, other), mask, num_tokens=11)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.autograd.grad(found, hidden)[0], gradient, rtol=1e-12, atol=1e-12)
+    assert set(metrics) == {name for name in totals if "soft_kd" not in name and "high_entropy" not in name}
+    for name, (total, count) in metrics.items():
+        torch.testing.assert_close(total, totals[name][0], rtol=1e-12, atol=1e-12)
+        assert count == totals[name][1] == 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A student, its teacher, and a model with another alphabet."""
+    made = tmp_path_factory.mktemp("models")
+    save_tiny(made / "student")
+    save_tiny(made / "teacher", seed=5)
+    save_tiny(made / "stranger", characters="abcdefghijklm\u0120")
+    return made
+
+
+def trained(root: Path, folder: Path, teacher: dict[str, Any], coefficient: float = 0.0) -> Run:
+    size = {"steps": 2, "prompts_per_step": 2, "generations": 4, "learning_rate": 0.05, "threads": 1, "micro_batch": 4}
+    config = train.Config(
+        env={"name": "support.environments:GuessEnv"},
+        policy={"model": str(folder / "student"), "max_tokens": 10},
+        tasks=3,
+        optimisation=size,
+        weights={"eopd": 1.0},
+        eopd={"coefficient": coefficient},
+        teacher=teacher,
+        trl={"optim": "sgd"},
+    )
+    return Run(runner.execute("train", {}, config, root=root).path)
+
+
+def served(engine: Engine, model: Path) -> dict[str, Any]:
+    return {"model": f"vllm:{model}", "base_url": engine.url}
+
+
+def weights(run: Run) -> torch.Tensor:
+    (file,) = run.folder(CHECKPOINT).glob("*.safetensors")
+    return torch.cat([value.flatten() for _, value in sorted(load_file(file).items())])
+
+
+def metrics(run: Run) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    return [{name: value for name, value in line.items() if name.startswith("eopd/")} for line in lines]
+
+
+def test_training_is_that_with_the_same_teacher_here(tmp_path: Path, folder: Path) -> None:
+    here = trained(tmp_path / "here", folder, {"model": str(folder / "teacher")})
+    with running(folder / "teacher") as engine:
+        asked = trained(tmp_path / "asked", folder, served(engine, folder / "teacher"))
+        scored = [body["prompt"] for _, body in engine.requests if "prompt_logprobs" in body]
+    with running(folder / "student") as engine:
+        other = trained(tmp_path / "other", folder, served(engine, folder / "student"))
+    assert float((weights(asked) - weights(here)).abs().max()) < 1e-6
+    assert float((weights(other) - weights(here)).abs().max()) > 1e-4, "another teacher must make a difference"
+    for found, expected in zip(metrics(asked), metrics(here), strict=True):
+        for name, value in found.items():
+            assert value == pytest.approx(expected[name], abs=1e-5), name
+    whole = [
+        [*(prompt_ids(steps)[-1] or []), *steps[-1]["completion_token_ids"]]
+        for steps in by_rollout(asked.rows(STEP)).values()
+    ]
+    assert sorted(scored[1:]) == sorted(whole), "after the probing call, each rollout once, token by token"
+    assert asked.manifest.models["teacher"]["server"]["capture_level"] == "tokens"
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path, folder: Path) -> None:
+    with running(folder / "stranger") as engine, pytest.raises(UsageError, match="another vocabulary"):
+        trained(tmp_path, folder, served(engine, folder / "stranger"))
+
+
+URL = "http://127.0.0.1:1/v1"
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"model": "m", "base_url": URL}, {}, "write vllm: before teacher.model"),
+    ({"model": "vllm:m"}, {}, "composer serve m"),
+    ({"model": "vllm:m", "base_url": URL}, {"eopd": {"coefficient": 0.5}}, "need whole distributions"),
+    ({"model": "vllm:m", "base_url": URL}, {"weights": {"taid": 1.0}}, "need whole distributions"),
+    ({"model": "vllm:m", "base_url": URL}, {"policy": {"temperature": 0.7}}, "scored at temperature 1"),
+]
+
+
+@pytest.mark.parametrize(("teacher", "more", "words"), REFUSED)
+def test_what_a_served_teacher_cannot_tell_is_refused(teacher: Any, more: dict[str, Any], words: str) -> None:
+    given = {"weights": {"eopd": 1.0}, "eopd": {"coefficient": 0.0}, "teacher": teacher}
+    train.Config(**{**given, "teacher": {"model": "vllm:m", "base_url": URL}})
+    with pytest.raises(ValueError, match=words):
+        train.Config(**{**given, **more})
