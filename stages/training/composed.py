@@ -7,6 +7,7 @@ With every channel's weight at 0 nothing of TRL's loss is touched: loss and grad
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +22,9 @@ from stages.backends.ranks import Ranks, join
 from stages.policy.local import LocalPolicy
 from stages.training.channels import ChannelLoss
 from stages.training.channels.active import Channels
-from stages.training.groups import evened, group, pack, row_lengths, rows_of, share, statistics
+from stages.training.groups import evened, group, pack, row_lengths, rows_of, share, statistics, taken
 from stages.training.rollouts import Rollouts, environment_reward
-from stages.training.rows import ChannelBatch, collate
+from stages.training.rows import ChannelBatch, OwnEpisode, collate
 from stages.training.served import ServedRollouts
 from stages.training.setup import ChannelRows
 from stages.training.step_report import GRPO, StepReport
@@ -56,6 +57,7 @@ class ComposedTrainer(GRPOTrainer):
         self._max_tokens, self._ranks, self._served = max_tokens, ranks or join(), served
         self._report = StepReport(channels.weights)
         self._rows: list[dict[str, Any]] = []
+        self._left: list[OwnEpisode] = []
         self._scored: tuple[Tensor, Tensor] | None = None
         super().__init__(
             model=policy.model,
@@ -118,9 +120,12 @@ class ComposedTrainer(GRPOTrainer):
         if micro == 0:
             step = self.state.global_step
             self._step_rows = self._ranks.of_first(lambda: self._channel_rows(self._rollouts.latest, step))
+            self._left = list(self._step_rows.episodes)
         part = self._step_rows.part(
             self._ranks.rank * self._micro_batches + micro, self._ranks.count * self._micro_batches
         )
+        if self._ranks.count == 1 and self._step_rows.episodes:  # then all rollouts of the step pass here
+            part = replace(part, episodes=taken(self._left, inputs, all_left=micro == self._micro_batches - 1))
         return collate(inputs, part, self.channels.row_sources)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:

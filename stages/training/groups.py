@@ -1,5 +1,6 @@
 """GRPO's groups as TRL batches them: scored together with the channels' rows, and cut to a budget of tokens."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,23 @@ def group(inputs: Mapping[str, Tensor]) -> Groups:
     trees = [Tree(list(prompt), tuple(completions[row] for row in rows)) for prompt, rows in members.items()]
     height, width = inputs["completion_ids"].shape
     return Groups(trees, [row for rows in members.values() for row in rows], (height, width))
+
+
+def taken(left: list[Any], inputs: Mapping[str, Tensor], *, all_left: bool) -> list[Any]:
+    """The rows of one completion that are in TRL's batch, taken out of `left`; at last all that are left.
+
+    Scored beside the batch they cost nothing (`trees.score_together`), and TRL shuffles a step's rollouts before it
+    cuts them into batches.
+    """
+    here = Counter((tuple(tree.prompt), tuple(branch)) for tree in group(inputs).trees for branch in tree.branches)
+    found = []
+    for row in list(left):
+        key = (tuple(row.tree.prompt), tuple(row.tree.branches[0]))
+        if all_left or here[key]:
+            here[key] -= 1
+            left.remove(row)
+            found.append(row)
+    return found
 
 
 def _unpadded(ids: Tensor, mask: Tensor) -> list[list[int]]:

@@ -4,7 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.training.groups import evened, pack, row_lengths, rows_of, share
+from stages.training.groups import evened, pack, row_lengths, rows_of, share, taken
+from stages.training.rows import OwnEpisode
+from stages.training.trees import Tree
 
 
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20), most=st.integers(1, 120))
@@ -37,6 +39,22 @@ def test_rows_are_cut_to_the_longest_among_them() -> None:
     assert part["num_items_in_batch"] == 5
     assert share("dapo", part, inputs) == 1.0 and share("grpo", part, inputs) == 0.5
     assert share("bnpo", part, inputs) == 0.2
+
+
+def test_each_batch_takes_the_rows_of_its_own_rollouts_and_the_last_one_what_is_left() -> None:
+    """Two rollouts that are equal count as two; one that is in no batch, which TRL cut short, goes along at last."""
+    rows = [OwnEpisode(Tree([1, 2], (ids,)), [1] * len(ids), []) for ids in ([5], [6, 7], [5], [8, 9, 9])]
+    batches = [[[6, 7], [5]], [[8, 9], [5]]]
+    left, found = list(rows), []
+    for number, completions in enumerate(batches):
+        inputs = {
+            "prompt_ids": torch.tensor([[0, 1, 2]] * 2),
+            "prompt_mask": torch.tensor([[0, 1, 1]] * 2),
+            "completion_ids": torch.tensor([[*ids, 0][:2] for ids in completions]),
+            "completion_mask": torch.tensor([[1] * len(ids) + [0] * (2 - len(ids)) for ids in completions]),
+        }
+        found.append(taken(left, inputs, all_left=number == 1))
+    assert found == [[rows[0], rows[1]], [rows[2], rows[3]]] and left == []
 
 
 def test_parts_are_halved_until_there_are_enough() -> None:
