@@ -21,7 +21,7 @@ PROMPT_TOKENS = 1024
 KEPT = 1.65
 """Numbers that a layer keeps for each number that goes into or comes out of its Linears."""
 VOCABULARY_CHUNK = 32_768
-"""Logits of one token that are held at once, as in `stages.training.trees`."""
+"""Logits of one token that are held at once, as in TRL; `stages.training.trees` holds fewer."""
 RANK = 16
 """Of adapters, where nothing else is said."""
 GIB = 2**30

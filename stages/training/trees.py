@@ -19,7 +19,7 @@ from stages.losses.hidden import Head
 
 MAX_TOKENS = 16_384
 """Tokens, padding included, in one forward pass."""
-VOCABULARY_CHUNK = 32_768
+VOCABULARY_CHUNK = 8192  # columns of logits; TRL takes 32,768, whose temporaries are gigabytes where Triton is not
 Item = TypeVar("Item")
 
 
