@@ -2,7 +2,8 @@
 
 Children live in sessions of their own, so that a terminal's Ctrl-C reaches only this process, which passes it on: the
 first drains, the second stops. A child whose parent is gone stops when it next reports, with everything finished on
-disk.
+disk. They are forked by a server that has imported what their stages name in PRELOAD, which can take longer than a
+small stage itself.
 """
 
 import multiprocessing
@@ -20,9 +21,10 @@ from multiprocessing.process import BaseProcess
 
 from composer_cli.console import Console, Listener, stopping
 from composer_cli.launch import Job, RunOptions, ending, planned
+from stages.backends.threads import limit
 from stages.errors import ComposerError
 from stages.runs.artifact import Interrupted
-from stages.runs.runner import Result
+from stages.runs.runner import Result, module
 from stages.runs.signals import interrupted
 
 
@@ -76,21 +78,21 @@ def cores() -> int:
 def _start(job: Job, run_options: RunOptions, listener: Listener, threads: int) -> Worker:
     """A child that ignores Ctrl-C until its stage handles it, with its share of the cores."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_work, args=(there, job, run_options), daemon=True)
+    forking = multiprocessing.get_context("forkserver")
+    forking.set_forkserver_preload([*getattr(module(job.stage), "PRELOAD", ())])
+    threads = int(os.environ.get("OMP_NUM_THREADS") or threads)
+    process = forking.Process(target=_work, args=(there, job, run_options, threads), daemon=True)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = before or str(threads)
     try:
         process.start()
     finally:
         signal.signal(signal.SIGINT, handler)
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
     there.close()
     return Worker(job, process, here, listener)
 
 
-def _work(pipe: Connection, job: Job, run_options: RunOptions) -> None:
+def _work(pipe: Connection, job: Job, run_options: RunOptions, threads: int) -> None:
+    limit(threads)
     one_at_a_time = threading.Lock()
 
     def listener(*progress: object) -> None:

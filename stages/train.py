@@ -43,6 +43,7 @@ OUTPUTS = {
     "hints": HINT,
 }
 SEVERAL_PROCESSES = True
+PRELOAD = ("stages.training.composed",)
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:

@@ -3,10 +3,15 @@ import os
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from support.command_line import TEACHERS, command, environment, until
+
+from stages import STAGES
+from stages.runs.runner import module
 
 POLICY = 'policy = {{ model = "{model}", base_url = "{url}", concurrency = 1 }}'
 
@@ -92,6 +97,12 @@ def test_neighbours_run_in_processes_of_their_own(composer, write):
     assert {"one: up to date", "two: up to date"} <= set(again.stderr.splitlines())
 
 
+def test_what_neighbours_import_beforehand_exists():
+    """A name that is not there would be passed over without a word, and every process would import for itself."""
+    named = [name for stage in STAGES for name in getattr(module(stage), "PRELOAD", ())]
+    assert named and all(find_spec(name) for name in named)
+
+
 def test_when_one_neighbour_fails_the_other_is_finished(composer, write, tmp_path):
     broken = entry("collect", "two", "SCRIPTED", 'env = { name = "no-such-env" }', parallel="both")
     done = composer("run", "--preset", write(entry("collect", "one", *SMALL, parallel="both") + broken))
@@ -168,6 +179,11 @@ def test_a_failure_that_cannot_travel_is_still_told(composer, write, tmp_path):
 
 
 def _child_of(pid: int) -> int:
-    """A child that carries out a stage: it leads a session of its own."""
-    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return next(child for child in children if os.getsid(child) == child)
+    """A process below that carries out a stage: it leads a session of its own."""
+    return next(below for below in _below(pid) if os.getsid(below) == below)
+
+
+def _below(pid: int) -> Iterator[int]:
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        yield child
+        yield from _below(child)
