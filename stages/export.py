@@ -35,7 +35,7 @@ OUTPUTS: Mapping[str, Kind] = {}
 class Config(StageConfig):
     """What to write."""
 
-    format: Literal["trl", "openenv", "swebench-preds", "verifiers", "merged", "hub"]
+    format: Literal["trl", "openenv", "swebench-preds", "verifiers", "inspect", "merged", "hub"]
     """The format."""
     repo: str = ""
     """With `hub`: the repository OWNER/NAME to send the folder to. Without, nothing leaves this machine."""

@@ -1,7 +1,8 @@
 """Inspect logs: `.json` with all samples, or `.eval` archives with one document a sample.
 
 Texts that a log keeps apart (`attachment://`) are put back. A score is a number by Inspect's own rule (C, P, I and N,
-yes and no); a score that is no single value is not a reward.
+yes and no); a score that is no single value is not a reward. What `export inspect` notes in a sample's metadata under
+`composer` is read back.
 
 Format read from UKGovernmentBEIS/inspect_ai at 499e6152e, `log/_log.py`, `log/_condense.py` and `scorer/_metric.py`.
 """
@@ -17,7 +18,7 @@ NAME = "inspect"
 MISSING = frozenset({missing.PARSE, missing.ELISION, missing.CALL_IDS})
 ATTACHED = "attachment://"
 GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-STOPS = {"max_tokens": "length", "model_length": "length"}
+STOPS = {"max_tokens": "length", "model_length": "length", "unknown": None}
 
 
 def recognises(record: Any) -> bool:
@@ -48,27 +49,33 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
     _answered(sample, actions)
     scores = sample.get("scores") or ({"score": sample["score"]} if sample.get("score") else {})
     usage = (sample.get("model_usage") or {}).get(about["model"]) or {}
-    error, limit = sample.get("error"), sample.get("limit")
-    reasons = [name for name in ("error", "limit") if sample.get(name)]
+    marked = (sample.get("metadata") or {}).get("composer") or {}
     return Trajectory(
-        task_id=f"{about['task']}/{sample['id']}",
-        env=about["task"],
+        task_id=marked.get("task_id") or f"{about['task']}/{sample['id']}",
+        env=marked.get("env") or about["task"],
         opening=opening,
         turns=actions,
         missing=set(MISSING)
         | (set() if scores else {missing.REWARD})
         | (set() if _ends(actions) else {missing.FINISH}),
         own_id=sample.get("uuid"),
-        model=about["model"],
-        statement=sample["input"] if isinstance(sample.get("input"), str) else None,
+        model=marked["model"] if marked else about["model"],
+        statement=marked.get("prompt") or (sample["input"] if isinstance(sample.get("input"), str) else None),
+        family=marked.get("family"),
+        split=marked.get("split"),
         reward=_reward(about, scores),
-        terminated_by=(limit.get("type") if isinstance(limit, dict) else limit) or (reasons[0] if reasons else None),
-        error=_error(error, actions),
+        resolved=marked.get("gt_pass"),
+        submission=marked.get("submission"),
+        terminated_by=marked["terminated_by"] if marked else _terminated_by(sample),
+        error=_error(sample, marked, actions),
         sampling=(about.get("model_generate_config") or {}) | (plan.get("config") or {}),
         prompt_tokens=usage.get("input_tokens"),
         completion_tokens=usage.get("output_tokens"),
         wall_s=sample.get("total_time"),
-        task_data={name: sample[name] for name in ("target", "choices", "metadata") if sample.get(name)},
+        task_data=marked["task_data"]
+        if marked
+        else {name: sample[name] for name in ("target", "choices", "metadata") if sample.get(name)},
+        tools=marked.get("tools") or [],
         extra={"scores": scores, "epoch": sample.get("epoch")},
     )
 
@@ -77,7 +84,16 @@ def _ends(actions: list[ImportedTurn]) -> bool:
     return any(turn.finish_reason for turn in actions)
 
 
-def _error(error: Any, actions: list[ImportedTurn]) -> tuple[str, str] | None:
+def _terminated_by(sample: Record) -> str | None:
+    limit = sample.get("limit")
+    kind = limit.get("type") if isinstance(limit, dict) else limit
+    return kind or next((name for name in ("error", "limit") if sample.get(name)), None)
+
+
+def _error(sample: Record, marked: Record, actions: list[ImportedTurn]) -> tuple[str, str] | None:
+    error = sample.get("error")
+    if marked.get("error_type"):
+        return marked["error_type"], marked["error"] or ""
     if error:
         return "error", str(error.get("message") if isinstance(error, dict) else error)
     return None if actions else ("no_actions", "the sample holds no message of the model")
@@ -136,7 +152,7 @@ def _answered(sample: Record, actions: list[ImportedTurn]) -> None:
         usage = output.get("usage") or {}
         turn.finish_reason = STOPS.get(stop, stop)
         turn.prompt_tokens, turn.completion_tokens = usage.get("input_tokens"), usage.get("output_tokens")
-        turn.latency_s = output.get("time")
+        turn.latency_s, turn.cost_usd = output.get("time"), usage.get("total_cost")
 
 
 def _reward(about: Record, scores: Record) -> float | None:
