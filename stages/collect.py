@@ -17,7 +17,7 @@ from stages.rollouts import gate, trace
 from stages.rollouts.account import Account
 from stages.rollouts.episode import Episode
 from stages.rollouts.playing import PlayingConfig, play_missing
-from stages.runs import store
+from stages.runs import reporting, store
 from stages.runs.artifact import Out, Slot
 from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
@@ -42,6 +42,7 @@ class Config(PlayingConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The rollouts to play."""
     del inputs
+    reporting.check(config.report_to)
     rollouts = config.tasks * config.samples
     tokens = rollouts * config.max_steps * config.policy.max_tokens
     at_once = () if kind_of(config.policy) == "local" else config.in_flight.notes()
@@ -57,7 +58,9 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Play what is not played yet, then tabulate and check everything."""
     del inputs
-    tasks, episodes = _play(config, out)
+    reporting.check(config.report_to)
+    with reporting.following(config.report_to, out, config.label()):
+        tasks, episodes = _play(config, out)
     _finish(tasks, episodes, out)
 
 

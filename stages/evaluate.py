@@ -26,7 +26,7 @@ from stages.policy.checkpoint import CheckpointInfo, refuse_trained
 from stages.policy.serving import Serving
 from stages.rollouts.episode import Episode
 from stages.rollouts.playing import PlayingConfig, play_missing
-from stages.runs import store
+from stages.runs import reporting, store
 from stages.runs.artifact import Out, Run, Slot
 from stages.runs.inputs import Inputs
 from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
@@ -94,6 +94,7 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The rollouts to play."""
+    reporting.check(config.report_to)
     units = len(arms(inputs, config)) * config.tasks * config.samples
     looked = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
     return Plan(units=units, what="rollouts", notes=(*config.limits.notes(config.max_steps), *looked))
@@ -124,7 +125,8 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
     parts = looks.parts(len(tasks), config.looks) or [range(0)]
     taken: list[Look] = []
-    with Serving(out, [arm.policy for arm in played]) as serving:
+    following = reporting.following(config.report_to, out, config.label())
+    with following, Serving(out, [arm.policy for arm in played]) as serving:
         for part, level in zip(parts, looks.levels(len(parts)), strict=True):
             for arm in played:
                 _play(arm, make(), [tasks[index] for index in part], serving, config, out)

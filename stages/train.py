@@ -16,14 +16,14 @@ from stages.backends.ranks import Ranks, join, launched
 from stages.errors import UsageError
 from stages.policy import adapters
 from stages.policy.serving import Serving
-from stages.runs import store
+from stages.runs import reporting, store
 from stages.runs.artifact import Interrupted, Out, Slot
 from stages.runs.inputs import Inputs
 from stages.runs.outcome_records import CHECKPOINT, HINT, TRAINING_REWARD
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION
 from stages.runs.records import PAIR, ROLLOUT, STEP
-from stages.training import assembly, processes, reporting
+from stages.training import assembly, processes
 from stages.training.channels import CHANNELS
 from stages.training.config import Config
 from stages.training.defaults import choose

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 import orjson
 
 from stages import messages
-from stages.exporters.transcripts import ExportedTranscript, File, chat
+from stages.exporters.transcripts import ExportedTranscript, File, chat, whole
+from stages.redaction import redacted_bytes
 from stages.runs import store
 from stages.runs.records import Row
 
@@ -33,7 +34,7 @@ SAMPLING = ("temperature", "max_tokens", "top_p", "top_k", "seed")
 SUMMARY = ("id", "epoch", "input", "target", "scores", "model_usage", "uuid", "metadata")
 
 
-def files(transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
+def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
     """One archive for each environment and model; rollouts that failed before they did anything are in it too."""
     del dropped
     groups: dict[tuple[str, str], list[ExportedTranscript]] = {}
@@ -45,7 +46,7 @@ def files(transcripts: Sequence[ExportedTranscript], dropped: Counter[str]) -> I
         name = re.sub(r"[^\w.-]+", "-", f"{env}_{model}").strip("-")
         names[name] += 1
         suffix = f"-{names[name]}" if names[name] > 1 else ""
-        yield File(f"{name}{suffix}.eval", _archive(env, model, group), len(group))
+        yield whole(f"{name}{suffix}.eval", _archive(env, model, group), len(group))
 
 
 def _archive(env: str, model: str, group: list[ExportedTranscript]) -> bytes:
@@ -66,7 +67,7 @@ def _archive(env: str, model: str, group: list[ExportedTranscript]) -> bytes:
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, part in parts.items():
             # a time of its own would make equal rollouts unequal bytes
-            archive.writestr(zipfile.ZipInfo(name), store.encode(part), zipfile.ZIP_DEFLATED)
+            archive.writestr(zipfile.ZipInfo(name), redacted_bytes(store.encode(part)), zipfile.ZIP_DEFLATED)
     return sink.getvalue()
 
 

@@ -17,6 +17,7 @@ from stages.rollouts.independent import play_each
 from stages.rollouts.limits import EpisodeLimits, InFlight, Rules
 from stages.runs.artifact import Out
 from stages.runs.plan import work_through
+from stages.runs.reporting import Backends
 from stages.runs.together import Together
 
 
@@ -29,6 +30,8 @@ class PlayingConfig(EnvStageConfig):
     history: str = Field("full", pattern=PATTERN)
     """What the policy is shown of the past: `full`, or `last 5`: of all observations the last five."""
     in_flight: InFlight = Field(InFlight(), json_schema_extra={"affects_results": False})
+    report_to: Backends = Field((), json_schema_extra={"affects_results": False})
+    """Where the run is logged besides its own files: tensorboard, trackio, wandb, one or several."""
 
     @property
     def rules(self) -> Rules:

@@ -15,11 +15,12 @@ plan.py     - what a stage would do, and working through its units
 preflight.py - what a run would stumble over, found without one
 probe_records.py - the record kinds of the probe
 records.py  - the record kinds of the pipeline, and all by name
+reporting.py - the backends that a run is logged to besides its own files
 runner.py   - carries out one stage
 scan.py     - a table of a run, not read yet: rows, batches, Arrow, DuckDB, pandas
 search.py   - rollouts of a run by what is in them, a page at a time
 signals.py  - Ctrl-C and SIGTERM let a stage finish what is under way
-so_far.py   - mean reward and money of a run under way
+so_far.py   - mean reward, pace and money of a run under way
 spread.py   - units dealt to workers, and taken over from them
 store.py    - files that are whole or not there, JSON, lines
 tables.py   - the tables of many runs, for questions in SQL

@@ -134,6 +134,7 @@ class Out:
         self._spread = spread
         self._attempted: set[str] = set()
         self._so_far = SoFar()
+        self._follow: Callable[[Mapping[str, float], int], None] | None = None
         self.journal = Journal(path / "steps", look=self._so_far.add)
 
     def finished(self, unit: str) -> bool:
@@ -164,6 +165,8 @@ class Out:
             self.journal.append(written)
             for _, payload, _ in written:
                 self._so_far.add(payload)
+            if self._follow is not None:
+                self._follow(self._so_far.figures(self.budget.spent), self._so_far.units)
 
     def records(self) -> Iterator[Row]:
         """All units so far, finished and failed, one after the other."""
@@ -249,9 +252,14 @@ class Out:
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Tell whoever watches; called often, prints nothing itself."""
+        self._so_far.begin()
         self._listen(what, done, total)
         if remark := self._so_far.text(self.budget.spent):
             self._listen(remark, 0, 0)
+
+    def follow(self, log: Callable[[Mapping[str, float], int], None] | None) -> None:
+        """Give `log` what the run has come to and the number of its units after each write; None: no more."""
+        self._follow = log
 
     def stop_here(self) -> None:
         """Raise `Interrupted` when somebody asked to stop; call it between units."""

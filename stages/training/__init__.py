@@ -17,7 +17,6 @@ composed.py - the trainer: TRL's GRPOTrainer with our rollouts and the channels'
 groups.py - GRPO's groups scored with the channels' rows, and cut to a budget of tokens
 step_report.py - what a whole step reports: losses, metrics, gradient norms and cosines
 journal.py - rollouts, rewards and hints as tables of the run
-reporting.py - the backends that training is logged to besides metrics.jsonl
 rollouts.py - on-policy episodes in the form TRL wants
 served.py - rollouts from a server: with which weights, and how far behind
 ahead.py - rollouts of coming steps, played while this one trains

@@ -1,12 +1,13 @@
 """What a training is asked for: one arm, its model, its channels, and where it runs."""
 
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from stages.diloco.settings import Diloco
 from stages.envs.config import EnvStageConfig
 from stages.policy.base import PolicyConfig
+from stages.runs.reporting import Backends
 from stages.training.channels import CHANNELS
 from stages.training.settings import Adapter, Eopd, Hints, Optimisation, Pairs, Probe, Taid
 from stages.training.weights import Weights
@@ -34,18 +35,11 @@ class Config(EnvStageConfig):
     eopd: Eopd = Eopd()
     diloco: Diloco = Diloco()
     probe: Probe = Probe()
-    report_to: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = Field(
-        (), json_schema_extra={"affects_results": False}
-    )
+    report_to: Backends = Field((), json_schema_extra={"affects_results": False})
     """Where training is logged besides metrics.jsonl: tensorboard, trackio, wandb, one or several."""
     teacher: PolicyConfig | None = None
     """The model to distil from, for taid and eopd; it must share the student's tokenizer. `vllm:MODEL` with base_url is
     asked for the log-probs of the student's tokens, which is all that eopd needs with eopd.coefficient=0."""
-
-    @field_validator("report_to", mode="before")
-    @classmethod
-    def _one_is_enough(cls, given: Any) -> Any:
-        return (given,) if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":

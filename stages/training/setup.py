@@ -18,12 +18,12 @@ from stages.policy.vllm import VllmPolicy
 from stages.rollouts.episode import Episode
 from stages.runs.artifact import Out, Run
 from stages.runs.records import PAIR
+from stages.runs.reporting import PROJECT
 from stages.training import trl_fields
 from stages.training.channels.active import Channels
 from stages.training.defaults import SMALL_RATE
 from stages.training.hints import Hint, Hinted, hinted_turns
 from stages.training.pair_source import PairSource, tokenise
-from stages.training.reporting import PROJECT
 from stages.training.rows import ChannelBatch, own_episode
 from stages.training.settings import Adapter, Hints, Optimisation, Pairs
 

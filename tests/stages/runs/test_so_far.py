@@ -22,5 +22,26 @@ def test_a_step_of_training_stands_for_itself_and_an_item_counts_as_passed_or_no
     so_far.add({"item": {"passed": True}})
     so_far.add({"item": {"passed": False}})
     assert so_far.text(0.0) == "passed 0.500"
+    so_far.add({"item": {"arm": "B", "passed": True}})
+    assert so_far.figures(0.0) | {"passed/": 0.5, "passed/B": 1.0} == so_far.figures(0.0)
     so_far.add({"row": {"anything": 1}})
-    assert so_far.text(0.0) == "passed 0.500"
+    assert so_far.text(0.0) == "passed 0.667"
+
+
+def test_the_pace_is_that_of_this_attempt():
+    now = [100.0]
+    so_far = SoFar(lambda: now[0])
+    so_far.add({"rollout": {"reward": None, "completion_tokens": 5000}})  # of an earlier attempt
+    assert so_far.pace() == 0.0 and so_far.text(0.0) == ""
+    now[0] = 140.0
+    so_far.begin()
+    so_far.begin()
+    so_far.add({"rollout": {"reward": None, "completion_tokens": 60}})
+    so_far.add({"answer": {"completion_tokens": 30}})
+    so_far.add({"item": {"passed": None, "sampled_tokens": 10}})
+    now[0] = 150.0
+    assert so_far.text(0.0) == "10 tokens a second" and so_far.figures(0.5) == {
+        "sampled_tokens": 5100,
+        "tokens_per_second": 10.0,
+        "cost_usd": 0.5,
+    }
