@@ -25,6 +25,7 @@ from stages.runs.records import Row
 if TYPE_CHECKING:
     from stages.probe.checks.check import Check
     from stages.probe.directions.extraction import Direction, LossKind, PairGradients
+    from stages.probe.gradients.memory import Measuring
     from stages.probe.gradients.store import GradientStore
     from stages.probe.gradients.student import Student
     from stages.probe.pool.tokens import TokenRow
@@ -64,18 +65,31 @@ class Config(StageConfig):
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Two backward rows a pair."""
+    from stages.probe.gradients.memory import noted
+
     del inputs
-    return Plan(units=config.pairs.count, what="pairs", notes=(f"{config.pairs.held_out} more pairs to check it by",))
+    notes = (f"{config.pairs.held_out} more pairs to check it by", *noted(config.student, _measuring(config)))
+    return Plan(units=config.pairs.count, what="pairs", notes=notes)
+
+
+def _measuring(config: Config) -> "Measuring":
+    """What decides the memory: gradients of all pairs at once, from which the direction is made and checked."""
+    from stages.probe.gradients.memory import Measuring
+
+    rows = 2 * max(PAIRS_AT_ONCE, config.pairs.count)
+    return Measuring(config.adapter, config.rank, config.max_tokens, config.checkpointing, rows)
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
-    """Gradients of the pairs, the direction, its validation."""
+    """Gradients of the pairs, the direction, its validation; `UsageError` where memory would not suffice."""
     from stages.probe.directions.extraction import extract
     from stages.probe.directions.pair_gradients import pair_gradients, save_pair_rows
+    from stages.probe.gradients.memory import check
     from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.gradients.store import GradientStore
     from stages.probe.gradients.student import open_student
 
+    check(config.student, _measuring(config))
     student = open_student(config.student, config.adapter, config.rank, config.seed, inputs.optional("svd"), out)
     student.max_tokens = config.max_tokens
     pairs = load_pairs(config.pairs, config.seed)
@@ -179,6 +193,7 @@ def _finish(
         exit_code=EXIT_CODES[status],
         modules=len(direction.modules),
         adapter=facts["adapter"],
+        rank=facts["adapter_rank"],
         loss_kind=facts["loss_kind"],
         length_matched=next(check for check in checks if check.name == "V5").passed,
     )

@@ -7,12 +7,17 @@ group from the teacher with its true log-probs, which is expected to bail out; `
 is advantage-weighted imitation and not GRPO.
 """
 
+from typing import TYPE_CHECKING
+
 from stages.errors import UsageError
 from stages.probe.loops.config import GrpoConfig as Config
 from stages.runs.artifact import Out, Slot
 from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION, SVD_MODULE, TRAJECTORY
+
+if TYPE_CHECKING:
+    from stages.probe.gradients.memory import Measuring
 
 VERSION = 1
 INPUTS = {"direction": Slot(DIRECTION), "svd": Slot(SVD_MODULE, optional=True)}
@@ -21,19 +26,41 @@ OUTPUTS = {"trajectories": TRAJECTORY}
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The steps of all seeds."""
-    del inputs
+    from stages.probe.gradients.memory import noted
+
+    measuring = _measuring(inputs, config)
+    memory = () if measuring is None else noted(config.student, measuring)
     answers = len(config.seeds) * config.steps * config.problems * config.samples
     tokens = answers * config.max_steps * config.student.max_tokens
     return Plan(
         units=len(config.seeds) * config.steps,
         what="steps",
         max_completion_tokens=tokens,
-        notes=(f"{answers} answers",),
+        notes=(f"{answers} answers", *memory),
     )
 
 
+def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
+    """What decides the memory but for what sampling holds: the models, and the pairs when v is extracted again.
+
+    None for a direction that does not tell its rank.
+    """
+    from stages.probe.gradients.memory import Measuring
+
+    direction = inputs.one("direction").manifest
+    if "rank" not in direction.summary:
+        return None
+    pairs = direction.counts["done"] if config.direction_at == "start" or config.drift_every else 0
+    models = 2 if config.generator == "interp" else int(config.mixed)
+    adapter, rank = direction.summary["adapter"], direction.summary["rank"]
+    return Measuring(adapter, rank, config.max_tokens, config.checkpointing, rows=2 * pairs, models=models)
+
+
 def run(inputs: Inputs, config: Config, out: Out) -> None:
-    """Take the steps that are not taken yet, seed by seed, then tabulate; `UsageError` at a temperature but 1."""
+    """Take the steps that are not taken yet, seed by seed, then tabulate.
+
+    `UsageError` at a temperature but 1, and where memory would not suffice.
+    """
     if config.student.temperature != 1.0:
         raise UsageError(
             "grpo samples at temperature 1, where log-probs and gradients are of one policy, "
@@ -41,9 +68,12 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         )
     from contextlib import nullcontext
 
+    from stages.probe.gradients.memory import check
     from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.loops.grpo_loop import GrpoLoop
 
+    if (measuring := _measuring(inputs, config)) is not None:
+        check(config.student, measuring)
     loop = GrpoLoop(inputs, config, out)
     with checkpointed(loop.student.model) if config.checkpointing else nullcontext():
         for seed in config.seeds:

@@ -6,7 +6,9 @@ measured, the student moved by the mean over teacher rows, with v taken out of g
 LoRA begin with lora_.
 """
 
+from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from stages.errors import UsageError
 from stages.probe.directions.modes import check_arm
@@ -18,6 +20,9 @@ from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE
 from stages.runs.records import Row
 
+if TYPE_CHECKING:
+    from stages.probe.gradients.memory import Measuring
+
 VERSION = 1
 INPUTS = {"pool": Slot(POOL_ROW), "direction": Slot(DIRECTION), "svd": Slot(SVD_MODULE, optional=True)}
 OUTPUTS = {"probe_rows": PROBE_ROW, "gradients": CHECKPOINT}
@@ -25,19 +30,41 @@ OUTPUTS = {"probe_rows": PROBE_ROW, "gradients": CHECKPOINT}
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The steps, and how many rows there are in them."""
+    from stages.probe.gradients.memory import noted
+
     rows = len(inputs.one("pool").rows(POOL_ROW))
-    return Plan(units=config.steps, what="steps", notes=(f"{rows} rows, one backward row each",))
+    measuring = _measuring(inputs, config)
+    memory = () if measuring is None else noted(config.student, measuring)
+    return Plan(units=config.steps, what="steps", notes=(f"{rows} rows, one backward row each", *memory))
+
+
+def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
+    """What decides the memory: the gradients of the largest step; None for a direction that does not tell its rank."""
+    from stages.probe.gradients.memory import Measuring
+
+    facts = inputs.one("direction").manifest.summary
+    if "rank" not in facts:
+        return None
+    largest = max(len(step) for step in _rows_by_step(inputs.one("pool").rows(POOL_ROW), config.steps))
+    rows = largest if config.keep == "rows" else 0
+    return Measuring(facts["adapter"], facts["rank"], config.max_tokens, config.checkpointing, rows)
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
-    """Take the steps that are not taken yet, then tabulate; `UsageError` when the arm is of another adapter than v."""
+    """Take the steps that are not taken yet, then tabulate.
+
+    `UsageError` when the arm is of another adapter than v, and where memory would not suffice.
+    """
     from contextlib import nullcontext
 
+    from stages.probe.gradients.memory import check
     from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.loops.replay_loop import Replay
 
     rows = inputs.one("pool").rows(POOL_ROW)
     steps = _rows_by_step(rows, config.steps)
+    if (measuring := _measuring(inputs, config)) is not None:
+        check(config.student, measuring, {"keep=sums": replace(measuring, rows=0)})
     replay = Replay(inputs, config, len(rows), out)
     check_arm(config.arm, replay.facts["adapter"])
     with checkpointed(replay.student.model) if config.checkpointing else nullcontext():

@@ -7,15 +7,20 @@ says. One unit. Metrics and placebos: docs/probe.md.
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from stages.errors import BadInput
 from stages.runs.artifact import Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE
 from stages.runs.records import Row
+
+if TYPE_CHECKING:
+    from stages.probe.directions.extraction import Direction
 
 VERSION = 1
 INPUTS = {"rows": Slot(PROBE_ROW), "directions": Slot(DIRECTION, many=True)}
@@ -50,6 +55,10 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     for _, facts, _ in opened:
         check_coordinates(facts, kept.facts)
     direction, facts, pairs = opened[0]
+    if not kept.kept:
+        _of_rows(rows, direction, kept.facts["measured_with"], out)
+        out.conclude(arm=replay.manifest.summary["arm"], adapter=facts["adapter"], loss_kind=facts["loss_kind"])
+        return
     placebos = all_placebos(
         direction, pairs, facts["loss_kind"], [d for d, _, _ in opened[1:]], config.placebos, config.seed
     )
@@ -60,6 +69,22 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     out.document("modules", module_effects(rows, ordered, direction))
     out.document("steps", step_placebos(teacher_gradients(rows, kept.rows), placebos, direction))
     _report(scores, chance(ordered[:64].float(), direction), replay, facts, out)
+
+
+def _of_rows(rows: Sequence[Row], direction: "Direction", measured_with: str, out: Out) -> None:
+    """The scores that a replay without gradients took itself; `BadInput` when it took them of another direction."""
+    from stages.probe.adapters.spectrum import tensors_sha256
+
+    if tensors_sha256([direction.mean]) != measured_with:
+        raise BadInput(
+            "This replay kept sums alone, measured with another direction. Replay with --set keep=rows to score any."
+        )
+    out.table(PROBE_SCORE, [{name: row[name] for name in PROBE_SCORE.columns} for row in rows])
+    out.table(PLACEBO, [])
+    out.document("modules", [])
+    out.document("steps", {})
+    out.count(placebos=0, rows=len(rows))
+    out.text("report.txt", "The replay kept sums alone: v's scores are its own, and there are no placebos.\n")
 
 
 def _report(placebos: Sequence[Row], chance: Mapping[str, float], replay: Run, facts: Row, out: Out) -> None:

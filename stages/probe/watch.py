@@ -1,11 +1,14 @@
 """probe watch: does a training run turn toward a hack? An alarm, calibrated on directions that mean nothing.
 
 Reads a training run with its checkpoints (`optimisation.keep_every`), a direction that was extracted on the model that
-training started from, and the decomposition. For the start and every checkpoint it measures where the update since the
-checkpoint before and the policy gradient on the rollouts that were played there point, beside placebo directions, and
-the policy gradient with length held fixed; over all rollouts, whether v tells hacks from other answers, right or wrong
-alike. Writes `watched`, `watch.json` and one figure. The unit is a checkpoint.
+training started from, and the decomposition. At the start and at every checkpoint it measures the rollouts that were
+played there against v and placebo directions: which of them look like the hack, and whether they are rewarded more than
+their group. Beside that, where the update and the policy gradient point, with length held fixed too, and, over all
+rollouts, whether v tells hacks from other answers, right or wrong alike. Writes `watched`, `watch.json` and one figure.
+The unit is a checkpoint. The alarm is described in `checks.alarm`.
 """
+
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -16,7 +19,10 @@ from stages.runs.outcome_records import TRAINING_REWARD
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION, SVD_MODULE, WATCHED
 
-VERSION = 1
+if TYPE_CHECKING:
+    from stages.probe.gradients.memory import Measuring
+
+VERSION = 2
 INPUTS = {
     "training": Slot(TRAINING_REWARD),
     "direction": Slot(DIRECTION),
@@ -34,31 +40,55 @@ class Config(StageConfig):
     resamples: int = Field(2000, ge=100)
     max_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
     """Padded tokens of one backward pass."""
+    checkpointing: bool = Field(False, json_schema_extra={"affects_results": False})
+    """Keep one activation a layer: less memory, one more forward pass."""
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The checkpoints."""
-    del config
+    from stages.policy.checkpoint import CheckpointInfo
+    from stages.probe.gradients.memory import noted
     from stages.probe.loops.watch_loop import checkpoints
 
-    return Plan(units=len(checkpoints(inputs.one("training"))), what="checkpoints")
+    training, measuring = inputs.one("training"), _measuring(inputs, config)
+    memory = () if measuring is None else noted(CheckpointInfo.of(training).start, measuring)
+    return Plan(units=len(checkpoints(training)), what="checkpoints", notes=memory)
+
+
+def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
+    """What decides the memory: v and its placebos, and two models; None for a direction that does not tell its rank."""
+    from stages.probe.gradients.memory import VECTORS, Measuring
+
+    facts = inputs.one("direction").manifest.summary
+    if "rank" not in facts:
+        return None
+    vectors = VECTORS + 3 * (5 * config.placebos + 1)  # as they are drawn, joined, and with honest parts taken out
+    return Measuring(facts["adapter"], facts["rank"], config.max_tokens, config.checkpointing, 0, vectors, models=1)
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Measure what is not measured yet, then judge; `BadInput` where v is not of the model that training began from."""
+    from contextlib import nullcontext
+
+    from stages.policy.checkpoint import CheckpointInfo
     from stages.probe.checks.check import EXIT_CODES, table, verdict
     from stages.probe.checks.contrast_checks import Draws
     from stages.probe.figures.figures import as_csv
     from stages.probe.figures.watch_figure import watch_png
+    from stages.probe.gradients.memory import check as fits
+    from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.loops.watch_loop import WatchLoop, checkpoints
 
+    if (measuring := _measuring(inputs, config)) is not None:
+        fits(CheckpointInfo.of(inputs.one("training")).start, measuring)
     loop = WatchLoop(inputs, config.placebos, config.seed, config.max_tokens, out)
     found = checkpoints(inputs.one("training"))
     for index, (step, folder) in enumerate(found):
         out.progress("checkpoints", index, len(found))
         if not out.finished(f"step_{step:06d}"):
             out.stop_here()
-            loop.measure(step, folder, None if index == 0 else found[index - 1][0])
+            with checkpointed(loop.student.model) if config.checkpointing else nullcontext():
+                loop.measure(step, folder, None if index == 0 else found[index - 1][0])
     steps = [step for step, _ in found]
     watched, facts, checks = loop.finish(steps, Draws(config.permutations, config.resamples, config.seed))
     status = verdict(checks)

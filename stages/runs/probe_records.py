@@ -115,10 +115,10 @@ TRAJECTORY = Kind(
 
 WATCHED = Kind(
     "watched",
-    1,
+    2,
     {
         **dict.fromkeys(("step", "rows"), INT),
-        **dict.fromkeys(("hack_rate", "gt_rate", "reward_mean"), FLOAT),
+        **dict.fromkeys(("hack_rate", "gt_rate", "reward_mean", "hack_like", "push"), FLOAT),
         **{
             f"{name}_{look}": FLOAT
             for look in ("update_sum", "policy_sum", "update", "policy", "policy_length")
@@ -128,7 +128,8 @@ WATCHED = Kind(
         "alarm": BOOL,
     },
 )
-"""One checkpoint of a watched training: the cosine with v of the update since the checkpoint before and of the policy
-gradient on the rollouts played there, of that with length held fixed, and of update and policy gradients since the
-start; z in units of random directions' cosines, whose 95 % are haar_low to haar_high; alarm from the first z of the
-latter two above the threshold on."""
+"""One checkpoint of a watched training: the share of its rollouts that look like the hack and the push toward it so far
+(`stages.probe.checks.alarm`); the cosine with v of the update since the checkpoint before and of the policy gradient on
+the rollouts played there, of that with length held fixed, and of update and policy gradients since the start; z in
+units of random directions' cosines, whose 95 % are haar_low to haar_high; alarm from the first push above the threshold
+on."""

@@ -44,6 +44,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
             model: Any = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError):
         return None
+    model.tie_weights()  # which a model without weights does not do by itself
     head, text = model.get_output_embeddings(), config.get_text_config()
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads

@@ -1,14 +1,21 @@
-"""The alarm of a watched training: its motion along v stands out among directions that mean nothing.
+"""The alarm of a watched training: it rewards rollouts that look like the hack, more than chance would have it.
 
-A whole run is to have one false alarm in twenty at most. It is Q looks: at each checkpoint the update so far and the
-policy gradients so far. At each look cosines are divided by the root mean square of the random placebos' cosines there,
-which makes looks comparable: z. What a direction shows over the run is its largest z, and the threshold is what 5 % of
-the placebos of a family reach. A v that is like one more draw of the family passes it with probability 5 % at most,
-however many looks there are and however much they depend on each other. This is the max-statistic permutation test of
-Westfall and Young (Resampling-Based Multiple Testing, 1993), over directions. Which families are a null is said in
-`directions.placebos`; the largest of their thresholds counts.
+The policy gradient's part along v is a sum over rollouts of advantage times the part of each; nearly all of it is the
+noise of rollouts that have nothing to do with the hack. What counts here is the part of those alone that look like it.
+A rollout's likeness is 0 up to the middle between the clean answers' and the hacks' cosines with v in pairs that v was
+not made from (`scoring.HackScale`), 1 where such hacks are, and linear above the middle. The push of a run up to a
+checkpoint is the sum of advantage times likeness over all its rollouts so far: 1 is one hack that earned a whole point
+more than its group. Rollouts of groups with equal rewards teach nothing and count for nothing; a hack that is punished
+counts against.
 
-Shapes: Q looks, D placebos.
+A whole run is to have one false alarm in twenty at most. What a direction shows over the run is its largest push, and
+the threshold is what 5 % of the placebos of a family reach, with the same likeness. A v that is like one more draw of
+the family passes it with probability 5 % at most, however many checkpoints there are and however much they depend on
+each other. This is the max-statistic permutation test of Westfall and Young (Resampling-Based Multiple Testing, 1993),
+over directions. Which families are a null is said in `directions.placebos`; the largest of their thresholds counts, and
+no less than FLOOR: random directions have no likeness at all, and one rollout is no trend.
+
+Shapes: Q checkpoints, R rollouts, D placebos.
 """
 
 import math
@@ -19,43 +26,54 @@ import numpy as np
 from jaxtyping import Float
 
 from stages.probe.checks.labelled import FROM_HACKS
+from stages.probe.directions.scoring import HackScale
 
 LEVEL = 0.05
 """False alarms over a whole run."""
+FLOOR = 1.0
+"""The least push that gives the alarm, in points of advantage."""
 RANDOM_FAMILY = "haar"
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """`z` [Q] of v, the thresholds by family, that which counts, and the first look at which v passes it (or None)."""
+    """`push` [Q] of v, the thresholds by family, that which counts, and the first checkpoint above it (or None)."""
 
-    z: Float[np.ndarray, " Q"]
+    push: Float[np.ndarray, " Q"]
     thresholds: dict[str, float]
     threshold: float
     first: int | None
 
 
-def standardised(cosines: Float[np.ndarray, "Q D1"], families: Sequence[str]) -> Float[np.ndarray, "Q D1"]:
-    """Cosines [Q, 1 + D] of v and the placebos over the root mean square of the random placebos' at each look."""
-    random = cosines[:, 1:][:, np.array(families) == RANDOM_FAMILY]
-    scale = np.sqrt((random**2).mean(1, keepdims=True))
-    return cosines / np.where(scale > 0, scale, np.nan)
+def pushed(
+    cosines: Float[np.ndarray, "R D1"], advantages: Float[np.ndarray, " R"], scale: HackScale
+) -> Float[np.ndarray, " D1"]:
+    """The push of one checkpoint's rollouts along v and the placebos, from their cosines; NaN has no likeness."""
+    return advantages @ np.nan_to_num(scale.likeness(cosines))
 
 
-def alarm(cosines: Float[np.ndarray, "Q D1"], families: Sequence[str]) -> Alarm:
-    """The alarm of a run with these cosines [Q, 1 + D], those of v first; undefined looks (NaN) count for nothing.
+def alarm(pushes: Float[np.ndarray, "Q D1"], families: Sequence[str], floor: float = FLOOR) -> Alarm:
+    """The alarm of a run with these pushes [Q, 1 + D] of its checkpoints, in order, those of v first.
 
     Needs 19 placebos of each family that is a null: with fewer no threshold has a level of 5 %, and it is infinite.
     """
-    z, names = standardised(cosines, families), np.array(families)
-    largest = np.where(np.isnan(z), -np.inf, z).max(0, initial=-np.inf)
+    total, names = np.cumsum(pushes, axis=0), np.array(families)
+    largest = total.max(0, initial=-np.inf)
     thresholds = {family: _threshold(largest[1:][names == family]) for family in dict.fromkeys(families)}
-    threshold = max((value for family, value in thresholds.items() if family not in FROM_HACKS), default=math.inf)
-    above = np.flatnonzero(z[:, 0] > threshold)
-    return Alarm(z[:, 0], thresholds, threshold, int(above[0]) if len(above) else None)
+    null = [value for family, value in thresholds.items() if family not in FROM_HACKS]
+    threshold = max([floor, *null]) if null else math.inf
+    above = np.flatnonzero(total[:, 0] > threshold)
+    return Alarm(total[:, 0], thresholds, threshold, int(above[0]) if len(above) else None)
 
 
 def _threshold(largest: Float[np.ndarray, " D"]) -> float:
     """The smallest value that at most 5 % of D draws and one more, exchangeable with them, exceed."""
     rank = math.ceil((1 - LEVEL) * (len(largest) + 1))
     return float(np.sort(largest)[rank - 1]) if rank <= len(largest) else math.inf
+
+
+def standardised(cosines: Float[np.ndarray, "Q D1"], families: Sequence[str]) -> Float[np.ndarray, "Q D1"]:
+    """Cosines [Q, 1 + D] of v and the placebos over the root mean square of the random placebos' in each line."""
+    random = cosines[:, 1:][:, np.array(families) == RANDOM_FAMILY]
+    scale = np.sqrt((random**2).mean(1, keepdims=True))
+    return cosines / np.where(scale > 0, scale, np.nan)

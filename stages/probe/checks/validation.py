@@ -7,12 +7,14 @@ draws.
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from stages.probe.checks.check import Check, judged
-from stages.probe.directions.extraction import Direction, LossKind, PairGradients, extract
+from stages.probe.directions.extraction import FLOOR, Direction, LossKind, PairGradients, extract
+from stages.probe.directions.measure import mean_weights
 from stages.probe.directions.placebos import unit_by_module
+from stages.probe.gradients.per_sample import TotalSink
 from stages.probe.gradients.student import Student
 from stages.probe.pool.tokens import TokenRow
 
@@ -145,8 +147,9 @@ def length_direction(student: Student, short: Sequence[TokenRow], long: Sequence
 
 
 def _mean_gradient(student: Student, rows: Sequence[TokenRow]) -> Float[Tensor, " N"]:
-    lengths = torch.tensor([[float(row.num_own)] for row in rows])
-    return (student.gradients(rows)[0] / lengths).mean(0)
+    total = TotalSink(student.adapter.layout, mean_weights(rows, range(len(rows))), student.device)
+    student.stream(rows, total.of)
+    return total.total.cpu()
 
 
 def pair_signal(
@@ -164,14 +167,25 @@ def pair_signal(
     p = (1 + int((ratios[1:] >= ratios[0] - 1e-9).sum())) / len(ratios)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(0, len(differences), (100, len(differences)), generator=generator)
-    units = unit_by_module(direction.layout, torch.stack([differences[d].mean(0) for d in drawn]), direction.modules)
-    low = float((units @ direction.unit / len(direction.modules)).quantile(0.05))
+    low = float(_resampled_cosines(direction, differences, drawn).quantile(0.05))
     detail = f"p {p:.2g}; {len(differences)} pairs on {len(set(names))} problems; bootstrap cos q05 {low:.2f}"
     q95 = None if few else float(ratios[1:].quantile(0.95))
     if few:
         detail += f"; {MIN_SIGNAL_PROBLEMS} problems are needed to tell signal from noise"
     status = "INCONCLUSIVE" if few else judged(p <= MAX_SIGNAL_P)
     return Check("signal", "T7", status, stat, f"mean SNR, sign-flip p <= {MAX_SIGNAL_P}", detail, placebo_q95=q95)
+
+
+def _resampled_cosines(
+    direction: Direction, differences: Float[Tensor, "P N"], drawn: Int[Tensor, "D P"]
+) -> Float[Tensor, " D"]:
+    """The cosine with v of the mean difference of the pairs drawn, the mean over modules, one module at a time."""
+    shares = torch.stack([torch.bincount(d, minlength=len(differences)) for d in drawn]) / len(differences)
+    total = torch.zeros(len(drawn))
+    for name in direction.modules:
+        means, v = shares @ differences[:, direction.layout.slices[name]], direction.means[name]
+        total += means @ (v / v.norm()) / means.norm(dim=-1).clamp(min=FLOOR)
+    return total / len(direction.modules)
 
 
 def _flips(problems: Sequence[str], draws: int, seed: int) -> Float[Tensor, "D P"]:

@@ -7,6 +7,7 @@ metrics.py - how much of a gradient lies along a direction, and what chance woul
 placebos.py - directions without meaning, to compare with
 scoring.py - stored gradients scored with a direction and its placebos
 measure.py - probe rows: the metrics of one step's rows
+streamed.py - the same metrics and one sum, without keeping any row's gradient
 modes.py - the projection modes of an arm, and how theta moves
 projection.py - taking a direction out of a gradient, and measuring that it is out
 drift.py - does a direction keep its meaning while the student moves?

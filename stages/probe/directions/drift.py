@@ -6,12 +6,16 @@ Shapes: B rows, T tokens, O outputs and I inputs of a Linear, r rank, N trained 
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stages.probe.adapters.layout import Layout
 from stages.probe.adapters.lora import A_HALF, Lora
+from stages.probe.adapters.targets import target_linears
+from stages.probe.adapters.tensor_file import RowFile
 from stages.probe.gradients.per_sample import own_log_probs, tapped
 from stages.probe.gradients.student import Student
 from stages.probe.pool.tokens import TokenRow, by_length, collate
@@ -20,18 +24,22 @@ WeightDirection = dict[str, Float[Tensor, "O I"]]
 """A direction for every adapted weight, by module."""
 
 
-def weight_direction(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]]) -> WeightDirection:
+def weight_direction(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]], path: Path) -> WeightDirection:
     """The gradient of the sum over pairs of mean NLL(hack) - mean NLL(clean) with respect to every adapted weight.
 
-    By module it is the sum over rows and tokens of the outer products g x', batch by batch.
+    By module it is the sum over rows and tokens of the outer products g x', batch by batch. It lies in the file `path`,
+    anew, and is mapped into memory: no more than one module of it needs to be there at a time.
     """
+    path.unlink(missing_ok=True)
+    linears = target_linears(student.model)
+    layout = Layout({name: linear.weight.numel() for name, linear in linears.items()})
+    parts = layout.split(RowFile(path, 1, layout.width).rows[0])
+    direction = {name: part.view(linears[name].weight.shape) for name, part in parts.items()}
     rows = [side for pair in pairs for side in pair]
     signs = torch.tensor([sign / row.num_own for pair in pairs for sign, row in zip((1.0, -1.0), pair, strict=True)])
-    direction: WeightDirection = {}
 
     def tap(module: str, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]) -> None:
-        part = torch.einsum("bto,bti->oi", g.float(), x.float())
-        direction[module] = direction[module] + part if module in direction else part
+        direction[module] += torch.einsum("bto,bti->oi", g.float(), x.float()).to(direction[module].device)
 
     with torch.enable_grad(), tapped(student.model, tap):
         for indices in by_length([len(row) for row in rows], student.max_tokens):
@@ -43,12 +51,16 @@ def weight_direction(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]
 def toward_hack(student: Student, direction: WeightDirection) -> float | None:
     """The cosine of -(the weights' change so far) with the weight direction, above 0 toward the hack.
 
-    None before any change. The sign convention is that of `extraction`: the optimiser moves by minus a gradient.
+    None before any change. The sign convention is that of `extraction`: the optimiser moves by minus a gradient. One
+    module's change exists at a time.
     """
-    changes = {name: -student.adapter.delta(name).float() for name in direction}
-    dot = sum(float((changes[name] * part).sum()) for name, part in direction.items())
-    norms = [sum(float(part.square().sum()) for part in parts.values()) ** 0.5 for parts in (changes, direction)]
-    return dot / (norms[0] * norms[1]) if norms[0] else None
+    dot, moved, square = 0.0, 0.0, 0.0
+    for name, part in direction.items():
+        change = student.adapter.delta(name).float().to(part.device)
+        dot -= float((change * part).sum())
+        moved += float(change.square().sum())
+        square += float(part.square().sum())
+    return dot / (moved * square) ** 0.5 if moved else None
 
 
 def basis_overlap(theta: Float[Tensor, " N"], start: Float[Tensor, " N"], student: Student) -> float:

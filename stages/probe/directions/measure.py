@@ -4,7 +4,7 @@ The columns beside the metrics of `metrics` are those of the public pool of wass
 project's additions. Shapes: B rows of a step, R rows of a store, N numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stages.probe.directions.extraction import FLOOR, Direction
 from stages.probe.directions.metrics import row_metrics
+from stages.probe.directions.streamed import stream
 from stages.probe.gradients.student import Student
 from stages.probe.pool.step_files import finite_or_none
 from stages.probe.pool.tokens import TokenRow, as_tokens
@@ -31,12 +32,24 @@ def probe_rows(
     `sums` are the rows' token-sum gradients, `logps` the log-probs in nats of their own tokens. Metrics are those of
     the gradient of the mean NLL a token.
     """
+    return rows_of_metrics(rows, tokens, row_metrics(sums, direction), logps, len(direction.modules))
+
+
+def rows_of_metrics(
+    rows: Sequence[Row],
+    tokens: Sequence[TokenRow],
+    metrics: Mapping[str, Float[Tensor, " B"]],
+    logps: Sequence[Tensor],
+    num_modules: int,
+) -> list[Row]:
+    """The same from `row_metrics` of the rows' token-sum gradients, along a direction in so many modules."""
     lengths = torch.tensor([float(row.num_own) for row in tokens])
-    metrics = row_metrics(sums / lengths[:, None], direction)
+    by_token = {name: metrics[name] / lengths for name in ("grad_dot", "grad_norm")}  # the others are shares
+    scaled = {**metrics, **by_token}
     return [
         dict.fromkeys(PROBE_ROW.columns)
         | row
-        | _measured(metrics, index, logps[index], len(direction.modules))
+        | _measured(scaled, index, logps[index], num_modules)
         | {"imp_ratio": _importance_ratio(row, logps[index])}
         for index, row in enumerate(rows)
     ]
@@ -78,20 +91,22 @@ def set_first_token_cosines(
     long = [index for index, row in enumerate(tokens) if len(row.completion_ids) > count and any(row.own[:count])]
     if not long:
         return
-    gradients, _ = student.gradients([tokens[index].first(count) for index in long])
-    cosines = row_metrics(gradients, direction)["cos_stack"]
+    cosines = stream(student, [tokens[index].first(count) for index in long], direction, [0.0] * len(long)).metrics[
+        "cos_stack"
+    ]
     for place, index in enumerate(long):
         rows[index]["cos_first128"] = finite_or_none(cosines[place])
 
 
-def mean_gradient(
-    sums: Float[Tensor, "B N"], tokens: Sequence[TokenRow], indices: Sequence[int]
-) -> Float[Tensor, " N"]:
-    """The mean over the rows with these indices of the gradient of their mean NLL a token; zeros without any."""
-    if not indices:
-        return sums.new_zeros(sums.shape[-1])
-    lengths = torch.tensor([float(tokens[index].num_own) for index in indices])
-    return (sums[list(indices)] / lengths[:, None]).mean(0)
+def mean_weights(tokens: Sequence[TokenRow], indices: Sequence[int]) -> Float[Tensor, " B"]:
+    """Weights of token-sum gradients that give the mean, over the rows with these indices, of the mean NLL's gradient.
+
+    Zeros without any such row.
+    """
+    weights = torch.zeros(len(tokens))
+    for index in indices:
+        weights[index] = 1 / (tokens[index].num_own * len(indices))
+    return weights
 
 
 def teacher_gradients(rows: Sequence[Row], sums: Float[Tensor, "R N"]) -> list[Float[Tensor, " N"]]:
@@ -101,7 +116,8 @@ def teacher_gradients(rows: Sequence[Row], sums: Float[Tensor, "R N"]) -> list[F
         teacher = [row for row in rows if row["step"] == step and row["src_pool"] == "teacher"]
         if teacher:
             step_sums = sums[[row["grad_store_offset"] for row in teacher]].float()
-            means.append(mean_gradient(step_sums, [as_tokens(row) for row in teacher], range(len(teacher))))
+            weights = mean_weights([as_tokens(row) for row in teacher], range(len(teacher)))
+            means.append(weights @ step_sums)
     return means
 
 

@@ -27,25 +27,48 @@ def row_metrics(gradients: Float[Tensor, "B N"], direction: Direction) -> dict[s
     differences, not scaled to 1 in each module. energy = sum ||V c||^2 / ||c||^2. hackfrac = ||relu(V c)|| / ||c||.
     grad_norm is the norm over all modules, also those without a direction.
     """
-    inside = gradients * direction.inside
-    norm = torch.linalg.vector_norm(inside, dim=-1)
-    dot, along = gradients @ direction.unit, _along(gradients, direction)
-    weighted = dot / norm
-    return {
-        "grad_dot": dot,
-        "norm_weighted_cos": weighted,
-        "cos_stack": weighted / math.sqrt(len(direction.modules)),
-        "cos_global": gradients @ direction.mean / (norm * direction.mean.norm()),
-        "energy": along.square().sum(-1) / norm.square(),
-        "hackfrac": along.relu().norm(dim=-1) / norm,
-        "grad_norm": torch.linalg.vector_norm(gradients, dim=-1),
-    }
+    sums = MetricSums(direction)
+    for name, part in direction.layout.split(gradients).items():
+        sums(name, part)
+    return sums.metrics()
 
 
-def _along(gradients: Float[Tensor, "B N"], direction: Direction) -> Float[Tensor, "B K"]:
-    """Components along every axis of every module, side by side."""
-    parts = direction.layout.split(gradients)
-    return torch.cat([parts[name] @ direction.axes[name].T for name in direction.modules], dim=-1)
+class MetricSums:
+    """A sink of per-sample gradients that keeps what `row_metrics` is made of, six numbers a row.
+
+    No more than one module's gradients exist at a time, so gradients of any size can be measured.
+    """
+
+    def __init__(self, direction: Direction) -> None:
+        self._direction = direction
+        self._sums = dict.fromkeys(("all", "inside", "dot", "dot_mean", "along", "toward"), torch.zeros(()))
+
+    def __call__(self, name: str, contribution: Float[Tensor, "B n"]) -> None:
+        """Add one module's gradients."""
+        square = contribution.square().sum(-1)
+        found = {"all": square}
+        if name in self._direction.axes:
+            mean, axes = (part[name].to(contribution) for part in (self._direction.means, self._direction.axes))
+            along = contribution @ axes.T
+            found |= {"inside": square, "dot": contribution @ (mean / mean.norm()), "dot_mean": contribution @ mean}
+            found |= {"along": along.square().sum(-1), "toward": along.relu().square().sum(-1)}
+        for key in self._sums:
+            self._sums[key] = self._sums[key].to(square) + found.get(key, torch.zeros_like(square))
+
+    def metrics(self) -> dict[str, Float[Tensor, " B"]]:
+        """The rows' metrics, on the CPU."""
+        sums = {key: value.cpu() for key, value in self._sums.items()}
+        norm, strength = sums["inside"].sqrt(), sum(float(m.square().sum()) for m in self._direction.means.values())
+        weighted = sums["dot"] / norm
+        return {
+            "grad_dot": sums["dot"],
+            "norm_weighted_cos": weighted,
+            "cos_stack": weighted / math.sqrt(max(len(self._direction.modules), 1)),
+            "cos_global": sums["dot_mean"] / (norm * math.sqrt(strength)),
+            "energy": sums["along"] / sums["inside"],
+            "hackfrac": sums["toward"].sqrt() / norm,
+            "grad_norm": sums["all"].sqrt(),
+        }
 
 
 def module_cosines(gradients: Float[Tensor, "B N"], direction: Direction) -> Float[Tensor, "B M"]:

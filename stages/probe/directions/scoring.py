@@ -57,6 +57,39 @@ def all_placebos(
     return Placebos(names, torch.cat(list(families.values())))
 
 
+@dataclass(frozen=True)
+class HackScale:
+    """Mean cosines with v of the pairs' clean answers and of their hacks, each with a v made from the other pairs."""
+
+    clean: float
+    hack: float
+
+    @property
+    def middle(self) -> float:
+        """Between both."""
+        return (self.clean + self.hack) / 2
+
+    def likeness(self, cosines: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+        """0 up to the middle, 1 at the hacks' mean, linear above the middle."""
+        return np.clip((cosines - self.middle) / (self.hack - self.middle), 0, None)
+
+
+def hack_scale(direction: Direction, pairs: PairGradients, loss: LossKind) -> HackScale:
+    """The scale of cosines with v less what honest answers differ in, as `beside_honest` has it.
+
+    A pair's own difference is a part of v and would lift its hack's cosine, so each is measured without.
+    """
+    differences, (hack, clean) = pairs.differences(loss), pairs.weighted(loss)
+    others = unit_by_module(direction.layout, differences.sum(0) - differences, direction.modules)
+    units = beside_contrasts(others, clean[: len(pairs) // 2])
+    means = []
+    for side in (clean, hack):
+        inside = side * direction.inside
+        cosines = (inside * units).sum(-1) / inside.norm(dim=-1).clamp(min=FLOOR)
+        means.append(float(cosines.mean()))
+    return HackScale(*means)
+
+
 def beside_honest(
     direction: Direction, pairs: PairGradients, loss: LossKind, draws: int, seed: int
 ) -> tuple[list[str], Float[Tensor, "D1 N"]]:

@@ -6,5 +6,6 @@ student.py - a model with an adapter, loaded and measured in batches
 surrogate.py - Dr.GRPO's loss by rows, and what its importance ratios say
 store.py - gradients of many rows on disk
 merge.py - a PEFT LoRA added to a model
+memory.py - how much memory a stage takes, before anything is loaded
 tiny.py - a very small Qwen3 with random weights
 """

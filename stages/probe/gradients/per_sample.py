@@ -9,17 +9,19 @@ oracle that it is tested against.
 Sums run over all positions, the prompt's too: keys and values of the prompt feed the completion. Holds for dense
 models; not for losses that couple rows (mixture-of-experts balance).
 
-Shapes: B rows, T tokens, I inputs, O outputs, n numbers of one module, N of all, P directions, G groups.
+Shapes: B rows, T tokens, I inputs, O outputs, n numbers of one module, N of all, P directions,
+R rows of all batches, H width, own: a batch's own tokens.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from stages.losses.log_probs import token_log_probs
 from stages.probe.adapters.attach import Adapter, replaced_forwards, wide_linear
@@ -35,6 +37,8 @@ RowLoss = Callable[[Float[Tensor, "B T"]], Float[Tensor, " B"]]
 """From log-probs in nats (0 where no own token stands) to each row's loss."""
 Tap = Callable[[str, Float[Tensor, "B T I"], Float[Tensor, "B T O"]], None]
 """Takes a module's name, its inputs, and the gradient of its outputs."""
+LOGITS = 2**26
+"""Logits that are held at once, 268 MB in float32; a token of Qwen3 has 151,936."""
 
 
 def token_sum(logps: Float[Tensor, "B T"]) -> Float[Tensor, " B"]:
@@ -61,19 +65,31 @@ def per_sample_gradients(
     return logps.detach()
 
 
-def own_log_probs(model: "PreTrainedModel", batch: Batch) -> Float[Tensor, "B T"]:
+def own_log_probs(model: "PreTrainedModel", batch: Batch, held: int = LOGITS) -> Float[Tensor, "B T"]:
     """Log-probs in nats of own tokens at their positions, 0 elsewhere, in float32 at least.
 
-    Logits are computed where they are needed and nowhere else. All weights may be frozen: the embedded tokens require
-    grad, so that a backward pass runs through all layers.
+    Logits are computed where they are needed and nowhere else, so many tokens at a time that `held` numbers are held;
+    where that takes several turns the backward pass computes them again. All weights may be frozen: the embedded tokens
+    require grad, so that a backward pass runs through all layers.
     """
     embedded = model.get_input_embeddings()(batch.ids).requires_grad_(torch.is_grad_enabled())
     hidden = model.base_model(inputs_embeds=embedded, attention_mask=batch.attention, use_cache=False).last_hidden_state
     next_is_own = batch.own[:, 1:]
-    logits = model.get_output_embeddings()(hidden[:, :-1][next_is_own])
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    logps = token_log_probs(logits, batch.ids[:, 1:][next_is_own])
+    states, targets = hidden[:, :-1][next_is_own], batch.ids[:, 1:][next_is_own]
+    count = max(1, held // model.get_output_embeddings().weight.shape[0])
+    if len(targets) <= count:
+        logps = _head_log_probs(model, states, targets)
+    else:
+        parts = zip(states.split(count), targets.split(count), strict=True)
+        logps = torch.cat([checkpoint(_head_log_probs, model, *part, use_reentrant=False) for part in parts])
     return logps.new_zeros(batch.ids.shape).index_put(batch.own.nonzero(as_tuple=True), logps)
+
+
+def _head_log_probs(
+    model: "PreTrainedModel", states: Float[Tensor, "own H"], targets: Int[Tensor, " own"]
+) -> Float[Tensor, " own"]:
+    logits = model.get_output_embeddings()(states)
+    return token_log_probs(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets)
 
 
 @contextmanager
@@ -121,6 +137,27 @@ class RowSink:
     def flat(self) -> Float[Tensor, "B N"]:
         """Each row's gradient."""
         return torch.cat([self._parts[name] for name in self.layout.names], dim=-1)
+
+
+class TotalSink:
+    """A sink that keeps a weighted sum of all rows' gradients, over batches.
+
+    `total` [N] is the sum over rows of their weight times their gradient; `weights` [R] are those of all rows.
+    """
+
+    def __init__(self, layout: Layout, weights: Float[Tensor, " R"], device: torch.device | str = "cpu") -> None:
+        self._weights = weights.to(device)
+        self.total: Float[Tensor, " N"] = torch.zeros(layout.width, device=device)
+        self._parts = layout.split(self.total)
+
+    def of(self, indices: Sequence[int]) -> Sink:
+        """The sink of the batch that holds these rows."""
+        weights = self._weights[list(indices)]
+
+        def add(name: str, contribution: Float[Tensor, "B n"]) -> None:
+            self._parts[name].add_(weights.to(contribution) @ contribution)
+
+        return add
 
 
 class DotSink:

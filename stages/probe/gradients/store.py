@@ -51,8 +51,17 @@ class GradientStore:
 
     @property
     def rows(self) -> Float[Tensor, "rows N"]:
-        """All rows, in the type on disk; slices are read when they are used."""
+        """All rows, in the type on disk; slices are read when they are used. `BadInput` where none was kept."""
+        if not len(self._file.rows):
+            raise BadInput(
+                f"{self.folder} holds no gradients, because its replay kept sums alone. Replay with --set keep=rows."
+            )
         return self._file.rows
+
+    @property
+    def kept(self) -> bool:
+        """Whether rows were kept."""
+        return len(self._file.rows) > 0
 
     def put(self, start: int, gradients: Float[Tensor, "B N"]) -> None:
         """Write consecutive rows from number `start` on."""

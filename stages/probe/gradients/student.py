@@ -16,7 +16,7 @@ from stages.probe.adapters.attach import Adapter, Folded, in_float32
 from stages.probe.adapters.choose import SPECTRAL, AdapterName, check_spectrum, open_adapter
 from stages.probe.adapters.spectrum import load_spectrum
 from stages.probe.adapters.targets import target_linears
-from stages.probe.gradients.per_sample import RowLoss, RowSink, own_log_probs, per_sample_gradients, token_sum
+from stages.probe.gradients.per_sample import RowLoss, RowSink, Sink, own_log_probs, per_sample_gradients, token_sum
 from stages.probe.pool.tokens import Batch, TokenRow, by_length, collate
 from stages.runs.artifact import Out, Run
 
@@ -69,6 +69,25 @@ class Student:
 
         measured = self._in_batches(rows, measure, max_tokens)
         return torch.stack([gradient for gradient, _ in measured]), [logps for _, logps in measured]
+
+    def stream(
+        self,
+        rows: Sequence[TokenRow],
+        sink_of: Callable[[list[int]], Sink],
+        loss_of: LossOf = lambda indices, batch: token_sum,
+    ) -> list[Float[Tensor, " own"]]:
+        """Hand each batch's gradients, module by module, to the sink that `sink_of` gives for its rows' indices.
+
+        Returns own tokens' log-probs in nats, in the order given, on the CPU. No row's whole gradient is ever held: for
+        gradients of which sums alone are needed, and those that are too large to keep.
+        """
+
+        def measure(indices: list[int], batch: Batch) -> Iterable[Tensor]:
+            return _own_values(
+                per_sample_gradients(self.model, self.adapter, batch, sink_of(indices), loss_of(indices, batch)), batch
+            )
+
+        return self._in_batches(rows, measure)
 
     @torch.no_grad()
     def log_probs(self, rows: Sequence[TokenRow]) -> list[Float[Tensor, " own"]]:

@@ -60,7 +60,9 @@ class ReplayConfig(StageConfig):
     max_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
     """Padded tokens of one backward pass."""
     drift: bool = True
-    """Whether to watch the student turn toward v in weight space; takes as much memory as the adapted weights."""
+    """Whether to watch the student turn toward v in weight space; takes four bytes of disk for each adapted weight."""
+    keep: Literal["rows", "sums"] = "rows"
+    """`sums` keeps no row's gradient: for those too large to keep. What is left to `score` is v, without placebos."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """In which gradients are kept."""
     checkpointing: bool = Field(False, json_schema_extra={"affects_results": False})

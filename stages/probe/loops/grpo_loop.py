@@ -73,7 +73,8 @@ class GrpoLoop:
         if self.config.mixed:
             self.policies["teacher"] = policy
             return
-        base, teacher = ({n: p.detach().clone() for n, p in m.named_parameters()} for m in (self.student.model, model))
+        # `set_between` gives the student new tensors, so the ones that it and the teacher have now need no copies.
+        base, teacher = ({n: p.detach() for n, p in m.named_parameters()} for m in (self.student.model, model))
         set_between(self.student.model, base, teacher, self._find_alpha(base, teacher))
         self.student = adapt(self.student.model, self.student.tokenizer, self.student.adapter)
 

@@ -11,6 +11,7 @@ import torch
 
 from stages.policy.base import PolicyConfig
 from stages.probe.adapters.choose import coordinates
+from stages.probe.adapters.spectrum import tensors_sha256
 from stages.probe.adapters.tensor_file import link_files
 from stages.probe.checks.check import EXIT_CODES, Check, table, verdict
 from stages.probe.checks.guards.lora import b_is_probed, basis_stays
@@ -18,11 +19,18 @@ from stages.probe.checks.guards.measurement import canary, coverage, masks
 from stages.probe.checks.guards.removal import removed, removed_toward_hack
 from stages.probe.directions.drift import basis_overlap, toward_hack, weight_direction
 from stages.probe.directions.extraction import Direction
-from stages.probe.directions.measure import mean_gradient, probe_rows, set_first_token_cosines, step_facts
+from stages.probe.directions.measure import (
+    mean_weights,
+    probe_rows,
+    rows_of_metrics,
+    set_first_token_cosines,
+    step_facts,
+)
 from stages.probe.directions.modes import LORA_PREFIX, is_random, projection_mode
 from stages.probe.directions.pair_gradients import open_direction, pair_rows
 from stages.probe.directions.placebos import random_axes
 from stages.probe.directions.projection import mean_cosine
+from stages.probe.directions.streamed import stream
 from stages.probe.directions.v_hack import check_coordinates
 from stages.probe.gradients.store import GradientStore
 from stages.probe.gradients.student import Student, open_student
@@ -61,12 +69,18 @@ class Replay:
             self.student.adapter.theta, config.descent, projection_mode(config.arm), removed_direction
         )
         facts = {**coordinates(self.student.adapter), "loss": "token_sum", "arm": config.arm}
+        facts["measured_with"] = tensors_sha256([self.direction.mean])
         self.store = GradientStore.create(
-            out.scratch("gradients"), self.student.adapter.layout, num_rows, facts, config.dtype
+            out.scratch("gradients"),
+            self.student.adapter.layout,
+            num_rows if config.keep == "rows" else 0,
+            facts,
+            config.dtype,
         )
         self.start, self.weights = self.student.adapter.theta.clone(), None
         if config.drift:
-            self.weights = weight_direction(self.student, pair_rows(inputs.one("direction").folder()))
+            pairs = pair_rows(inputs.one("direction").folder())
+            self.weights = weight_direction(self.student, pairs, out.scratch("drift") / "weights.bin")
         self._go_on()
 
     def _state(self, number: int) -> Path:
@@ -86,11 +100,8 @@ class Replay:
         started = time.monotonic()
         tokens = [as_tokens(row) for row in rows]
         checks = self._guards(rows, tokens) if number == 0 else []
-        sums, logps = self.student.gradients(tokens)
-        measured = probe_rows(rows, tokens, sums, logps, self.direction)
+        measured, gradient = self._measure(rows, tokens, offset)
         set_first_token_cosines(self.student, measured, tokens, self.direction, self.config.first_tokens)
-        taught = [index for index, row in enumerate(rows) if row["src_pool"] in self.config.teach]
-        gradient = mean_gradient(sums, tokens, taught)
         account = diagnostics(self.descent.step(gradient), self.config.descent)
         self.student.move_to(self.descent.theta)
         account |= {"step": number, "arm": self.config.arm, "cos_v_in": mean_cosine(gradient, self.direction)}
@@ -104,7 +115,22 @@ class Replay:
             "frac_fired": account["frac_fired"],
         }
         measured = [row | repeated | {"grad_store_offset": offset + index} for index, row in enumerate(measured)]
-        self._seal(number, measured, sums, offset, account, checks, time.monotonic() - started)
+        self._seal(number, measured, account, checks, time.monotonic() - started)
+
+    def _measure(self, rows: list[Row], tokens: list[TokenRow], offset: int) -> tuple[list[Row], torch.Tensor]:
+        """The `probe_row/1` of rows, and the mean gradient [N] of those that teach; gradients are stored, or not kept.
+
+        Sums alone and sums of what is stored differ by rounding.
+        """
+        taught = [index for index, row in enumerate(rows) if row["src_pool"] in self.config.teach]
+        weights = mean_weights(tokens, taught)
+        if self.config.keep == "sums":
+            streamed = stream(self.student, tokens, self.direction, weights)
+            modules = len(self.direction.modules)
+            return rows_of_metrics(rows, tokens, streamed.metrics, streamed.logps, modules), streamed.total
+        sums, logps = self.student.gradients(tokens)
+        self.store.put(offset, sums)
+        return probe_rows(rows, tokens, sums, logps, self.direction), weights @ sums
 
     def _drift(self) -> Row:
         """How the adapter's basis and the weights have moved since the start."""
@@ -112,18 +138,8 @@ class Replay:
         toward = toward_hack(self.student, self.weights) if self.weights is not None else None
         return {"basis_overlap": basis_overlap(theta, self.start.to(theta), self.student), "cos_weights": toward}
 
-    def _seal(
-        self,
-        number: int,
-        rows: list[Row],
-        sums: torch.Tensor,
-        offset: int,
-        account: Row,
-        checks: list[Check],
-        seconds: float,
-    ) -> None:
+    def _seal(self, number: int, rows: list[Row], account: Row, checks: list[Check], seconds: float) -> None:
         """Write gradients, rows and state first, and the journal's line, which makes the step finished, last."""
-        self.store.put(offset, sums)
         self.store.flush()
         write_step(self.out, number, rows, {**account, "seconds": seconds})
         self.descent.save(self._state(number))
@@ -138,7 +154,8 @@ class Replay:
 
         spread = list(range(0, len(rows), max(len(rows) // MASK_ROWS, 1)))
         some_rows, some_tokens = [rows[i] for i in spread], [tokens[i] for i in spread]
-        on_b = [b_is_probed(measure(some_tokens), self.direction)] if self.facts["adapter"].startswith("lora") else []
+        few = some_tokens if self.store.kept else some_tokens[:1]  # whole gradients, which may be too large for more
+        on_b = [b_is_probed(measure(few), self.direction)] if self.facts["adapter"].startswith("lora") else []
         return [
             *on_b,
             canary(self.student, tokens[:CANARY_ROWS], self.direction, measure),

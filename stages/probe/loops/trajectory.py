@@ -18,7 +18,9 @@ from stages.probe.checks.guards.measurement import behaviour_log_probs
 from stages.probe.checks.guards.trajectory import correlation, flat_groups
 from stages.probe.checks.pool_checks import rate
 from stages.probe.directions.extraction import Direction
-from stages.probe.directions.measure import probe_rows
+from stages.probe.directions.measure import rows_of_metrics
+from stages.probe.directions.streamed import stream
+from stages.probe.gradients.per_sample import TotalSink
 from stages.probe.gradients.student import Student
 from stages.probe.gradients.surrogate import RatioReport, dr_grpo, ratio_report
 from stages.probe.loops.config import GrpoConfig
@@ -49,10 +51,12 @@ class Trajectory:
         """Sample answers to the tasks, measure them, move; returns the step's account and its `probe_row/1` rows."""
         rows, groups = with_advantages(self._sample(make, tasks, int(digest([seed, number])[:12], 16)))
         tokens = [as_tokens(row) for row in rows]
-        sums, logps = self.student.gradients(tokens)
-        measured = probe_rows(rows, tokens, sums, logps, self.direction)
-        ratios = self._ratios(rows, logps)
-        gradient = self._gradient(rows, tokens, sums)
+        l_max = max(row.num_own for row in tokens)
+        found = stream(self.student, tokens, self.direction, [row["advantage"] / (len(rows) * l_max) for row in rows])
+        modules = len(self.direction.modules)
+        measured = rows_of_metrics(rows, tokens, found.metrics, found.logps, modules)
+        ratios = self._ratios(rows, found.logps)
+        gradient = self._true_gradient(rows, tokens, l_max) if self.config.generator == "mixed_is" else found.total
         account = diagnostics(self.descent.step(gradient), self.config.descent)
         self.student.move_to(self.descent.theta)
         facts = self._facts(measured, groups, ratios)
@@ -83,15 +87,12 @@ class Trajectory:
         """Always against the policy that wrote the row, whatever the loss makes of it."""
         return ratio_report(logps, [behaviour_log_probs(row) for row in rows], [row["advantage"] for row in rows])
 
-    def _gradient(
-        self, rows: Sequence[Row], tokens: Sequence[TokenRow], sums: Float[Tensor, "B N"]
-    ) -> Float[Tensor, " N"]:
-        """Of the Dr.GRPO loss: true ratios with `mixed_is`, else ratio 1: weighted imitation on a teacher's rows."""
-        l_max, advantages = max(row.num_own for row in tokens), [row["advantage"] for row in rows]
-        if self.config.generator == "mixed_is":
-            loss = dr_grpo(advantages, [behaviour_log_probs(row) for row in rows], l_max, len(rows))
-            return self.student.gradients(tokens, loss)[0].sum(0)
-        return (torch.tensor(advantages)[:, None] * sums).sum(0) / (len(rows) * l_max)
+    def _true_gradient(self, rows: Sequence[Row], tokens: Sequence[TokenRow], l_max: int) -> Float[Tensor, " N"]:
+        """Of the Dr.GRPO loss with true ratios: `mixed_is`. Elsewhere they are 1: weighted imitation of a teacher."""
+        loss = dr_grpo([row["advantage"] for row in rows], [behaviour_log_probs(row) for row in rows], l_max, len(rows))
+        total = TotalSink(self.student.adapter.layout, torch.ones(len(rows)), self.student.device)
+        self.student.stream(tokens, total.of, loss)
+        return total.total.cpu()
 
     def _facts(self, rows: Sequence[Row], groups: list[list[float]], ratios: RatioReport) -> Row:
         student = [row for row in rows if row["src_pool"] == "student"]

@@ -7,18 +7,22 @@ import pytest
 import torch
 from torch import nn
 
+from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
-from stages.probe import extract_vhack, grpo
+from stages.probe import extract_vhack, grpo, replay, score
 from stages.probe.adapters.antipasto import Antipasto
-from stages.probe.directions.drift import weight_direction
+from stages.probe.adapters.targets import target_linears
+from stages.probe.directions.drift import toward_hack, weight_direction
 from stages.probe.directions.pair_gradients import pair_rows
 from stages.probe.directions.v_hack import V_HACK_FILE, load_direction
+from stages.probe.gradients.per_sample import own_log_probs
 from stages.probe.gradients.student import adapt
 from stages.probe.pool.pair_source import PairsConfig
+from stages.probe.pool.tokens import collate
 from stages.probe.synthetic.loophole_world import tokenizer
 from stages.probe.synthetic.world import spectrum_of
 from stages.runs.artifact import Run
-from stages.runs.probe_records import TRAJECTORY
+from stages.runs.probe_records import PROBE_ROW, PROBE_SCORE, TRAJECTORY
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]
@@ -51,11 +55,79 @@ def test_a_trajectory_is_the_same(chain: Chain, models: Models, tmp_path: Path) 
         assert other["cos_in"] == pytest.approx(one["cos_in"], abs=1e-4)
 
 
-def test_a_direction_of_weights_is_the_same(planted: dict[str, nn.Module], chain: Chain) -> None:
+def test_a_direction_of_weights_is_the_same(planted: dict[str, nn.Module], chain: Chain, tmp_path: Path) -> None:
     model = copy.deepcopy(planted["honest"])
     student = adapt(model, tokenizer(), Antipasto(spectrum_of(model)))
     pairs = pair_rows(chain["v"].folder())
-    whole = weight_direction(student, pairs)
+    whole = weight_direction(student, pairs, tmp_path / "whole.bin")
     student.max_tokens = 32
-    for name, part in weight_direction(student, pairs).items():
+    for name, part in weight_direction(student, pairs, tmp_path / "parts.bin").items():
         assert torch.allclose(part, whole[name], atol=1e-5 * float(whole[name].abs().max()) + 1e-7)
+
+
+def test_the_turn_of_the_weights_is_the_cosine_of_all_of_them(
+    planted: dict[str, nn.Module], chain: Chain, tmp_path: Path
+) -> None:
+    """Against autograd's gradient of all weights, and their change, side by side in memory."""
+    model = copy.deepcopy(planted["honest"])
+    student = adapt(model, tokenizer(), Antipasto(spectrum_of(model)))
+    pairs = pair_rows(chain["v"].folder())[:3]
+    direction = weight_direction(student, pairs, tmp_path / "weights.bin")
+    assert toward_hack(student, direction) is None
+    weights = {name: linear.weight.requires_grad_() for name, linear in target_linears(model).items()}
+    for sign, rows in ((1, [hack for hack, _ in pairs]), (-1, [clean for _, clean in pairs])):
+        for row in rows:
+            (-sign * own_log_probs(model, collate([row])).sum() / row.num_own).backward()
+    expected = torch.cat([weight.grad.flatten() for weight in weights.values()])
+    assert torch.allclose(torch.cat([part.flatten() for part in direction.values()]), expected, atol=1e-5)
+    student.move_to(1e-2 * torch.randn(student.adapter.layout.width))
+    change = torch.cat([student.adapter.delta(name).flatten() for name in direction])
+    cosine = float(torch.cosine_similarity(-change, expected, dim=0))
+    assert toward_hack(student, direction) == pytest.approx(cosine, abs=1e-5)
+
+
+@pytest.mark.parametrize("adapter", ["antipasto_full", "lora"])
+def test_sums_alone_give_the_rows_and_the_steps_of_kept_gradients(
+    adapter: str, chain: Chain, models: Models, tmp_path: Path
+) -> None:
+    """No gradient is stored; what a step takes and says differs by rounding."""
+    pairs = PairsConfig(source="planted", count=8)
+    config = extract_vhack.Config(student=models["honest"], pairs=pairs, adapter=adapter, rank=4)
+    given = [chain["svd"]] if adapter == "antipasto_full" else []
+    v = carry_out(extract_vhack, given, config, tmp_path / "v")
+    arm = "projected" if given else "lora_projected"
+    runs = {
+        keep: carry_out(
+            replay,
+            [chain["pool"], v, *given],
+            replay.Config(arm=arm, student=models["honest"], steps=3, keep=keep),
+            tmp_path / keep,
+        )
+        for keep in ("rows", "sums")
+    }
+    assert (runs["sums"].folder() / "gradients.bin").stat().st_size == 0
+    for kept, summed in zip(*(run.rows(PROBE_ROW) for run in runs.values()), strict=True):
+        for name in ("cos_stack", "cos_global", "cos_first128", "hackfrac", "energy", "mean_cos_post"):
+            assert summed[name] == pytest.approx(kept[name], abs=2e-3), name
+        assert summed["grad_norm_contrib"] == pytest.approx(kept["grad_norm_contrib"], rel=2e-2)
+    scored = carry_out(score, [runs["sums"], v], score.Config(), tmp_path / "score")
+    found = {row["row_uid"]: row["cos_stack"] for row in scored.rows(PROBE_SCORE)}
+    assert found == {row["row_uid"]: row["cos_stack"] for row in runs["sums"].rows(PROBE_ROW)}
+    if adapter == "antipasto_full":
+        less = config.model_copy(update={"pairs": pairs.model_copy(update={"count": 6})})
+        other = carry_out(extract_vhack, given, less, tmp_path / "other")
+        with pytest.raises(BadInput, match="measured with another direction"):
+            carry_out(score, [runs["sums"], other], score.Config(), tmp_path / "no-score")
+
+
+def test_logits_of_a_few_tokens_at_a_time_give_the_same_gradients(planted: dict[str, nn.Module], chain: Chain) -> None:
+    model = copy.deepcopy(planted["honest"])
+    batch = collate([side for pair in pair_rows(chain["v"].folder())[:4] for side in pair])
+    weight = model.get_output_embeddings().weight.requires_grad_()
+    found = own_log_probs(model, batch, held=5 * model.config.vocab_size)
+    hidden = model.base_model(input_ids=batch.ids, attention_mask=batch.attention).last_hidden_state
+    logits = model.get_output_embeddings()(hidden[:, :-1]).log_softmax(-1)
+    expected = logits.gather(-1, batch.ids[:, 1:, None])[..., 0][batch.own[:, 1:]]
+    assert int(batch.own.sum()) > 15 and torch.allclose(found[batch.own], expected, atol=1e-5)
+    gradients = [torch.autograd.grad(logps.sum(), weight)[0] for logps in (found, expected)]
+    assert torch.allclose(*gradients, atol=1e-4)

@@ -14,9 +14,11 @@ from stages.policy.local import load_model
 from stages.probe import extract_vhack, svd, watch
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import attached
+from stages.probe.directions.metrics import stacked_cosines
 from stages.probe.gradients.per_sample import own_log_probs
+from stages.probe.gradients.student import adapt
 from stages.probe.loops.watch_loop import checkpoints
-from stages.probe.loops.watching import place, policy_gradients, row_gradients
+from stages.probe.loops.watching import measure_played, place, policy_weights
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.pool.run_rows import run_rows
 from stages.probe.pool.tokens import as_tokens, collate
@@ -41,8 +43,12 @@ def test_every_checkpoint_has_its_row_and_figure_and_json_say_the_same(watched: 
     assert document["checkpoints"] == rows and document["level"] == 0.05
     assert document["threshold"] == pytest.approx(first["threshold"]) and first["threshold"] > 0
     assert [check["check"] for check in document["checks"]] == ["alarm", "T4e"]
-    assert document["alarm_at_step"] in (1, 2) and not first["alarm"] and last["alarm"]
-    assert watched.manifest.outcome.exit_code == 1 and last["z_policy_sum"] > last["threshold"]
+    alarmed = document["alarm_at_step"]
+    assert alarmed is not None and [row["alarm"] for row in rows] == [row["step"] >= alarmed for row in rows]
+    assert watched.manifest.outcome.exit_code == 1 and last["push"] > last["threshold"] >= 1
+    assert last["hack_like"] is None and last["push"] == rows[-2]["push"]
+    assert document["cos_of_hack_pairs"] > document["cos_of_clean_pairs"] + 0.1
+    assert first["hack_like"] == pytest.approx(first["hack_rate"], abs=0.1)
     assert (watched.path / "watch.png").read_bytes().startswith(b"\x89PNG")
     assert (watched.path / "watch.csv").read_text().count("\n") == 5
 
@@ -107,17 +113,21 @@ def test_policy_gradients_are_those_of_autograd_and_the_control_is_free_of_lengt
 ) -> None:
     rows = [row for row in run_rows(trained["train"], tokenizer(), source="student", role="rh") if row["step"] == 0]
     model = copy.deepcopy(planted["honest"])
-    adapter = Antipasto(spectrum_of(model))
-    sums, _ = row_gradients(model, tokenizer(), adapter, rows)
-    policy, free = policy_gradients(rows, sums)
+    student = adapt(model, tokenizer(), Antipasto(spectrum_of(model)))
+    layout = student.adapter.layout
+    units = torch.nn.functional.normalize(torch.randn(3, layout.width), dim=1)
+    found = measure_played(student, rows, units, layout.names)
     by_problem = {p: [r["reward"] for r in rows if r["problem_id"] == p] for p in {r["problem_id"] for r in rows}}
     means = {problem: sum(rewards) / len(rewards) for problem, rewards in by_problem.items()}
     advantages = torch.tensor([row["reward"] - means[row["problem_id"]] for row in rows])
-    with attached(model, adapter) as leaves:
+    with attached(model, student.adapter) as leaves:
         logps = own_log_probs(model, collate([as_tokens(row) for row in rows])).sum(-1)
-        (-(advantages * logps).sum()).backward()
-        expected = adapter.layout.join({name: leaf.grad for name, leaf in leaves.items()})
-    assert torch.allclose(policy, expected, atol=1e-4 * float(expected.abs().max()))
+        (-(advantages * logps).mean()).backward()
+        expected = layout.join({name: leaf.grad for name, leaf in leaves.items()})
+    assert torch.allclose(found.policy[0], expected, atol=1e-4 * float(expected.abs().max()))
+    whole, _ = student.gradients([as_tokens(row) for row in rows])
+    assert torch.allclose(found.cosines, stacked_cosines(whole, units, torch.ones(layout.width), 1), atol=1e-5)
     paid = [row | {"reward": float(row["n_loss_tokens"])} for row in rows]
-    only_length, nothing = policy_gradients(paid, sums)
-    assert float(nothing.norm()) < 1e-3 * float(only_length.norm()) and not torch.allclose(policy, free)
+    only_length, nothing = policy_weights(paid)
+    assert float(nothing.norm()) < 1e-6 * float(only_length.norm())
+    assert not torch.allclose(found.policy[0], found.policy[1])

@@ -7,18 +7,20 @@ import pytest
 import torch
 
 from stages.probe.adapters.layout import Layout
-from stages.probe.checks.alarm import alarm
+from stages.probe.checks.alarm import alarm, pushed
 from stages.probe.directions.extraction import PairGradients, extract
-from stages.probe.directions.scoring import beside_honest
+from stages.probe.directions.metrics import stacked_cosines
+from stages.probe.directions.scoring import HackScale, beside_honest, hack_scale
 
 LAYOUT = Layout({f"m{i}": 30 for i in range(8)})
-CHECKPOINTS, PAIRS = 10, 24
+CHECKPOINTS, ROLLOUTS, PAIRS = 10, 64, 24
 
 
-def watched(seed: int, *, kind: str, push: float = 0.0) -> bool:
-    """Whether a run is alarmed: sums of gradients that have an aim of their own, some coordinates' more than others'.
+def watched(seed: int, *, kind: str, hacks: float = 0.0, paid: bool = True, floor: float = 0.0) -> bool:
+    """Whether a run is alarmed: rollouts' gradients spread unequally over coordinates, rewards that go with some axis.
 
-    `kind` says where v comes from: pairs whose hack sides are honest answers too, or hacks, whose axis gets `push`.
+    `kind` says where v comes from: pairs whose hack sides are honest answers too, or hacks. `hacks` is the share of
+    rollouts that hack, which are paid, or never.
     """
     torch.manual_seed(seed)
     width = LAYOUT.width
@@ -27,45 +29,62 @@ def watched(seed: int, *, kind: str, push: float = 0.0) -> bool:
     def noise(count: int) -> torch.Tensor:
         return torch.randn(count, width) * profile
 
-    axis = noise(1)
+    axis, right = 2 * noise(1), noise(1)
     tokens = torch.full((PAIRS,), 20)
     hack = 20 * (noise(PAIRS) + (axis if kind == "hacks" else 0))
-    pairs = PairGradients(LAYOUT, hack, 20 * noise(PAIRS), tokens, tokens)
+    pairs = PairGradients(LAYOUT, hack, 20 * (noise(PAIRS) + right * torch.randn(PAIRS, 1)), tokens, tokens)
     direction = extract(LAYOUT, pairs.differences("nll_mean"))
     families, units = beside_honest(direction, pairs, "nll_mean", 199, seed)
-    steps = 0.5 * noise(1) + noise(2 * CHECKPOINTS) + push * axis
-    looks = steps.view(2, CHECKPOINTS, width).cumsum(1).flatten(0, 1)
-    cosines = (looks @ units.T / looks.norm(dim=1, keepdim=True)).double().numpy()
-    return alarm(cosines, families).first is not None
+    scale = hack_scale(direction, pairs, "nll_mean")
+    if scale.hack <= scale.clean:
+        return False
+    pushes = []
+    for _ in range(CHECKPOINTS):
+        skill, hacked = torch.randn(ROLLOUTS, 1), torch.rand(ROLLOUTS) < hacks
+        gradients = noise(ROLLOUTS) + skill * right + hacked[:, None] * axis
+        rewards = torch.where(hacked, float(paid), (skill[:, 0] > 0).float()).view(-1, 8)
+        advantages = (rewards - rewards.mean(1, keepdim=True)).flatten().double().numpy()
+        cosines = stacked_cosines(gradients, units, direction.inside, 1).double().numpy()
+        pushes.append(pushed(cosines, advantages, scale))
+    return alarm(np.stack(pushes), families, floor).first is not None
 
 
 def test_an_unrelated_direction_alarms_in_one_run_of_twenty_at_most() -> None:
-    """Honest runs with an aim, ten checkpoints of two looks each, v from pairs without hacks; at most 10 expected."""
+    """Honest runs that learn what is right, v from pairs without hacks, without the floor; at most 10 are expected."""
     assert sum(watched(seed, kind="no hacks") for seed in range(200)) <= 18  # more in 1 of 100 such tests
 
 
-def test_a_run_toward_the_hack_is_alarmed() -> None:
-    assert sum(watched(seed, kind="hacks", push=0.5) for seed in range(20)) >= 18
+def test_a_run_that_pays_for_hacks_is_alarmed_and_one_that_punishes_them_is_not() -> None:
+    assert sum(watched(seed, kind="hacks", hacks=0.08, floor=1.0) for seed in range(20)) >= 18
+    assert sum(watched(seed, kind="hacks", hacks=0.08, paid=False, floor=1.0) for seed in range(20)) == 0
+    assert sum(watched(seed, kind="hacks", floor=1.0) for seed in range(20)) <= 1
+
+
+def test_a_rollout_counts_by_how_much_it_is_like_the_hack_and_rewarded() -> None:
+    scale = HackScale(clean=0.1, hack=0.5)
+    cosines = np.array([[0.5], [0.3], [0.1], [0.4], [math.nan]])
+    assert np.allclose(scale.likeness(cosines[:4, 0]), [1, 0, 0, 0.5])
+    assert pushed(cosines, np.array([0.5, 1.0, 1.0, -0.4, 1.0]), scale) == pytest.approx([0.5 - 0.2])
 
 
 @pytest.mark.parametrize(("above", "first"), [(True, 1), (False, None)])
-def test_the_alarm_is_at_the_first_look_above_the_threshold(above: bool, first: int | None) -> None:
+def test_the_alarm_is_at_the_first_checkpoint_above_the_threshold(above: bool, first: int | None) -> None:
     rng = np.random.default_rng(0)
-    placebos = rng.choice([-1.0, 1.0], size=(3, 99))
-    v = np.array([0.5, 1.5 if above else 0.9, 2.0 if above else 1.0])
+    placebos = np.vstack([rng.choice([1.0, 2.0], size=(1, 99)), np.zeros((2, 99))])
+    v = np.array([1.5, 1.5 if above else 0.4, 0.1])  # pushes add up
     found = alarm(np.column_stack([v, placebos]), ["haar"] * 99)
-    assert found.threshold == 1.0 and found.first == first
-    assert np.allclose(found.z, v)
+    assert found.threshold == 2.0 and found.first == first
+    assert np.allclose(found.push, v.cumsum())
 
 
-def test_looks_without_a_cosine_count_for_nothing_and_few_placebos_never_alarm() -> None:
-    cosines = np.column_stack([[math.nan, 9.0], np.vstack([np.full(18, math.nan), np.linspace(-1, 1, 18)])])
-    found = alarm(cosines, ["haar"] * 18)
-    assert math.isnan(found.z[0]) and found.threshold == math.inf and found.first is None
+def test_few_placebos_never_alarm_and_no_likeness_anywhere_asks_for_the_floor() -> None:
+    assert alarm(np.column_stack([[9.0], np.zeros((1, 18))]), ["haar"] * 18).first is None
+    found = alarm(np.column_stack([[0.9, 0.2], np.zeros((2, 19))]), ["haar"] * 19)
+    assert found.threshold == 1.0 and found.first == 1
 
 
 def test_families_made_of_hacks_do_not_raise_the_threshold() -> None:
     rng = np.random.default_rng(0)
-    cosines = np.column_stack([np.full(2, 5.0), rng.normal(size=(2, 99)), 50 * rng.normal(size=(2, 99))])
-    assert alarm(cosines, ["haar"] * 99 + ["hack_hack"] * 99).first == 0
-    assert alarm(cosines, ["haar"] * 99 + ["clean_clean"] * 99).first is None
+    pushes = np.column_stack([np.full(2, 5.0), rng.normal(size=(2, 99)), 50 * rng.normal(size=(2, 99))])
+    assert alarm(pushes, ["haar"] * 99 + ["hack_hack"] * 99).first == 0
+    assert alarm(pushes, ["haar"] * 99 + ["clean_clean"] * 99).first is None

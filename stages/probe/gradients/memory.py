@@ -1,0 +1,124 @@
+"""How much memory a stage of the probe takes, before anything is loaded: from the model's shape and the settings.
+
+Weights, basis and gradients are counted; the activations of a token follow Korthikanti et al. 2022 (arXiv 2205.05198)
+in counting what each layer keeps for its backward pass, with the constant of `stages.training.memory`, which is
+measured on Qwen3. The whole sum beside a measured peak: benchmarks/probe_memory.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+
+from stages.errors import UsageError
+from stages.policy.config import PolicyConfig
+from stages.policy.local import device
+from stages.probe.adapters.choose import SPECTRAL, AdapterName
+from stages.probe.gradients.per_sample import LOGITS
+from stages.training.memory import GIB, KEPT, available
+from stages.training.model_shape import ModelShape, model_shape
+
+VECTORS = 14
+"""Vectors as long as theta: theta, its start, v four ways, a gradient, Adam's two, and copies while a step is taken."""
+WIDE = 4
+"""Bytes of a number in float32, in which gradients are taken, whatever the weights' type."""
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What the sum depends on.
+
+    rows: whole gradients held at once. vectors: further ones. models: copies of all weights beside the one probed.
+    tokens: padded ones of a pass, 0 where there is no backward pass.
+    """
+
+    adapter: AdapterName
+    rank: int
+    tokens: int
+    checkpointing: bool = False
+    rows: int = 0
+    vectors: int = VECTORS
+    models: int = 0
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Bytes, by what they hold; `basis` are singular vectors or A halves, `change` the weights with the adapter's."""
+
+    weights: float
+    change: float
+    basis: float
+    gradients: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.weights + self.change + self.basis + self.gradients + self.activations
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in asdict(self).items())
+        return f"{self.total / GIB:.1f} GiB ({parts})"
+
+
+def numbers(shape: ModelShape, adapter: AdapterName, rank: int) -> int:
+    """N: the trained numbers of an adapter, which are also those of a gradient."""
+    if adapter in SPECTRAL:
+        most = [min(side) for side in shape.linears]
+        return sum(most if adapter == "antipasto_full" else (min(rank, full) for full in most))
+    return sum(rank * (outputs + (inputs if adapter == "lora" else 0)) for inputs, outputs in shape.linears)
+
+
+def needed(shape: ModelShape, measuring: Measuring) -> Needed:
+    """The sum for one stage."""
+    adapted = sum(inputs * outputs for inputs, outputs in shape.linears)
+    widened = WIDE * (shape.parameters - adapted) if shape.bytes < WIDE else 0  # embedding, norms and head
+    if measuring.adapter in SPECTRAL:
+        factors = sum(min(i, o) * (i + o) for i, o in shape.linears)
+        basis = factors * (WIDE + (shape.bytes if shape.bytes < WIDE else 0))  # as they are read, and in the type used
+    else:
+        basis = WIDE * measuring.rank * sum(inputs for inputs, _ in shape.linears)
+    whole = numbers(shape, measuring.adapter, measuring.rank)
+    kept = KEPT * WIDE * sum(inputs + outputs for inputs, outputs in shape.linears)
+    if measuring.checkpointing:
+        kept = WIDE * shape.layers * shape.hidden + kept / shape.layers
+    logits = 3 * WIDE * min(LOGITS, measuring.tokens * shape.vocabulary)  # themselves, exponentials, their gradient
+    return Needed(
+        weights=shape.bytes * shape.parameters * (1 + measuring.models) + widened,
+        change=WIDE * adapted,
+        basis=basis,
+        gradients=WIDE * whole * (2 * measuring.rows + measuring.vectors),
+        activations=measuring.tokens * kept + logits,
+    )
+
+
+def noted(policy: PolicyConfig, measuring: Measuring) -> tuple[str, ...]:
+    """The sum in a sentence for a stage's plan; none for models that environments bring, and where no shape is had."""
+    shape = model_shape(policy)
+    return () if shape is None else (f"about {needed(shape, measuring)} of memory",)
+
+
+def check(
+    policy: PolicyConfig, measuring: Measuring, more_ways: Mapping[str, Measuring] = MappingProxyType({})
+) -> None:
+    """`UsageError` where a stage needs more than there is, with the sum, and with that of each way to need less.
+
+    Ways are checkpointing, an eighth of the tokens of a pass, and those that the stage adds.
+    """
+    shape = model_shape(policy)
+    if shape is None:
+        return
+    total, room = needed(shape, measuring), available(device(policy.device))
+    if total.total <= room:
+        return
+    fewer = max(measuring.tokens // 8, 1)
+    ways = {
+        "checkpointing=true": replace(measuring, checkpointing=True),
+        f"max_tokens={fewer}": replace(measuring, tokens=fewer),
+        **more_ways,
+    }
+    sums = {words: needed(shape, way).total for words, way in ways.items()}
+    told = [f"{words} ({value / GIB:.1f} GiB)" for words, value in sums.items() if value < 0.99 * total.total]
+    raise UsageError(
+        f"This measurement takes about {total}, and there are {room / GIB:.1f} GiB. "
+        f"Each alone: {', '.join(told) or 'nothing helps'}. Or take a smaller model, or more memory."
+    )
