@@ -64,6 +64,21 @@ probe-uat *ARGS:
 probe-smoke *ARGS:
     @{{ one_thread }} composer run --preset probe-smoke --resume {{ ARGS }}
 
+# Whether GRPO learns the planted hack, and whether projection slows it (R5).
+[no-exit-message]
+probe-grpo *ARGS:
+    @{{ one_thread }} composer run --preset probe-grpo --resume {{ ARGS }}
+
+# The same chain and its trajectories in a LoRA's coordinates.
+[no-exit-message]
+probe-lora *ARGS:
+    @{{ one_thread }} composer run --preset probe-lora --resume {{ ARGS }}
+
+# The direction that the GRPO loss gives for pairs, beside that of the likelihood, on the same rows.
+[no-exit-message]
+probe-contrastive *ARGS:
+    @{{ one_thread }} composer run --preset probe-contrastive --resume {{ ARGS }}
+
 # Sample a pool: answers of a hacking teacher, of the same teacher without its hint, and of the base model, on N problems.
 [no-exit-message]
 probe-teacher-pool N *ARGS:

@@ -19,7 +19,7 @@ def dry_run(*words: str) -> list[str]:
     return [line.removeprefix("OMP_NUM_THREADS=1 ") for line in done.stderr.splitlines() if line]
 
 
-@pytest.mark.parametrize("name", ["uat", "smoke"])
+@pytest.mark.parametrize("name", ["uat", "smoke", "grpo", "lora", "contrastive"])
 def test_the_chains_run_a_preset_that_is_shipped(name: str) -> None:
     assert dry_run(f"probe-{name}") == [f"composer run --preset probe-{name} --resume "]
     assert f"probe-{name}" in presets.names()

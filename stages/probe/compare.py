@@ -1,8 +1,8 @@
 """probe compare: two scores of one pool, or the trajectories of several arms.
 
 Scores on an SVD and on a LoRA adapter are R6, scores under an NLL and a GRPO direction are R7; both compare effect
-sizes with intervals on the same rows. Trajectories of the arms vanilla, projected and projected_random are R5. Scores
-need the replays they were made from.
+sizes with intervals on the same rows. Trajectories of the arms vanilla, projected and projected_random are R5; those of
+both kinds of adapter are R6 once more, by how much projection slows each. Scores need the replays they were made from.
 """
 
 from typing import TYPE_CHECKING, Literal
@@ -43,11 +43,14 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Compare what was given; `BadInput` when that is neither two scores nor trajectories."""
     from stages.probe.checks.check import EXIT_CODES, table, verdict
-    from stages.probe.checks.comparisons import trajectories_slowed
+    from stages.probe.checks.comparisons import reductions_match, trajectories_slowed
 
     checks = []
     if "trajectories" in inputs:
-        checks += trajectories_slowed([row for run in inputs.many("trajectories") for row in run.rows(TRAJECTORY)])
+        rows = [row for run in inputs.many("trajectories") for row in run.rows(TRAJECTORY)]
+        matched = reductions_match(rows)
+        three = any(row["arm"] == "projected_random" for row in rows)
+        checks += [*(trajectories_slowed(rows) if three or not matched else []), *matched]
     if "scores" in inputs:
         checks.append(_compare_scores(inputs.many("scores"), inputs.many("rows"), config))
     if not checks:
@@ -68,6 +71,8 @@ def _compare_scores(scores: list[Run], replays: list[Run], config: Config) -> "C
     import numpy as np
 
     from stages.probe.checks.comparisons import grpo_against_nll, lora_against_svd
+    from stages.probe.checks.contrast_checks import factorial_design
+    from stages.probe.checks.contrasts import regress
     from stages.probe.checks.effects import compare_effects
     from stages.probe.checks.labelled import labelled
 
@@ -80,8 +85,11 @@ def _compare_scores(scores: list[Run], replays: list[Run], config: Config) -> "C
         )
     rows = [labels[uid] for uid in scored[0]]
     table = np.array([[scores[row["row_uid"]] for scores in scored] for row in rows], dtype=float)
-    effects = compare_effects(labelled(rows, table), config.resamples, config.seed)
-    return lora_against_svd(effects) if across == "adapter" else grpo_against_nll(effects)
+    some = labelled(rows, table)
+    effects = compare_effects(some, config.resamples, config.seed)
+    if across == "adapter":
+        return lora_against_svd(effects)
+    return grpo_against_nll(effects, regress(some.scores, some.hacked, factorial_design(some), some.problem).t.tolist())
 
 
 def _ordered(scores: list[Run]) -> tuple[Run, Run, Literal["adapter", "loss"]]:

@@ -68,8 +68,9 @@ def _evidence(inputs: Inputs) -> "Evidence":
         name = arm if arm not in evidence.rows else f"{arm} {run.manifest.summary['adapter']}"
         evidence.rows[name] = run.rows(PROBE_ROW)
         evidence.steps[name] = [store.read_json(run.path / f"step_{number:03d}.diag.json") for number in steps]
-    for run in inputs.many("trajectories"):
-        evidence.trajectories += run.rows(TRAJECTORY)
+    rows = [row for run in inputs.many("trajectories") for row in run.rows(TRAJECTORY)]
+    several = len({row["adapter"] for row in rows}) > 1
+    evidence.trajectories = [row | {"arm": f"{row['arm']} {row['adapter']}"} if several else row for row in rows]
     if "score" in inputs and "vanilla" in evidence.rows:
         score = inputs.one("score")
         evidence.placebos, evidence.modules = score.rows(PLACEBO), store.read_json(score.path / "modules.json")

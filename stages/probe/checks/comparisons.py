@@ -3,7 +3,7 @@
 Criteria are this project's own: docs/probe.md, Projection and arms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from stages.probe.checks.effects import Comparison
 from stages.runs.records import Row
 
 MIN_RATIO, MIN_RISE, MIN_GAP, MAX_SOLVE_GAP, MIN_SEEDS = 0.8, 0.20, 0.10, 0.10, 3
+MAX_ENERGY_RATIO = 1.25
 MARGIN = 0.2
 """In standard deviations: a smaller difference of effects counts as none."""
 ARMS = ("vanilla", "projected", "projected_random")
@@ -36,13 +37,16 @@ def lora_against_svd(effects: Comparison) -> Check:
     return Check("R6", "R6", "PASS" if holds or less else "INCONCLUSIVE", value, threshold, detail)
 
 
-def grpo_against_nll(effects: Comparison) -> Check:
+def grpo_against_nll(effects: Comparison, t: Sequence[float] | None = None) -> Check:
     """R7: the GRPO direction's effect (Cohen's d) is no smaller than the NLL direction's on the same rows, by .2.
 
-    PASS when the 95 % interval of the difference lies above -.2, Cohen's small effect, FAIL when it lies below.
+    PASS when the 95 % interval of the difference lies above -.2, Cohen's small effect, FAIL when it lies below. `t` are
+    T4e's of both directions, to be shown.
     """
     value, low, high = effects.difference
     detail = f"difference in [{low:.2f}, {high:.2f}]; {_sizes(effects, 'NLL', 'GRPO')}"
+    if t is not None:
+        detail += f"; t of T4e {t[0]:.1f} NLL, {t[1]:.1f} GRPO"
     status: Status = "PASS" if low > -MARGIN else "FAIL" if high < -MARGIN else "INCONCLUSIVE"
     return Check("R7", "R7", status, value, f"effect not below NLL's by {MARGIN}", detail)
 
@@ -51,6 +55,61 @@ def _sizes(effects: Comparison, *names: str) -> str:
     return "; ".join(
         f"{name} d {d:.2f}, AUROC {auroc:.3f}" for name, d, auroc in zip(names, effects.d, effects.auroc, strict=True)
     )
+
+
+def reductions_match(rows: Sequence[Row]) -> list[Check]:
+    """R6 on `trajectory/1` rows: projection slows a LoRA's hacking as much as the SVD's, within 20 %.
+
+    For each generator that both a LoRA and a spectral adapter have trajectories of, over the seeds that they share. A
+    seed's reduction is how much less projected rises than vanilla. Shown is both that the LoRA's is more than .8 and
+    that it is less than 1.2 of the SVD's, one-sided paired t-tests at .05; a bound on the other side fails. Nothing is
+    concluded where the weights of both vanilla arms did not move equally far within 25 % (the Frobenius norm of the
+    change): then the arms differ in more than the adapter.
+    """
+    kinds = sorted({(row["generator"], row["adapter"]) for row in rows})
+    pairs = [
+        (generator, svd, lora)
+        for generator, svd in kinds
+        for other, lora in kinds
+        if other == generator and lora.startswith("lora") and not svd.startswith("lora")
+    ]
+    return [_reductions(rows, *pair) for pair in pairs]
+
+
+def _reductions(rows: Sequence[Row], generator: str, svd: str, lora: str) -> Check:
+    threshold, found, moved = "LoRA's reduction .8 to 1.2 of the SVD's", [], []
+    for adapter in (svd, lora):
+        some = [row for row in rows if (row["adapter"], row["generator"]) == (adapter, generator)]
+        found.append([_rates_by_seed(some, arm) for arm in ("vanilla", "projected")])
+        moved.append(_mean_end(some, "vanilla", "delta_norm"))
+    seeds = sorted(set.intersection(*(set(rates) for arms in found for rates in arms)))
+    if len(seeds) < MIN_SEEDS or None in moved:
+        detail = f"{len(seeds)} seeds of vanilla and projected in common, {MIN_SEEDS} are needed"
+        return Check("R6-trajectory", "R6", "INCONCLUSIVE", None, threshold, detail)
+    first, second = (np.array([_rise(arms[0], s) - _rise(arms[1], s) for s in seeds]) for arms in found)
+    energy = moved[1] / max(moved[0], 1e-12)
+    matched = 1 / MAX_ENERGY_RATIO <= energy <= MAX_ENERGY_RATIO
+    low, high = (paired_bounds(second - bound * first) for bound in (MIN_RATIO, 2 - MIN_RATIO))
+    holds, fails = low[0] > 0 and high[1] < 0, low[1] < 0 or high[0] > 0
+    status: Status = "INCONCLUSIVE" if not matched or not (holds or fails) else "PASS" if holds else "FAIL"
+    ratio = float(second.mean() / first.mean()) if first.mean() else None
+    detail = (
+        f"hacks rise less by {first.mean():.2f} with {svd}, by {second.mean():.2f} with {lora}, over {len(seeds)} "
+        f"seeds; weights moved {moved[0]:.3g} and {moved[1]:.3g}{'' if matched else ': not matched, set learning_rate'}"
+    )
+    return Check("R6-trajectory", "R6", status, ratio, threshold, detail)
+
+
+def _rise(rates: Mapping[int, tuple[float, float]], seed: int) -> float:
+    first, last = rates[seed]
+    return last - first
+
+
+def _mean_end(rows: Sequence[Row], arm: str, column: str) -> float | None:
+    """The mean over seeds of a column after the last step; None where a seed does not tell."""
+    seeds = sorted({row["train_seed"] for row in rows if row["arm"] == arm})
+    ends = [known[-1] for seed in seeds if (known := _column(rows, arm, seed, column))]
+    return float(np.mean(ends)) if ends and len(ends) == len(seeds) else None
 
 
 def trajectories_slowed(rows: Sequence[Row]) -> list[Check]:

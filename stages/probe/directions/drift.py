@@ -63,6 +63,18 @@ def toward_hack(student: Student, direction: WeightDirection) -> float | None:
     return dot / (moved * square) ** 0.5 if moved else None
 
 
+@torch.no_grad()
+def change_norm(student: Student) -> float:
+    """The Frobenius norm of the change of all adapted weights together, which alone compares adapters.
+
+    Where bases are orthonormal it is the norm of theta; with both halves of a LoRA trained, that of B A.
+    """
+    adapter = student.adapter
+    if not isinstance(adapter, Lora) or adapter.freeze_a:
+        return float(adapter.theta.norm())
+    return sum(float(adapter.delta(name).square().sum()) for name in adapter.probed) ** 0.5
+
+
 def basis_overlap(theta: Float[Tensor, " N"], start: Float[Tensor, " N"], student: Student) -> float:
     """The overlap ||Q_t' Q_0||^2 / r of the row spaces of the A halves, the mean over modules, at most 1.
 

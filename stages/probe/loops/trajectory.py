@@ -17,6 +17,7 @@ from stages.policy.local import LocalPolicy
 from stages.probe.checks.guards.measurement import behaviour_log_probs
 from stages.probe.checks.guards.trajectory import correlation, flat_groups
 from stages.probe.checks.pool_checks import rate
+from stages.probe.directions.drift import change_norm
 from stages.probe.directions.extraction import Direction
 from stages.probe.directions.measure import rows_of_metrics
 from stages.probe.directions.streamed import stream
@@ -111,7 +112,7 @@ class Trajectory:
             "hack_rate_all": rate(rows, "hacked"),
             "gt_rate_student": rate(student, "gt_pass"),
             "reward_mean": sum(row["reward"] for row in rows) / len(rows),
-            "delta_norm": float(self.descent.theta.detach().norm()),
+            "delta_norm": change_norm(self.student),
             "hack_advantage_sum": sum(hacks) if hacks else None,
             "corr_advantage_hacked": correlation(advantages, [bool(row["hacked"]) for row in rows]),
             "corr_advantage_source": correlation(advantages, [row["src_pool"] == "teacher" for row in rows]),

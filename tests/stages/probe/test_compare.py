@@ -41,7 +41,8 @@ def test_a_grpo_direction_is_compared_with_the_nll_one(chain: Chain, models: Mod
     found = carry_out(
         compare, [chain["score"], scored, chain["vanilla"]], compare.Config(resamples=300), tmp_path / "compare"
     )
-    assert found.rows(PROBE_CHECK)[0]["check"] == "R7"
+    (row,) = found.rows(PROBE_CHECK)
+    assert row["check"] == "R7" and "t of T4e" in row["detail"]
     with pytest.raises(BadInput, match="takes an SVD and a LoRA"):
         carry_out(compare, [scored, scored, chain["vanilla"]], compare.Config(), tmp_path / "same")
 

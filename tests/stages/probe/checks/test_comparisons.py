@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from stages.errors import UsageError
-from stages.probe.checks.comparisons import grpo_against_nll, lora_against_svd, trajectories_slowed
+from stages.probe.checks.comparisons import (
+    grpo_against_nll,
+    lora_against_svd,
+    reductions_match,
+    trajectories_slowed,
+)
 from stages.probe.checks.effects import Comparison
 from stages.runs.probe_records import TRAJECTORY
 
@@ -129,3 +134,40 @@ def test_equal_effects_of_projected_and_random_pass_in_one_of_twenty_at_most() -
         rows = [*chain.from_iterable(trajectories(arm, some) for arm, some in ends.items())]
         passed += trajectories_slowed(rows)[0].status == "PASS"
     assert passed <= 30  # 20 expected
+
+
+@pytest.mark.parametrize(
+    ("lora", "moved", "status", "said"),
+    [
+        ([0.26, 0.25, 0.24, 0.25], 1.1, "PASS", "over 4 seeds"),
+        ([0.60, 0.62, 0.61, 0.63], 1.1, "FAIL", "by 0.03 with lora_frozenA"),
+        ([0.26, 0.25, 0.24, 0.25], 2.0, "INCONCLUSIVE", "not matched, set learning_rate"),
+        ([0.10, 0.40, 0.20, 0.30], 1.1, "INCONCLUSIVE", "over 4 seeds"),
+        ([0.26, 0.25], 1.1, "INCONCLUSIVE", "2 seeds of vanilla and projected in common"),
+    ],
+)
+def test_reductions_on_both_adapters_are_equal_within_a_fifth_or_not_or_unknown(
+    lora: list[float], moved: float, status: str, said: str
+) -> None:
+    vanilla, projected = [0.65, 0.66, 0.63, 0.64], [0.25, 0.26, 0.24, 0.25]
+    rows = trajectories("vanilla", vanilla, delta_norm=1.0) + trajectories("projected", projected, delta_norm=0.9)
+    assert reductions_match(rows) == []
+    kind = {"adapter": "lora_frozenA", "delta_norm": moved}
+    rows += trajectories("vanilla", vanilla, **kind) + trajectories("projected", lora, **kind)
+    (found,) = reductions_match(rows)
+    assert found.status == status and said in found.detail
+
+
+def test_unequal_reductions_rarely_pass_as_equal() -> None:
+    """A LoRA whose reduction is .8 of the SVD's, at the margin: at most one in twenty passes."""
+    rng, passed = np.random.default_rng(0), 0
+    for _ in range(200):
+        ends = {("antipasto_full", "projected"): 0.24, ("lora", "projected"): 0.32}
+        rows = []
+        for adapter in ("antipasto_full", "lora"):
+            for arm in ("vanilla", "projected"):
+                mean = ends.get((adapter, arm), 0.64)
+                drawn = (mean + 0.02 * rng.normal(size=4)).tolist()
+                rows += trajectories(arm, drawn, adapter=adapter, delta_norm=1.0)
+        passed += reductions_match(rows)[0].status == "PASS"
+    assert passed <= 18  # more in 1 of 100 such tests
