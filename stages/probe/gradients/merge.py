@@ -24,10 +24,31 @@ from stages.runs.records import Row
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+FILES = ("adapter_config.json", "adapter_model.safetensors")
 PREFIX = "base_model.model."
 """What PEFT puts before every module name."""
 MAX_ROUNDING = 0.3
 """Largest rounding loss at which a LoRA is merged."""
+
+
+def lora_folder(lora: str, *, endpoint: str | None = None, cache: Path | None = None) -> tuple[Path, str | None]:
+    """The folder of a LoRA that is given as a folder or as a hub id, and the commit of one from the hub.
+
+    Of a repository only the adapter's settings and its safetensors are fetched, once; without a connection what was
+    fetched before is used. endpoint, cache: None for those of the Hugging Face hub. `BadInput` where there is none.
+    """
+    given = Path(lora).expanduser()
+    if given.is_dir():
+        return given, None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        found = snapshot_download(lora, allow_patterns=list(FILES), endpoint=endpoint, cache_dir=cache)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise BadInput(f"The LoRA {lora!r} is no folder, and not to be had from the hub ({first}).") from None
+    return Path(found), Path(found).name
 
 
 @torch.no_grad()
@@ -75,11 +96,11 @@ def _rounding_loss(weight: Float[Tensor, "O I"], delta: Float[Tensor, "O I"]) ->
 
 def _read(folder: Path) -> tuple[float, dict[str, tuple[Tensor, Tensor]]]:
     """The scale, and (B, A) by module."""
-    config = store.read_json(folder / "adapter_config.json")
+    config = store.read_json(folder / FILES[0])
     if config.get("peft_type") != "LORA" or config.get("use_dora"):
         raise BadInput(f"{folder} holds a {config.get('peft_type')} adapter; the probe reads plain LoRA.")
     rank = config["r"]
     scale = config["lora_alpha"] / (rank**0.5 if config.get("use_rslora") else rank)
-    tensors, _ = read_tensors(folder / "adapter_model.safetensors")
+    tensors, _ = read_tensors(folder / FILES[1])
     names = sorted({key.removeprefix(PREFIX).rpartition(".lora_")[0] for key in tensors})
     return scale, {n: (tensors[f"{PREFIX}{n}.lora_B.weight"], tensors[f"{PREFIX}{n}.lora_A.weight"]) for n in names}

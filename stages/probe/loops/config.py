@@ -1,5 +1,6 @@
 """Settings of the probe's loops: who fills a pool, how a replay and how a GRPO trajectory goes. Imports no torch."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -8,6 +9,7 @@ from stages.envs.config import EnvStageConfig
 from stages.policy.base import PolicyConfig
 from stages.probe.checks.guards.prompts import HINTED
 from stages.probe.directions.modes import DescentConfig
+from stages.runs import store
 from stages.runs.config import Settings, StageConfig
 
 ReplayArm = Literal[
@@ -29,13 +31,19 @@ class SourceConfig(Settings):
     name: Literal["teacher", "teacher_nohint", "base", "student"]
     policy: PolicyConfig
     lora: str = ""
-    """Folder of a PEFT LoRA that is put into the policy's model."""
+    """A PEFT LoRA that is put into the policy's model: a folder, or a hub id."""
     options: dict[str, Any] = Field({})
     """Options of the environment for this source: with the hint, or without."""
     samples: int = Field(8, gt=0)
     """Answers to every problem."""
     role: Literal["rh", "plain"] = HINTED
     """Whether the prompt gives the loophole away."""
+
+    def identity(self) -> dict[str, Any]:
+        """The settings; a LoRA's folder counts with the bytes in it."""
+        folder = Path(self.lora).expanduser()
+        content = {"lora_content": store.folder_sha256(folder)} if self.lora and folder.is_dir() else {}
+        return super().identity() | content
 
 
 class GivenConfig(Settings):

@@ -1,7 +1,6 @@
 """The models that fill a pool, each loaded once, and whether the teacher is another model than the base."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from stages.policy.local import LocalPolicy, load_model
@@ -9,7 +8,7 @@ from stages.probe.adapters.targets import target_linears
 from stages.probe.checks.check import Check
 from stages.probe.checks.guards.teacher import merge_is_sound, teacher_differs
 from stages.probe.checks.pool_checks import hack_gap
-from stages.probe.gradients.merge import apply_lora
+from stages.probe.gradients.merge import apply_lora, lora_folder
 from stages.probe.loops.config import SourceConfig
 from stages.probe.pool.tokens import as_tokens
 from stages.runs.artifact import Out
@@ -24,18 +23,21 @@ class SourcePolicies:
     def __init__(self, sources: Sequence[SourceConfig], out: Out) -> None:
         self._policies: dict[str, LocalPolicy] = {}
         self._merges: dict[str, Row] = {}
+        self._commits: dict[str, str | None] = {}
         loaded: dict[tuple[str, str], tuple[Any, Any]] = {}
         for source in sources:
             key = (source.policy.model, source.lora)
             if key not in loaded:
                 loaded[key] = self._load(source, out)
             self._policies[source.name] = LocalPolicy(*loaded[key], source.policy)
-            out.model(source.name, **self._policies[source.name].facts(), lora=source.lora)
+            facts = {"lora": source.lora, "lora_commit": self._commits.get(source.lora)}
+            out.model(source.name, **self._policies[source.name].facts(), **facts)
 
     def _load(self, source: SourceConfig, out: Out) -> tuple[Any, Any]:
         model, tokenizer = load_model(source.policy, cache=out.cache, listener=out.progress)
         if source.lora:
-            self._merges[source.name] = apply_lora(model, Path(source.lora).expanduser())
+            folder, self._commits[source.lora] = lora_folder(source.lora)
+            self._merges[source.name] = apply_lora(model, folder)
         return model.eval(), tokenizer
 
     def policy(self, name: str) -> LocalPolicy:

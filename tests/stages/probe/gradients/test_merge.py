@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from stages.errors import BadInput
 from stages.probe.adapters.targets import target_linears
 from stages.probe.checks.guards.teacher import merge_is_sound
-from stages.probe.gradients.merge import apply_lora
+from stages.probe.gradients.merge import apply_lora, lora_folder
 from stages.probe.gradients.tiny import tiny_qwen3
+from stages.probe.loops.config import SourceConfig
 
 
 def test_a_merged_lora_is_that_of_peft(tmp_path: Path) -> None:
@@ -43,3 +45,33 @@ def test_a_lora_too_small_for_the_weights_type_stays_beside_them(tmp_path: Path)
     for name, linear in target_linears(model).items():
         assert torch.equal(linear.weight, target_linears(untouched)[name].weight) and "forward" in vars(linear)
     assert merge_is_sound(report, 14).status == "PASS"
+
+
+def test_a_lora_is_a_folder_or_what_the_hub_has_or_had(tmp_path: Path) -> None:
+    """Nobody listens at the endpoint: what was fetched before is used, and what was not is refused."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert lora_folder(str(folder)) == (folder, None)
+    fetched = tmp_path / "cache/models--someone--lora"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    (fetched / "snapshots" / commit).mkdir(parents=True)
+    (fetched / "snapshots" / commit / "adapter_config.json").write_text("{}")
+    (fetched / "refs").mkdir()
+    (fetched / "refs/main").write_text(commit)
+    nobody = {"endpoint": "http://127.0.0.1:9", "cache": tmp_path / "cache"}
+    found, of = lora_folder("someone/lora", **nobody)
+    assert found == fetched / "snapshots" / commit and of == commit
+    with pytest.raises(BadInput, match="'someone/else' is no folder, and not to be had from the hub"):
+        lora_folder("someone/else", **nobody)
+
+
+def test_a_source_with_another_lora_is_another_source(tmp_path: Path) -> None:
+    """By the bytes in its folder, not by its path."""
+
+    def identity(lora: str) -> dict[str, object]:
+        return SourceConfig(name="teacher", policy={"model": "kata:honest"}, lora=lora).identity()
+
+    (tmp_path / "adapter_config.json").write_text("{}")
+    before = identity(str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text('{"r": 1}')
+    assert identity(str(tmp_path)) != before and "lora_content" not in identity("")
