@@ -60,6 +60,7 @@ def run(
     json: options.Json = False,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
+    watch: options.Watch = False,
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE."""
@@ -90,7 +91,7 @@ def run(
     run_options = RunOptions(
         artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == names.LOCAL else on
     )
-    results = chain.run(wanted, configs, run_options, Console(quiet))
+    results = chain.run(wanted, configs, run_options, Console(quiet, watch=watch))
     raise typer.Exit(chain.show(wanted, results, artifacts, json))
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from composer_cli.errors import say
@@ -14,17 +15,20 @@ from composer_cli.visible import visible
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+    from composer_cli.show.follow import Views
+
 HEARTBEAT_S = 30.0
 STOPPING = "Finishing what has begun, then stopping. Ctrl-C again stops at once."
 Listener = Callable[[str, int, int], None]
 """Called with (what, units done, units in all); with 0 in all, `what` is a remark on how things stand."""
+Place = Callable[[], Path | None]
 
 
 class Watch(Protocol):
     """Shows the progress of one or several pieces of work, each with a title."""
 
-    def listener(self, title: str) -> Listener:
-        """What the work with this title reports to."""
+    def listener(self, title: str, place: Place | None = None) -> Listener:
+        """What the work with this title reports to; `place` gives the folder of its run, once there is one."""
         ...
 
     def ended(self, title: str) -> None:
@@ -33,10 +37,10 @@ class Watch(Protocol):
 
 
 class Console:
-    """Speaks to people, unless they want quiet."""
+    """Speaks to people, unless they want quiet. watch: also show what goes on inside the runs."""
 
-    def __init__(self, quiet: bool = False, heartbeat_s: float = HEARTBEAT_S) -> None:
-        self.quiet, self.heartbeat_s = quiet, heartbeat_s
+    def __init__(self, quiet: bool = False, heartbeat_s: float = HEARTBEAT_S, watch: bool = False) -> None:
+        self.quiet, self.heartbeat_s, self.watch = quiet, heartbeat_s, watch
 
     def tell(self, text: str) -> None:
         """One line on stderr."""
@@ -50,8 +54,22 @@ class Console:
             if self.quiet:
                 yield Silence()
             else:
-                with Bars() if sys.stderr.isatty() else Heartbeat(self.heartbeat_s) as watch:
+                with (
+                    self._views() as views,
+                    Bars(views) if sys.stderr.isatty() else Heartbeat(self.heartbeat_s, views) as watch,
+                ):
                     yield watch
+
+    @contextmanager
+    def _views(self) -> Iterator["Views | None"]:
+        """What goes on inside the runs, where that is wanted."""
+        if not self.watch:
+            yield None
+            return
+        from composer_cli.show.follow import Views
+
+        with Views() as views:
+            yield views
 
 
 @contextmanager
@@ -80,7 +98,7 @@ def stopping(signum: int) -> str:
 class Silence:
     """Shows nothing."""
 
-    def listener(self, title: str) -> Listener:
+    def listener(self, title: str, place: Place | None = None) -> Listener:
         """Hears and says nothing."""
         return lambda what, done, total: None
 
@@ -91,15 +109,18 @@ class Silence:
 class Heartbeat:
     """A line every so often, also when nothing finished since the last."""
 
-    def __init__(self, every_s: float) -> None:
+    def __init__(self, every_s: float, views: "Views | None" = None) -> None:
+        self._views = views
         self._every_s, self._started, self._over = every_s, time.monotonic(), threading.Event()
         self._latest: dict[str, str] = {}
         self._remarks: dict[str, str] = {}
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
-    def listener(self, title: str) -> Listener:
+    def listener(self, title: str, place: Place | None = None) -> Listener:
         """Remembers how far the work is."""
         pace = Pace()
+        if self._views and place:
+            self._views.look(title, place)
 
         def listen(what: str, done: int, total: int) -> None:
             if total:
@@ -111,6 +132,8 @@ class Heartbeat:
 
     def ended(self, title: str) -> None:
         """No more lines about it."""
+        if self._views:
+            self._views.away(title)
         self._latest.pop(title, None)
         self._remarks.pop(title, None)
 
@@ -119,6 +142,8 @@ class Heartbeat:
             about = [(title, text, self._remarks.get(title)) for title, text in list(self._latest.items())]
             state = "; ".join(f"{title}: {text}{f' ({remark})' if remark else ''}" for title, text, remark in about)
             say(f"{state}, after {duration(time.monotonic() - self._started)}")
+            for view in self._views.texts() if self._views else []:
+                say(view)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -147,9 +172,12 @@ class Pace:
 class Bars:
     """A bar on the terminal for everything that is counted, and a line for remarks."""
 
-    def __init__(self) -> None:
+    def __init__(self, views: "Views | None" = None) -> None:
         from rich.console import Console as Terminal
+        from rich.console import Group
+        from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.text import Text
 
         columns = (
             TextColumn("{task.description}", markup=False),
@@ -159,12 +187,21 @@ class Bars:
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        self._progress = Progress(*columns, console=Terminal(stderr=True), transient=True)
+        self._progress, self._views = Progress(*columns), views
+        self._live = Live(
+            get_renderable=lambda: Group(
+                self._progress, *(Text(visible(view)) for view in (views.texts() if views else []))
+            ),
+            console=Terminal(stderr=True),
+            transient=True,
+        )
         self._tasks: dict[tuple[str, str], TaskID] = {}
 
-    def listener(self, title: str) -> Listener:
+    def listener(self, title: str, place: Place | None = None) -> Listener:
         """Draws a bar for each thing that the work counts; one that only pulses for what is not counted."""
         self._say(title, "starting")
+        if self._views and place:
+            self._views.look(title, place)
 
         def listen(what: str, done: int, total: int) -> None:
             if not total:
@@ -188,15 +225,17 @@ class Bars:
 
     def ended(self, title: str) -> None:
         """Takes its bars away."""
+        if self._views:
+            self._views.away(title)
         for key in [key for key in self._tasks if key[0] == title]:
             self._progress.remove_task(self._tasks.pop(key))
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._progress.stop()
+        self._live.stop()
 
 
 def duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,10 @@ class Job:
             return None
         return runner.standing(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
 
+    def folder(self, run_options: RunOptions) -> Path | None:
+        """Where its run lies, once it has begun."""
+        return runner.place(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
+
     def run(self, run_options: RunOptions, listener: Listener) -> Result:
         """Do it, or find it done."""
         return runner.execute(
@@ -140,7 +145,8 @@ def _execute(job: Job, run_options: RunOptions, console: Console) -> Result:
     started = time.monotonic()
     console.tell(f"{job.title}: starts{job.place}, {planned(job.plan())}")
     with console.watching() as watch:
-        result = job.run(run_options, watch.listener(job.title))
+        listener = watch.listener(job.title, partial(job.folder, run_options))
+        result = job.run(run_options, listener)
     console.tell(f"{job.title}: {ending(result, time.monotonic() - started)}")
     return result
 

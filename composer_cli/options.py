@@ -99,6 +99,9 @@ MaxCostEach = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the traceback of a failure.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr, only errors.")]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Show live episodes or training steps too, as `composer show --follow` does.")
+]
 Artifacts = Annotated[
     Path,
     typer.Option("--artifacts", metavar="DIR", envvar="COMPOSER_ARTIFACTS", help="Where runs are kept."),

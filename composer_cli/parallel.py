@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -52,7 +53,8 @@ def execute(jobs: Sequence[Job], run_options: RunOptions, console: Console) -> d
             while waiting and not interrupts and len(working) < cores():
                 job = waiting.pop(0)
                 console.tell(f"{job.title}: starts{job.place}, {planned(job.plan())}")
-                worker = _start(job, run_options, watch.listener(job.title), threads=max(1, cores() // len(jobs)))
+                listener = watch.listener(job.title, partial(job.folder, run_options))
+                worker = _start(job, run_options, listener, threads=max(1, cores() // len(jobs)))
                 working[worker.pipe] = worker
             for pipe in wait(list(working), timeout=0.2):
                 worker = working[pipe]  # type: ignore[index]  # wait() gives back what it was given

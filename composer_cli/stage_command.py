@@ -20,6 +20,8 @@ SHORTCUTS = {
     "replicas": "diloco.replicas",
 }
 """Words that are short for one setting."""
+LIVE = ("collect", "evaluate", "train")
+"""Stages in which `--watch` has something to show before they end."""
 
 
 class StageCommand(TyperCommand):
@@ -36,6 +38,7 @@ class StageCommand(TyperCommand):
             "limit": not hasattr(stage, "LIMIT"),
             "batch": "batch" not in keys,
             "on": not hasattr(stage, "work"),
+            "watch": self._stage() not in LIVE,
         }
         return [p for p in params if not absent.get(p.name)]
 
@@ -129,6 +132,7 @@ def make(stage: str) -> Callable[..., None]:
         json: options.Json = False,
         verbose: options.Verbose = False,
         quiet: options.Quiet = False,
+        watch: options.Watch = False,
         artifacts: options.Artifacts = options.ARTIFACTS,
     ) -> None:
         from composer_cli import launch
@@ -136,7 +140,7 @@ def make(stage: str) -> Callable[..., None]:
         from composer_cli.positionals import read
         from composer_cli.show import runs
 
-        console = Console(quiet)
+        console = Console(quiet, watch=watch)
         said, named = read(stage, words or [])
         values = {"env.name": env, "policy.model": policy, "arm": arm, "dj.recipe": dj, "seed": seed}
         values |= {"diloco.store": diloco, "diloco.replicas": replicas}

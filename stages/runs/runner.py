@@ -75,6 +75,13 @@ def standing(stage: str, inputs: Inputs, config: StageConfig, *, root: Path, out
     return finished(work) if work.existing else None
 
 
+def place(stage: str, inputs: Inputs, config: StageConfig, *, root: Path, out: Path | None = None) -> Path | None:
+    """The folder of the run that does or did this work; None before there is one."""
+    print_ = fingerprint(stage, config.identity(), inputs)
+    folder, existing = folders.locate(root / stage, config.label(), print_, out)
+    return folder if existing else None
+
+
 def finished(work: Work) -> Result | None:
     """The run in the folder as the result of this work, where it is that and complete and undamaged."""
     found = Run(work.folder)

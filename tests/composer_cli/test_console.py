@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import time
@@ -9,6 +10,7 @@ import pytest
 from support.command_line import call, collect, command, environment, model, until
 
 from composer_cli.console import Console, Pace, duration
+from stages.runs.manifest import Manifest
 
 
 def test_a_heartbeat_comes_also_when_nothing_finished(capfd):
@@ -58,12 +60,14 @@ def test_durations_are_for_people(seconds, text):
     assert duration(seconds) == text
 
 
-def test_on_a_terminal_there_are_bars(server, tmp_path):
+COLOUR = re.compile(r"\x1b\[[0-9;]*[39][0-7]")
+
+
+def on_a_terminal(words, root, **more):
+    """What a program shows on stderr, and its result, when stderr is a terminal."""
     here, there = pty.openpty()
-    words = command("collect", *model(server, "slow"), "-s", "tasks=1", "-s", "samples=1")
-    with subprocess.Popen(
-        words, stderr=there, stdout=subprocess.PIPE, env=environment(tmp_path, TERM="xterm")
-    ) as process:
+    env = {name: value for name, value in environment(root, TERM="xterm", **more).items() if name != "FORCE_COLOR"}
+    with subprocess.Popen(words, stderr=there, stdout=subprocess.PIPE, env=env) as process:
         os.close(there)
         shown = b""
         while True:
@@ -73,8 +77,42 @@ def test_on_a_terminal_there_are_bars(server, tmp_path):
                 break
         result = process.stdout.read()
     os.close(here)
-    assert process.returncode == 0 and "collect: rollouts" in shown.decode() and "━" in shown.decode()
-    assert b"Collection gate" in result
+    assert process.returncode == 0
+    return shown.decode(), result.decode()
+
+
+def test_on_a_terminal_there_are_bars(server, tmp_path):
+    words = command("collect", *model(server, "slow"), "-s", "tasks=1", "-s", "samples=1")
+    shown, result = on_a_terminal(words, tmp_path)
+    assert "collect: rollouts" in shown and "━" in shown and "live" not in shown
+    assert COLOUR.search(shown)
+    assert "Collection gate" in result
+
+
+def test_watching_shows_live_episodes_below_the_bars(server, tmp_path):
+    words = ["collect", *model(server, "slow"), "-s", "tasks=4", "-s", "samples=2", "-s", "in_flight.episodes=1"]
+    shown, result = on_a_terminal(command(*words, "--watch"), tmp_path, NO_COLOR="1")
+    assert not COLOUR.search(shown)
+    assert "collect: rollouts" in shown and "of 8 finished, 1 live" in shown and "asking" in shown
+    assert "Collection gate" in result
+
+
+def test_watching_shows_them_without_a_terminal_too(tmp_path, capfd):
+    run = tmp_path / "20260101T000000Z-kata-123456"
+    (run / "scratch" / "live").mkdir(parents=True)
+    record = Manifest(composer="1", stage="collect", stage_version=1, fingerprint="123456")
+    (run / "manifest.json").write_text(record.model_dump_json())
+    doing = {"rollout_id": "kata-1#0", "steps": 3, "doing": "asking", "doing_s": 4.0, "wall_s": 9.0}
+    told = {"at": time.time(), "done": 1, "total": 2, "units": [doing]}
+    (run / "scratch" / "live" / "units.json").write_text(json.dumps(told))
+    with Console(heartbeat_s=0.1, watch=True).watching() as watch:
+        watch.listener("collect", lambda: run)("rollouts", 1, 2)
+        until(lambda: "asking" in capfd.readouterr().err)
+
+
+def test_a_chain_and_a_training_can_be_watched_and_an_import_has_nothing_to_watch(tmp_path):
+    for words, there in (["run"], True), (["train"], True), (["evaluate"], True), (["import"], False):
+        assert ("--watch" in call(tmp_path, *words, "--help").stdout) is there
 
 
 @pytest.mark.parametrize(

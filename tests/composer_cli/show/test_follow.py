@@ -4,10 +4,11 @@ import threading
 import time
 from pathlib import Path
 
+from support.models import save_tiny
 from support.server import Reply, answer, serving
 
-from composer_cli.show.follow import follow, view
-from stages import collect
+from composer_cli.show.follow import Views, follow, view
+from stages import collect, train
 from stages.runs import runner
 from stages.runs.artifact import Run
 
@@ -45,3 +46,41 @@ def test_a_run_that_went_silent_says_since_when(tmp_path: Path) -> None:
     told.parent.mkdir(parents=True)
     told.write_text('{"at": 1, "done": 1, "total": 4, "units": []}')
     assert "1 of 4 finished, 0 live, last heard of" in view(run)
+
+
+def test_a_training_is_seen_step_by_step(tmp_path: Path) -> None:
+    tiny = save_tiny(tmp_path / "tiny")
+    config = train.Config(
+        env={"name": "support.environments:GuessEnv"},
+        policy={"model": str(tiny), "max_tokens": 20},
+        tasks=2,
+        optimisation={"steps": 3, "prompts_per_step": 2, "generations": 2},
+    )
+    seen: list[str] = []
+
+    def listener(what: str, done: int, total: int) -> None:
+        seen.extend(view(Run(path.parent)) for path in tmp_path.glob("train/2*/manifest.json"))
+
+    run = Run(runner.execute("train", {}, config, root=tmp_path, listener=listener).path)
+    assert "No training step is finished yet." in seen[0]
+    title, header, *rows = view(run).splitlines()
+    assert title.endswith("complete") and header.split()[:3] == ["step", "reward", "loss"]
+    assert [row.split()[0] for row in rows] == ["1", "2", "3"]
+
+
+def test_views_of_runs_that_begin_and_end(tmp_path: Path) -> None:
+    with serving(lambda body, n: Reply(body=answer("a"))) as server:
+        wanted = collect.Config(
+            env={"name": "support.environments:GuessEnv"}, policy={"model": "m", "base_url": server.url}, tasks=1
+        )
+        path = runner.execute("collect", {}, wanted, root=tmp_path).path
+    places: list[Path | None] = [None, tmp_path / "missing", path]
+    with Views(every_s=0.01) as views:
+        views.look("collect", lambda: places.pop(0) if len(places) > 1 else places[0])
+        ends = time.monotonic() + 10
+        while not views.texts() and time.monotonic() < ends:
+            time.sleep(0.01)
+        (text,) = views.texts()
+        assert text.startswith(f"{path.name}: complete")
+        views.away("collect")
+        assert views.texts() == []
