@@ -12,7 +12,7 @@ import re
 import statistics
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import orjson
 
