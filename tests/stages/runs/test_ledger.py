@@ -136,7 +136,7 @@ def test_a_ledger_that_forgot_possibly_paid_calls_is_caught() -> None:
         start = initialize(limit=st.floats(0.0, 10.0))(start)
 
     with pytest.raises(AssertionError):
-        histories(SOME, Careless)
+        histories(5 * SOME, Careless)
 
 
 def test_a_smaller_limit_buys_nothing_more(tmp_path: Path) -> None:
