@@ -77,17 +77,19 @@ def reductions_match(rows: Sequence[Row]) -> list[Check]:
 
 
 def _reductions(rows: Sequence[Row], generator: str, svd: str, lora: str) -> Check:
-    threshold, found, moved = "LoRA's reduction .8 to 1.2 of the SVD's", [], []
+    threshold, found = "LoRA's reduction .8 to 1.2 of the SVD's", []
+    moved: list[float | None] = []
     for adapter in (svd, lora):
         some = [row for row in rows if (row["adapter"], row["generator"]) == (adapter, generator)]
         found.append([_rates_by_seed(some, arm) for arm in ("vanilla", "projected")])
         moved.append(_mean_end(some, "vanilla", "delta_norm"))
     seeds = sorted(set.intersection(*(set(rates) for arms in found for rates in arms)))
-    if len(seeds) < MIN_SEEDS or None in moved:
+    far, lora_far = moved
+    if len(seeds) < MIN_SEEDS or far is None or lora_far is None:
         detail = f"{len(seeds)} seeds of vanilla and projected in common, {MIN_SEEDS} are needed"
         return Check("R6-trajectory", "R6", "INCONCLUSIVE", None, threshold, detail)
     first, second = (np.array([_rise(arms[0], s) - _rise(arms[1], s) for s in seeds]) for arms in found)
-    energy = moved[1] / max(moved[0], 1e-12)
+    energy = lora_far / max(far, 1e-12)
     matched = 1 / MAX_ENERGY_RATIO <= energy <= MAX_ENERGY_RATIO
     low, high = (paired_bounds(second - bound * first) for bound in (MIN_RATIO, 2 - MIN_RATIO))
     holds, fails = low[0] > 0 and high[1] < 0, low[1] < 0 or high[0] > 0
@@ -95,7 +97,7 @@ def _reductions(rows: Sequence[Row], generator: str, svd: str, lora: str) -> Che
     ratio = float(second.mean() / first.mean()) if first.mean() else None
     detail = (
         f"hacks rise less by {first.mean():.2f} with {svd}, by {second.mean():.2f} with {lora}, over {len(seeds)} "
-        f"seeds; weights moved {moved[0]:.3g} and {moved[1]:.3g}{'' if matched else ': not matched, set learning_rate'}"
+        f"seeds; weights moved {far:.3g} and {lora_far:.3g}{'' if matched else ': not matched, set learning_rate'}"
     )
     return Check("R6-trajectory", "R6", status, ratio, threshold, detail)
 
