@@ -1,0 +1,96 @@
+"""Workers, nodes and whoever started them are killed in the middle: the rows are those of a run that was left alone."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import call, command, environment
+from support.ray_nodes import TESTS, cluster
+from support.server import Reply, Server, answer, serving
+
+from stages import collect
+from stages.runs import runner
+from stages.runs.artifact import Run
+
+pytestmark = pytest.mark.slow
+AT_ONCE = 2
+"""Episodes of a worker."""
+TASKS = 40
+
+
+def patient(body: dict[str, Any], earlier: int) -> Reply:
+    """The same answer to the same question, after a while."""
+    del earlier
+    return Reply(body=answer("ab"[: 1 + len(str(body["messages"])) % 2]), delay_s=0.2)
+
+
+def config(server: Server) -> collect.Config:
+    return collect.Config(
+        env={"name": "support.environments:NumberedEnv"},
+        policy={"model": "scripted", "base_url": server.url, "max_tokens": 8, "temperature": 0.0},
+        in_flight={"episodes": AT_ONCE},
+        tasks=TASKS,
+        samples=1,
+    )
+
+
+def contents(run: Path) -> dict[str, str]:
+    return {name: out["content_sha256"] for name, out in Run(run).manifest.outputs.items()}
+
+
+def asked_again(server: Server) -> int:
+    """Questions beyond the first of their kind."""
+    counts = Counter(str(body["messages"]) for body in server.requests)
+    return counts.total() - len(counts)
+
+
+def test_two_nodes_of_three_are_killed(tmp_path: Path) -> None:
+    with serving(patient) as server:
+        expected = contents(runner.execute("collect", {}, config(server), root=tmp_path / "here").path)
+        server.requests.clear()
+        with cluster() as nodes:
+            added = [nodes.add_node(num_cpus=2) for _ in range(3)]
+            nodes.wait_for_nodes()
+
+            def kill() -> None:
+                for enough in (TASKS // 2, TASKS):
+                    while len(server.requests) < enough:
+                        time.sleep(0.01)
+                    nodes.remove_node(added.pop(), allow_graceful=False)
+
+            killer = threading.Thread(target=kill)
+            killer.start()
+            run = runner.execute("collect", {}, config(server), root=tmp_path / "there", on="ray").path
+            killer.join()
+        assert len(added) == 1
+        assert contents(run) == expected
+        assert asked_again(server) <= 2 * 2 * AT_ONCE  # what two workers on each of two nodes had in flight
+
+
+def test_whoever_started_the_workers_is_killed(tmp_path: Path) -> None:
+    with serving(patient) as server:
+        words = ["collect", "--env", "support.environments:NumberedEnv", "--policy", "scripted", "-s"]
+        words += [f"policy.base_url={server.url}", "-s", "policy.max_tokens=8", "-s", "policy.temperature=0.0"]
+        words += ["-s", f"tasks={TASKS}", "-s", "samples=1", "-s", f"in_flight.episodes={AT_ONCE}"]
+        paths = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+        left, broken = tmp_path / "left", tmp_path / "broken"
+        assert call(left, *words, **paths).returncode == 0
+        server.requests.clear()
+        process = subprocess.Popen(command(*words, "--on", "processes:2"), env=environment(broken, **paths))
+        while len(server.requests) < TASKS:
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        time.sleep(3)  # the workers notice, and end
+        done = call(broken, *words, "--on", "processes:2", "--resume", **paths)
+        assert done.returncode == 0, done.stderr
+        (one,), (other,) = (list(root.glob("collect/2*")) for root in (left, broken))
+        assert contents(one) == contents(other)
+        assert asked_again(server) <= 2 * AT_ONCE
