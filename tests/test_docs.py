@@ -296,6 +296,7 @@ FOREIGN = {
     },
     "pip": {"pip install swebench"},
     "Slurm": {"--requeue"},
+    "Hugging Face": {"hf auth login", "hf buckets sync hf://buckets/OWNER/NAME artifacts"},
     "git": {"git tag", "git push"},
     "shell": {"PATH", "PYTHONPATH", "zcat steps/*.jsonl.gz"},
 }

@@ -36,6 +36,7 @@ def test_runs_and_commands_are_offered(made: Path, shell: str) -> None:
         ("composer run --preset demo --set collect.tas", "collect.tasks="),
         ("composer collect --env lee", "leetcode-rh"),
         ("composer run --on sl", "slurm"),
+        ("composer run --on h", "hf-jobs"),
         ("composer replay-teachers --from col", "collect/"),
     ],
 )

@@ -1,0 +1,181 @@
+"""Hugging Face Jobs, over their REST API through huggingface_hub. Artifacts lie in a bucket that the job mounts.
+
+HF_ENDPOINT names another server of the same API. A failed or preempted job is started again by the service, up to
+`attempts` launches in all; each goes on where the one before stopped, since the chain runs with --resume.
+"""
+
+import base64
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from pydantic import Field
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
+
+from composer_cli.executors.base import CANCELLED, COMPLETE, FAILED, LOST, QUEUED, RUNNING, Chain, State, Where, values
+from composer_cli.executors.script import script
+from stages.errors import InfrastructureError, UsageError
+from stages.redaction import keep_secret, redacted
+
+MOUNTED = "/artifacts"
+LABEL = "composer"
+"""By this label a job is found whose creation was not answered."""
+UNPACKED = 'printf %s "$COMPOSER_SCRIPT" | base64 -d > /tmp/composer.sh && exec sh /tmp/composer.sh'
+"""The script travels in a variable: commands of several lines were reported to arrive as one."""
+TRIES = 6
+LONGEST_PAUSE_S = 120.0
+WORDS = {
+    "SCHEDULING": QUEUED,
+    "RUNNING": RUNNING,
+    "COMPLETED": COMPLETE,
+    "CANCELED": CANCELLED,
+    "ERROR": FAILED,
+    "DELETED": LOST,
+}
+Answer = TypeVar("Answer")
+
+
+class HfJob(Where):
+    """A job of Hugging Face Jobs."""
+
+    image: str = Field(min_length=1)
+    """Docker image that holds Composer, or Python where `setup` installs Composer."""
+    bucket: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
+    """OWNER/NAME of the bucket in which artifacts are kept."""
+    flavor: str = "cpu-basic"
+    """The machine: a10g-small, a100-large, h200, ..."""
+    timeout: str = Field("4h", pattern=r"^\d+(\.\d+)?[smhd]?$")
+    """Longest time of one launch, in s, m, h or d."""
+    attempts: int = Field(3, ge=1)
+    """Launches in all, the first included."""
+    namespace: str = ""
+    """Whose job it is; empty for the owner of the token."""
+    python: str = "python"
+    """The interpreter in the image."""
+
+
+class HfJobs:
+    """Submits, asks and cancels through huggingface_hub's client."""
+
+    settings = HfJob
+
+    def spec(self, chain: Chain, where: HfJob) -> dict[str, Any]:
+        """What `run_job` is given, but the keys' values."""
+        return {
+            "image": where.image,
+            "command": ["sh", "-c", UNPACKED],
+            "keys": list(chain.keys),
+            "flavor": where.flavor,
+            "timeout": where.timeout,
+            "attempts": where.attempts,
+            "name": chain.name,
+            "labels": {LABEL: chain.name},
+            "volumes": [{"type": "bucket", "source": where.bucket, "mountPath": MOUNTED}],
+            "script": script(chain, where, python=where.python, artifacts=MOUNTED),
+        }
+
+    def submit(self, chain: Chain, where: HfJob) -> dict[str, Any]:
+        """Create the job, and no second one where the answer to the first request was lost."""
+        from huggingface_hub import Volume
+
+        secrets, api = values(chain.keys), _api()
+        namespace = where.namespace or _ask(lambda: api.whoami()["name"])
+        spec = self.spec(chain, where)
+        given = {name: value for name, value in spec.items() if name not in ("keys", "script", "volumes")}
+        in_doubt: list[Exception] = []
+
+        def create() -> Any:
+            if in_doubt and (found := next(iter(api.list_jobs(labels=spec["labels"], namespace=namespace)), None)):
+                return found
+            try:
+                return api.run_job(
+                    **given,
+                    volumes=[Volume(**volume) for volume in spec["volumes"]],
+                    env={"COMPOSER_SCRIPT": base64.b64encode(spec["script"].encode()).decode()},
+                    secrets=secrets,
+                    namespace=namespace,
+                )
+            except Exception as error:
+                if _status(error) != 429:
+                    in_doubt.append(error)
+                raise
+
+        job = _ask(create)
+        return {"id": job.id, "namespace": namespace, "url": job.url}
+
+    def state(self, job: Mapping[str, Any]) -> State:
+        """As the service says."""
+        found = _ask(lambda: _api().inspect_job(job_id=job["id"], namespace=job["namespace"]))
+        return State(WORDS.get(str(found.status.stage), RUNNING), found.status.message or "")
+
+    def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
+        """The service's stream of lines."""
+        api, which = _api(), {"job_id": job["id"], "namespace": job["namespace"]}
+        if not follow:
+            yield from _ask(lambda: list(api.fetch_job_logs(**which)))
+            return
+        with _sentences():
+            yield from api.fetch_job_logs(**which, follow=True)
+
+    def cancel(self, job: Mapping[str, Any]) -> None:
+        """The service stops its container."""
+        _ask(lambda: _api().cancel_job(job_id=job["id"], namespace=job["namespace"]))
+
+
+def _api() -> Any:
+    from huggingface_hub import HfApi, get_token
+
+    token = get_token()
+    if not token:
+        raise UsageError("There is no token for Hugging Face. `hf auth login` keeps one, or export HF_TOKEN.")
+    keep_secret(token)
+    return HfApi(token=token, library_name="composer")
+
+
+def _ask(call: Callable[[], Answer]) -> Answer:
+    """What the service answers; asked again a few times when it is busy, fails or cannot be reached.
+
+    Raises `UsageError` for what it refuses, `InfrastructureError` where it does not answer.
+    """
+    from huggingface_hub.errors import HTTPError as Unreachable  # type: ignore[attr-defined]  # of its HTTP client
+
+    def passing(error: BaseException) -> bool:
+        status = _status(error)
+        return isinstance(error, Unreachable) and (status is None or status == 429 or status >= 500)
+
+    again = Retrying(retry=retry_if_exception(passing), wait=_pause, stop=stop_after_attempt(TRIES), reraise=True)
+    with _sentences():
+        return again(call)
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """What the service refuses or fails with, as a sentence."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HTTPError as Unreachable  # type: ignore[attr-defined]  # of its HTTP client
+
+    try:
+        yield
+    except Unreachable as error:
+        status = _status(error)
+        said = redacted(str(getattr(error, "server_message", None) or error).strip().split("\n")[0])
+        if status in (401, 403):
+            raise UsageError(f"{constants.ENDPOINT} refuses the token for this job: {said}") from None
+        if status is not None and status < 500 and status != 429:
+            raise UsageError(f"{constants.ENDPOINT} refuses this job ({status}): {said}") from None
+        raise InfrastructureError(
+            f"{constants.ENDPOINT} did not take the request ({status or 'no answer'}): {said}. Try again later."
+        ) from None
+
+
+def _status(error: BaseException) -> int | None:
+    response = getattr(error, "response", None)
+    return None if response is None else int(response.status_code)
+
+
+def _pause(state: RetryCallState) -> float:
+    """Seconds until the next request: what the service asks for, else 1, 2, 4, ..."""
+    error = state.outcome.exception() if state.outcome else None
+    asked = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
+    own = float(2 ** (state.attempt_number - 1))
+    return min(float(asked) if asked.isdigit() else own, LONGEST_PAUSE_S)
