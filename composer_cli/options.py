@@ -73,7 +73,8 @@ OnOrSubmit = Annotated[
     typer.Option(
         "--on",
         metavar="WHERE",
-        help=f"Submit the chain instead of running it here: slurm or hf-jobs. Or deal its stages' work to workers: {WORDS}.",
+        help="Submit the chain instead of running it here: slurm, hf-jobs or modal. "
+        f"Or deal its stages' work to workers: {WORDS}.",
         autocompletion=complete.executors,
     ),
 ]

@@ -297,6 +297,7 @@ FOREIGN = {
     "pip": {"pip install swebench"},
     "Slurm": {"--requeue"},
     "Hugging Face": {"hf auth login", "hf buckets sync hf://buckets/OWNER/NAME artifacts"},
+    "Modal": {"modal token new", "pip install modal", "modal volume get VOLUME / artifacts"},
     "git": {"git tag", "git push"},
     "shell": {"PATH", "PYTHONPATH", "zcat steps/*.jsonl.gz"},
 }

@@ -11,6 +11,7 @@ from stages.errors import UsageError
 EXECUTORS = {
     "slurm": "composer_cli.executors.slurm:Slurm",
     "hf-jobs": "composer_cli.executors.hf_jobs:HfJobs",
+    "modal": "composer_cli.executors.modal_sandbox:ModalSandbox",
 }
 """Where a whole chain can be submitted. Each is imported when it is wanted."""
 LOCAL = "local"

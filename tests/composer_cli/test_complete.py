@@ -37,6 +37,7 @@ def test_runs_and_commands_are_offered(made: Path, shell: str) -> None:
         ("composer collect --env lee", "leetcode-rh"),
         ("composer run --on sl", "slurm"),
         ("composer run --on h", "hf-jobs"),
+        ("composer run --on m", "modal"),
         ("composer replay-teachers --from col", "collect/"),
     ],
 )

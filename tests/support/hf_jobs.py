@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from stages.sandbox.bubblewrap import find_bwrap
+from support.container import container
 from support.loopback import Handler, listening
 
 OWNER = "me"
@@ -130,10 +130,10 @@ class Jobs:
                 job.stage, job.message = "ERROR", f"Job failed with exit code: {code}"
 
     def _launch(self, job: Launched) -> int:
-        mounts = [["--bind", str(self.buckets[v["source"]]), v["mountPath"]] for v in job.asked.get("volumes", [])]
+        mounts = {volume["mountPath"]: self.buckets[volume["source"]] for volume in job.asked.get("volumes", [])}
         env = {"PATH": os.environ["PATH"], "HOME": "/tmp", **job.asked["environment"], **job.asked.get("secrets", {})}
         job.process = subprocess.Popen(
-            [*_container(), *(word for mount in mounts for word in mount), "--", *job.asked["command"]],
+            [*container(mounts), *job.asked["command"]],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -146,17 +146,6 @@ class Jobs:
             job.say(line.rstrip("\n"))
         timer.cancel()
         return job.process.wait()
-
-
-def _container() -> list[str]:
-    words = [find_bwrap(), "--die-with-parent", "--chdir", "/"]
-    for name in sorted(os.listdir("/")):
-        path = f"/{name}"
-        if os.path.islink(path):
-            words += ["--symlink", os.readlink(path), path]
-        elif name not in ("tmp", "proc", "dev"):
-            words += ["--bind", path, path]
-    return [*words, "--dev-bind", "/dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
 
 
 @contextmanager

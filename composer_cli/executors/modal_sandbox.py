@@ -1,0 +1,151 @@
+"""Modal, through its SDK: a chain in a sandbox, artifacts in a volume, keys in one of Modal's secrets.
+
+A sandbox is not started again by Modal: after a preemption, or after its time, the same command goes on.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import Field
+
+from composer_cli.executors.base import FAILED, RUNNING, Chain, State, Where, ended, redact
+from composer_cli.executors.script import script
+from stages.errors import InfrastructureError, UsageError
+from stages.redaction import redacted
+
+MOUNTED = "/artifacts"
+OUT_OF_TIME = 124
+"""The exit code that the SDK gives to a sandbox which outlived its time."""
+EVERY_S = 2.0
+LONGEST_S = 86_400
+
+
+class ModalJob(Where):
+    """A Modal sandbox."""
+
+    image: str = Field(min_length=1)
+    """Image of a registry that holds Composer, or Python where `setup` installs Composer."""
+    volume: str = Field(min_length=1)
+    """Name of the volume in which artifacts are kept; made where there is none."""
+    secret: str = ""
+    """Name of Modal's secret that holds the chain's keys."""
+    app: str = "composer"
+    """The Modal app that its sandboxes belong to; made where there is none."""
+    gpu: str = ""
+    """As Modal writes it: A10G, H100, H100:2."""
+    cpu: float = Field(2.0, gt=0)
+    """Cores."""
+    memory: int = Field(8192, gt=0)
+    """MiB."""
+    timeout_s: int = Field(LONGEST_S, gt=0, le=LONGEST_S)
+    """Longest time of the sandbox, at most a day."""
+    python: str = "python"
+    """The interpreter in the image."""
+
+
+class ModalSandbox:
+    """Submits, asks and cancels through Modal's SDK."""
+
+    settings = ModalJob
+
+    def spec(self, chain: Chain, where: ModalJob) -> dict[str, Any]:
+        """What the sandbox is created from, but the objects that names stand for."""
+        if chain.keys and not where.secret:
+            raise UsageError(
+                f"The chain needs {', '.join(chain.keys)}. Keep them in a secret of Modal's, and name it in on.secret."
+            )
+        return {
+            "app": where.app,
+            "name": chain.name,
+            "image": where.image,
+            "keys": list(chain.keys),
+            "secret": where.secret,
+            "volumes": {MOUNTED: where.volume},
+            "gpu": where.gpu or None,
+            "cpu": where.cpu,
+            "memory": where.memory,
+            "timeout": where.timeout_s,
+            "script": script(chain, where, python=where.python, artifacts=MOUNTED, head="exec 2>&1"),
+        }
+
+    def submit(self, chain: Chain, where: ModalJob) -> dict[str, Any]:
+        """Create the sandbox; its name is the chain's, so that there is one."""
+        spec = self.spec(chain, where)
+        redact(chain.keys)
+        began = datetime.now(UTC).isoformat()
+        with _sdk() as modal:
+            app = modal.App.lookup(spec["app"], create_if_missing=True)
+            secrets = [modal.Secret.from_name(where.secret, required_keys=spec["keys"])] if where.secret else []
+            volumes = {
+                place: modal.Volume.from_name(name, create_if_missing=True) for place, name in spec["volumes"].items()
+            }
+            sandbox = modal.Sandbox.create(
+                "sh",
+                "-c",
+                spec["script"],
+                app=app,
+                name=spec["name"],
+                image=modal.Image.from_registry(spec["image"]),
+                secrets=secrets,
+                volumes=volumes,
+                gpu=spec["gpu"],
+                cpu=spec["cpu"],
+                memory=spec["memory"],
+                timeout=spec["timeout"],
+            )
+            return {"id": sandbox.object_id, "since": began}
+
+    def state(self, job: Mapping[str, Any]) -> State:
+        """As the exit code says, where there is one."""
+        with _sdk() as modal:
+            code = modal.Sandbox.from_id(job["id"]).poll()
+        if code is None:
+            return State(RUNNING)
+        if code == OUT_OF_TIME:
+            return State(FAILED, "its time is over; the same command with --on goes on")
+        return ended(code)
+
+    def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
+        """What Modal has kept of its output, which stays readable when the sandbox is gone."""
+        seen = 0
+        while True:
+            over = not follow or self.state(job).over
+            with _sdk() as modal:
+                kept = modal.Sandbox.from_id(job["id"]).logs.fetch(since=datetime.fromisoformat(job["since"]))
+                text = "".join(entry.message for entry in kept)
+            whole = text if over else text[: text.rfind("\n") + 1]
+            yield from whole[seen:].splitlines()
+            seen = max(seen, len(whole))
+            if over:
+                return
+            time.sleep(EVERY_S)
+
+    def cancel(self, job: Mapping[str, Any]) -> None:
+        """End the sandbox."""
+        with _sdk() as modal:
+            modal.Sandbox.from_id(job["id"]).terminate()
+
+
+@contextmanager
+def _sdk() -> Iterator[Any]:
+    """The SDK, its failures as sentences: `UsageError` where it is not installed, or Modal refuses."""
+    try:
+        import modal
+        from modal import exception as failure
+    except ImportError:
+        raise UsageError("Modal's SDK is not installed. `pip install modal` brings it.") from None
+    try:
+        yield modal
+    except failure.AuthError as error:
+        raise UsageError(f"Modal refuses the token: {_first(error)}. `modal token new` makes one.") from None
+    except (failure.NotFoundError, failure.InvalidError, failure.AlreadyExistsError) as error:
+        raise UsageError(f"Modal refuses this job: {_first(error)}") from None
+    except failure.Error as error:
+        raise InfrastructureError(f"Modal failed ({type(error).__name__}): {_first(error)}. Try again later.") from None
+
+
+def _first(error: BaseException) -> str:
+    return redacted((str(error).strip().splitlines() or [""])[0].rstrip("."))
