@@ -76,6 +76,8 @@ class Executor(Protocol):
 
     settings: type[Any]
     """The model of its settings, a `Where`."""
+    shares_files: bool
+    """Whether a path that means a file here means the same file there."""
 
     def spec(self, chain: Chain, where: Any) -> dict[str, Any]:
         """What would be submitted, as JSON, without any key: `script` is its text."""

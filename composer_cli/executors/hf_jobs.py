@@ -57,7 +57,7 @@ class HfJob(Where):
 class HfJobs:
     """Submits, asks and cancels through huggingface_hub's client."""
 
-    settings = HfJob
+    settings, shares_files = HfJob, False
 
     def spec(self, chain: Chain, where: HfJob) -> dict[str, Any]:
         """What `run_job` is given, but the keys' values."""

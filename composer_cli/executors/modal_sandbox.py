@@ -49,7 +49,7 @@ class ModalJob(Where):
 class ModalSandbox:
     """Submits, asks and cancels through Modal's SDK."""
 
-    settings = ModalJob
+    settings, shares_files = ModalJob, False
 
     def spec(self, chain: Chain, where: ModalJob) -> dict[str, Any]:
         """What the sandbox is created from, but the objects that names stand for."""

@@ -84,7 +84,7 @@ class SlurmJob(Where):
 class Slurm:
     """Submits through sbatch, asks through scontrol, cancels through scancel."""
 
-    settings = SlurmJob
+    settings, shares_files = SlurmJob, True
 
     def spec(self, chain: Chain, where: SlurmJob) -> dict[str, Any]:
         """The batch script, and the command that submits it."""

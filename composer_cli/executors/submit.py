@@ -1,5 +1,6 @@
 """From the words of `composer run` to a job, and to its record below the artifacts folder."""
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,6 +90,20 @@ def _keys(group: Any) -> Iterator[str]:
         yield from _keys(item)
 
 
+def _files(key: str, group: Any) -> Iterator[tuple[str, str]]:
+    """Settings whose values are files of this machine, as their beginning says, or as they are found where we stand."""
+    if isinstance(group, str):
+        path = group.partition(":")[2] if ":" in group else group
+        if path.startswith(("./", "../", "~")) or (os.sep in path[1:] and Path(path).exists()):
+            yield key, group
+        return
+    if isinstance(group, BaseModel):
+        group = {field: getattr(group, field) for field in type(group).model_fields}
+    named = group.items() if isinstance(group, dict) else enumerate(group) if isinstance(group, (list, tuple)) else ()
+    for name, item in named:
+        yield from _files(f"{key}.{name}", item)
+
+
 def shown(executor: Executor, chain: Chain, where: Any) -> tuple[dict[str, Any], str]:
     """What would be submitted, as JSON and as text."""
     spec = executor.spec(chain, where)
@@ -141,6 +156,13 @@ def carry_out(
     if clean:
         raise UsageError("--clean would delete at every launch what the one before did. Leave it out with --on.")
     where = configured(word, executor, tree)
+    here = [] if executor.shares_files else [found for key, config in configs.items() for found in _files(key, config)]
+    if here:
+        key, path = here[0]
+        raise UsageError(
+            f"{key} = {path} lies on this machine, which {word} does not see. Give what it can reach: a hub id, "
+            "an address, or a path in its image or below /artifacts."
+        )
     chain = prepared(asked, configs, where, artifacts)
     if dry_run:
         spec, text = shown(executor, chain, where)

@@ -108,6 +108,18 @@ class Modal:
         running.process.wait()
 
 
+def _both(call: Any) -> tuple[Any, Any]:
+    """A call of the first backend, and the same of the second."""
+
+    async def first(self: Any, stream: Any) -> None:
+        await stream.send_message(await call(self, await self._asked(stream)))
+
+    async def second(self: Any, stream: Any) -> None:
+        await stream.send_message(await call(self, await self._asked(stream, second=True)))
+
+    return first, second
+
+
 class Answers:
     """The calls that are answered, by their names in the protocol."""
 
@@ -180,36 +192,21 @@ class Answers:
         running = self.service.launch(request, [source.secret_id for source in request.secret_sources], "026d")
         await stream.send_message(api_pb2.SandboxCreateV2Response(sandbox_id=running.id, task_id=f"ta-{running.id}"))
 
-    async def SandboxGetTaskId(self, stream: Any) -> None:
-        await self._task(stream, second=False)
+    async def _task(self, request: Any) -> Any:
+        return api_pb2.SandboxGetTaskIdResponse(task_id=f"ta-{self._sandbox(request.sandbox_id).id}")
 
-    async def SandboxGetTaskIdV2(self, stream: Any) -> None:
-        await self._task(stream, second=True)
-
-    async def _task(self, stream: Any, second: bool) -> None:
-        running = self._sandbox((await self._asked(stream, second)).sandbox_id)
-        await stream.send_message(api_pb2.SandboxGetTaskIdResponse(task_id=f"ta-{running.id}"))
-
-    async def SandboxWait(self, stream: Any) -> None:
-        await self._result(stream, second=False)
-
-    async def SandboxWaitV2(self, stream: Any) -> None:
-        await self._result(stream, second=True)
-
-    async def _result(self, stream: Any, second: bool) -> None:
-        running = self._sandbox((await self._asked(stream, second)).sandbox_id)
+    async def _result(self, request: Any) -> Any:
+        running = self._sandbox(request.sandbox_id)
         metadata = api_pb2.SandboxHandleMetadata(app_id=running.app_id)
-        await stream.send_message(api_pb2.SandboxWaitResponse(result=running.result(), metadata=metadata))
+        return api_pb2.SandboxWaitResponse(result=running.result(), metadata=metadata)
 
-    async def SandboxTerminate(self, stream: Any) -> None:
-        await self._terminate(stream, second=False)
+    async def _terminate(self, request: Any) -> Any:
+        self._sandbox(request.sandbox_id).kill(TERMINATED, signal.SIGTERM)
+        return api_pb2.SandboxTerminateResponse()
 
-    async def SandboxTerminateV2(self, stream: Any) -> None:
-        await self._terminate(stream, second=True)
-
-    async def _terminate(self, stream: Any, second: bool) -> None:
-        self._sandbox((await self._asked(stream, second)).sandbox_id).kill(TERMINATED, signal.SIGTERM)
-        await stream.send_message(api_pb2.SandboxTerminateResponse())
+    SandboxGetTaskId, SandboxGetTaskIdV2 = _both(_task)
+    SandboxWait, SandboxWaitV2 = _both(_result)
+    SandboxTerminate, SandboxTerminateV2 = _both(_terminate)
 
     async def AppCountLogs(self, stream: Any) -> None:
         request = await self._asked(stream)

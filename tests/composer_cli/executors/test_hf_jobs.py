@@ -2,38 +2,17 @@
 
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.command_line import call, repair, until
+from support.command_line import call, until
 from support.hf_jobs import Jobs, serving_jobs
-from support.server import Reply, Server, serving
+from support.server import Server, serving
+from support.submitting import KEY, Held, chain, digests, holding, job, name_of
 
-TOKEN, KEY = "hf_0123456789abcdef", "sk-0123456789abcdef"
-PRESET = """
-[[stage]]
-stage = "collect"
-[stage.config]
-tasks = 2
-samples = 2
-sandbox = "none"
-policy = {{ model = "scripted", base_url = "{url}", api_key_env = "TEACHING_KEY", concurrency = 1 }}
-"""
+TOKEN = "hf_0123456789abcdef"
 ROOT = Path(__file__).parents[3]
-
-
-class Held:
-    """A scripted model that answers the first few requests, and the others when it is let."""
-
-    def __init__(self) -> None:
-        self.let, self.first = threading.Event(), 1000
-
-    def __call__(self, asked, earlier: int) -> Reply:
-        if earlier >= self.first:
-            self.let.wait(60)
-        return repair(asked, earlier)
 
 
 @pytest.fixture
@@ -56,7 +35,7 @@ def service(tmp_path: Path) -> Iterator[Jobs]:
 
 @pytest.fixture
 def composer(service: Jobs, model: Server, tmp_path: Path) -> Callable:
-    (tmp_path / "small.toml").write_text(PRESET.format(url=model.url))
+    (tmp_path / "small.toml").write_text(chain(model.url, sandbox="none"))
     mine = {"HF_ENDPOINT": service.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "hub"), "TEACHING_KEY": KEY}
     return lambda *words, at="artifacts", **more: call(tmp_path / at, *words, **{**mine, **more})
 
@@ -66,21 +45,6 @@ def words(tmp_path: Path) -> list:
     where = {"image": "composer", "bucket": "me/runs", "python": sys.executable, "env.PYTHONPATH": ROOT}
     sets = [word for key, value in where.items() for word in ("--set", f"on.{key}={value}")]
     return ["run", "--preset", tmp_path / "small.toml", "--on", "hf-jobs", *sets]
-
-
-def submitted(done) -> str:
-    assert done.returncode == 0, done.stderr + done.stdout
-    return json.loads(done.stdout)["job"]["name"]
-
-
-def job(composer, name: str) -> dict:
-    return next(one for one in json.loads(composer("status", "--json").stdout)["jobs"] if one["job"] == name)
-
-
-def digests(folder: Path) -> dict[str, str]:
-    manifest = json.loads((folder / "collect" / "latest" / "manifest.json").read_text())
-    assert manifest["status"] == "complete"
-    return {name: out["content_sha256"] for name, out in manifest["outputs"].items()}
 
 
 def here(composer, tmp_path: Path) -> dict[str, str]:
@@ -95,7 +59,7 @@ def test_a_killed_job_is_tried_again_and_ends_in_the_same_content_without_keys(
     composer, words, service, model, held, tmp_path
 ):
     held.first = 6
-    name = submitted(composer(*words, "--json"))
+    name = name_of(composer(*words, "--json"))
     until(lambda: len(model.requests) == 7, seconds=60)  # the seventh is held
     assert job(composer, name)["status"] == "running"
     service.jobs[0].kill()
@@ -108,9 +72,7 @@ def test_a_killed_job_is_tried_again_and_ends_in_the_same_content_without_keys(
     assert len(asked) == len(model.requests) - len(asked) + 1  # one was under way when the machine went away
     assert set(model.keys) == {f"Bearer {KEY}"}
     places = (tmp_path / "artifacts", tmp_path / "bucket")
-    files = [path for place in places for path in place.rglob("*") if path.is_file()]
-    held_keys = [p for p in files if KEY.encode() in p.read_bytes() or TOKEN.encode() in p.read_bytes()]
-    assert len(files) > 5 and held_keys == []
+    assert holding(KEY, *places) == holding(TOKEN, *places) == []
     assert KEY not in json.dumps(service.jobs[0].asked["environment"]) + json.dumps(service.jobs[0].asked["command"])
     assert service.jobs[0].asked["secrets"] == {"TEACHING_KEY": KEY}
 
@@ -118,13 +80,13 @@ def test_a_killed_job_is_tried_again_and_ends_in_the_same_content_without_keys(
 @pytest.mark.slow
 def test_a_cancelled_job_stays_so_and_the_same_command_goes_on(composer, words, service, model, held, tmp_path):
     held.first = 6
-    name = submitted(composer(*words, "--json"))
+    name = name_of(composer(*words, "--json"))
     until(lambda: len(model.requests) == 7, seconds=60)
     stopped = composer("cancel", name)
     held.let.set()
     assert stopped.returncode == 0 and (service.jobs[0].stage, service.jobs[0].launches) == ("CANCELED", 1)
     until(lambda: service.jobs[0].process.poll() is not None)
-    again = submitted(composer(*words, "--json"))
+    again = name_of(composer(*words, "--json"))
     until(lambda: job(composer, again)["status"] == "complete", seconds=90)
     assert digests(tmp_path / "bucket") == here(composer, tmp_path)
 
@@ -136,7 +98,7 @@ def failing(words: list) -> list:
 
 def test_a_busy_service_is_asked_again(composer, words, service):
     service.busy = [429, 429]
-    name = submitted(composer(*failing(words), "--json"))
+    name = name_of(composer(*failing(words), "--json"))
     assert len(service.jobs) == 1 and service.asked.count("POST /api/jobs/me") == 3
     until(lambda: service.jobs[0].over)
     service.busy = [503]
@@ -149,13 +111,13 @@ def test_a_busy_service_is_asked_again(composer, words, service):
 
 def test_a_job_whose_creation_was_not_answered_is_found_and_not_created_again(composer, words, service):
     service.lost = 1
-    submitted(composer(*failing(words), "--json"))
+    name_of(composer(*failing(words), "--json"))
     assert len(service.jobs) == 1 and service.asked.count("POST /api/jobs/me") == 1
 
 
 def test_a_launch_is_ended_at_its_time(composer, words, service):
     sets = ["--set", 'on.setup="sleep 60"', "--set", "on.timeout=1s", "--set", "on.attempts=1"]
-    submitted(composer(*words, *sets, "--json"))
+    name_of(composer(*words, *sets, "--json"))
     until(lambda: service.jobs[0].over)
     assert service.jobs[0].stage == "ERROR"
 

@@ -1,41 +1,19 @@
 """A chain in a Modal sandbox: Modal's real SDK, and a fake of its service that runs the command with the volume."""
 
-import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.command_line import call, repair, until
-from support.server import Reply, Server, serving
+from support.command_line import call, until
+from support.server import Server, serving
+from support.submitting import KEY, Held, chain, digests, holding, job, name_of
 
 MISSING = "Modal's SDK is not installed: pip install modal"
 with_sdk = pytest.mark.skipif(find_spec("modal") is None, reason=MISSING)
-KEY, TOKEN = "sk-0123456789abcdef", ("ak-0123456789", "as-0123456789abcdef")
+TOKEN = ("ak-0123456789", "as-0123456789abcdef")
 ROOT = Path(__file__).parents[3]
-PRESET = """
-[[stage]]
-stage = "collect"
-[stage.config]
-tasks = 2
-samples = 2
-sandbox = "none"
-policy = {{ model = "scripted", base_url = "{url}", api_key_env = "TEACHING_KEY", concurrency = 1 }}
-"""
-
-
-class Held:
-    """A scripted model that answers the first few requests, and the others when it is let."""
-
-    def __init__(self) -> None:
-        self.let, self.first = threading.Event(), 1000
-
-    def __call__(self, asked, earlier: int) -> Reply:
-        if earlier >= self.first:
-            self.let.wait(60)
-        return repair(asked, earlier)
 
 
 @pytest.fixture
@@ -60,7 +38,7 @@ def service(tmp_path: Path) -> Iterator:
 
 @pytest.fixture
 def composer(service, model: Server, tmp_path: Path) -> Callable:
-    (tmp_path / "small.toml").write_text(PRESET.format(url=model.url))
+    (tmp_path / "small.toml").write_text(chain(model.url, sandbox="none"))
     mine = {
         "MODAL_SERVER_URL": service.url,
         "MODAL_TOKEN_ID": TOKEN[0],
@@ -78,28 +56,13 @@ def words(tmp_path: Path) -> list:
     return ["run", "--preset", tmp_path / "small.toml", "--on", "modal", *sets, *path]
 
 
-def submitted(done) -> str:
-    assert done.returncode == 0, done.stderr + done.stdout
-    return json.loads(done.stdout)["job"]["name"]
-
-
-def job(composer, name: str) -> dict:
-    return next(one for one in json.loads(composer("status", "--json").stdout)["jobs"] if one["job"] == name)
-
-
-def digests(folder: Path) -> dict[str, str]:
-    manifest = json.loads((folder / "collect" / "latest" / "manifest.json").read_text())
-    assert manifest["status"] == "complete"
-    return {name: out["content_sha256"] for name, out in manifest["outputs"].items()}
-
-
 @with_sdk
 @pytest.mark.slow
 def test_an_ended_sandbox_is_followed_by_one_that_goes_on_to_the_same_content(
     composer, words, service, model, held, tmp_path
 ):
     held.first = 6
-    name = submitted(composer(*words, "--json"))
+    name = name_of(composer(*words, "--json"))
     until(lambda: len(model.requests) == 7, seconds=60)  # the seventh is held
     assert job(composer, name)["status"] == "running"
     assert "collect: starts" in composer("show", name).stdout
@@ -107,22 +70,20 @@ def test_an_ended_sandbox_is_followed_by_one_that_goes_on_to_the_same_content(
     held.let.set()
     assert stopped.returncode == 0 and job(composer, name)["status"] == "cancelled", stopped.stderr
     until(lambda: service.sandboxes[0].process.poll() is not None)
-    again = submitted(composer(*words, "--json"))
+    again = name_of(composer(*words, "--json"))
     log = composer("show", again, "--follow")
     assert log.returncode == 0 and "resumed, done in" in log.stdout, log.stdout + log.stderr
     assert job(composer, again)["status"] == "complete"
     here = composer("run", "--preset", tmp_path / "small.toml", at="here", TEACHING_KEY=KEY)
     assert here.returncode == 0 and digests(tmp_path / "volume") == digests(tmp_path / "here")
     assert set(model.keys) == {f"Bearer {KEY}"}
-    places = (tmp_path / "artifacts", tmp_path / "volume")
-    files = [path for place in places for path in place.rglob("*") if path.is_file()]
-    assert len(files) > 5 and [p for p in files if KEY.encode() in p.read_bytes()] == []
+    assert holding(KEY, tmp_path / "artifacts", tmp_path / "volume") == []
 
 
 @with_sdk
 def test_the_sandbox_is_what_was_asked_for(composer, words, service):
     sets = ["--set", 'on.setup="echo said; exit 3"', "--set", "on.gpu=H100:2", "--set", "on.cpu=4", "--json"]
-    name = submitted(composer(*words, *sets))
+    name = name_of(composer(*words, *sets))
     asked = service.sandboxes[0].asked
     assert (asked.name, asked.timeout_secs, service.sandboxes[0].secrets) == (name, 86_400, ["st-teaching"])
     assert (asked.resources.gpu_config.gpu_type, asked.resources.gpu_config.count) == ("H100", 2)
@@ -136,7 +97,7 @@ def test_the_sandbox_is_what_was_asked_for(composer, words, service):
 
 @with_sdk
 def test_a_sandbox_that_outlives_its_time_has_failed(composer, words, service):
-    name = submitted(composer(*words, "--set", 'on.setup="sleep 60"', "--set", "on.timeout_s=1", "--json"))
+    name = name_of(composer(*words, "--set", 'on.setup="sleep 60"', "--set", "on.timeout_s=1", "--json"))
     until(lambda: service.sandboxes[0].process.poll() is not None)
     assert job(composer, name)["reason"] == "its time is over; the same command with --on goes on"
 

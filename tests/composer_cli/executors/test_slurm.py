@@ -3,40 +3,19 @@
 import json
 import os
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support import slurm
-from support.command_line import call, repair, until
-from support.server import Reply, Server, serving
+from support.command_line import call, until
+from support.server import Server, serving
+from support.submitting import KEY, Held, chain, digests, holding, job, name_of
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not slurm.installed(), reason=slurm.MISSING),
 ]
-KEY = "sk-0123456789abcdef"
-PRESET = """
-[[stage]]
-stage = "collect"
-[stage.config]
-tasks = 2
-samples = 2
-policy = {{ model = "scripted", base_url = "{url}", api_key_env = "TEACHING_KEY", concurrency = 1 }}
-"""
-
-
-class Held:
-    """A scripted model that answers the first few requests, and the others when it is let."""
-
-    def __init__(self) -> None:
-        self.let, self.first = threading.Event(), 1000
-
-    def __call__(self, asked, earlier: int) -> Reply:
-        if earlier >= self.first:
-            self.let.wait(60)
-        return repair(asked, earlier)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +37,7 @@ def model(held: Held) -> Iterator[Server]:
 
 @pytest.fixture
 def composer(cluster, model, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    (tmp_path / "small.toml").write_text(PRESET.format(url=model.url))
+    (tmp_path / "small.toml").write_text(chain(model.url))
     variables = {**cluster, "TEACHING_KEY": KEY, "HOME": str(tmp_path)}
     return lambda *words, at="artifacts": call(tmp_path / at, *words, **variables)
 
@@ -68,28 +47,15 @@ def submitted(composer, tmp_path: Path) -> Callable[..., str]:
     """Submit the chain; the name of the job."""
 
     def submitting(*words: str) -> str:
-        done = composer("run", "--preset", tmp_path / "small.toml", "--on", "slurm", "--json", *words)
-        assert done.returncode == 0, done.stderr + done.stdout
-        return json.loads(done.stdout)["job"]["name"]
+        return name_of(composer("run", "--preset", tmp_path / "small.toml", "--on", "slurm", "--json", *words))
 
     return submitting
-
-
-def job(composer, name: str) -> dict:
-    """How a job stands, as `composer status` says."""
-    return next(one for one in json.loads(composer("status", "--json").stdout)["jobs"] if one["job"] == name)
 
 
 def ended(composer, name: str) -> str:
     """Its status when it is over."""
     until(lambda: job(composer, name)["status"] not in ("queued", "running"), seconds=150)
     return job(composer, name)["status"]
-
-
-def digests(folder: Path) -> dict[str, str]:
-    manifest = json.loads((folder / "collect" / "latest" / "manifest.json").read_text())
-    assert manifest["status"] == "complete"
-    return {name: out["content_sha256"] for name, out in manifest["outputs"].items()}
 
 
 def here(composer, tmp_path: Path) -> dict[str, str]:
@@ -112,8 +78,7 @@ def test_a_submitted_chain_ends_in_the_same_content_and_its_key_is_written_nowhe
     assert ended(composer, name) == "complete"
     assert digests(tmp_path / "artifacts") == here(composer, tmp_path)
     assert set(model.keys) == {f"Bearer {KEY}"}
-    files = [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file()]
-    assert len(files) > 5 and [path for path in files if KEY.encode() in path.read_bytes()] == []
+    assert holding(KEY, tmp_path / "artifacts") == []
     shown = composer("show", name).stdout
     assert "status: complete" in shown and "The report: " in shown
     assert job(composer, name)["on"] == "slurm"

@@ -94,6 +94,26 @@ def test_what_cannot_be_submitted_is_refused_in_a_sentence(composer, preset, tmp
     assert not list(tmp_path.glob("artifacts/submitted/*"))
 
 
+@pytest.mark.parametrize(
+    ("setting", "executor", "refused"),
+    [
+        ("collect.policy.model=./student", "hf-jobs", True),
+        ("collect.policy.model=vllm:./student", "hf-jobs", True),
+        ("collect.policy.model=FOLDER", "hf-jobs", True),
+        ("collect.policy.model=./student", "slurm", False),
+        ("collect.policy.model=/artifacts/models/student", "hf-jobs", False),
+        ("collect.policy.model=OWNER/student", "hf-jobs", False),
+    ],
+)
+def test_a_file_of_this_machine_is_not_named_to_another(composer, tmp_path, setting, executor, refused):
+    (tmp_path / "student").mkdir()
+    words = ["--set", "on.image=i", "--set", "on.bucket=a/b"] if executor == "hf-jobs" else []
+    setting = setting.replace("FOLDER", str(tmp_path / "student"))
+    done = composer("run", "--preset", "demo", "--on", executor, "--dry-run", *words, "--set", setting)
+    assert done.returncode == (2 if refused else 0)
+    assert ("lies on this machine, which hf-jobs does not see" in done.stderr) == refused, done.stderr
+
+
 def test_without_sbatch_the_way_out_is_named(composer, tmp_path):
     done = composer("run", "--preset", "demo", "--on", "slurm", PATH=str(tmp_path))
     assert done.returncode == 2 and "There is no sbatch here" in done.stderr
