@@ -70,9 +70,8 @@ def row_text(row: Row) -> str:
 
 
 def _field(name: str, value: Any) -> str:
-    if name == "messages_json":
-        last = orjson.loads(value)[-1]
-        return f"{name} (the last)\n{_indented(last['content'])}"
+    if name.endswith("messages_json") and (said := orjson.loads(value)):
+        return f"{name} (the last)\n{_indented(said[-1]['content'])}"
     shown = _plain(value)
     return f"{name}\n{_indented(shown)}" if "\n" in shown or len(shown) > 90 else f"{name:<18}{shown}"
 

@@ -1,8 +1,10 @@
 """From disagreement to preference pairs.
 
+ballots.py - the vote in a state
 canonical.py - the canonical form of an action: what two spellings of one command or tool call share
 outcomes.py - what an action led to, by running it from a copy of the recorded state
 voting.py - classes of equal actions, majority, and the pairs or the reason for none
+extraction.py - pairs of votes, state after state, with counts and evidence
 groups.py - rollouts of several models on one task: the states they share, their votes and their rewards
 submissions.py - what they submitted, by the verdict on it
 rows.py - pairs as rows, also all pairs of a group of rollouts

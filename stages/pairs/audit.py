@@ -5,8 +5,9 @@ failed, one that prefers the student to a minority on a rollout that passed. How
 by giving each task the outcomes of another.
 """
 
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,15 +47,6 @@ class JudgedState:
 
 
 @dataclass(frozen=True)
-class Found:
-    """One preference of one state, and the rollout that it judges."""
-
-    state: int
-    rollout: str
-    preference: Preference
-
-
-@dataclass(frozen=True)
 class TeacherAudit:
     """One teacher: pairs that it backs, pairs that are lost and won without it, and its votes against the majority.
 
@@ -89,54 +81,54 @@ class Alignment:
     p_value: float
 
 
-def preferences(states: Sequence[JudgedState], without: str | None = None) -> list[Found]:
-    """All preferences of a run, as the votes on names of classes give them."""
+def preferences(state: JudgedState, without: str | None = None) -> list[tuple[Preference, str]]:
+    """All preferences of a state with the rollouts that they judge, as the votes on names of classes give them."""
     return [
-        Found(index, rollout, preference)
-        for index, state in enumerate(states)
+        (preference, rollout)
         for ballot, rollout in zip(state.ballots(without), state.rollouts, strict=True)
         for preference in decide(ballot)[0]
     ]
 
 
-def audit(
-    states: Sequence[JudgedState], passed: Mapping[str, bool | None], spent: Mapping[str, float | None]
-) -> list[TeacherAudit]:
-    """One line a teacher. passed: of each rollout. spent: USD of each teacher's answers."""
-    found = preferences(states)
-    return [_audit(name, states, found, passed, spent.get(name)) for name in spent]
+class Audit:
+    """What each teacher was worth, state after state. passed: of each rollout."""
+
+    def __init__(self, teachers: Iterable[str], passed: Mapping[str, bool | None]) -> None:
+        self._passed = passed
+        self._counts = {name: Counter[str]() for name in teachers}
+
+    def add(self, state: JudgedState, found: Sequence[tuple[Preference, str]]) -> None:
+        """One state, with all preferences in it."""
+        everybody = {_sides(preference) for preference, _ in found}
+        for teacher, counts in self._counts.items():
+            without = {_sides(preference) for preference, _ in preferences(state, without=teacher)}
+            counts["lost"] += len(everybody - without)
+            counts["won"] += len(without - everybody)
+            counts["backed"] += sum(_backs(teacher, state, preference) for preference, _ in found)
+            said, winner = state.says(teacher), _winner(found[-1][0]) if found else None
+            if winner is None or said is None or said == winner:
+                continue
+            counts["minority"] += 1
+            for own, rollout in zip(state.students, state.rollouts, strict=True):
+                outcome = self._passed.get(rollout)
+                if outcome is not None and own in (said, winner):
+                    side = "joined" if own == said else "opposed"
+                    counts[side] += 1
+                    counts[f"{side}_passed"] += outcome
+
+    def lines(self, spent: Mapping[str, float | None]) -> list[TeacherAudit]:
+        """One line a teacher. spent: USD of each teacher's answers."""
+        return [_line(name, counts, spent.get(name)) for name, counts in self._counts.items()]
 
 
-def _audit(
-    teacher: str,
-    states: Sequence[JudgedState],
-    found: Sequence[Found],
-    passed: Mapping[str, bool | None],
-    usd: float | None,
-) -> TeacherAudit:
-    alone = preferences(states, without=teacher)
-    everybody, without = ({_sides(one) for one in some} for some in (found, alone))
-    backed = sum(_backs(teacher, states[one.state], one.preference) for one in found)
-    minority, joined, opposed = 0, Counter[bool](), Counter[bool]()
-    winners = {one.state: _winner(one.preference) for one in found}
-    for index, winner in winners.items():
-        said = states[index].says(teacher)
-        if said is None or said == winner:
-            continue
-        minority += 1
-        for own, rollout in zip(states[index].students, states[index].rollouts, strict=True):
-            outcome = passed.get(rollout)
-            if outcome is not None and own in (said, winner):
-                (joined if own == said else opposed)[outcome] += 1
-    price = None if usd is None or not backed else usd / backed
-    lost, won = len(everybody - without), len(without - everybody)
-    votes = (joined.total(), joined[True], opposed.total(), opposed[True])
-    return TeacherAudit(teacher, backed, lost, won, minority, *votes, price)
+def _line(teacher: str, counts: Counter[str], usd: float | None) -> TeacherAudit:
+    names = ("backed", "lost", "won", "minority", "joined", "joined_passed", "opposed", "opposed_passed")
+    price = None if usd is None or not counts["backed"] else usd / counts["backed"]
+    return TeacherAudit(teacher, *(counts[name] for name in names), price)
 
 
-def _sides(found: Found) -> tuple[int, str, str, str]:
-    preference = found.preference
-    return found.state, preference.rule, preference.chosen, preference.rejected
+def _sides(preference: Preference) -> tuple[str, str, str]:
+    return preference.rule, preference.chosen, preference.rejected
 
 
 def _winner(preference: Preference) -> str:
@@ -151,23 +143,36 @@ def _backs(teacher: str, state: JudgedState, preference: Preference) -> bool:
     return state.says(teacher) == preference.rejected
 
 
-def alignment(
-    states: Sequence[JudgedState], passed: Mapping[str, bool | None], *, draws: int = DRAWS, seed: int = 0
-) -> Alignment | None:
-    """How often outcomes call pairs right; None where no pair lies on a rollout with a known outcome."""
-    task_of = {rollout: state.task for state in states for rollout in state.rollouts if passed.get(rollout) is not None}
-    rollouts = {rollout: index for index, rollout in enumerate(task_of)}
-    tasks = {task: index for index, task in enumerate(dict.fromkeys(task_of.values()))}
-    judged = [found for found in preferences(states) if found.rollout in rollouts]
-    if not judged:
-        return None
-    outcome = np.array([bool(passed[rollout]) for rollout in rollouts])
-    where = np.array([rollouts[found.rollout] for found in judged])
-    wants = np.array([found.preference.rejected_by != STUDENT for found in judged])
-    cluster = np.array([tasks[task] for task in task_of.values()])
-    shuffles = Shuffles(Labels(np.zeros((len(rollouts), 1)), cluster, np.zeros(len(rollouts), dtype=np.int64), ()))
-    random = np.random.default_rng(seed)
-    right = float((outcome[where] == wants).mean())
-    null = np.array([(outcome[shuffles.draw(random)][where] == wants).mean() for _ in range(draws)])
-    p_value = (1 + int((null >= right - 1e-9).sum())) / (draws + 1)
-    return Alignment(len(judged), right, float(null.mean()), p_value)
+class Judgement:
+    """How often outcomes call pairs right, state after state: a rollout and a side a pair."""
+
+    def __init__(self, passed: Mapping[str, bool | None]) -> None:
+        self._passed = passed
+        self._rollouts: dict[str, int] = {}
+        self._tasks: dict[str, int] = {}
+        self._task_of, self._where, self._wants = array("q"), array("q"), array("b")
+
+    def add(self, state: JudgedState, found: Sequence[tuple[Preference, str]]) -> None:
+        """One state, with all preferences in it."""
+        for rollout in state.rollouts:
+            if self._passed.get(rollout) is not None and rollout not in self._rollouts:
+                self._rollouts[rollout] = len(self._rollouts)
+                self._task_of.append(self._tasks.setdefault(state.task, len(self._tasks)))
+        for preference, rollout in found:
+            if rollout in self._rollouts:
+                self._where.append(self._rollouts[rollout])
+                self._wants.append(preference.rejected_by != STUDENT)
+
+    def alignment(self, *, draws: int = DRAWS, seed: int = 0) -> Alignment | None:
+        """What outcomes say; None where no pair lies on a rollout with a known outcome."""
+        if not self._where:
+            return None
+        outcome = np.array([bool(self._passed[rollout]) for rollout in self._rollouts])
+        where, wants = np.array(self._where), np.array(self._wants, dtype=bool)
+        steps = np.zeros(len(outcome), dtype=np.int64)
+        shuffles = Shuffles(Labels(np.zeros((len(outcome), 1)), np.array(self._task_of), steps, ()))
+        random = np.random.default_rng(seed)
+        right = float((outcome[where] == wants).mean())
+        null = np.array([(outcome[shuffles.draw(random)][where] == wants).mean() for _ in range(draws)])
+        p_value = (1 + int((null >= right - 1e-9).sum())) / (draws + 1)
+        return Alignment(len(where), right, float(null.mean()), p_value)

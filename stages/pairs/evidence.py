@@ -1,20 +1,26 @@
 """What speaks for the pairs of a run: signal and its verdict, agreement with outcomes, an audit of teachers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tabulate import tabulate
 
 from stages.pairs import agreement
 from stages.pairs.agreement import LEAST_TASKS, LEVEL, Signal, Verdict
-from stages.pairs.audit import Alignment, JudgedState, TeacherAudit, alignment, audit
-from stages.pairs.labels import numbered
+from stages.pairs.audit import Alignment, Audit, JudgedState, Judgement, TeacherAudit, preferences
+from stages.pairs.labels import Numbering
+from stages.runs import store
 from stages.runs.records import Row
 
+Judged = tuple[Verdict, dict[str, Any], str]
+MOST_STATES = 50_000
+"""A thousand rearrangements of more take minutes, and would find differences of no interest."""
+PASSED = ["rollout_id", "gt_pass", "reward"]
+"""The columns of rollouts that say whether they passed."""
 AUDIT = ("teacher", "agrees", "with student", "backs", "lost", "won", "minority", "right", "wrong", "USD/backed")
 
 
-def outcomes(rollouts: Sequence[Row]) -> dict[str, bool | None]:
+def outcomes(rollouts: Iterable[Row]) -> dict[str, bool | None]:
     """Whether each rollout passed: its verdict, else a reward above 0, else not known."""
     return {
         row["rollout_id"]: row["gt_pass"]
@@ -26,7 +32,7 @@ def outcomes(rollouts: Sequence[Row]) -> dict[str, bool | None]:
     }
 
 
-def spent(answers: Sequence[Row]) -> dict[str, float | None]:
+def spent(answers: Iterable[Row]) -> dict[str, float | None]:
     """What each teacher's answers cost in USD; None where the price of one of them is not known."""
     sums: dict[str, float | None] = {}
     for row in answers:
@@ -36,35 +42,52 @@ def spent(answers: Sequence[Row]) -> dict[str, float | None]:
     return sums
 
 
-def evidence(
-    states: Sequence[JudgedState],
-    passed: Mapping[str, bool | None],
-    spent: Mapping[str, float | None],
-    tested: Sequence[JudgedState] | None = None,
-) -> tuple[Verdict, dict[str, Any], str]:
-    """Verdict, numbers for the manifest, and lines for the report. spent: USD of each teacher's answers, in order.
+class Evidence:
+    """What speaks for pairs, state after state.
 
-    tested: the states to test signal on, where those in which everybody was asked were not all chosen blindly.
-
-    The student counts with its first recorded step of a state, so that everybody speaks once in it.
+    passed: whether each rollout did. teachers: in order. The student counts with its first recorded step of a state,
+    so that everybody speaks once in it.
     """
-    tested = states if tested is None else tested
-    labels = numbered(
-        [state.students[0] for state in tested],
-        {name: [state.says(name) for state in tested] for name in spent},
-        [state.task for state in tested],
-        [state.step for state in tested],
-    )
-    found, aligned = agreement.signal(labels), alignment(states, passed)
-    audits = audit(states, passed, spent)
-    said = agreement.verdict(found, aligned.p_value if aligned else None)
-    numbers = {
-        "signal": found and {"kappa": vars(found.kappa), "roles": vars(found.roles)},
-        "alignment": aligned and vars(aligned),
-        "teachers": [line.as_dict() for line in audits],
-    }
-    lines = [f"{said}: {_why(found)}", *_aligned(aligned), "", _table(audits, found), ""]
-    return said, numbers, "\n".join(lines)
+
+    def __init__(self, teachers: Sequence[str], passed: Mapping[str, bool | None]) -> None:
+        self._audit, self._judgement = Audit(teachers, passed), Judgement(passed)
+        self._labels = Numbering(teachers)
+
+    def add(self, state: JudgedState, *, tested: bool = True) -> None:
+        """One state; tested: whether signal is tested on it, as is every state that was chosen blindly."""
+        found = preferences(state)
+        self._audit.add(state, found)
+        self._judgement.add(state, found)
+        if tested:
+            said = [state.says(name) for name in self._labels.teachers]
+            self._labels.add(state.students[0], said, state.task, state.step)
+
+    def verdict(self, spent: Mapping[str, float | None]) -> Judged:
+        """Verdict, numbers for the manifest, and lines for the report. spent: USD of each teacher's answers."""
+        found, aligned = agreement.signal(self._labels.labels()), self._judgement.alignment()
+        audits = self._audit.lines(spent)
+        said = agreement.verdict(found, aligned.p_value if aligned else None)
+        numbers = {
+            "signal": found and {"kappa": vars(found.kappa), "roles": vars(found.roles)},
+            "alignment": aligned and vars(aligned),
+            "teachers": [line.as_dict() for line in audits],
+        }
+        lines = [f"{said}: {_why(found)}", *_aligned(aligned), "", _table(audits, found), ""]
+        return said, numbers, "\n".join(lines)
+
+
+def blocks(states_per_task: Mapping[str, int], most: int = MOST_STATES) -> Collection[str]:
+    """Tasks to test signal on: all, or where they have more states than `most`, a random part of them.
+
+    By the digests of their names, so that equal work tests on the same ones.
+    """
+    left, chosen = most, set[str]()
+    for task in sorted(states_per_task, key=store.digest):
+        left -= states_per_task[task]
+        if left < 0 and len(chosen) >= LEAST_TASKS:
+            break
+        chosen.add(task)
+    return chosen
 
 
 def _why(found: Signal | None) -> str:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from stages.messages import Message
 from stages.pairs.canonical import canonical, canonical_answer, canonical_command
 from stages.pairs.voting import Ballot, Preference, decide
-from stages.rollouts.trace import by_rollout, prompt_ids, states
+from stages.rollouts.trace import by_rollout, states
 from stages.runs import store
 from stages.runs.records import Row
 
@@ -28,11 +27,9 @@ LEAST_TEACHERS = 2
 
 @dataclass(frozen=True)
 class StateVisit:
-    """One rollout in a state: its step, the conversation so far as messages and token ids, and its final reward."""
+    """One rollout in a state: its step, its model and its final reward."""
 
     step: Row
-    messages: list[Message]
-    prompt: list[int] | None
     model: str
     reward: float | None
     form: str
@@ -70,9 +67,9 @@ def crossings(steps: Sequence[Row], rollouts: Sequence[Row]) -> list[list[StateV
 def _way(rows: list[Row], rollout: Row) -> Iterator[tuple[str, StateVisit]]:
     """The states that one rollout went through, each with the key of what led there."""
     key, known = store.digest(rollout["group_id"]), 0
-    for row, messages, prompt in zip(rows, states(rows), prompt_ids(rows), strict=True):
+    for row, messages in zip(rows, states(rows), strict=True):
         key = store.digest([key, messages[known:]])
-        visit = StateVisit(row, messages, prompt, rollout["model"] or "unknown", rollout["reward"], form(row))
+        visit = StateVisit(row, rollout["model"] or "unknown", rollout["reward"], form(row))
         yield key, visit
         key, known = store.digest([key, visit.form]), len(messages) + 1
 

@@ -4,6 +4,7 @@ A class of equal actions goes by one of its canonical forms, so that it means th
 malformed or missing equals nothing.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,23 +33,26 @@ class Labels:
         return int(self.task.max(initial=-1)) + 1
 
 
-def numbered(
-    students: Sequence[str | None],
-    teachers: Mapping[str, Sequence[str | None]],
-    tasks: Sequence[str],
-    steps: Sequence[int],
-) -> Labels:
-    """Labels from names of classes, one a state for the student and each teacher; None equals nothing."""
-    columns = [students, *teachers.values()]
-    known = {name: i for i, name in enumerate(sorted({name for column in columns for name in column if name}))}
-    actions = [[NOTHING if name is None else known[name] for name in column] for column in columns]
-    clusters = {name: i for i, name in enumerate(dict.fromkeys(tasks))}
-    return Labels(
-        np.array(actions, dtype=np.int64).T.reshape(len(tasks), len(columns)),
-        np.array([clusters[name] for name in tasks], dtype=np.int64),
-        np.array(steps, dtype=np.int64),
-        tuple(teachers),
-    )
+class Numbering:
+    """Labels from names of classes, state after state."""
+
+    def __init__(self, teachers: Sequence[str]) -> None:
+        self.teachers = tuple(teachers)
+        self._known: dict[str, int] = {}
+        self._tasks: dict[str, int] = {}
+        self._actions, self._task, self._step = array("q"), array("q"), array("q")
+
+    def add(self, student: str | None, teachers: Sequence[str | None], task: str, step: int) -> None:
+        """What student and teachers did in one state; None equals nothing."""
+        for name in (student, *teachers):
+            self._actions.append(NOTHING if name is None else self._known.setdefault(name, len(self._known)))
+        self._task.append(self._tasks.setdefault(task, len(self._tasks)))
+        self._step.append(step)
+
+    def labels(self) -> Labels:
+        """All of it."""
+        actions = np.array(self._actions, dtype=np.int64).reshape(len(self._task), 1 + len(self.teachers))
+        return Labels(actions, np.array(self._task), np.array(self._step), self.teachers)
 
 
 def class_names(classes: Mapping[str, str | None], forms: Mapping[str, str | None]) -> dict[str, str | None]:

@@ -2,21 +2,47 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from heapq import heappush, heappushpop
 from typing import Any
 
 from tabulate import tabulate
 
 from stages.pairs.agreement import Verdict
+from stages.pairs.rows import Named
 from stages.pairs.signal import Signal, signal
 from stages.runs.artifact import Out
 from stages.runs.records import Row
 
+MOST_TEXTS = 20_000
 PAIRS_A_TRACE = 5.0
 """How many pairs a trace would make a dense signal."""
 
 
+class PairAccount:
+    """Pairs added up one after the other: their number, rules and states, and texts of both sides for their words.
+
+    Of more than `MOST_TEXTS` pairs the words are those of a random part, by the digests that are the pairs' names.
+    """
+
+    def __init__(self) -> None:
+        self.number, self.rules, self.states = 0, Counter[str](), Named()
+        self._texts: list[tuple[int, int, str, str]] = []
+
+    def add(self, row: Row) -> None:
+        """One pair."""
+        self.rules[row["rule"]] += 1
+        self.states.add(row["state_id"])
+        one = (-int(row["pair_id"], 16), self.number, row["chosen"], row["rejected"])
+        (heappush if len(self._texts) < MOST_TEXTS else heappushpop)(self._texts, one)
+        self.number += 1
+
+    def texts(self) -> list[tuple[str, str]]:
+        """Chosen and rejected, in the order of the pairs."""
+        return [(chosen, rejected) for _, _, chosen, rejected in sorted(self._texts, key=lambda one: one[1])]
+
+
 def report(
-    rows: list[Row],
+    pairs: PairAccount,
     dropped: Counter[str],
     *,
     num_traces: int,
@@ -32,12 +58,14 @@ def report(
     spent: what each teacher's answers cost in USD, None where that is not known. evidence: what `evidence.evidence`
     gave, where teachers answered; its verdict against going on has an exit code.
     """
-    rules = Counter(row["rule"] for row in rows)
-    direction = signal([(row["chosen"], row["rejected"]) for row in rows])
-    density = len(rows) / max(num_traces, 1)
-    out.count(planned=num_steps, pairs=len(rows), **{f"dropped_{reason}": n for reason, n in sorted(dropped.items())})
+    rules = pairs.rules
+    direction = signal(pairs.texts())
+    density = pairs.number / max(num_traces, 1)
+    out.count(
+        planned=num_steps, pairs=pairs.number, **{f"dropped_{reason}": n for reason, n in sorted(dropped.items())}
+    )
     out.conclude(
-        pairs=len(rows),
+        pairs=pairs.number,
         pairs_per_trace=density,
         rules=dict(rules),
         dropped=dict(dropped),
@@ -47,14 +75,14 @@ def report(
         said, numbers, _ = evidence
         ok = {"SIGNAL": True, "NO SIGNAL": False}.get(said)
         out.conclude(ok=ok, exit_code=1 if ok is False else 0, verdict=said, **numbers)
-    if spent is not None and rows:
-        price = {name: None if usd is None else usd / len(rows) for name, usd in spent.items()}
+    if spent is not None and pairs.number:
+        price = {name: None if usd is None else usd / pairs.number for name, usd in spent.items()}
         known = [usd for usd in price.values() if usd is not None]
         price["all"] = sum(known) if len(known) == len(spent) else None
         out.conclude(usd_per_pair=price)
         about = f"{about}\n{_price_line(price)}".strip()
     dense = f"{density:.2f} a trace ({PAIRS_A_TRACE:g} would be dense)"
-    lines = [f"{len(rows)} pairs from {num_steps} steps of {num_traces} traces: {dense}"]
+    lines = [f"{pairs.number} pairs from {num_steps} steps of {num_traces} traces: {dense}"]
     lines += [about] if about else []
     lines += [tabulate(sorted(rules.items()), tablefmt="plain")] if rules else []
     lines += ["", "dropped", *([tabulate(sorted(dropped.items()), tablefmt="plain")] if dropped else []), ""]

@@ -1,33 +1,37 @@
 """Pairs as rows, from a preference and the state it was found in; and all pairs of a group of rollouts on one task."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from stages.envs.base import Task
-from stages.messages import Message
 from stages.pairs import groups, submissions
 from stages.pairs.groups import Choice
 from stages.pairs.submissions import SubmissionVerdict
 from stages.pairs.voting import Preference
 from stages.rollouts.episode import state_sha256
+from stages.rollouts.reading import step_groups
+from stages.rollouts.states import COLUMNS, opening_row, state_id, state_rows
 from stages.runs import store
-from stages.runs.records import Row
+from stages.runs.artifact import Run
+from stages.runs.records import STEP, Row
+
+IN_WORDS = "task"
+"""In the place of a step in the name of a state before anything was done."""
 
 
 def pair_row(
     preference: Preference,
     task: Task,
     step: Row,
-    messages: list[Message],
     *,
-    prompt: list[int] | None,
+    state: str,
     num_teachers: int,
     compared_by: str,
     chosen_by: Sequence[str] | None = None,
     served_models: Sequence[str] | None = None,
     cost_usd: float | None = None,
 ) -> Row:
-    """One `pair/3` row. `step` names the rollout, the step and the digest of the state; `messages` are the state."""
+    """One `pair/4` row. `step` names the rollout, the step and the digest of the state, `state` its row of `states`."""
     return {
         "pair_id": store.digest([step["state_sha256"], preference.chosen, preference.rejected])[:24],
         "rule": preference.rule,
@@ -36,8 +40,7 @@ def pair_row(
         "family": task.family,
         "step": step["step"],
         "state_sha256": step["state_sha256"],
-        "messages_json": store.encode(messages).decode(),
-        "prompt_token_ids": prompt,
+        "state_id": state,
         "chosen": preference.chosen,
         "rejected": preference.rejected,
         "rejected_by": preference.rejected_by,
@@ -87,8 +90,7 @@ def _in_state(choice: Choice, task: Task) -> Row:
         choice.preference,
         task,
         choice.at.step,
-        choice.at.messages,
-        prompt=choice.at.prompt,
+        state=state_id(choice.at.step),
         num_teachers=choice.num_others,
         compared_by=choice.compared_by,
     )
@@ -96,8 +98,42 @@ def _in_state(choice: Choice, task: Task) -> Row:
 
 def _in_task(verdict: SubmissionVerdict, task: Task) -> Row:
     """The state before anything was done: the task in its own words."""
-    messages = [{"role": "user", "content": task.prompt}]
-    start = {"rollout_id": verdict.rollout["rollout_id"], "step": 0, "state_sha256": state_sha256(messages)}
+    digest = task_state(task)["state_sha256"]
+    start = {"rollout_id": verdict.rollout["rollout_id"], "step": 0, "state_sha256": digest}
     return pair_row(
-        verdict.preference, task, start, messages, prompt=None, num_teachers=verdict.num_others, compared_by="reward"
+        verdict.preference,
+        task,
+        start,
+        state=task_state(task)["state_id"],
+        num_teachers=verdict.num_others,
+        compared_by="reward",
     )
+
+
+def task_state(task: Task) -> Row:
+    """The `state/1` row of a task in its own words."""
+    messages = [{"role": "user", "content": task.prompt}]
+    return opening_row(f"{task.task_id}/{IN_WORDS}", messages, state_sha256(messages))
+
+
+class Named:
+    """The states that pairs name: of every rollout those up to the last one, and tasks in their own words."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        self._tasks = set[str]()
+
+    def add(self, name: str) -> None:
+        """One `state_id`."""
+        owner, _, step = name.rpartition("/")
+        if step == IN_WORDS:
+            self._tasks.add(owner)
+        else:
+            self._last[owner] = max(self._last.get(owner, 0), int(step))
+
+    def rows(self, rollouts: Run, tasks: Iterable[Task] = ()) -> Iterator[Row]:
+        """Their `state/1` rows, with all that they go on from; the steps of a run are read once."""
+        for steps in step_groups(rollouts.scan(STEP).rows(COLUMNS)):
+            if steps[0]["rollout_id"] in self._last:
+                yield from state_rows(steps, self._last[steps[0]["rollout_id"]])
+        yield from (task_state(task) for task in tasks if task.task_id in self._tasks)

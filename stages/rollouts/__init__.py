@@ -9,6 +9,7 @@ limits.py - what ends an episode early, and how much goes on at once
 missing.py - names of what a source may not record
 playing.py - plays the episodes of a stage and writes their units
 reading.py - rollouts read back from tables, one after the other
+states.py - states as rows, each as what it gained, and pairs read with theirs
 substrates.py - two substrates of rollouts compared by the gate's checks
 trace.py - episodes as rows and journal records, and states read back from rows
 """

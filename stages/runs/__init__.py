@@ -10,6 +10,7 @@ kinds.py    - what a record kind is
 ledger.py   - the money of a run: reserved, settled, possibly paid
 manifest.py - everything that was asked, read, used, produced and spent
 outcome_records.py - the record kinds of training and evaluation
+pair_records.py - the record kinds of teachers and pairs
 parquet.py  - tables, written and read in bounded row groups
 plan.py     - what a stage would do, and working through its units
 preflight.py - what a run would stumble over, found without one

@@ -1,6 +1,7 @@
 """Record kinds: the named, versioned row types that stages exchange, each with an explicit Arrow schema.
 
-Those of training and evaluation are in `outcome_records`, those of the gradient probe in `probe_records`.
+Those of teachers and pairs are in `pair_records`, those of training and evaluation in `outcome_records`, those of the
+gradient probe in `probe_records`.
 """
 
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from stages.errors import BadInput
 from stages.runs.kinds import BOOL, FLOAT, INT, LOGPROBS, TEXT, TEXTS, TOKENS, Kind
 from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM, HINT, TRAINING_REWARD
+from stages.runs.pair_records import PAIR, STATE, TEACHER_ACTION
 from stages.runs.probe_records import (
     DIRECTION,
     PLACEBO,
@@ -141,72 +143,6 @@ STEP = Kind(
 """`new_messages_json` and `num_messages` are of the whole transcript; the state, whose digest stands here, is what the
 policy was shown of it, by `history`: null and "full" mean all."""
 
-TEACHER_ACTION = Kind(
-    "teacher_action",
-    3,
-    {
-        "unit_id": TEXT,
-        "state_sha256": TEXT,
-        "task_id": TEXT,
-        "rollout_id": TEXT,
-        "step": INT,
-        "num_steps": INT,
-        "teacher": TEXT,
-        "model": TEXT,
-        "served_model": TEXT,
-        "provider": TEXT,
-        "sample_idx": INT,
-        "action": TEXT,
-        "reasoning": TEXT,  # since version 3
-        "finish_reason": TEXT,
-        "prompt_tokens": INT,
-        "cached_tokens": INT,
-        "completion_tokens": INT,
-        "usage_by": TEXT,
-        "cost_usd": FLOAT,
-        "error_type": TEXT,
-        "error": TEXT,
-        "attempts": INT,
-        "latency_s": FLOAT,
-    },
-    frozenset({"latency_s", "attempts"}),
-)
-"""One answer of one teacher in one distinct state. `rollout_id` and `step` name the first recorded step in that
-state, `num_steps` counts all of them: a question that many rollouts raise is asked, and paid for, once.
-`reasoning` is what the teacher thought aside, where its server tells that apart from what it says and calls.
-`served_model` and `provider` are what a server says it answered with; `usage_by` is "server" where it counted the
-tokens, else "bound": at most so many. `cost_usd` is null where no price is known."""
-
-PAIR = Kind(
-    "pair",
-    3,
-    {
-        "pair_id": TEXT,
-        "rule": TEXT,
-        "rollout_id": TEXT,
-        "task_id": TEXT,
-        "family": TEXT,
-        "step": INT,
-        "state_sha256": TEXT,
-        "messages_json": TEXT,
-        "prompt_token_ids": TOKENS,
-        "chosen": TEXT,
-        "rejected": TEXT,
-        "rejected_by": TEXT,
-        "votes_chosen": FLOAT,
-        "votes_rejected": FLOAT,
-        "num_teachers": INT,
-        "compared_by": TEXT,
-        "chosen_by": TEXTS,  # since version 3, as are those below
-        "served_models": TEXTS,
-        "cost_usd": FLOAT,
-    },
-)
-"""One preference in one state. `chosen_by` are the teachers that did what was chosen, and the student where it did;
-`served_models` what the servers of these teachers said they answered with, else the models that were asked for.
-`cost_usd` is what all answers in the state cost, shared among its pairs; null where that is not known. All three are
-null for pairs of imported groups."""
-
 ORIGIN = Kind(
     "origin",
     1,
@@ -226,7 +162,7 @@ ORIGIN = Kind(
 are null in the other tables. `effective`: whether it entered a training batch. `extra_json` keeps what has
 no column."""
 
-_PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, ORIGIN, EVAL_ITEM, TRAINING_REWARD, HINT, CHECKPOINT)
+_PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, STATE, ORIGIN, EVAL_ITEM, TRAINING_REWARD, HINT, CHECKPOINT)
 _PROBE = (POOL_ROW, PROBE_ROW, SVD_MODULE, DIRECTION, PROBE_SCORE, PLACEBO, PROBE_CHECK, TRAJECTORY, WATCHED)
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_PIPELINE, *_PROBE)}
 

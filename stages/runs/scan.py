@@ -28,6 +28,11 @@ class Scan:
         """The number of rows, without reading them."""
         return int(pq.read_metadata(self.path).num_rows)
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of its columns; a file of an older version may have others than its kind."""
+        return list(pq.read_schema(self.path).names)
+
     def batches(self, columns: list[str] | None = None, size: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
         """All rows in order, or these columns of them, at most `size` at a time; `BadInput` where they are damaged."""
         try:

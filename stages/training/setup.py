@@ -17,7 +17,6 @@ from stages.policy.local import LocalPolicy, load_model
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.episode import Episode
 from stages.runs.artifact import Out, Run
-from stages.runs.records import PAIR
 from stages.runs.reporting import PROJECT
 from stages.training import trl_fields
 from stages.training.channels.active import Channels
@@ -143,7 +142,7 @@ def lora(settings: Adapter, model: Any) -> "LoraConfig | None":
 
 def load_pairs(run: Run, settings: Pairs, tokenizer: Any, *, seed: int, out: Out) -> PairSource:
     """The pairs of a run in token ids; counts what is kept and dropped. `UsageError` when nothing is left."""
-    kept, dropped = tokenise(run.rows(PAIR), tokenizer, settings.max_tokens)
+    kept, dropped = tokenise(pairs_with_states(run), tokenizer, settings.max_tokens)
     out.count(pairs=len(kept), **{f"pairs_dropped_{reason}": number for reason, number in dropped.items()})
     if not kept:
         raise UsageError(

@@ -14,6 +14,7 @@ from stages.envs.kata.env import KataEnv
 from stages.envs.kata.language import OPERATIONS
 from stages.envs.kata.recipes import Knowledge
 from stages.errors import BadInput
+from stages.rollouts.states import pairs_with_states
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.inputs import Inputs
@@ -90,7 +91,7 @@ def test_majority_over_student_across_spellings(tmp_path: Path, url: str) -> Non
     assert len(rows) == 3
     assert all(row["rule"] == "majority_over_student" and row["compared_by"] == "outcome" for row in rows)
     assert all(row["votes_chosen"] == 2 and row["votes_rejected"] == 1 for row in rows)
-    assert all(row["prompt_token_ids"] is None and row["messages_json"] for row in rows)
+    assert all(row["prompt_token_ids"] is None and row["messages_json"] for row in pairs_with_states(run))
 
 
 def test_text_alone_finds_no_majority_where_outcomes_do(tmp_path: Path, url: str) -> None:

@@ -11,6 +11,7 @@ from stages import extract_pairs
 from stages.errors import BadInput, UsageError
 from stages.import_traces import Config
 from stages.pairs.canonical import canonical
+from stages.rollouts.states import pairs_with_states
 from stages.runs import inputs, runner
 from stages.runs.artifact import Run
 from stages.runs.records import PAIR, ROLLOUT
@@ -50,9 +51,8 @@ def test_a_group_of_models_needs_no_teachers(tmp_path: Path) -> None:
     assert run.manifest.counts["dropped_duplicate"] == 3  # each student says the same
     assert run.manifest.counts["dropped_too_few_rollouts"] == 1  # one rollout was wrong, which may be luck
     search = '<tool_call>\n{"name": "search", "arguments": {"query": "boat"}}\n</tool_call>'
-    assert {p["chosen"] for p in pairs} == {search} and json.loads(pairs[0]["messages_json"]) == [
-        {"role": "user", "content": "What?"}
-    ]
+    (said,) = (json.loads(p["messages_json"]) for p in pairs_with_states(run))
+    assert {p["chosen"] for p in pairs} == {search} and said == [{"role": "user", "content": "What?"}]
     report = (run.path / "report.txt").read_text()
     assert "1 tasks, 4 models, 2 of 2 states shared" in report and "a trace" in report
     assert run.manifest.counts["planned"] == 7
@@ -77,7 +77,7 @@ def test_submissions_of_one_task_are_compared_by_the_verdict(tmp_path: Path) -> 
     jsonl(
         tmp_path / "in" / "lite.jsonl", {"instance_id": INSTANCE, "problem_statement": "It breaks.", "base_commit": "c"}
     )
-    (pair,) = extracted(tmp_path, imported(tmp_path, tmp_path / "in")).rows(PAIR)
+    (pair,) = pairs_with_states(extracted(tmp_path, imported(tmp_path, tmp_path / "in")))
     assert (pair["rule"], pair["chosen"], pair["rejected"], pair["rejected_by"]) == (
         "better_submission",
         "P",

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 from stages import train
 from stages.backends import ranks
+from stages.rollouts.states import opening_row
 from stages.runs import manifest, runner, store
 from stages.runs.artifact import Out, Run
-from stages.runs.records import PAIR
+from stages.runs.records import PAIR, STATE
 
 LIMIT_S = 900
 Cases = Mapping[str, Mapping[str, Any]]
@@ -98,13 +99,15 @@ def pairs_run(folder: Path, count: int) -> Run:
         {
             **dict.fromkeys(PAIR.schema.names),
             "pair_id": str(i),
-            "messages_json": f'[{{"role": "user", "content": "{letters[i % 12] * (i % 3 + 1)}"}}]',
+            "state_id": f"r/{i}",
             "chosen": letters[: i % 7 + 1],
             "rejected": letters[-(i % 4) - 2 :],
         }
         for i in range(count)
     ]
     out.table(PAIR, rows)
+    said = ([{"role": "user", "content": letters[i % 12] * (i % 3 + 1)}] for i in range(count))
+    out.table(STATE, (opening_row(f"r/{i}", messages, "") for i, messages in enumerate(said)))
     record.status = "complete"
     manifest.write(folder, record)
     return Run(folder)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stages.pairs.agreement import LEVEL, kappa, roles, signal, verdict
-from stages.pairs.labels import Labels, Shuffles, class_names, numbered
+from stages.pairs.labels import Labels, Numbering, Shuffles, class_names
 
 TASKS, STEPS, CHOICES, DRAWS, RUNS = 25, 4, 6, 199, 200
 Drawn = Callable[[np.random.Generator], np.ndarray]
@@ -143,5 +143,8 @@ def test_outcomes_can_stand_for_roles_at_half_the_level() -> None:
 def test_classes_go_by_their_first_canonical_form() -> None:
     names = class_names({"b": "x", "a": "x", "c": "y", "d": None}, {"b": "B", "a": "A", "c": "C", "d": None})
     assert names == {"a": "A", "b": "A", "c": "C", "d": None}
-    found = numbered(["A", None], {"t": ["A", None], "u": ["C", "C"]}, ["one", "two"], [0, 0])
+    numbering = Numbering(["t", "u"])
+    numbering.add("A", ["A", "C"], "one", 0)
+    numbering.add(None, [None, "C"], "two", 0)
+    found = numbering.labels()
     assert found.actions.tolist() == [[0, 0, 1], [-1, -1, 1]] and found.task.tolist() == [0, 1]

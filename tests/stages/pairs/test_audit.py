@@ -1,16 +1,42 @@
 """What teachers are worth: pairs they back, pairs that need them, whose minority was right; and what outcomes say."""
 
 import random
+from typing import Any
 
 import pytest
 
-from stages.pairs.audit import JudgedState, alignment, audit
-from stages.pairs.evidence import evidence, outcomes
+from stages.pairs.audit import Alignment, Audit, JudgedState, Judgement, TeacherAudit, preferences
+from stages.pairs.evidence import Evidence, blocks, outcomes
 
 
 def state(task: str, student: str | None, *teachers: str | None, rollout: str | None = None) -> JudgedState:
     names = {name: [said] for name, said in zip("abc", teachers, strict=True)}
     return JudgedState(task, 0, [student], [rollout or task], names)
+
+
+def audit(
+    states: list[JudgedState], passed: dict[str, bool | None], spent: dict[str, float | None]
+) -> list[TeacherAudit]:
+    found = Audit(spent, passed)
+    for one in states:
+        found.add(one, preferences(one))
+    return found.lines(spent)
+
+
+def alignment(
+    states: list[JudgedState], passed: dict[str, bool | None], *, draws: int, seed: int = 0
+) -> Alignment | None:
+    found = Judgement(passed)
+    for one in states:
+        found.add(one, preferences(one))
+    return found.alignment(draws=draws, seed=seed)
+
+
+def evidence(states: list[JudgedState], passed: dict[str, bool | None], spent: dict[str, float | None]) -> Any:
+    found = Evidence(list(spent), passed)
+    for one in states:
+        found.add(one)
+    return found.verdict(spent)
 
 
 STATES = [
@@ -78,3 +104,11 @@ def test_evidence_says_what_was_found() -> None:
     same = [state(f"{task}", "x", "x", "x", "x") for task in range(12)]
     assert evidence(same, {}, {"a": 0.1, "b": 0.1, "c": 0.1})[0] == "NO SIGNAL"
     assert evidence(same[:3], {}, {"a": 0.1, "b": 0.1, "c": 0.1})[0] == "TOO LITTLE DATA"
+
+
+def test_signal_is_tested_on_whole_tasks_of_a_large_run() -> None:
+    sizes = {f"t{i}": 10 for i in range(100)}
+    assert blocks(sizes) == sizes.keys()
+    some = blocks(sizes, most=305)
+    assert len(some) == 30 and some == blocks(dict(reversed(sizes.items())), most=305) < sizes.keys()
+    assert len(blocks(sizes, most=5)) == 6, "as many as a test needs"

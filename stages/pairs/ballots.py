@@ -1,0 +1,55 @@
+"""The vote in a state: what each recorded step there gives, a preference or the reason for none."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import chain
+
+from stages.envs.base import Environment, Task
+from stages.pairs.canonical import canonical
+from stages.pairs.labels import class_names
+from stages.pairs.outcomes import NotReproducible, State, outcomes
+from stages.pairs.states import AnsweredState, names
+from stages.pairs.voting import Ballot, backers, decide, distinct, merged
+from stages.runs.records import Row
+
+_form = lru_cache(65_536)(canonical)
+Way = Sequence[tuple[str, str]]
+"""Actions and what each of them showed."""
+
+
+def vote(state: AnsweredState, task: Task, make: Callable[[], Environment] | None, way: Way = ()) -> Row:
+    """Every recorded step's preferences or reason for none, and how actions were compared.
+
+    make: the environment in which actions whose forms differ are run, after `way`; None compares texts alone.
+    """
+    texts = dict.fromkeys(
+        text
+        for text in [*(step["action"] for step in state.steps), *chain(*state.teachers.values())]
+        if text is not None
+    )
+    forms = {text: _form(text) for text in texts}
+    compared_by, known, reproducible = "canonical", dict[str, str](), True
+    candidates = {form: text for text, form in reversed(forms.items()) if form is not None}
+    if make is not None and len(candidates) > 1:
+        try:
+            order = distinct(list(forms.values()))
+            reached = State(task, tuple(action for action, _ in way), tuple(seen for _, seen in way))
+            known = dict(zip(order, outcomes(make, reached, [candidates[form] for form in order]), strict=True))
+            compared_by = "outcome"
+        except NotReproducible:
+            reproducible = False
+    classes = merged(forms, known)
+    votes = [_ballot(state, step, classes) for step in state.steps]
+    if not reproducible:
+        votes = [{"pairs": [], "reason": "state_not_reproducible"} for _ in state.steps]
+    return {"votes": votes, "compared_by": compared_by, **names(state, class_names(classes, forms))}
+
+
+def _ballot(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> Row:
+    if step["truncated"]:
+        return {"pairs": [], "reason": "student_truncated"}
+    if not any(state.teachers.values()):
+        return {"pairs": [], "reason": "not_asked"}
+    ballot = Ballot(step["action"], state.teachers, classes)
+    preferences, reason = decide(ballot)
+    return {"pairs": [{**vars(p), "chosen_by": backers(ballot, p)} for p in preferences], "reason": reason}
