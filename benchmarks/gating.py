@@ -24,7 +24,8 @@ from stages.policy import dialect
 from stages.rollouts.trace import states_by_digest
 from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.records import PAIR, STEP, TEACHER_ACTION
+from stages.runs.pair_records import PAIR, TEACHER_ACTION
+from stages.runs.records import STEP
 
 VALUES = (0.5, 1, 2, 5, 10, 20, 50, 100, 500)
 """USD a pair, in the unit of the prices."""

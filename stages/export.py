@@ -20,8 +20,9 @@ from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
 from stages.runs.kinds import Kind
 from stages.runs.outcome_records import CHECKPOINT
+from stages.runs.pair_records import PAIR
 from stages.runs.plan import Plan
-from stages.runs.records import PAIR, ROLLOUT, STEP
+from stages.runs.records import ROLLOUT, STEP
 
 VERSION = 1
 INPUTS = {

@@ -31,8 +31,9 @@ from stages.pairs.states import AnsweredState, AnsweredStates
 from stages.runs.artifact import Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
+from stages.runs.pair_records import PAIR, STATE, TEACHER_ACTION
 from stages.runs.plan import Plan
-from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
+from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row
 
 VERSION = 4
 INPUTS = {"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))}

@@ -19,8 +19,9 @@ from stages.rollouts.trace import by_rollout
 from stages.runs.artifact import Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
+from stages.runs.pair_records import TEACHER_ACTION
 from stages.runs.plan import Plan
-from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
+from stages.runs.records import ROLLOUT, STEP, Row
 from stages.teachers.asking import FINAL, Policies, ask_all
 from stages.teachers.gate import GateConfig, ask_gated
 from stages.teachers.questions import Asked, questions

@@ -20,9 +20,10 @@ from stages.runs import reporting, store
 from stages.runs.artifact import Interrupted, Out, Slot
 from stages.runs.inputs import Inputs
 from stages.runs.outcome_records import CHECKPOINT, HINT, TRAINING_REWARD
+from stages.runs.pair_records import PAIR
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION
-from stages.runs.records import PAIR, ROLLOUT, STEP
+from stages.runs.records import ROLLOUT, STEP
 from stages.training import assembly, processes
 from stages.training.channels import CHANNELS
 from stages.training.config import Config

@@ -11,7 +11,7 @@ from composer_cli.settings import assignment, known, nested
 from composer_cli.show import runs
 from stages import STAGES, typed
 from stages.runs.artifact import Run
-from stages.runs.records import PAIR
+from stages.runs.pair_records import PAIR
 from stages.runs.runner import module
 
 Facts = dict[str, Any]

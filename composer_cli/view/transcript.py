@@ -13,7 +13,8 @@ from composer_cli.view.pieces import Piece, of_run, pieces
 from stages.messages import Message
 from stages.runs import search
 from stages.runs.artifact import Run
-from stages.runs.records import PAIR, TEACHER_ACTION, Row
+from stages.runs.pair_records import PAIR, TEACHER_ACTION
+from stages.runs.records import Row
 
 FIRST = ("reward", "passed", "arm", "gt_pass", "visible_pass", "hacked", "protocol_ok", "error_type", "error")
 HIDDEN = ("transcript_json", "file_row", "rollout_id", "item_id", "group_id", "source")

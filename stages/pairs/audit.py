@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,17 @@ class JudgedState:
         classes = {name: name for names in (self.students, *teachers.values()) for name in names if name is not None}
         for own in self.students:
             yield Ballot(own or "", teachers, {"": None, **classes})
+
+    def alike(self) -> "JudgedState":
+        """The same with names that tell only what is equal, so that most states of a run become one of a few."""
+        known: dict[str | None, str | None] = {None: None}
+        told = [
+            [known.setdefault(name, str(len(known))) for name in names]
+            for names in (self.students, *self.teachers.values())
+        ]
+        return JudgedState(
+            self.task, self.step, told[0], self.rollouts, dict(zip(self.teachers, told[1:], strict=True))
+        )
 
     def says(self, teacher: str) -> str | None:
         """What a teacher does most often."""
@@ -83,11 +95,16 @@ class Alignment:
 
 def preferences(state: JudgedState, without: str | None = None) -> list[tuple[Preference, str]]:
     """All preferences of a state with the rollouts that they judge, as the votes on names of classes give them."""
-    return [
-        (preference, rollout)
-        for ballot, rollout in zip(state.ballots(without), state.rollouts, strict=True)
-        for preference in decide(ballot)[0]
-    ]
+    teachers = tuple((name, tuple(names)) for name, names in state.teachers.items())
+    return [(found, state.rollouts[step]) for found, step in _preferences(tuple(state.students), teachers, without)]
+
+
+@lru_cache(16_384)
+def _preferences(
+    students: tuple[str | None, ...], teachers: tuple[tuple[str, tuple[str | None, ...]], ...], without: str | None
+) -> tuple[tuple[Preference, int], ...]:
+    ballots = JudgedState("", 0, students, (), dict(teachers)).ballots(without)
+    return tuple((found, step) for step, ballot in enumerate(ballots) for found in decide(ballot)[0])
 
 
 class Audit:
@@ -122,9 +139,18 @@ class Audit:
 
 
 def _line(teacher: str, counts: Counter[str], usd: float | None) -> TeacherAudit:
-    names = ("backed", "lost", "won", "minority", "joined", "joined_passed", "opposed", "opposed_passed")
-    price = None if usd is None or not counts["backed"] else usd / counts["backed"]
-    return TeacherAudit(teacher, *(counts[name] for name in names), price)
+    return TeacherAudit(
+        teacher,
+        counts["backed"],
+        counts["lost"],
+        counts["won"],
+        counts["minority"],
+        counts["joined"],
+        counts["joined_passed"],
+        counts["opposed"],
+        counts["opposed_passed"],
+        None if usd is None or not counts["backed"] else usd / counts["backed"],
+    )
 
 
 def _sides(preference: Preference) -> tuple[str, str, str]:

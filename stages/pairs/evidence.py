@@ -55,9 +55,10 @@ class Evidence:
 
     def add(self, state: JudgedState, *, tested: bool = True) -> None:
         """One state; tested: whether signal is tested on it, as is every state that was chosen blindly."""
-        found = preferences(state)
-        self._audit.add(state, found)
-        self._judgement.add(state, found)
+        alike = state.alike()
+        found = preferences(alike)
+        self._audit.add(alike, found)
+        self._judgement.add(alike, found)
         if tested:
             said = [state.says(name) for name in self._labels.teachers]
             self._labels.add(state.students[0], said, state.task, state.step)

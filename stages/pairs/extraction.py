@@ -11,7 +11,8 @@ from stages.pairs.states import AnsweredState, AnsweredStates, blindly_asked, ju
 from stages.pairs.voting import Preference
 from stages.rollouts.states import state_id
 from stages.runs.artifact import Out, Run
-from stages.runs.records import TEACHER_ACTION, Row
+from stages.runs.pair_records import TEACHER_ACTION
+from stages.runs.records import Row
 
 BILL = ["teacher", "cost_usd", "error_type"]
 

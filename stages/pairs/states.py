@@ -17,10 +17,12 @@ from stages.errors import BadInput
 from stages.pairs.audit import JudgedState
 from stages.runs import store
 from stages.runs.artifact import Run
-from stages.runs.records import STEP, TEACHER_ACTION, Row
+from stages.runs.pair_records import TEACHER_ACTION
+from stages.runs.records import STEP, Row
 
 MEMORY = "200MB"
 """What DuckDB may take before it sorts on disk."""
+Settings = dict[str, str | bool | int | float | list[str]]
 BATCH_ROWS = 1024
 FIRST = "rollout_id || chr(1) || lpad(CAST(step AS VARCHAR), 9, '0')"
 """Sorts as a rollout and the number of a step do."""
@@ -62,7 +64,11 @@ class AnsweredStates:
 
     def __init__(self, rollouts: Run, answers: Run, folder: Path) -> None:
         _same_origin(rollouts, answers)
-        settings = {"memory_limit": MEMORY, "temp_directory": str(folder / "spilled"), "threads": 2}
+        settings: dict[str, str | bool | int | float | list[str]] = {
+            "memory_limit": MEMORY,
+            "temp_directory": str(folder / "spilled"),
+            "threads": 2,
+        }
         (folder / "states.duckdb").unlink(missing_ok=True)
         self._database = duckdb.connect(str(folder / "states.duckdb"), config=settings)
         for name, run, kind in (("steps", rollouts, STEP), ("answers", answers, TEACHER_ACTION)):

@@ -19,7 +19,8 @@ from stages.runs import store
 from stages.runs.artifact import Run
 from stages.runs.kinds import Kind
 from stages.runs.outcome_records import EVAL_ITEM
-from stages.runs.records import PAIR, ROLLOUT, STEP, TEACHER_ACTION, Row
+from stages.runs.pair_records import PAIR, TEACHER_ACTION
+from stages.runs.records import ROLLOUT, STEP, Row
 
 Reward = Literal["", "passed", "failed", "none"]
 COLUMNS = "task_id, family, sample_idx, num_steps, hacked, gt_pass, visible_pass, terminated_by, error_type, error"

@@ -16,6 +16,7 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, load_model
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.episode import Episode
+from stages.rollouts.states import pairs_with_states
 from stages.runs.artifact import Out, Run
 from stages.runs.reporting import PROJECT
 from stages.training import trl_fields

@@ -19,7 +19,8 @@ from support.server import Reply, Server, answer, serving
 from stages.runs import manifest, store
 from stages.runs.artifact import Run
 from stages.runs.outcome_records import CHECKPOINT
-from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Kind
+from stages.runs.pair_records import TEACHER_ACTION
+from stages.runs.records import ROLLOUT, STEP, Kind
 
 TESTS = Path(__file__).resolve().parents[1]
 ENV = "support.environments:SlowEnv"

@@ -19,7 +19,8 @@ from stages.errors import InfrastructureError, UsageError
 from stages.exporters.cards import dataset_card
 from stages.runs import inputs, manifest, runner, store
 from stages.runs.artifact import Out, Run
-from stages.runs.records import PAIR, ROLLOUT
+from stages.runs.pair_records import PAIR
+from stages.runs.records import ROLLOUT
 
 TOKEN = "hf_" + "n0tarealtoken" * 2
 

@@ -18,7 +18,7 @@ from stages.rollouts.states import pairs_with_states
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.inputs import Inputs
-from stages.runs.records import PAIR, TEACHER_ACTION
+from stages.runs.pair_records import PAIR, TEACHER_ACTION
 
 EVERYTHING = Knowledge()
 NOTHING = Knowledge(misconceived=tuple(operation.name for operation in OPERATIONS))

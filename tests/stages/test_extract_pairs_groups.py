@@ -14,7 +14,8 @@ from stages.pairs.canonical import canonical
 from stages.rollouts.states import pairs_with_states
 from stages.runs import inputs, runner
 from stages.runs.artifact import Run
-from stages.runs.records import PAIR, ROLLOUT
+from stages.runs.pair_records import PAIR
+from stages.runs.records import ROLLOUT
 
 
 def imported(root: Path, *paths: Path) -> Run:

@@ -15,7 +15,8 @@ from stages.errors import BadInput, Incomplete, UsageError
 from stages.rollouts.trace import states_by_digest
 from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.records import STEP, TEACHER_ACTION
+from stages.runs.pair_records import TEACHER_ACTION
+from stages.runs.records import STEP
 from stages.teachers.questions import questions
 
 

@@ -16,7 +16,7 @@ from stages.backends import ranks
 from stages.rollouts.states import opening_row
 from stages.runs import manifest, runner, store
 from stages.runs.artifact import Out, Run
-from stages.runs.records import PAIR, STATE
+from stages.runs.pair_records import PAIR, STATE
 
 LIMIT_S = 900
 Cases = Mapping[str, Mapping[str, Any]]

@@ -59,6 +59,14 @@ def test_an_audit_by_hand() -> None:
     assert a.lost_without == 3, "b and c alone agree only in the first state"
 
 
+def test_names_that_tell_only_what_is_equal_give_the_same_audit() -> None:
+    spent: dict[str, float | None] = {"a": 1.0, "b": None, "c": 0.0}
+    alike = [one.alike() for one in STATES]
+    assert audit(alike, PASSED, spent) == audit(STATES, PASSED, spent)
+    assert alignment(alike, PASSED, draws=99) == alignment(STATES, PASSED, draws=99)
+    assert alike[0].teachers == {"a": ["2"], "b": ["2"], "c": ["2"]} and alike[4].students == [None]
+
+
 def test_outcomes_judge_pairs() -> None:
     found = alignment(STATES, PASSED, draws=99)
     assert found is not None and found.pairs == 4 and found.right == pytest.approx(3 / 4)

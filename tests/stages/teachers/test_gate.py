@@ -16,7 +16,8 @@ from stages.pairs.evidence import outcomes
 from stages.pairs.states import explored
 from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.records import PAIR, ROLLOUT, TEACHER_ACTION
+from stages.runs.pair_records import PAIR, TEACHER_ACTION
+from stages.runs.records import ROLLOUT
 
 TASKS = 30
 PRICES = {"plain": 1.0, "simple": 1.0, "dear": 10.0}
