@@ -95,7 +95,7 @@ def run(
     raise typer.Exit(chain.show(wanted, results, artifacts, json))
 
 
-for look in (looking.status, looking.show, looking.cancel, looking.query, looking.report):
+for look in (looking.status, looking.show, looking.cancel, looking.query, looking.report, looking.publish):
     app.command()(look)
 
 

@@ -164,6 +164,33 @@ def report(
 
 
 @as_sentences
+def publish(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run's folder, or its name in `composer status`.", autocompletion=complete.runs
+        ),
+    ],
+    address: Annotated[str, typer.Argument(metavar="URL", help="Where to: s3://BUCKET/RUN, gs://, az:// or file:///.")],
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+    artifacts: options.Artifacts = options.ARTIFACTS,
+) -> None:
+    """Write a finished run into a bucket, from where `--from URL` reads it."""
+    from composer_cli.printing import print_json, print_text
+    from composer_cli.show import runs
+    from stages.runs import remote
+    from stages.runs.artifact import Run
+
+    folder = runs.find(artifacts, run)
+    sent = remote.publish(Run(folder), address)
+    if json:
+        print_json({"run": str(folder), "url": address, "sent_bytes": sent})
+    else:
+        print_text(f"{address}: {f'{sent / 1e6:.1f} MB sent' if sent else 'this run is there already'}")
+
+
+@as_sentences
 def view(
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, help="The port; a free one if left out.")] = 0,
     json: options.Json = False,

@@ -13,7 +13,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="RUN",
-        help="A run to read: its folder, or its name in `composer status`. Repeatable.",
+        help="A run to read: its folder, its name in `composer status`, or s3://BUCKET/RUN. Repeatable.",
         autocompletion=complete.runs,
     ),
 ]

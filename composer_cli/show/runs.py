@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stages import STAGES, order, typed
 from stages.errors import BadInput, UsageError
-from stages.runs import inputs, manifest
+from stages.runs import inputs, manifest, remote
 from stages.runs.artifact import Run, Slot
 from stages.runs.inputs import Inputs
 from stages.runs.runner import module
@@ -18,7 +18,12 @@ def folders(root: Path) -> list[Path]:
 
 
 def find(root: Path, text: str) -> Path:
-    """The run folder that `text` means; `BadInput` when there is none, `UsageError` when several fit."""
+    """The run folder that `text` means; `BadInput` when there is none, `UsageError` when several fit.
+
+    A run in a bucket is fetched into `remote` below the artifacts folder.
+    """
+    if remote.is_address(text):
+        return remote.fetch(text, root / "remote")
     place = Path(text)
     if place.is_dir():
         return place / "latest" if (place / "latest" / "manifest.json").is_file() else place

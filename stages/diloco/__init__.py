@@ -12,7 +12,6 @@ codec.py - arrays as float32, bfloat16, int8 or int4, and what rounding lost
 sealed.py - bytes with a digest in front, so that a damaged object is known as one
 transport.py - what replicas say to each other: publish, commit, reduce, latest
 in_process.py - the same within one process, which others are held against
-bucket.py - a folder or bucket: create, read, list, delete, through obstore
 object_store.py - rounds in a bucket: who is in, their mean, the newest state
 joining.py - a replica's number, and the settings that all replicas share
 loop.py - one replica: inner steps counted, rounds taken part in, others caught up with

@@ -5,9 +5,9 @@ from typing import Any
 
 import orjson
 
-from stages.diloco.bucket import Bucket
 from stages.errors import UsageError
 from stages.runs import store
+from stages.runs.bucket import Bucket
 
 MOST = 10_000
 

@@ -22,12 +22,12 @@ import orjson
 
 from stages.diloco import codec, outer
 from stages.diloco.arrays import Fragments
-from stages.diloco.bucket import Bucket
 from stages.diloco.sealed import Damaged, seal, unseal
 from stages.diloco.settings import Diloco
 from stages.diloco.transport import Gone, Reduced, State
 from stages.errors import InfrastructureError
 from stages.runs import store
+from stages.runs.bucket import Bucket
 
 SNAPSHOT_EVERY = 25
 """Rounds between two kept states, which are as large as the weights twice over."""

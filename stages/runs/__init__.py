@@ -2,6 +2,7 @@
 
 artifact.py - a run as a stage sees it: `Run` is read, `Out` is written
 attempt.py  - one attempt at a stage, from `running` to how it ended
+bucket.py   - a folder or bucket: create, read, list, delete, through obstore
 config.py   - the settings of a stage
 folders.py  - where a run lies, and who holds it
 inputs.py   - which run fills which slot
@@ -17,6 +18,7 @@ preflight.py - what a run would stumble over, found without one
 probe_records.py - the record kinds of the probe
 records.py  - the record kinds of the pipeline, and all by name
 reporting.py - the backends that a run is logged to besides its own files
+remote.py   - finished runs in a bucket: fetched to be read, and published
 runner.py   - carries out one stage
 scan.py     - a table of a run, not read yet: rows, batches, Arrow, DuckDB, pandas
 search.py   - rollouts of a run by what is in them, a page at a time

@@ -17,13 +17,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from stages.diloco import arrays, joining
 from stages.diloco.arrays import Fragments
-from stages.diloco.bucket import Bucket, open_bucket
 from stages.diloco.loop import OuterLoop, Stopped
 from stages.diloco.object_store import ObjectStore
 from stages.diloco.settings import Diloco
 from stages.errors import UsageError
 from stages.runs import store
 from stages.runs.artifact import Interrupted, Out
+from stages.runs.bucket import Bucket, open_bucket
 from stages.training.checkpoints import newest
 
 SAVED = "diloco.safetensors"

@@ -3,11 +3,7 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import time
-import urllib.request
-from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -18,13 +14,14 @@ from pydantic import ValidationError
 from support.command_line import until
 from support.models import save_tiny, tiny_model
 from support.replicas import PROCESSES, command
+from support.s3 import s3 as s3
 
 from stages import train
 from stages.diloco import joining
-from stages.diloco.bucket import open_bucket
 from stages.errors import UsageError
 from stages.runs import store
 from stages.runs.artifact import Run
+from stages.runs.bucket import open_bucket
 from stages.runs.inputs import Inputs
 from stages.runs.outcome_records import CHECKPOINT
 from stages.runs.records import ROLLOUT
@@ -94,39 +91,6 @@ def test_two_replicas_end_alike_and_one_of_them_is_killed_on_the_way(tmp_path: P
     assert weights(late) == weights(runs[0]) and late.manifest.outcome.summary["rounds_taken_part"] == 0
 
 
-@pytest.fixture
-def s3() -> Iterator[dict[str, str]]:
-    """The variables that lead to a local S3 server with the bucket `runs`."""
-    program = os.environ.get("MOTO_SERVER") or shutil.which("moto_server")
-    if program is None:
-        pytest.skip(
-            "no moto_server: pip install 'moto[server]' into an environment of its own, and name it in MOTO_SERVER"
-        )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    server = subprocess.Popen([program, "-H", "127.0.0.1", "-p", str(port)], env=clean, stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: _answers(address), 120)
-        urllib.request.urlopen(urllib.request.Request(f"{address}/runs", method="PUT"))
-        keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1"}
-        yield {**keys, "AWS_ENDPOINT_URL": address, "AWS_ALLOW_HTTP": "true"}
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def _answers(address: str) -> bool:
-    try:
-        urllib.request.urlopen(f"{address}/moto-api/")
-    except OSError:
-        time.sleep(0.2)
-        return False
-    return True
-
-
 @pytest.mark.slow
 def test_replicas_meet_in_an_s3_bucket(tmp_path: Path, model: Path, s3: dict[str, str]):
     replicas = Replicas(tmp_path, "s3://runs/first", model, 2, **s3)
@@ -182,7 +146,7 @@ def test_statistics_beside_parameters_are_refused():
 
 
 def test_a_missing_extra_is_named():
-    code = "import sys; sys.modules['obstore'] = None\nfrom stages.diloco.bucket import open_bucket\nopen_bucket('file:///x')"
+    code = "import sys; sys.modules['obstore'] = None\nfrom stages.runs.bucket import open_bucket\nopen_bucket('file:///x')"
     words = ["python", "-c", code]
     done = subprocess.run([shutil.which("python") or "", *words[1:]], capture_output=True, text=True, timeout=120)
-    assert "diloco.store needs obstore, which is not installed" in done.stderr
+    assert "file:///x needs obstore, which is not installed" in done.stderr

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.replicas import PROCESSES, main
 
-from stages.diloco.bucket import open_bucket
 from stages.diloco.settings import Diloco
+from stages.runs.bucket import open_bucket
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 pytestmark = pytest.mark.slow

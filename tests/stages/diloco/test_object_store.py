@@ -14,12 +14,12 @@ from support.replicas import Replica, together
 from stages.diloco import joining, object_store
 from stages.diloco import loop as loops
 from stages.diloco.arrays import Fragments
-from stages.diloco.bucket import Bucket, open_bucket
 from stages.diloco.loop import OuterLoop, Stopped
 from stages.diloco.object_store import ObjectStore
 from stages.diloco.settings import Diloco
 from stages.diloco.transport import State
 from stages.errors import InfrastructureError, UsageError
+from stages.runs.bucket import Bucket, open_bucket
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 

@@ -7,10 +7,13 @@ as do endpoints (AWS_ENDPOINT_URL, and AWS_ALLOW_HTTP=true for one without TLS).
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from stages.errors import InfrastructureError, UsageError
+from stages.runs.store import sealing
 
+PART_BYTES = 8 * 1024 * 1024
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 
 
@@ -55,6 +58,22 @@ class Bucket:
         self.received += len(data)
         return data
 
+    def fetch(self, key: str, path: Path) -> None:
+        """Write an object into a file, a part at a time; the file's folder is made."""
+        import obstore
+
+        with self._failing(f"reading {key}"), sealing(path) as file:
+            for part in obstore.get(self._store, key).stream(min_chunk_size=PART_BYTES):
+                self.received += file.write(part)
+
+    def send(self, path: Path, key: str) -> None:
+        """Write a file as an object, a part at a time, in place of any that is there."""
+        import obstore
+
+        with self._failing(f"writing {key}"):
+            obstore.put(self._store, key, path, chunk_size=PART_BYTES)
+        self.sent += path.stat().st_size
+
     def keys(self, prefix: str) -> list[str]:
         """The keys below a prefix, sorted."""
         import obstore
@@ -93,12 +112,12 @@ def open_bucket(url: str) -> Bucket:
         from obstore.store import LocalStore, from_url
     except ModuleNotFoundError:
         raise UsageError(
-            "diloco.store needs obstore, which is not installed. Install composer-post-training[diloco]."
+            f"{url} needs obstore, which is not installed. Install composer-post-training[diloco]."
         ) from None
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES or (scheme == "file" and not rest.startswith("/")):
         raise UsageError(
-            f"diloco.store = {url!r} is not understood. Write s3://BUCKET/RUN, gs://BUCKET/RUN, az://CONTAINER/RUN or "
+            f"The address {url!r} is not understood. Write s3://BUCKET/RUN, gs://BUCKET/RUN, az://CONTAINER/RUN or "
             "file:///FOLDER."
         )
     try:

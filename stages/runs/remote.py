@@ -1,0 +1,99 @@
+"""Finished runs in a bucket: fetched into a folder here to be read, and published there.
+
+A run in a bucket is the files of its folder under the same names, the manifest written last. What was fetched is held
+against the digests of the manifest, kept, and not fetched again while the manifest there is the same.
+"""
+
+import shutil
+from pathlib import Path, PurePosixPath
+
+from pydantic import ValidationError
+
+from stages.errors import BadInput, UsageError
+from stages.runs import store
+from stages.runs.artifact import Run
+from stages.runs.bucket import SCHEMES, open_bucket
+from stages.runs.manifest import Manifest
+
+MANIFEST = "manifest.json"
+LEFT_OUT = ("scratch", "ledger.jsonl")
+"""What only an attempt that goes on needs; hidden files are left out too."""
+
+
+def is_address(text: str) -> bool:
+    """Whether a text means a place in a bucket, not a folder or a name."""
+    return text.partition("://")[0] in SCHEMES and "://" in text
+
+
+def fetch(url: str, cache: Path) -> Path:
+    """The run at an address, below `cache`; `BadInput` where there is none, or it is unfinished or damaged."""
+    bucket = open_bucket(url.rstrip("/"))
+    found = bucket.read(MANIFEST)
+    if found is None:
+        raise BadInput(f"{url} holds no run: it has no {MANIFEST}. `composer publish RUN {url}` would write one.")
+    about = _manifest(found, url)
+    if about.status != "complete":
+        raise BadInput(f"{url} is {about.status}, not complete. Publish the run once it is finished.")
+    folder = cache / store.digest(url.rstrip("/"))[:12] / about.stage / url.rstrip("/").rpartition("/")[2]
+    if store.read_bytes(folder / MANIFEST) == found and not _damage(Run(folder)):
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    for key in sorted(bucket.keys("")):
+        if key != MANIFEST and _is_inside(key):
+            bucket.fetch(key, folder / key)
+    store.write_sealed(folder / MANIFEST, found)  # last: a folder without it is no run
+    if damage := _damage(Run(folder)):
+        (folder / MANIFEST).unlink()
+        raise BadInput(f"{url}: {damage}. Publish the run again.")
+    return folder
+
+
+def _damage(run: Run) -> str | None:
+    """What is wrong with a run that came from elsewhere; its checkpoints are looked into as well."""
+    changed = (
+        f"{name} has changed since it was written"
+        for name, out in run.manifest.outputs.items()
+        if (run.path / out["file"]).is_dir() and store.folder_sha256(run.path / out["file"]) != out["sha256"]
+    )
+    return run.damage() or next(changed, None)
+
+
+def _manifest(data: bytes, url: str) -> Manifest:
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise BadInput(
+            f"{url}/{MANIFEST} does not fit this Composer ({error.errors()[0]['msg']}). It may be newer."
+        ) from None
+
+
+def _is_inside(key: str) -> bool:
+    """Whoever writes into a bucket chooses the names there."""
+    return not key.startswith("/") and not {"..", ""} & set(PurePosixPath(key).parts)
+
+
+def publish(run: Run, url: str) -> int:
+    """Write a finished run to an address; the bytes that were sent, none where the same run is there already.
+
+    `BadInput` where the run is unfinished or damaged, `UsageError` where another run is there.
+    """
+    if run.manifest.status != "complete":
+        raise BadInput(f"{run.path} is {run.manifest.status}, not complete. Finish it first, with --resume.")
+    if damage := run.damage():
+        raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
+    bucket = open_bucket(url.rstrip("/"))
+    if (there := bucket.read(MANIFEST)) is not None:
+        if _manifest(there, url).outputs == run.manifest.outputs:
+            return 0
+        raise UsageError(f"{url} holds another run. Choose another address, or delete that run there.")
+    files = [path for path in sorted(run.path.rglob("*")) if path.is_file() and not path.is_symlink()]
+    for path in files:
+        name = path.relative_to(run.path)
+        if (
+            name.parts[0] not in LEFT_OUT
+            and not any(part.startswith(".") for part in name.parts)
+            and str(name) != MANIFEST
+        ):
+            bucket.send(path, name.as_posix())
+    bucket.send(run.path / MANIFEST, MANIFEST)
+    return bucket.sent
