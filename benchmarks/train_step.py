@@ -1,13 +1,13 @@
-"""One optimiser step of ours beside TRL's: the same model, the same batches, one thread, in turn, medians.
+"""One optimiser step of ours beside TRL's: same model and batches, one thread, in turn, medians of processor time.
 
     python benchmarks/train_step.py [--rounds 9]
+
+`benchmarks/composed_step.py` compares our composed step with its parts, `benchmarks/real_shape.py` a real model's size.
 
 `dpo`: our DPO channel beside TRL's DPOTrainer with precomputed reference log-probs, 16 pairs of 96 + 24 tokens.
 `grpo`: our trainer with no channel beside TRL's GRPOTrainer, 8 prompts of 96 tokens x 8 samples of at most 64 tokens; a
 step is generation, scoring, loss, backward, optimiser. `plain` keeps TRL's scoring, bit for bit, and differs in the
 sampling alone; `shared` also computes a prompt once for its samples (optimisation.shared_prompts).
-`composed`: GRPO + DPO + SDPO in one step beside the sum of three steps: GRPO, DPO, and SDPO on rollouts of its own,
-which is what a separate on-policy trainer needs.
 
 The model is a random Qwen3 of the size of the embedded student (0.45 M parameters, 512 tokens).
 """
@@ -38,7 +38,7 @@ from stages.training.channels.active import Channels
 from stages.training.composed import ComposedTrainer
 from stages.training.pair_source import PairSource, TokenPair
 from stages.training.rollouts import Rollouts
-from stages.training.rows import ChannelBatch, HintedTurn
+from stages.training.rows import ChannelBatch
 from stages.training.settings import Hints, Optimisation, Pairs
 from stages.training.setup import task_dataset, trl_config
 from stages.training.trees import Tree
@@ -159,9 +159,12 @@ def ours_grpo(
     rows: Callable[[Any, int], ChannelBatch],
     source: PairSource | None,
     shared: bool = False,
+    teacher: Any = None,
 ) -> Step:
     policy, args, data = grpo_parts(folder)
-    channels = Channels(weights, Pairs(), Hints(top_k=None), source=source, teacher=None, temperature=1.0, num_steps=1)
+    channels = Channels(
+        weights, Pairs(), Hints(top_k=None), source=source, teacher=teacher, temperature=1.0, num_steps=1
+    )
     tasks = {task.task_id: task for task in OneTurn().tasks("train", 8, 0)}
     trainer = ComposedTrainer(
         policy=policy,
@@ -201,24 +204,15 @@ def stepper(trainer: GRPOTrainer, data: Dataset) -> Step:
     return step
 
 
-def hinted(episodes: list[Any], count: int = 16) -> list[HintedTurn]:
-    """The first answers again, behind a prompt with sixteen tokens more."""
-    samples = [episode.steps[0].sample for episode in episodes[:count]]
-    return [
-        HintedTurn(Tree(s.prompt_ids, (s.completion_ids,)), Tree(s.prompt_ids + [300] * 16, (s.completion_ids,)))
-        for s in samples
-    ]
-
-
 def measure(steps: dict[str, Step], rounds: int) -> dict[str, float]:
-    """Median seconds of each, run in turn; the first two rounds are warm-up."""
+    """Median seconds of processor time of each, run in turn; the first two rounds are warm-up."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 2):
         for name, step in steps.items():
-            started = time.perf_counter()
+            started = time.process_time()
             step()
             if number >= 2:
-                times[name].append(time.perf_counter() - started)
+                times[name].append(time.process_time() - started)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -228,8 +222,6 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     pairs = random_pairs()
-    source = PairSource(pairs, per_step=PAIRS, seed=0)
-    source.cache_reference(new_model())
     with tempfile.TemporaryDirectory() as folder:
         medians = measure(
             {
@@ -238,20 +230,14 @@ def main() -> None:
                 "grpo plain": ours_grpo(folder, Weights(), lambda e, s: ChannelBatch(), None),
                 "grpo shared": ours_grpo(folder, Weights(), lambda e, s: ChannelBatch(), None, shared=True),
                 "grpo TRL": trl_grpo(folder),
-                "grpo + sdpo": ours_grpo(folder, Weights(sdpo=1.0), lambda e, s: ChannelBatch([], hinted(e)), None),
-                "composed": ours_grpo(
-                    folder, Weights(dpo=1.0, sdpo=1.0), lambda e, s: ChannelBatch(source.batch(0), hinted(e)), source
-                ),
             },
             rounds,
         )
     for name, seconds in medians.items():
         print(f"{name:<14}{1000 * seconds:>9.1f} ms")
-    separate = medians["grpo shared"] + medians["dpo ours"] + medians["grpo + sdpo"]
     print(f"dpo: {medians['dpo TRL'] / medians['dpo ours']:.2f} times as fast as TRL")
     for kind in ("plain", "shared"):
         print(f"grpo {kind}: {medians['grpo TRL'] / medians[f'grpo {kind}']:.2f} times as fast as TRL")
-    print(f"composed: {medians['composed'] / separate:.2f} of the sum of GRPO, DPO and SDPO steps")
 
 
 if __name__ == "__main__":

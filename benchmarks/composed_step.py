@@ -1,0 +1,92 @@
+"""Our composed step beside what its parts cost: model and batches of train_step.py, in turn, medians of processor time.
+
+    python benchmarks/composed_step.py [--rounds 9]
+
+What a channel adds is a step of GRPO with it less a step of GRPO. `added`: GRPO and what each channel adds, once with
+DPO and SDPO, once with all channels, TAID and EOPD towards a teacher of the same size. `apart`: DPO in a step of its
+own instead, and SDPO as it adds to GRPO, whose rollouts it needs. 16 pairs, 16 hinted turns, 64 rollouts.
+
+Also how long the pairs of a step take to be dealt from 100,000 of them.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from typing import Any
+
+import torch
+from train_step import PAIRS, Step, measure, new_model, ours_dpo, ours_grpo, random_pairs
+
+from stages.training.channels import CHANNELS
+from stages.training.pair_source import PairSource, TokenPair
+from stages.training.rows import ChannelBatch, HintedTurn, own_episode
+from stages.training.trees import Tree
+from stages.training.weights import Weights
+
+MANY = 100_000
+
+
+def rows_of(names: list[str], source: PairSource) -> Any:
+    """The rows that these channels use; a hinted turn is an answer again, behind a prompt with 16 tokens more."""
+    used = {CHANNELS[name].row_source for name in names}
+
+    def rows(episodes: list[Any], step: int) -> ChannelBatch:
+        samples = [episode.steps[0].sample for episode in episodes[:16]]
+        hinted = [
+            HintedTurn(Tree(s.prompt_ids, (s.completion_ids,)), Tree(s.prompt_ids + [300] * 16, (s.completion_ids,)))
+            for s in samples
+        ]
+        own = [episode for episode in map(own_episode, episodes) if episode is not None]
+        return ChannelBatch(
+            source.batch(0) if "pairs" in used else [],
+            hinted if "hinted" in used else [],
+            own if "episodes" in used else [],
+        )
+
+    return rows
+
+
+def dealt() -> tuple[float, float]:
+    """Seconds to deal a step's pairs from many: the first step, which draws the order of a whole round; the median."""
+    source = PairSource([TokenPair(str(i), Tree([1], ([2], [3]))) for i in range(MANY)], per_step=PAIRS, seed=0)
+    times = []
+    for step in range(1000):
+        started = time.perf_counter()
+        source.batch(step)
+        times.append(time.perf_counter() - started)
+    return times[0], statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=9)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    pairs, every = random_pairs(), list(CHANNELS)
+    source = PairSource(pairs, per_step=PAIRS, seed=0)
+    source.cache_reference(new_model())
+    teacher = new_model().eval().requires_grad_(False)
+
+    with tempfile.TemporaryDirectory() as folder:
+
+        def step(*names: str) -> Step:
+            rows = rows_of(list(names), source)
+            return ours_grpo(folder, Weights(**dict.fromkeys(names, 1.0)), rows, source, shared=True, teacher=teacher)
+
+        steps = {"grpo": step(), "dpo alone": ours_dpo(pairs)} | {f"grpo + {name}": step(name) for name in every}
+        medians = measure(steps | {"grpo + dpo + sdpo": step("dpo", "sdpo"), "grpo + all": step(*every)}, rounds)
+    for name, seconds in medians.items():
+        print(f"{name:<20}{1000 * seconds:>9.1f} ms")
+    grpo = medians["grpo"]
+    adds = {name: medians[f"grpo + {name}"] - grpo for name in every}
+    two, all_of_them = medians["grpo + dpo + sdpo"], medians["grpo + all"]
+    print(f"grpo + dpo + sdpo: {two / (grpo + adds['dpo'] + adds['sdpo']):.2f} of added, ", end="")
+    print(f"{two / (grpo + medians['dpo alone'] + adds['sdpo']):.2f} of apart")
+    print(f"grpo + all: {all_of_them / (grpo + sum(adds.values())):.2f} of added")
+    first, each = dealt()
+    print(f"{PAIRS} pairs of {MANY:,} dealt in {1000 * each:.3f} ms, in {1000 * first:.1f} ms at the first step")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""One LoRA step on the shape of Qwen3-0.6B in bfloat16, on a CPU: ours beside TRL's, time and peak memory.
+
+    python benchmarks/real_shape.py [NAME ...] [--steps 2] [--threads 2]
+
+Weights are random. The rollouts, 128 tokens of prompt and 512 of answer, are given to both sides, so that a step is
+scoring, loss, backward and optimiser; activations are recomputed. Each name is measured in a process of its own, whose
+largest resident memory since it began is its peak (VmHWM, Linux).
+
+`TRL` and `ours` are GRPO alone. `pairs` adds DPO, SimPO and SFT on 4 pairs of 128 + 64 tokens, `hints` SDPO on the
+first 64 tokens of each rollout, `all` both of them, and TAID and EOPD on all rollouts towards a teacher of the same
+shape, whose weights it also holds; `loaded` says what the process held before its first step.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+
+GROUP, PROMPT, ANSWER, TURN, PAIRS, HINT = 8, 128, 512, 64, 4, 32
+ALONE = {"TRL": (), "ours": ()}
+WITH = {
+    "pairs": ("dpo", "simpo", "sft"),
+    "hints": ("sdpo",),
+    "all": ("dpo", "simpo", "sft", "sdpo", "taid", "eopd"),
+}
+SIDES: dict[str, tuple[str, ...]] = ALONE | WITH
+MIB = 2**20
+
+
+def memory(field: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most so far. Source: Linux, proc(5)."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:"))
+
+
+def new_model(seed: int) -> Any:
+    """Random weights of the true shape: 596 million parameters."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    shape = Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return Qwen3ForCausalLM(shape)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def ids(count: int, seed: int) -> list[int]:
+    """Token ids that the tokenizer of the tests knows, too."""
+    import torch
+
+    return torch.randint(3, 250, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def rollouts() -> dict[str, list[Any]]:
+    """One group, in the form that TRL wants of a rollout function."""
+    return {
+        "prompt_ids": [ids(PROMPT, 0)] * GROUP,
+        "completion_ids": [ids(ANSWER, 1 + i) for i in range(GROUP)],
+        "logprobs": [[-12.0] * ANSWER] * GROUP,
+        "env_mask": [[1] * ANSWER] * GROUP,
+        "environment_reward": [float(i % 2) for i in range(GROUP)],
+    }
+
+
+class Given:
+    """In the place of `stages.training.rollouts.Rollouts`: nothing is sampled."""
+
+    def __init__(self) -> None:
+        self.latest: list[Any] = []
+
+    def play(self, rows: Any, policy: Any, step: int) -> dict[str, list[Any]]:
+        """The same rollouts at every step."""
+        return rollouts()
+
+
+def channel_rows(names: tuple[str, ...]) -> Any:
+    """The rows of the channels; those that no channel uses are left out."""
+    from stages.training.channels import CHANNELS
+    from stages.training.pair_source import TokenPair
+    from stages.training.rows import ChannelBatch, HintedTurn, OwnEpisode
+    from stages.training.trees import Tree
+
+    used = {CHANNELS[name].row_source for name in names}
+    pairs = [
+        TokenPair(str(i), Tree(ids(PROMPT, 100 + i), (ids(TURN, 200 + i), ids(TURN, 300 + i)))) for i in range(PAIRS)
+    ]
+    given, hint = rollouts(), ids(HINT, 2)
+    sampled = list(zip(given["prompt_ids"], given["completion_ids"], strict=True))
+    hinted = [
+        HintedTurn(Tree(prompt, (answer[:TURN],)), Tree([*prompt, *hint], (answer[:TURN],)))
+        for prompt, answer in sampled
+    ]
+    own = [OwnEpisode(Tree(prompt, (answer,)), [1] * ANSWER, [-12.0] * ANSWER) for prompt, answer in sampled]
+    return ChannelBatch(
+        pairs if "pairs" in used else [], hinted if "hinted" in used else [], own if "episodes" in used else []
+    )
+
+
+def trainer(name: str, folder: str, steps: int) -> Any:
+    """TRL's trainer, or ours with the channels of this name, on the same arguments."""
+    from datasets import Dataset
+    from support.models import tiny_tokenizer
+    from trl import GRPOTrainer
+
+    from stages.policy.base import PolicyConfig
+    from stages.policy.local import LocalPolicy
+    from stages.training import setup
+    from stages.training.channels.active import Channels
+    from stages.training.composed import ComposedTrainer
+    from stages.training.pair_source import PairSource
+    from stages.training.rollouts import environment_reward
+    from stages.training.settings import Adapter, Hints, Optimisation, Pairs
+    from stages.training.weights import Weights
+
+    size = Optimisation(
+        steps=steps,
+        prompts_per_step=1,
+        generations=GROUP,
+        learning_rate=1e-5,
+        gradient_checkpointing=True,
+        save_every=steps + 1,
+    )
+    model, tokenizer = new_model(0), tiny_tokenizer()
+    common = {
+        "args": setup.trl_config(folder, size, seed=0, temperature=1.0, max_completion=ANSWER, device="cpu"),
+        "train_dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "a"}], "task_id": "0"}] * steps),
+        "peft_config": setup.lora(Adapter(rank=16), model),
+    }
+    if name == "TRL":
+        return GRPOTrainer(
+            model=model,
+            processing_class=tokenizer,
+            reward_funcs=environment_reward,
+            rollout_func=lambda prompts, trainer: rollouts(),
+            **common,
+        )
+    channels = SIDES[name]
+    rows, source = channel_rows(channels), None
+    if rows.pairs:
+        source = PairSource(list(rows.pairs), per_step=PAIRS, seed=0)
+        source.cache_reference(model.eval())
+    return ComposedTrainer(
+        policy=LocalPolicy(model, tokenizer, PolicyConfig(model="shape", max_tokens=ANSWER)),
+        rollouts=Given(),
+        channels=Channels(
+            Weights(**dict.fromkeys(channels, 1.0)),
+            Pairs(per_step=PAIRS),
+            Hints(),
+            source=source,
+            teacher=new_model(1).eval().requires_grad_(False) if "taid" in channels else None,
+            temperature=1.0,
+            num_steps=steps,
+        ),
+        channel_rows=lambda episodes, step: rows,
+        gradient_cosine_every=0,
+        **common,
+    )
+
+
+def measured(name: str, steps: int, threads: int) -> dict[str, Any]:
+    """Seconds of each step, by the clock and of the processors, and bytes before the first one and at most."""
+    import torch
+    from transformers import TrainerCallback
+
+    seconds: list[float] = []
+    processor: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, *args: Any, **more: Any) -> None:
+            self.started, self.used = time.perf_counter(), time.process_time()
+
+        def on_step_end(self, *args: Any, **more: Any) -> None:
+            seconds.append(time.perf_counter() - self.started)
+            processor.append(time.process_time() - self.used)
+
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        made = trainer(name, folder, steps)
+        made.add_callback(Clock())
+        loaded = memory("VmRSS")
+        made.train()
+    return {"seconds": seconds, "processor": processor, "loaded": loaded, "peak": memory("VmHWM")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*SIDES, []], help="all of them, if none is named")
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.here:
+        print(json.dumps(measured(asked.names[0], asked.steps, asked.threads)))
+        return
+    found = {}
+    for name in asked.names or SIDES:
+        words = [sys.executable, __file__, name, "--here", f"--steps={asked.steps}", f"--threads={asked.threads}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(asked.threads)}
+        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+        found[name] = json.loads(done.stdout.splitlines()[-1])
+        one = found[name]
+        clock, used = statistics.median(one["seconds"]), statistics.median(one["processor"])
+        loaded, peak = (f"{one[which] / MIB:.0f} MiB" for which in ("loaded", "peak"))
+        print(
+            f"{name:<6}{clock:>8.1f} s a step, {used:.1f} s of processor time, loaded {loaded}, peak {peak}", flush=True
+        )
+        if "TRL" in found:
+            longer = statistics.median(one["processor"]) / statistics.median(found["TRL"]["processor"])
+            peak = one["peak"] / found["TRL"]["peak"]
+            print(f"      {longer:.2f} times TRL's processor time, {peak:.2f} times its peak")
+
+
+if __name__ == "__main__":
+    main()
