@@ -1,6 +1,7 @@
 """Policies: models that answer turns, in this process or behind a server. Teachers are policies, too.
 
 adapters.py - folders of adapters, and the record of the base that each was trained on
+alone.py - keeps scorings to themselves where a server dies of them otherwise
 answers.py - what a server's response means: an answer, its tokens and price, or a typed error
 background.py - the event loop on which all servers are asked
 base.py - what is asked (`Turn`), what comes back (`Sample`), and what a policy is

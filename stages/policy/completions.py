@@ -13,10 +13,11 @@ import orjson
 import tenacity
 
 from stages.errors import ComposerError, UsageError
-from stages.policy import answers
+from stages.policy import alone, answers
 from stages.policy.answers import Rejected, Retryable
 from stages.policy.client import Broken, Client, Unreachable
 from stages.policy.config import PolicyConfig
+from stages.policy.local import device
 from stages.policy.server import ModelServer
 
 BACKOFF = tenacity.wait_exponential(0.5, max=8.0) + tenacity.wait_random(0.0, 0.5)
@@ -66,6 +67,7 @@ class Completions:
     def __init__(self, config: PolicyConfig, base_url: str, server: ModelServer | None = None) -> None:
         self._config = config.model_copy(update={"base_url": base_url})
         self._client, self._server = Client(base_url, config.key()), server
+        self._door = alone.door(base_url, device(config.device))
         self._adapters: dict[str, Path] = {}
         self._version: str | None = None
         self._listed: set[str] = set()
@@ -94,7 +96,8 @@ class Completions:
             **UNSHAPED,
             **({} if seed is None else {"seed": seed % 2**31}),
         }
-        body, attempts = await self._ask("/completions", asked)
+        async with self._door.sampling():
+            body, attempts = await self._ask("/completions", asked)
         try:
             choice = body["choices"][0]
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
@@ -111,7 +114,8 @@ class Completions:
         """Natural log-prob, before temperature, of each token of a completion that is given behind its prompt."""
         ids = [*prompt, *completion]
         asked = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, **UNSHAPED}
-        body, _ = await self._ask("/completions", asked)
+        async with self._door.scoring():
+            body, _ = await self._ask("/completions", asked)
         entries = body["choices"][0]["prompt_logprobs"][len(prompt) :]
         return [entry[str(token)]["logprob"] for token, entry in zip(completion, entries, strict=True)]
 

@@ -1,5 +1,6 @@
 """Sampling from vLLM's addresses by token ids, with a small real engine behind them."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,23 @@ def test_log_probs_are_those_of_a_forward_pass(model: Path, tmp_path: Path, temp
             torch.testing.assert_close(
                 given, forward(plain, sample.prompt_ids, sample.completion_ids), atol=1e-5, rtol=0
             )
+
+
+@pytest.mark.parametrize(("device", "survives"), [("auto", True), ("cuda", False)])
+def test_a_scoring_is_alone_on_a_cpu(model: Path, tmp_path: Path, device: str, survives: bool) -> None:
+    """Beside rollouts that are played ahead, from another policy on the same server, and beside other scorings."""
+    if survives and torch.cuda.is_available():
+        pytest.skip("NOT TESTED: servers on this machine are on its GPU")
+    with running(model, lonely=1) as engine, ThreadPoolExecutor(1) as pool:
+        one, other = (opened(engine, model, tmp_path, device=device, max_attempts=1) for _ in range(2))
+        sampled = pool.submit(one.sample, [Turn(QUESTION, seed) for seed in range(6)])
+        actions = [([5, 6], [7, 8, n]) for n in range(6)]
+        if not survives:
+            with pytest.raises(InfrastructureError, match="EngineDeadError"):
+                other.score_all(actions)
+            return
+        assert len(other.score_all(actions)) == 6
+        assert [sample.error for sample in sampled.result()] == [None] * 6
 
 
 def test_nothing_but_temperature_shapes_the_distribution(model: Path, tmp_path: Path) -> None:
