@@ -1,12 +1,18 @@
 """What gating saves: the share of the full run's pairs against the share of its cost, as a curve.
 
     python benchmarks/gating.py RUN --prices teacher-a=1 --prices teacher-b=1 --prices teacher-c=10
+    python benchmarks/gating.py FILE --student 6b_finetuning --prices 6b_verification=1 --prices 175b_finetuning=4
+        --prices 175b_verification=20
 
-RUN is a folder of `replay-teachers` in which everybody was asked. Its answers are served again at the given prices (USD
-an answer) by a local server, through every gate; pairs are extracted by canonical form.
+RUN is a folder of `replay-teachers` in which everybody was asked. FILE holds answers of several models to the same
+questions, as OpenAI's `example_model_solutions.jsonl` of GSM8K (also .gz) does; an action is then a command
+that prints the final answer.
+Either is served again at the given prices (USD an answer) by a local server, through every gate; pairs are extracted by
+canonical form.
 """
 
 import argparse
+import gzip
 import json
 import sys
 import tempfile
@@ -19,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.server import Reply, answer, serving
 
-from stages import extract_pairs, replay_teachers
+from stages import extract_pairs, import_traces, replay_teachers
 from stages.policy import dialect
 from stages.rollouts.trace import states_by_digest
 from stages.runs import runner, store
@@ -32,8 +38,8 @@ VALUES = (0.5, 1, 2, 5, 10, 20, 50, 100, 500)
 GATES: list[tuple[str, dict[str, Any]]] = [
     ("everybody", {}),
     ("disagreement", {"rule": "disagreement"}),
-    *((f"value, {usd:g} a pair", {"rule": "value", "usd_per_pair": usd}) for usd in VALUES),
 ]
+Said = dict[tuple[str, str], tuple[str, str | None]]
 
 
 def main() -> None:
@@ -41,32 +47,79 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--prices", action="append", required=True, metavar="TEACHER=USD")
+    parser.add_argument("--student", help="of FILE: whose answers are judged")
+    parser.add_argument("--usd-per-pair", type=float, nargs="*", default=VALUES)
     arguments = parser.parse_args()
     prices = {name: float(usd) for name, usd in (item.split("=") for item in arguments.prices)}
-    recorded = Run(arguments.run)
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.run.is_dir():
+            rollouts, said = of_run(Run(arguments.run))
+        else:
+            rollouts, said = of_answers(arguments.run, arguments.student, Path(folder))
+        gates = [
+            *GATES,
+            *((f"value, {usd:g} a pair", {"rule": "value", "usd_per_pair": usd}) for usd in arguments.usd_per_pair),
+        ]
+        curve(rollouts, said, prices, gates, Path(folder))
+
+
+def of_run(recorded: Run) -> tuple[Run, Said]:
+    """The rollouts of a run of teachers, and what each teacher said with how it ended, by its name and the messages."""
     rollouts = Run(Path(recorded.manifest.inputs["rollouts"][0].path))
-    rows = {(row["teacher"], row["state_sha256"]): row for row in recorded.rows(TEACHER_ACTION)}
-    states = {
-        store.digest(dialect.conversation(state.messages, with_tools=False)): digest
+    digests = {
+        digest: store.digest(dialect.conversation(state.messages, with_tools=False))
         for digest, state in states_by_digest(rollouts.rows(STEP)).items()
     }
+    return rollouts, {
+        (row["teacher"], digests[row["state_sha256"]]): (row["action"] or "", row["finish_reason"])
+        for row in recorded.rows(TEACHER_ACTION)
+    }
+
+
+def of_answers(path: Path, student: str, folder: Path) -> tuple[Run, Said]:
+    """The student's answers as imported rollouts of one step, and those of the other models as what teachers say."""
+    rows = [json.loads(line) for line in (gzip.open if path.suffix == ".gz" else open)(path)]
+    said: Said = {}
+    with (folder / "student.jsonl").open("w") as file:
+        for index, row in enumerate(rows):
+            asked = [{"role": "user", "content": row["question"]}]
+            answers = {name: final(told["solution"]) for name, told in row.items() if isinstance(told, dict)}
+            said |= {(name, store.digest(asked)): (text, "stop") for name, text in answers.items()}
+            told = [*asked, {"role": "assistant", "content": answers[student]}]
+            passed = row[student]["is_correct"]
+            file.write(
+                json.dumps({"messages": told, "task_id": str(index), "resolved": passed, "model": student}) + "\n"
+            )
+    config = import_traces.Config(paths=[str(folder / "student.jsonl")])
+    return Run(runner.execute("import", {}, config, root=folder).path), said
+
+
+def final(solution: str) -> str:
+    """The answer in the last line, as a command, which is what actions are compared as."""
+    return f"```bash\necho {solution.rpartition('A:')[2].strip()}\n```"
+
+
+def curve(
+    rollouts: Run, said: Said, prices: dict[str, float], gates: list[tuple[str, dict[str, Any]]], folder: Path
+) -> None:
+    """Ask through every gate and print what each costs and leaves."""
 
     def reply(body: dict[str, Any], earlier: int) -> Reply:
-        row = rows[body["model"], states[store.digest(body["messages"])]]
-        said = answer(row["action"] or "", cost=prices[body["model"]])
-        said["choices"][0]["finish_reason"] = row["finish_reason"]
-        return Reply(body=said)
+        text, reason = said[body["model"], store.digest(body["messages"])]
+        told = answer(text, cost=prices[body["model"]])
+        told["choices"][0]["finish_reason"] = reason
+        return Reply(body=told)
 
     points = []
-    with serving(reply) as server, tempfile.TemporaryDirectory() as folder:
+    with serving(reply) as server:
         table = [
             {"name": name, "model": name, "base_url": server.url, "max_tokens": 4096, "usd_per_mtok_in": usd,
              "usd_per_mtok_out": usd}
             for name, usd in prices.items()
         ]  # fmt: skip
-        for name, gate in GATES:
+        for name, gate in gates:
             config = replay_teachers.Config(teachers=table, gate=gate, max_usd_per_trace=1e9)
-            root = Path(folder) / name
+            root = folder / name
             answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=root).path)
             inputs = {"rollouts": rollouts, "teacher_actions": answers}
             compared = extract_pairs.Config(compare="canonical")
