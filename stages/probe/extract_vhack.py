@@ -42,7 +42,7 @@ class Config(StageConfig):
 
     student: PolicyConfig = PolicyConfig(model="kata:honest")
     """The model whose gradients are probed."""
-    adapter: Literal["antipasto_full", "antipasto_topr", "lora", "lora_frozenA"] = "antipasto_full"
+    adapter: Literal["antipasto_full", "antipasto_topr", "lora", "lora_frozenA", "lora_random_B"] = "antipasto_full"
     rank: int = Field(8, gt=0)
     """Of antipasto_topr and of the LoRAs; antipasto_full has no rank to choose."""
     loss: Literal["nll", "grpo"] = "nll"
@@ -109,12 +109,13 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 
 def _facts(config: Config, pairs: Sequence[Pair], student: "Student") -> Row:
     """What must agree before the direction is used, and how it came about."""
-    from stages.probe.adapters.choose import coordinates
+    from stages.probe.adapters.choose import LORA_EXTRACT, coordinates
 
     return {
         **coordinates(student.adapter),
         "adapter_seed": config.seed,
         "adapter_rank": config.rank,
+        "lora_extract": LORA_EXTRACT.get(config.adapter),
         "model": config.student.model,
         "pairs_sha256": store.digest([[p.pair_id, p.prompt, p.hack, p.clean] for p in pairs]),
         "loss_kind": LOSSES[config.loss],

@@ -124,12 +124,12 @@ WATCHED = Kind(
             for look in ("update_sum", "policy_sum", "update", "policy", "policy_length")
             for name in ("cos", "z", "haar_low", "haar_high")
         },
-        "threshold": FLOAT,
+        "placebo_push": FLOAT,
         "alarm": BOOL,
     },
 )
 """One checkpoint of a watched training: the share of its rollouts that look like the hack and the push toward it so far
 (`stages.probe.checks.alarm`); the cosine with v of the update since the checkpoint before and of the policy gradient on
 the rollouts played there, of that with length held fixed, and of update and policy gradients since the start; z in
-units of random directions' cosines, whose 95 % are haar_low to haar_high; alarm from the first push above the threshold
-on."""
+units of random directions' cosines, whose 95 % are haar_low to haar_high; placebo_push is what 5 % of placebos reach in
+the whole run; alarm from the first push above that and above 1 on."""

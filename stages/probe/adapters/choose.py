@@ -1,4 +1,7 @@
-"""An adapter by name, and what identifies the coordinates that it works in."""
+"""An adapter by name, and what identifies the coordinates that it works in.
+
+Where each adapter comes from stands in its file; the check of coordinates is this project's own.
+"""
 
 from typing import TYPE_CHECKING, Literal, TypedDict
 
@@ -14,9 +17,11 @@ from stages.probe.adapters.targets import target_linears
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-AdapterName = Literal["antipasto_full", "antipasto_topr", "lora", "lora_frozenA"]
+AdapterName = Literal["antipasto_full", "antipasto_topr", "lora", "lora_frozenA", "lora_random_B"]
 SPECTRAL = ("antipasto_full", "antipasto_topr")
 """The adapters that work in singular coordinates, and so need a decomposition."""
+LORA_EXTRACT = {"lora": "B_only", "lora_frozenA": "frozenA", "lora_random_B": "random_B_minus_init"}
+"""How a LoRA comes to have gradients at its start, by adapter: what a direction's metadata calls `lora_extract`."""
 
 
 class Coordinates(TypedDict):
@@ -38,7 +43,8 @@ def open_adapter(
     """
     parameter = next(model.parameters())
     if name not in SPECTRAL:
-        lora = Lora(target_linears(model), rank, freeze_a=name == "lora_frozenA", seed=seed)
+        halves = {"freeze_a": name == "lora_frozenA", "random_b": name == "lora_random_B"}
+        lora = Lora(target_linears(model), rank, seed=seed, **halves)
         return lora.to(parameter.device, parameter.dtype)
     if spectrum is None:
         raise UsageError(

@@ -1,5 +1,7 @@
 """Where the trainable numbers of each module lie in one flat vector, so that a gradient is one row of a matrix.
 
+Bookkeeping of this project's own.
+
 Shapes: N numbers in all, n numbers of one module, J = number of modules.
 """
 

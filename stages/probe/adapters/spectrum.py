@@ -2,7 +2,8 @@
 
 A direction in singular coordinates means nothing in those of another decomposition: inside nearly degenerate subspaces
 two decompositions may choose different axes. So a decomposition is made once, stored, and identified by its digest;
-what was measured in it carries that digest.
+what was measured in it carries that digest. The decomposition is torch.linalg.svd's; that v is bound to a stored one is
+this project's own.
 
 Shapes: I inputs and O outputs of a Linear, r singular directions.
 """

@@ -37,10 +37,14 @@ RANDOM_FAMILY = "haar"
 
 @dataclass(frozen=True)
 class Alarm:
-    """`push` [Q] of v, the thresholds by family, that which counts, and the first checkpoint above it (or None)."""
+    """`push` [Q] of v, the thresholds by family, the largest of a null, what counts, and the first checkpoint above it.
+
+    `first` is None where there is none.
+    """
 
     push: Float[np.ndarray, " Q"]
     thresholds: dict[str, float]
+    placebos: float
     threshold: float
     first: int | None
 
@@ -60,10 +64,10 @@ def alarm(pushes: Float[np.ndarray, "Q D1"], families: Sequence[str], floor: flo
     total, names = np.cumsum(pushes, axis=0), np.array(families)
     largest = total.max(0, initial=-np.inf)
     thresholds = {family: _threshold(largest[1:][names == family]) for family in dict.fromkeys(families)}
-    null = [value for family, value in thresholds.items() if family not in FROM_HACKS]
-    threshold = max([floor, *null]) if null else math.inf
+    placebos = max((value for family, value in thresholds.items() if family not in FROM_HACKS), default=math.inf)
+    threshold = max(floor, placebos)
     above = np.flatnonzero(total[:, 0] > threshold)
-    return Alarm(total[:, 0], thresholds, threshold, int(above[0]) if len(above) else None)
+    return Alarm(total[:, 0], thresholds, placebos, threshold, int(above[0]) if len(above) else None)
 
 
 def _threshold(largest: Float[np.ndarray, " D"]) -> float:

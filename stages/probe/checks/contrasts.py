@@ -78,8 +78,9 @@ class Regression:
 def regress(scores: Scores, flags: Flags, nuisances: Float[np.ndarray, "n k"], clusters: Codes) -> Regression:
     """Least squares of scores on the flag, nuisances and a fixed effect of each cluster.
 
-    By Frisch-Waugh: what of the flag the others do not explain. Standard errors are robust to clusters (CR1). t is NaN
-    where the others explain the flag whole.
+    By Frisch-Waugh: what of the flag the others do not explain. Standard errors are robust to clusters (Liang and
+    Zeger, Biometrika 73, 1986) with the correction C / (C - 1) (n - 1) / (n - p), which clubSandwich calls CR1S. t is
+    NaN where the others explain the flag whole.
     """
     others = within(nuisances.astype(float), clusters)
     others = others / np.maximum(np.linalg.norm(others, axis=0), 1e-12)
@@ -129,7 +130,10 @@ class Concordance:
 
 
 def concordance(scores: Scores, flags: Flags, strata: Codes, clusters: Codes) -> Concordance:
-    """Matched AUROC: flagged rows against other rows of the same stratum, gathered by cluster."""
+    """Matched AUROC: flagged rows against other rows of the same stratum, gathered by cluster.
+
+    The share of pairs that are ordered rightly, ties half; gathering it by stratum and cluster is this project's own.
+    """
     wins, pairs = np.zeros((clusters.max() + 1, scores.shape[1])), np.zeros(clusters.max() + 1)
     for stratum in np.unique(strata):
         inside = strata == stratum
@@ -150,7 +154,10 @@ def multiple_correlation(flags: Flags, groups: Codes) -> float:
 
 
 def intraclass_correlation(values: Float[np.ndarray, " n"], clusters: Codes) -> float:
-    """ICC(1) of values by cluster, from one-way analysis of variance with unequal sizes; NaN without variance."""
+    """ICC(1) of values by cluster, from one-way analysis of variance with unequal sizes; NaN without variance.
+
+    Shrout and Fleiss, Psychological Bulletin 86 (1979), with the mean size that unequal clusters ask for.
+    """
     _, clusters = np.unique(clusters, return_inverse=True)  # some of the numbered problems may have no row left
     counts = np.bincount(clusters)
     count, rows = len(counts), len(values)

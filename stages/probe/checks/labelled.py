@@ -1,4 +1,7 @@
-"""Scored rows with their labels, as arrays: what the T4 checks take. n rows, D placebo directions."""
+"""Scored rows with their labels, as arrays: what the T4 checks take.
+
+Bounds of too little data are those of the probe's plan. Shapes: n rows, D placebo directions.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,6 +1,7 @@
 """T1: whether the teacher hacks and the base model does not, with enough rows of each kind to compare.
 
-And whether the rows' labels, where the environment has any, agree with the verdicts that they are made of.
+And whether the rows' labels, where the environment has any, agree with the verdicts that they are made of. Bounds are
+those of the probe's plan.
 """
 
 from collections import Counter

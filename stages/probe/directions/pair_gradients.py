@@ -1,5 +1,7 @@
 """Pairs' gradients and tokens in a direction run, gradients of the GRPO loss by autograd, and a table by module.
 
+Extraction is that of `extraction`, with its source there; the columns of the table are this project's own.
+
 Shapes: P pairs, N numbers in all, n numbers of one module.
 """
 

@@ -1,5 +1,8 @@
 """Scores of stored gradients with v and with its placebos: no model, one pass over the store.
 
+Metrics are those of `metrics`, placebos those of `placebos`, with their sources there; what a run is watched with
+(`beside_honest`, `HackScale`) is this project's own.
+
 Shapes: R rows, N numbers, D draws.
 """
 

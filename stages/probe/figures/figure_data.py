@@ -1,6 +1,6 @@
 """What the probe's figures show, as rows of numbers: each figure has a CSV twin, and is drawn from nothing else.
 
-The ten figures are numbered.
+The ten figures are those of the probe's plan, by its numbers; t and d are as in `checks.contrasts` and `scoring`.
 """
 
 from collections.abc import Callable

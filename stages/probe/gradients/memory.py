@@ -65,7 +65,7 @@ def numbers(shape: ModelShape, adapter: AdapterName, rank: int) -> int:
     if adapter in SPECTRAL:
         most = [min(side) for side in shape.linears]
         return sum(most if adapter == "antipasto_full" else (min(rank, full) for full in most))
-    return sum(rank * (outputs + (inputs if adapter == "lora" else 0)) for inputs, outputs in shape.linears)
+    return sum(rank * (outputs + (inputs if adapter != "lora_frozenA" else 0)) for inputs, outputs in shape.linears)
 
 
 def needed(shape: ModelShape, measuring: Measuring) -> Needed:

@@ -1,6 +1,7 @@
 """The slow way to per-sample gradients, as an oracle: one row at a time, the adapter as a separate path, autograd.
 
-It shares no formula with `per_sample`: logits come from the whole model and the loss from torch's cross entropy.
+It shares no formula with `per_sample`: logits come from the whole model, the loss from torch's cross
+entropy, the gradient from torch's autograd. No method of anybody's.
 
 Shapes: N trained numbers, V vocabulary, own: the row's own tokens.
 """

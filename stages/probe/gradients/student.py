@@ -1,5 +1,7 @@
 """The student, the model that gradients are taken of: loaded, adapted, and measured in batches.
 
+Gradients are those of `per_sample`, with their derivation there.
+
 Shapes: B rows, N trained numbers, own: a row's own tokens.
 """
 

@@ -155,7 +155,7 @@ class Replay:
         spread = list(range(0, len(rows), max(len(rows) // MASK_ROWS, 1)))
         some_rows, some_tokens = [rows[i] for i in spread], [tokens[i] for i in spread]
         few = some_tokens if self.store.kept else some_tokens[:1]  # whole gradients, which may be too large for more
-        on_b = [b_is_probed(measure(few), self.direction)] if self.facts["adapter"].startswith("lora") else []
+        on_b = [b_is_probed(measure(few), self.direction)] if self.facts["adapter"] in ("lora", "lora_frozenA") else []
         return [
             *on_b,
             canary(self.student, tokens[:CANARY_ROWS], self.direction, measure),
@@ -170,7 +170,7 @@ class Replay:
         accounts = [record["diagnostics"] for record in records]
         checks = [Check.of_row(row) for record in records for row in record["checks"]]
         checks.append(coverage(rows, planned, "nll"))
-        if self.facts["adapter"] == "lora":
+        if self.facts["adapter"] in ("lora", "lora_random_B"):
             checks.append(basis_stays(accounts))
         if projection_mode(self.config.arm) != "none":
             checks.append(removed(accounts))

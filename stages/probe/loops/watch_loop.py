@@ -135,7 +135,7 @@ class WatchLoop:
             likeness = self.scale.likeness(measured[step]["scores"][:, 0].numpy())
             row = self._watched(step, looks[step], rows[step]) | {"push": finite_or_none(found.push[index])}
             row |= {"hack_like": float((likeness > 0).mean()) if len(likeness) else None}
-            row |= {"threshold": finite_or_none(found.threshold), "alarm": first is not None and step >= first}
+            row |= {"placebo_push": finite_or_none(found.placebos), "alarm": first is not None and step >= first}
             watched.append(row)
         facts = {"alarm_at_step": first, "threshold": finite_or_none(found.threshold), "level": LEVEL}
         facts |= {"cos_of_clean_pairs": self.scale.clean, "cos_of_hack_pairs": self.scale.hack}

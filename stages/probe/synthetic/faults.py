@@ -1,6 +1,7 @@
 """Every fault that the guards are for: a change of one thing in a sound world, and the one guard that must fail.
 
-`item` names the requirement or task of the probe's plan, or of a review, that warns of the fault.
+`item` names the requirement or task of the probe's plan, or of a review, that warns of the fault. The faults as code
+are this project's own.
 """
 
 from collections.abc import Callable, Sequence

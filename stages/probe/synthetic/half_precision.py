@@ -1,6 +1,7 @@
 """The self-test's rows for bfloat16 weights: verdicts and cosines as in float32, and changes of theta that arrive.
 
-The reference is the same rounded model with its weights stored in float32, so that only the arithmetic differs.
+The reference is the same rounded model with its weights stored in float32, so that only the arithmetic differs. The
+comparison and its bounds are this project's own.
 
 Shapes: n rows or columns of an orthonormal matrix, N trained numbers.
 """

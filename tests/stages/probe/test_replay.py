@@ -7,7 +7,9 @@ import torch
 
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, svd, teacher_pool
+from stages.probe.adapters.choose import LORA_EXTRACT
 from stages.probe.directions.modes import DescentConfig
+from stages.probe.directions.v_hack import V_HACK_FILE, load_direction
 from stages.probe.gradients.store import GradientStore
 from stages.probe.pool.pair_source import PairsConfig
 from stages.runs.artifact import Run
@@ -110,7 +112,7 @@ def test_where_to_project_is_a_choice_and_is_seen(
     assert (abs(step["cos_upd_out"]) < 1e-5) == (where == "update")
 
 
-@pytest.mark.parametrize("adapter", ["lora", "lora_frozenA"])
+@pytest.mark.parametrize("adapter", ["lora", "lora_frozenA", "lora_random_B"])
 def test_lora_arms_probe_b_and_watch_the_basis(adapter: str, small: Run, models: Models, tmp_path: Path) -> None:
     pairs = PairsConfig(source="planted", count=8)
     v = carry_out(
@@ -123,8 +125,10 @@ def test_lora_arms_probe_b_and_watch_the_basis(adapter: str, small: Run, models:
         replay, [small, v], replay.Config(arm="lora_projected", student=models["honest"], steps=6), tmp_path / "replay"
     )
     checks = (run.path / "report.txt").read_text()
-    assert "PASS         lora-B" in checks and run.manifest.summary["verdict"] == "PASS"
-    assert ("basis" in checks) == (adapter == "lora")
+    assert ("PASS         lora-B" in checks) == (adapter != "lora_random_B")
+    assert run.manifest.summary["verdict"] == "PASS"
+    assert ("basis" in checks) == (adapter != "lora_frozenA")
+    assert load_direction(v.folder() / V_HACK_FILE)[1]["lora_extract"] == LORA_EXTRACT[adapter]
 
 
 def test_an_interrupted_decomposition_goes_on(models: Models, chain: Chain, tmp_path: Path) -> None:

@@ -41,11 +41,11 @@ def test_every_checkpoint_has_its_row_and_figure_and_json_say_the_same(watched: 
     assert rows[1]["cos_update"] == pytest.approx(rows[1]["cos_update_sum"], rel=1e-4)
     document = json.loads((watched.path / "watch.json").read_text())
     assert document["checkpoints"] == rows and document["level"] == 0.05
-    assert document["threshold"] == pytest.approx(first["threshold"]) and first["threshold"] > 0
+    assert document["threshold"] == max(1, first["placebo_push"])
     assert [check["check"] for check in document["checks"]] == ["alarm", "T4e"]
     alarmed = document["alarm_at_step"]
     assert alarmed is not None and [row["alarm"] for row in rows] == [row["step"] >= alarmed for row in rows]
-    assert watched.manifest.outcome.exit_code == 1 and last["push"] > last["threshold"] >= 1
+    assert watched.manifest.outcome.exit_code == 1 and last["push"] > document["threshold"]
     assert last["hack_like"] is None and last["push"] == rows[-2]["push"]
     assert document["cos_of_hack_pairs"] > document["cos_of_clean_pairs"] + 0.1
     assert first["hack_like"] == pytest.approx(first["hack_rate"], abs=0.1)

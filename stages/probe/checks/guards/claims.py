@@ -1,4 +1,7 @@
-"""The claim rests on v: v negated and the generic gradient do not pass, and v is another direction than theirs."""
+"""The claim rests on v: v negated and the generic gradient do not pass, and v is another direction than theirs.
+
+Both controls, and the bound on the cosine, are this project's own.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,8 @@
-"""The pool was asked what it should have been asked."""
+"""The pool was asked what it should have been asked.
+
+The faults are those that the probe's plan warns of; the prompts are those of the environment, ariahw/rl-rewardhacking
+@bf5cdb8 for leetcode-rh. The checks are this project's own.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,4 +1,7 @@
-"""The teacher is another model than the base, in every adapted module and in its answers."""
+"""The teacher is another model than the base, in every adapted module and in its answers.
+
+The checks and their bounds are this project's own.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

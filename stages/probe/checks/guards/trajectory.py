@@ -1,4 +1,8 @@
-"""A GRPO step still learns, and from what it should."""
+"""A GRPO step still learns, and from what it should.
+
+Groups of equal rewards have no advantage (Dr.GRPO, arXiv 2503.20783). The checks and their bounds are this
+project's own.
+"""
 
 from collections.abc import Sequence
 

@@ -21,7 +21,7 @@ from stages.probe.adapters.targets import SUFFIXES, target_linears
 from stages.probe.adapters.tensor_file import RowFile, read_tensors, write_tensors
 from stages.probe.gradients.tiny import tiny_qwen3
 
-NAMES = ("antipasto_full", "antipasto_topr", "lora", "lora_frozenA")
+NAMES = ("antipasto_full", "antipasto_topr", "lora", "lora_frozenA", "lora_random_B")
 IDS = torch.arange(2, 26).view(2, 12)
 
 
@@ -87,6 +87,14 @@ def test_the_gradient_of_a_fresh_loras_a_is_exactly_zero(model, spectrum: Spectr
     found = opened("lora", model, spectrum).contributions(module, torch.randn(2, 5, 32), torch.randn(2, 5, 32))
     assert torch.equal(found[module + A_HALF], torch.zeros_like(found[module + A_HALF]))
     assert found[module].norm() > 0
+
+
+def test_a_lora_that_takes_its_random_start_away_has_gradients_of_both_halves(model, spectrum: Spectrum) -> None:
+    adapter, module = opened("lora_random_B", model, spectrum), next(iter(target_linears(model)))
+    found = adapter.contributions(module, torch.randn(2, 5, 32), torch.randn(2, 5, 32))
+    assert found[module].norm() > 0 and found[module + A_HALF].norm() > 0
+    assert adapter.probed == adapter.layout.names and not adapter.delta(module).any()
+    assert adapter.basis_sha256 != opened("lora", model, spectrum).basis_sha256
 
 
 def test_frozen_a_has_orthonormal_rows_and_is_not_trained(model, spectrum: Spectrum) -> None:
