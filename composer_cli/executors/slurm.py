@@ -128,7 +128,10 @@ class Slurm:
         return {"id": said.partition(";")[0].strip(), "folder": str(chain.folder.resolve())}
 
     def state(self, job: Mapping[str, Any]) -> State:
-        """As scontrol says; of a job that Slurm has forgotten, the exit code that its script left."""
+        """As scontrol says; of a job that Slurm has forgotten, the exit code that its script left.
+
+        What scontrol knows comes first: on a shared file system the script's file may be seen a minute late.
+        """
         try:
             found = dict(re.findall(r"(\w+)=(\S*)", _run("scontrol", "show", "job", "-o", job["id"])))
         except InfrastructureError as error:
@@ -140,6 +143,10 @@ class Slurm:
         if word in WORDS:
             waits = found.get("Reason", "None") if word == "PENDING" else "None"
             return State(WORDS[word], ", ".join(part for part in (attempt, waits) if part not in ("", "None")))
+        if word == "COMPLETED":
+            return ended(0)
+        if code := int(found.get("ExitCode", "0").partition(":")[0]):
+            return ended(code)
         left = store.read_bytes(_folder(job) / "exit-code")
         if left is not None:
             return ended(int(left))

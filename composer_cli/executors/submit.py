@@ -1,6 +1,7 @@
 """From the words of `composer run` to a job, and to its record below the artifacts folder."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from pydantic import BaseModel, create_model
 from composer_cli import preset as presets
 from composer_cli import settings
 from composer_cli.executors import jobs
-from composer_cli.executors.base import LOST, QUEUED, Chain, Executor, State
+from composer_cli.executors.base import LOST, QUEUED, Chain, Executor, State, redact
 from composer_cli.printing import print_json, print_text
 from stages.errors import ComposerError, UsageError
+from stages.redaction import redacted_value
 from stages.runs import store
 from stages.runs.config import Settings, StageConfig
 
@@ -74,7 +76,8 @@ def prepared(asked: Asked, configs: Mapping[str, StageConfig], where: Any, artif
     if clash := [name for name in where.env if name in keys]:
         raise UsageError(f"on.env holds {clash[0]}, which is a key. Name it in on.keys and export it instead.")
     digest = store.digest([words, files, keys])[:6]
-    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{path.stem}-{digest}"
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem)[:32]  # what all executors take as a name
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{stem}-{digest}"
     return Chain(name, artifacts / jobs.FOLDER / name, words, files, keys)
 
 
@@ -104,9 +107,19 @@ def _files(key: str, group: Any) -> Iterator[tuple[str, str]]:
         yield from _files(f"{key}.{name}", item)
 
 
+def _without_keys(spec: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """The same; `UsageError` where somebody wrote the value of a key into the settings."""
+    redact(keys)
+    if redacted_value(spec) != spec:
+        raise UsageError(
+            "What would be submitted holds the value of a key. Take it out of the settings: its name is enough."
+        )
+    return spec
+
+
 def shown(executor: Executor, chain: Chain, where: Any) -> tuple[dict[str, Any], str]:
     """What would be submitted, as JSON and as text."""
-    spec = executor.spec(chain, where)
+    spec = _without_keys(executor.spec(chain, where), chain.keys)
     head = [f"{key}: {value}" for key, value in spec.items() if key != "script"]
     return spec, "\n".join([*head, "script:", *(f"  {line}" for line in spec["script"].splitlines())])
 
@@ -124,7 +137,7 @@ def submit(word: str, executor: Executor, chain: Chain, where: Any) -> jobs.Job:
         keys=list(chain.keys),
         where=where.model_dump(),
         submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        spec=executor.spec(chain, where),
+        spec=_without_keys(executor.spec(chain, where), chain.keys),
         state=State(QUEUED),
     )
     jobs.keep(chain.folder, job)

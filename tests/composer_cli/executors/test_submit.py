@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,15 @@ def test_a_dry_run_shows_the_spec_without_keys_and_submits_nothing(composer, pre
     assert not (tmp_path / "artifacts").exists()
 
 
+def test_a_name_is_one_that_every_executor_takes(composer, preset, tmp_path):
+    other = tmp_path / f"größer & {'x' * 90}.toml"
+    preset.rename(other)
+    done = composer("run", "--preset", other, "--on", "slurm", "--dry-run", "--json")
+    script = json.loads(done.stdout)["spec"]["script"]
+    name = next(line for line in script.splitlines() if "--job-name" in line).partition("=")[2]
+    assert re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", name)
+
+
 def test_a_shipped_preset_goes_along_by_its_name(composer):
     done = composer("run", "--preset", "demo", "--on", "slurm", "--dry-run", "--policy", "m", "--max-cost", "2")
     assert "run --preset demo --policy m --max-cost 2.0 --resume --artifacts" in done.stdout, done.stderr
@@ -85,12 +95,14 @@ def test_a_shipped_preset_goes_along_by_its_name(composer):
         (["--on", "slurm", "--set", "on.options.output=x"], "sbatch's --output is set by Composer itself"),
         (["--on", "slurm", "--set", "on.env.STUDENT_KEY=x"], "on.env holds STUDENT_KEY, which is a key"),
         (["--on", "slurm", "--set", "on=1"], "on = 1 is no table of settings"),
-        (["--on", "slurm"], "The chain needs STUDENT_KEY, TEACHER_KEY, which is not set here"),
+        (["--on", "slurm", "--set", f"on.setup=login {KEY}"], "holds the value of a key"),
+        (["--on", "slurm", "--dry-run", "--set", f"on.setup=login {KEY}"], "holds the value of a key"),
+        (["--on", "slurm"], "The chain needs TEACHER_KEY, which is not set here"),
     ],
 )
 def test_what_cannot_be_submitted_is_refused_in_a_sentence(composer, preset, tmp_path, words, said):
-    done = composer("run", "--preset", preset, *words)
-    assert done.returncode == 2 and said in done.stderr, done.stderr
+    done = composer("run", "--preset", preset, *words, STUDENT_KEY=KEY)
+    assert done.returncode == 2 and said in done.stderr and KEY not in done.stderr, done.stderr
     assert not list(tmp_path.glob("artifacts/submitted/*"))
 
 
