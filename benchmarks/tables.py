@@ -49,7 +49,8 @@ def main() -> None:
         began = time.perf_counter()
         phase(given.phase, given.folder, given.steps[0])
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-        print(f"{given.phase:18} {time.perf_counter() - began:8.1f} s {peak:8.0f} MB", flush=True)
+        took = time.perf_counter() - began
+        print(f"{given.phase:18} {took:8.1f} s {time.process_time():8.1f} s of CPU {peak:8.0f} MB", flush=True)
         return
     for steps in given.steps:
         folder = Path(tempfile.mkdtemp(dir=given.folder))

@@ -9,7 +9,7 @@ from stages.pairs.canonical import canonical
 from stages.pairs.labels import class_names
 from stages.pairs.outcomes import NotReproducible, State, outcomes
 from stages.pairs.states import AnsweredState, names
-from stages.pairs.voting import Ballot, backers, decide, distinct, merged
+from stages.pairs.voting import Ballot, Preference, backers, decide, distinct, merged
 from stages.runs.records import Row
 
 _form = lru_cache(65_536)(canonical)
@@ -50,6 +50,32 @@ def _ballot(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> 
         return {"pairs": [], "reason": "student_truncated"}
     if not any(state.teachers.values()):
         return {"pairs": [], "reason": "not_asked"}
-    ballot = Ballot(step["action"], state.teachers, classes)
+    texts, kinds = Numbers(), Numbers()
+    student = texts[step["action"]]
+    teachers = tuple((name, tuple(texts[text] for text in said)) for name, said in state.teachers.items())
+    found, reason = _decided(student, teachers, tuple(kinds[classes[text]] for text in texts if text is not None))
+    spelled = {number: text for text, number in texts.items()}
+    pairs = [
+        {**vars(p), "chosen": spelled[p.chosen], "rejected": spelled[p.rejected], "chosen_by": list(by)}
+        for p, by in found
+    ]
+    return {"pairs": pairs, "reason": reason}
+
+
+class Numbers(dict[str | None, str | None]):
+    """Texts by the order in which they are first asked for; None stays None."""
+
+    def __missing__(self, text: str | None) -> str | None:
+        self[text] = None if text is None else str(len(self))
+        return self[text]
+
+
+@lru_cache(16_384)
+def _decided(
+    student: str, teachers: tuple[tuple[str, tuple[str | None, ...]], ...], kinds: tuple[str | None, ...]
+) -> tuple[tuple[tuple[Preference, tuple[str, ...]], ...], str | None]:
+    """The vote on numbered texts, of which most states have the same few: `kinds` are their classes, in order."""
+    texts = dict.fromkeys(text for text in (student, *chain(*(said for _, said in teachers))) if text is not None)
+    ballot = Ballot(student, dict(teachers), dict(zip(texts, kinds, strict=True)))
     preferences, reason = decide(ballot)
-    return {"pairs": [{**vars(p), "chosen_by": backers(ballot, p)} for p in preferences], "reason": reason}
+    return tuple((preference, tuple(backers(ballot, preference))) for preference in preferences), reason

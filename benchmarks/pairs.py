@@ -1,0 +1,213 @@
+"""Pairs from many teacher rows: `extract-pairs` beside pandas and `datasets`, in time and memory.
+
+    python benchmarks/pairs.py [--rows 750000]
+
+Three teachers on every state of rollouts of 50 steps; a teacher does in 6 of 10 states what the others do, and the
+student in half of them. Each contender runs in a process of its own, from Parquet to Parquet. pandas and datasets do
+the least that can be called the same: they join, take the majority of equal texts, and write chosen and rejected where
+it is against the student. Ours is the whole stage: canonical forms, both rules, who backs each pair, the audit of the
+teachers, tests of signal, digests and the table of states; `join` is its first part alone, states with their answers
+as they come from DuckDB. All find the same pairs against the student.
+"""
+
+import argparse
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from stages import extract_pairs
+from stages.pairs.states import AnsweredStates
+from stages.runs import manifest, parquet, runner, store
+from stages.runs.artifact import Run
+from stages.runs.manifest import InputRef, Manifest
+from stages.runs.pair_records import PAIR, TEACHER_ACTION
+from stages.runs.records import ROLLOUT, STEP, TASK, Row
+
+TEACHERS, STEPS, SAMPLES = ("one", "two", "three"), 50, 4
+Tell = Callable[[], str]
+"""What was found, in words; asked for once time and memory are taken."""
+
+
+def main() -> None:
+    """Make the tables, then let everybody work on them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=750_000)
+    parser.add_argument("--contender", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.contender:
+        before, began, busy = peak(), time.perf_counter(), time.process_time()
+        tell = CONTENDERS[given.contender](given.folder)
+        took, highest = time.perf_counter() - began, peak()
+        busy = time.process_time() - busy
+        line = f"{given.contender:14} {took:8.2f} s, {busy:8.2f} s of CPU, {highest:6.0f} MB ({before:.0f} before)"
+        print(f"{line}, {tell()}", flush=True)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        print(f"{make(Path(folder), given.rows)} teacher rows", flush=True)
+        for name in CONTENDERS:
+            subprocess.run([sys.executable, __file__, "--contender", name, "--folder", folder], check=True)
+
+
+def peak() -> float:
+    """Of this process, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+# --- the tables
+
+
+def make(folder: Path, rows: int) -> int:
+    """Two finished runs; returns how many rows of teachers there are."""
+    states = rows // len(TEACHERS)
+    tables = [(TASK, tasks(states)), (ROLLOUT, rollouts(states)), (STEP, steps(states))]
+    first = written(folder / "rollouts", "collect", tables)
+    asked = {"rollouts": [InputRef(stage="collect", path="rollouts", fingerprint="0", content=first.content)]}
+    second = written(folder / "answers", "replay-teachers", [(TEACHER_ACTION, answers(states))], asked)
+    return int(second.outputs["teacher_actions"]["rows"])
+
+
+def written(folder: Path, stage: str, tables: list, inputs: dict | None = None) -> Manifest:
+    """A finished run with these tables."""
+    about = Manifest(
+        composer="0", stage=stage, stage_version=1, fingerprint="0", status="complete", inputs=inputs or {}
+    )
+    for kind, rows in tables:
+        name = f"{kind.name}s"
+        whole = (dict.fromkeys(kind.columns) | row for row in rows)
+        about.outputs[name] = {
+            "file": f"{name}.parquet",
+            **parquet.write_table(folder / f"{name}.parquet", kind, whole),
+        }
+    manifest.write(folder, about)
+    return about
+
+
+def place(state: int) -> Row:
+    """Where a state lies: its rollout, its task, its step."""
+    rollout = state // STEPS
+    who = {"rollout_id": f"r{rollout:07d}", "task_id": f"t{rollout // SAMPLES}", "step": state % STEPS}
+    return who | {"state_sha256": store.digest(state)}
+
+
+def tasks(states: int) -> Iterator[Row]:
+    """One for every four rollouts."""
+    numbers = range(states // (STEPS * SAMPLES) + 1)
+    return ({"task_id": f"t{i}", "env": "e", "split": "s", "family": "f", "data_json": "{}"} for i in numbers)
+
+
+def rollouts(states: int) -> Iterator[Row]:
+    """Every third passes."""
+    return (
+        {"rollout_id": f"r{i:07d}", "task_id": f"t{i // SAMPLES}", "gt_pass": i % 3 == 0}
+        for i in range(states // STEPS)
+    )
+
+
+def command(number: int) -> str:
+    """One of ten thousand commands."""
+    return f"```bash\nsed -n {number % 100}p file_{number // 100 % 100}.py\n```"
+
+
+def steps(states: int) -> Iterator[Row]:
+    """What the student did."""
+    for state in range(states):
+        rng = random.Random(state)
+        common, own = rng.randrange(10_000), rng.randrange(10_000)
+        said = '[{"role":"user","content":"' + "output " * 30 + '"}]'
+        did = {"action": command(common if rng.random() < 0.5 else own), "truncated": False}
+        yield place(state) | did | {"new_messages_json": said}
+
+
+def answers(states: int) -> Iterator[Row]:
+    """What three teachers did."""
+    for state in range(states):
+        common = random.Random(state).randrange(10_000)
+        for i, teacher in enumerate(TEACHERS):
+            rng = random.Random(3 * state + i + 10**9)
+            did = command(common if rng.random() < 0.6 else rng.randrange(10_000))
+            yield place(state) | {
+                "teacher": teacher,
+                "action": did,
+                "finish_reason": "stop",
+                "cost_usd": 0.0,
+                "model": "m",
+            }
+
+
+# --- the contenders
+
+
+def join(folder: Path) -> Tell:
+    """States with their answers, one after the other."""
+    with (
+        tempfile.TemporaryDirectory() as spilled,
+        AnsweredStates(Run(folder / "rollouts"), Run(folder / "answers"), Path(spilled)) as states,
+    ):
+        number = sum(sum(map(len, one.teachers.values())) for one in states)
+    return lambda: f"{number} rows"
+
+
+def whole_stage(folder: Path) -> Tell:
+    """The stage; told are those of its pairs that the others look for as well."""
+    given = {"rollouts": Run(folder / "rollouts"), "teacher_actions": Run(folder / "answers")}
+    run = Run(runner.execute("extract-pairs", given, extract_pairs.Config(compare="canonical"), root=folder).path)
+    rows = run.scan(PAIR).rows(["rule", "state_sha256", "chosen", "rejected"])
+    return lambda: against(row for row in rows if row["rule"] == "majority_over_student")
+
+
+def against(pairs: Iterable[Row]) -> str:
+    """How many pairs are against the student, and a digest of them."""
+    names = ("state_sha256", "chosen", "rejected")
+    found = sorted("\t".join(row[name] for name in names) for row in pairs)
+    return f"{len(found)} pairs against the student, {store.digest(found)[:8]}"
+
+
+def pandas(folder: Path) -> Tell:
+    """Joined and counted in memory."""
+    import pandas as pd
+
+    student = pd.read_parquet(folder / "rollouts/steps.parquet", columns=["state_sha256", "action"])
+    said = pd.read_parquet(folder / "answers/teacher_actions.parquet", columns=["state_sha256", "action"])
+    votes = said.groupby(["state_sha256", "action"], sort=False).size().rename("votes").reset_index()
+    joined = votes[votes.votes > len(TEACHERS) / 2].merge(student, on="state_sha256", suffixes=("", "_student"))
+    found = joined[joined.action != joined.action_student].rename(
+        columns={"action": "chosen", "action_student": "rejected"}
+    )
+    found.to_parquet(folder / "pandas.parquet")
+    return lambda: against(found.to_dict("records"))
+
+
+def datasets(folder: Path) -> Tell:
+    """Read as a dataset, joined through dictionaries, written as a dataset."""
+    from datasets import Dataset
+
+    cache = str(folder / "cache")
+    student = Dataset.from_parquet(
+        str(folder / "rollouts/steps.parquet"), cache_dir=cache, columns=["state_sha256", "action"]
+    )
+    said = Dataset.from_parquet(
+        str(folder / "answers/teacher_actions.parquet"), cache_dir=cache, columns=["state_sha256", "action"]
+    )
+    votes: dict[str, Counter] = {}
+    for row in said:
+        votes.setdefault(row["state_sha256"], Counter())[row["action"]] += 1
+    found = []
+    for row in student:
+        action, number = votes[row["state_sha256"]].most_common(1)[0]
+        if number > len(TEACHERS) / 2 and action != row["action"]:
+            found.append({"state_sha256": row["state_sha256"], "chosen": action, "rejected": row["action"]})
+    Dataset.from_list(found).to_parquet(str(folder / "datasets.parquet"))
+    return lambda: against(found)
+
+
+CONTENDERS = {"join": join, "extract-pairs": whole_stage, "pandas": pandas, "datasets": datasets}
+
+if __name__ == "__main__":
+    main()
