@@ -21,6 +21,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from peers import needed
+
 from stages import extract_pairs
 from stages.pairs.states import AnsweredStates
 from stages.runs import manifest, parquet, runner, store
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    needed("pandas", by="python -m pip install pandas")
     if given.contender:
         before, began, busy = peak(), time.perf_counter(), time.process_time()
         tell = CONTENDERS[given.contender](given.folder)
