@@ -104,10 +104,29 @@ def test_three_steps_of_training_keep_both_sides_equal(root: Path, server: Model
     assert off[0] < 1e-4 and (max(off) < 1e-4) == (max_staleness == 0)
 
 
+def test_a_teacher_behind_the_server_scores_the_rollouts_of_a_training(root: Path, server: ModelServer) -> None:
+    """It is the model that training starts from: at first it says what sampling said, and then no more."""
+    size = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 1e-2, "threads": 1}
+    config = train.Config(
+        env={"name": "kata"},
+        policy={"model": STUDENT},
+        tasks=4,
+        optimisation=size,
+        weights={"eopd": 1.0},
+        eopd={"coefficient": 0.0},
+        teacher=policy(server),
+    )
+    run = Run(runner.execute("train", {}, config, root=root).path)
+    lines = [json.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    apart = [abs(line["eopd/rev_kl"]) for line in lines if "eopd/rev_kl" in line]
+    assert apart[0] < 1e-5 and min(apart[1:]) > 1e-4
+    assert run.manifest.models["teacher"]["server"]["capture_level"] == "tokens"
+
+
 def test_a_killed_engine_is_survived_with_its_adapter(root: Path, server: ModelServer) -> None:
     config = PolicyConfig(model=f"vllm:{STUDENT}", max_tokens=16)
     opened = VllmPolicy.connect(config, server.url, cache=root / "models", listener=quiet, server=server)
-    folder = next(root.glob("train/*/checkpoint"))
+    folder = next(root.glob("train/*/checkpoint/adapter_config.json")).parent
     opened.load("trained", folder)
     turns = [Turn([{"role": "user", "content": f"question {i}"}], i) for i in range(8)]
     before = opened.sample(turns)
