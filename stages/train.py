@@ -54,7 +54,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     reporting.check(config.report_to)
     if config.trl:
         assembly.arguments(config, Path(tempfile.gettempdir()))
-    chosen = choose(config.policy, config.optimisation, config.adapter)
+    chosen = choose(config.policy, config.optimisation, config.adapter, config.teacher)
     size = config.optimisation
     rollouts = size.steps * size.prompts_per_step * size.generations
     return Plan(
@@ -100,7 +100,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     from stages.training import outer_steps, precision, served
     from stages.training.setup import seeded
 
-    chosen = choose(config.policy, config.optimisation, config.adapter)
+    chosen = choose(config.policy, config.optimisation, config.adapter, config.teacher)
     config = config.model_copy(update={"optimisation": chosen.optimisation, "adapter": chosen.adapter})
     if "direction" in inputs and chosen.adapter.rank:
         raise UsageError(

@@ -24,12 +24,16 @@ WHOLE_RATE = 1e-6
 
 @dataclass(frozen=True)
 class Chosen:
-    """Settings with nothing left open. shape: None for a small embedded model, or where it is not known yet."""
+    """Settings with nothing left open. shape: None for a small embedded model, or where it is not known yet.
+
+    teacher: bytes of the model to distil from, 0 where a server has it or its size is not known yet.
+    """
 
     optimisation: Optimisation
     adapter: Adapter
     shape: ModelShape | None
     small: bool
+    teacher: int = 0
 
     def facts(self) -> dict[str, Any]:
         """What was chosen, for the manifest."""
@@ -54,7 +58,7 @@ class Chosen:
             memory.check(self.shape, self._training(episode), memory.available(device))
 
     def _training(self, episode: int) -> memory.Training:
-        return memory.Training(self.optimisation, self.adapter, episode, launched())
+        return memory.Training(self.optimisation, self.adapter, episode, launched(), self.teacher)
 
     def _note(self) -> str:
         size = self.optimisation
@@ -67,8 +71,8 @@ class Chosen:
         )
 
 
-def choose(policy: PolicyConfig, size: Optimisation, adapter: Adapter) -> Chosen:
-    """Fill in what the settings leave open; reads the model's config.json, and asks the hub for it where need be."""
+def choose(policy: PolicyConfig, size: Optimisation, adapter: Adapter, teacher: PolicyConfig | None = None) -> Chosen:
+    """Fill in what the settings leave open; reads the models' config.json, and asks the hub for it where need be."""
     shape = model_shape(policy.held_here())
     small = embedded.is_embedded(policy.source) or (shape is not None and shape.parameters < SMALL)
     whole = small and not policy.served  # a server follows the training by its adapter
@@ -81,4 +85,6 @@ def choose(policy: PolicyConfig, size: Optimisation, adapter: Adapter) -> Chosen
         "micro_batch": size.micro_batch or (rollouts if small else size.generations),
         "gradient_checkpointing": not small if size.gradient_checkpointing is None else size.gradient_checkpointing,
     }
-    return Chosen(size.model_copy(update=filled), adapter.model_copy(update={"rank": rank}), shape, small)
+    other = None if teacher is None or teacher.served else model_shape(teacher)
+    held = 0 if other is None else other.parameters * other.bytes
+    return Chosen(size.model_copy(update=filled), adapter.model_copy(update={"rank": rank}), shape, small, held)

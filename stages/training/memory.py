@@ -35,14 +35,16 @@ class Needed:
     gradients: float
     optimiser: float
     activations: float
+    teacher: float = 0.0
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.weights + self.gradients + self.optimiser + self.activations
+        return self.weights + self.gradients + self.optimiser + self.activations + self.teacher
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in asdict(self).items())
+        held = {name: value for name, value in asdict(self).items() if value or name != "teacher"}
+        parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in held.items())
         return f"{self.total / GIB:.1f} GiB ({parts})"
 
 
@@ -50,13 +52,15 @@ class Needed:
 class Training:
     """What the sum depends on. `size` and `adapter` have nothing left open; episode: tokens after the prompt.
 
-    processes: each holds the whole model, and its share of a step's rollouts.
+    processes: each holds the whole model, and its share of a step's rollouts. teacher: bytes of a model to distil from
+    that is held here, too.
     """
 
     size: Optimisation
     adapter: Adapter
     episode: int
     processes: int = 1
+    teacher: int = 0
 
 
 def _sized(training: Training, **changes: Any) -> Training:
@@ -98,7 +102,7 @@ def needed(shape: ModelShape, training: Training) -> Needed:
     cache = 2 * shape.bytes * shape.layers * shape.kv
     rollouts = -(-size.prompts_per_step // training.processes) * size.generations
     sampling = rollouts * (length * cache + 4 * shape.vocabulary)
-    return Needed(weights, 4 * trained, 8 * trained, max(learning, sampling))
+    return Needed(weights, 4 * trained, 8 * trained, max(learning, sampling), training.teacher)
 
 
 def available(device: str, root: Path = Path("/")) -> int:

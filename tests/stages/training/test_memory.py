@@ -120,6 +120,24 @@ def test_the_plan_says_what_was_chosen_and_why(eight: Path) -> None:
     assert train.plan(Inputs(), train.Config()).notes == ()
 
 
+def test_a_teacher_that_is_held_here_counts_and_one_behind_a_server_does_not(eight: Path) -> None:
+    alone, beside, served = (
+        choose(PolicyConfig(model=str(eight)), Optimisation(), Adapter(), teacher)
+        for teacher in (
+            None,
+            PolicyConfig(model=str(eight)),
+            PolicyConfig(model=f"vllm:{eight}", base_url="http://127.0.0.1:1/v1"),
+        )
+    )
+    assert beside.teacher == 2 * 8_190_735_360 and alone.teacher == served.teacher == 0
+    room = memory.needed(shape_of(eight), Training(alone.optimisation, alone.adapter, 512)).total + GIB
+    memory.check(shape_of(eight), Training(alone.optimisation, alone.adapter, 512), int(room))
+    with pytest.raises(UsageError, match=r"activations [\d.]+, teacher 15\.3\), and there are"):
+        memory.check(
+            shape_of(eight), Training(beside.optimisation, beside.adapter, 512, teacher=beside.teacher), int(room)
+        )
+
+
 def test_processes_share_the_rollouts_and_nothing_else(eight: Path) -> None:
     chosen = choose(PolicyConfig(model=str(eight)), Optimisation(micro_batch=1), Adapter())
     one, many = (
