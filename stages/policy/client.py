@@ -4,17 +4,26 @@ A request is sent at most once, and the caller learns whether it may have arrive
 Whatever text a server sends enters here, and no key that it may hold goes further.
 """
 
+import asyncio
+import weakref
 from collections.abc import Awaitable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
+from urllib.request import getproxies
 
 import openai
 
+from stages.policy import background
 from stages.redaction import redacted, redacted_bytes
 
-NOT_CONNECTED = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol", "InvalidURL")
-"""Causes of a connection error before which nothing was sent, by the names of the HTTP library below openai."""
+NOT_CONNECTED = {
+    "httpx2": ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol", "InvalidURL"),
+    "aiohttp": ("ClientConnectorError", "ConnectionTimeoutError", "InvalidUrlClientError", "NonHttpUrlClientError"),
+}
+"""Causes of a connection error before which nothing was sent, by the names of the HTTP libraries below openai."""
+CLOSE_S = 1.0
 
 
 CONNECT_S = 10.0
@@ -54,7 +63,10 @@ class Client:
 
     def __init__(self, base_url: str, key: str, *, connect_s: float = CONNECT_S) -> None:
         self._connect_s = connect_s
-        self._client = openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0)
+        http = openai.DefaultAioHttpClient() if uses_aiohttp() else None
+        self._client = openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, http_client=http)
+        if http is not None:
+            weakref.finalize(self, _close, self._client)
 
     async def post(self, request: Mapping[str, Any], timeout_s: float) -> Response:
         """The response to a chat completion, whatever its status and content type."""
@@ -111,6 +123,21 @@ class Client:
             return redacted_bytes((await self._client.files.content(file_id)).content)
 
 
+def uses_aiohttp() -> bool:
+    """Whether calls go through aiohttp, at half the CPU of httpx2: where it is there, and no proxy is to be used."""
+    return find_spec("aiohttp") is not None and not getproxies()
+
+
+def _close(client: openai.AsyncOpenAI) -> None:
+    """End the connections of a client that nobody uses any more; aiohttp complains of those that are left open."""
+    closing = background.start(client.close())
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # not on the loop itself, so that it can be waited for
+        with suppress(Exception):
+            closing.result(CLOSE_S)
+
+
 async def _whole(sent: Awaitable[Any]) -> Response:
     return _response((await sent).http_response)
 
@@ -122,12 +149,27 @@ async def _answered(sending: Awaitable[Response]) -> Response:
     except openai.APIStatusError as error:
         return _response(error.response)
     except openai.APIConnectionError as error:
-        cause = error.__cause__ or error
-        if any(kind.__name__ in NOT_CONNECTED for kind in type(cause).__mro__):
+        cause, library = _cause(error)
+        if any(kind.__name__ in NOT_CONNECTED[library] for kind in type(cause).__mro__):
             raise Unreachable(redacted(str(cause)) or type(cause).__name__) from None
-        if isinstance(error, openai.APITimeoutError):
+        if isinstance(cause, TimeoutError) if library == "aiohttp" else isinstance(error, openai.APITimeoutError):
             raise TimeoutError from None
         raise Broken(redacted(str(cause)) or type(cause).__name__) from None
+    except Exception as error:
+        if not _of_aiohttp(error):
+            raise
+        raise Broken(redacted(str(error))) from None  # no HTTP at all; openai lets it through, with all its headers
+
+
+def _of_aiohttp(error: BaseException | None) -> bool:
+    return type(error).__module__.partition(".")[0] == "aiohttp"
+
+
+def _cause(error: openai.APIConnectionError) -> tuple[BaseException, str]:
+    """What the HTTP library said, and which one: openai takes aiohttp's lost connections for failed ones."""
+    cause = error.__cause__ or error
+    below = cause.__cause__
+    return (below, "aiohttp") if below is not None and _of_aiohttp(below) else (cause, "httpx2")
 
 
 @contextmanager
@@ -138,6 +180,10 @@ def _errors() -> Iterator[None]:
         raise Refused(_response(error.response)) from None
     except openai.APIConnectionError as error:
         raise Broken(redacted(str(error.__cause__ or error))) from None
+    except Exception as error:
+        if not _of_aiohttp(error):
+            raise
+        raise Broken(redacted(str(error))) from None
 
 
 def _response(answered: Any) -> Response:
