@@ -22,12 +22,20 @@ def test_every_shipped_preset_fits_the_stages(name):
     assert preset.about and preset.next
 
 
-def test_the_arms_of_the_demo_differ_in_their_channels_alone():
+def test_the_arms_of_the_demo_differ_in_their_channels_and_rate_alone():
+    """B and C in their channels only; A, which no pairs hold, in its rate too; seeds in nothing but the seed."""
     configs = presets.configure(presets.load("demo"), [])
-    arms = [configs[name].model_dump() for name in "ABC"]
-    for arm in arms:
-        del arm["arm"], arm["weights"]
-    assert arms[0] == arms[1] == arms[2]
+    seeds = {config.seed for config in configs.values() if hasattr(config, "weights")}
+    assert len(seeds) == 3, "with fewer no gain can be VALIDATED"
+    for seed in seeds:
+        arms = {name: configs[f"{name}-{seed}"].model_dump() for name in "ABC"}
+        for arm in arms.values():
+            assert arm.pop("seed") == seed
+            del arm["arm"], arm["weights"]
+        assert arms["B"] == arms["C"]
+        for name in "AB":
+            del arms[name]["optimisation"]["learning_rate"], arms[name]["pairs"]
+        assert arms["A"] == arms["B"]
 
 
 def test_the_probes_presets_differ_in_sizes_and_teacher_alone():
@@ -54,9 +62,9 @@ def test_the_probes_replays_differ_in_the_arm_alone():
 
 def test_settings_are_written_under_the_entry():
     preset = presets.load("demo")
-    configs = presets.configure(preset, [{"collect": {"tasks": 3}, "B": {"optimisation": {"steps": 2}}}])
-    assert (configs["collect"].tasks, configs["B"].optimisation.steps) == (3, 2)
-    assert configs["B"].weights.dpo > 0  # the preset's own settings stay underneath
+    configs = presets.configure(preset, [{"collect": {"tasks": 3}, "B-0": {"optimisation": {"steps": 2}}}])
+    assert (configs["collect"].tasks, configs["B-0"].optimisation.steps) == (3, 2)
+    assert configs["B-0"].weights.dpo > 0  # the preset's own settings stay underneath
 
 
 @pytest.mark.parametrize(
@@ -82,13 +90,13 @@ def test_an_unknown_preset_entry_or_key_names_what_there_is():
         presets.load(None)
     with pytest.raises(UsageError, match=r"no entry 'D'.*collect"):
         presets.configure(presets.load("demo"), [{"D": {"arm": "x"}}])
-    with pytest.raises(UsageError, match=r"B: train has no setting wieghts\. Did you mean weights\?"):
-        presets.configure(presets.load("demo"), [{"B": {"wieghts": {"dpo": 1}}}])
+    with pytest.raises(UsageError, match=r"B-0: train has no setting wieghts\. Did you mean weights\?"):
+        presets.configure(presets.load("demo"), [{"B-0": {"wieghts": {"dpo": 1}}}])
 
 
 def test_neighbours_with_the_same_word_are_one_group():
     groups = [[entry.title for entry in group] for group in presets.load("demo").groups()]
-    assert ["A", "B", "C"] in groups and ["collect"] in groups
+    assert [f"{arm}-{seed}" for seed in range(3) for arm in "ABC"] in groups and ["collect"] in groups
 
 
 def test_a_shipped_example_is_found_from_any_folder_with_its_files(tmp_path, monkeypatch):
