@@ -60,8 +60,19 @@ class Antipasto:
         """Each row's gradient of dS, sum_t (U' g_t) * (Vh x_t), accumulated in float32 at least.
 
         By the chain rule from y = W x + U diag(dS) Vh x; tested against autograd. The sum runs over all positions, the
-        prompt's too.
+        prompt's too. For long rows diag(U' (sum_t g_t x_t') Vh') is the same with fewer products: O I (T + r) instead
+        of r (O + I) T multiplications a row, a row at a time.
         """
         factors = self.factors[module]
+        (outputs, rank), inputs, tokens = factors.U.shape, factors.Vh.shape[1], x.shape[1]
+        if outputs * inputs * (tokens + rank) < rank * (outputs + inputs) * tokens:
+            return {module: torch.stack([_diagonal(factors, *row) for row in zip(x, g, strict=True)])}
         along = F.linear(x, factors.Vh.to(x)).to(torch.promote_types(x.dtype, torch.float32))
         return {module: along.mul_(g @ factors.U.to(g)).sum(1)}
+
+
+def _diagonal(factors: Factors, x: Float[Tensor, "T I"], g: Float[Tensor, "T O"]) -> Float[Tensor, " r"]:
+    """diag(U' (sum_t g_t x_t') Vh') of one row, in float32 at least."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    outer = (g.T @ x).to(wide)
+    return (factors.U.to(wide) * (outer @ factors.Vh.to(wide).T)).sum(0)

@@ -82,6 +82,17 @@ def test_contributions_are_the_gradient_of_the_path(name: str, model, spectrum: 
             assert torch.allclose(part[row], leaves[key].grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["antipasto_full", "antipasto_topr"])
+def test_long_rows_give_what_short_ones_do(name: str, model, spectrum: Spectrum) -> None:
+    """A row of 200 tokens, which goes the shorter way, against its pieces of four, which do not, added up."""
+    adapter, module = opened(name, model, spectrum), "model.layers.0.mlp.up_proj"
+    inputs, outputs = target_linears(model)[module].weight.T.shape
+    x, g = torch.randn(2, 200, inputs), torch.randn(2, 200, outputs)
+    pieces = [adapter.contributions(module, *part)[module] for part in zip(x.split(4, 1), g.split(4, 1), strict=True)]
+    found = adapter.contributions(module, x, g)[module]
+    assert torch.allclose(found, torch.stack(pieces).sum(0), rtol=1e-4, atol=1e-3)
+
+
 def test_the_gradient_of_a_fresh_loras_a_is_exactly_zero(model, spectrum: Spectrum) -> None:
     module = next(iter(target_linears(model)))
     found = opened("lora", model, spectrum).contributions(module, torch.randn(2, 5, 32), torch.randn(2, 5, 32))
