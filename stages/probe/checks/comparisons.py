@@ -77,19 +77,17 @@ def reductions_match(rows: Sequence[Row]) -> list[Check]:
 
 
 def _reductions(rows: Sequence[Row], generator: str, svd: str, lora: str) -> Check:
-    threshold, found = "LoRA's reduction .8 to 1.2 of the SVD's", []
-    moved: list[float | None] = []
+    threshold, found, moved = "LoRA's reduction .8 to 1.2 of the SVD's", [], list[float]()
     for adapter in (svd, lora):
         some = [row for row in rows if (row["adapter"], row["generator"]) == (adapter, generator)]
         found.append([_rates_by_seed(some, arm) for arm in ("vanilla", "projected")])
-        moved.append(_mean_end(some, "vanilla", "delta_norm"))
+        moved += _mean_end(some, "vanilla", "delta_norm")
     seeds = sorted(set.intersection(*(set(rates) for arms in found for rates in arms)))
-    far, lora_far = moved
-    if len(seeds) < MIN_SEEDS or far is None or lora_far is None:
+    if len(seeds) < MIN_SEEDS or len(moved) < 2:
         detail = f"{len(seeds)} seeds of vanilla and projected in common, {MIN_SEEDS} are needed"
         return Check("R6-trajectory", "R6", "INCONCLUSIVE", None, threshold, detail)
     first, second = (np.array([_rise(arms[0], s) - _rise(arms[1], s) for s in seeds]) for arms in found)
-    energy = lora_far / max(far, 1e-12)
+    energy = moved[1] / max(moved[0], 1e-12)
     matched = 1 / MAX_ENERGY_RATIO <= energy <= MAX_ENERGY_RATIO
     low, high = (paired_bounds(second - bound * first) for bound in (MIN_RATIO, 2 - MIN_RATIO))
     holds, fails = low[0] > 0 and high[1] < 0, low[1] < 0 or high[0] > 0
@@ -97,7 +95,7 @@ def _reductions(rows: Sequence[Row], generator: str, svd: str, lora: str) -> Che
     ratio = float(second.mean() / first.mean()) if first.mean() else None
     detail = (
         f"hacks rise less by {first.mean():.2f} with {svd}, by {second.mean():.2f} with {lora}, over {len(seeds)} "
-        f"seeds; weights moved {far:.3g} and {lora_far:.3g}{'' if matched else ': not matched, set learning_rate'}"
+        f"seeds; weights moved {moved[0]:.3g} and {moved[1]:.3g}{'' if matched else ': not matched, set learning_rate'}"
     )
     return Check("R6-trajectory", "R6", status, ratio, threshold, detail)
 
@@ -107,11 +105,11 @@ def _rise(rates: Mapping[int, tuple[float, float]], seed: int) -> float:
     return last - first
 
 
-def _mean_end(rows: Sequence[Row], arm: str, column: str) -> float | None:
-    """The mean over seeds of a column after the last step; None where a seed does not tell."""
+def _mean_end(rows: Sequence[Row], arm: str, column: str) -> list[float]:
+    """The mean over seeds of a column after the last step, alone in a list; nothing where a seed does not tell."""
     seeds = sorted({row["train_seed"] for row in rows if row["arm"] == arm})
     ends = [known[-1] for seed in seeds if (known := _column(rows, arm, seed, column))]
-    return float(np.mean(ends)) if ends and len(ends) == len(seeds) else None
+    return [float(np.mean(ends))] if ends and len(ends) == len(seeds) else []
 
 
 def trajectories_slowed(rows: Sequence[Row]) -> list[Check]:

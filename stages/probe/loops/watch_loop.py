@@ -123,7 +123,7 @@ class WatchLoop:
         return stacked_cosines(gradients, self.units, self.direction.inside, 1)
 
     def finish(self, steps: list[int], draws: Draws) -> tuple[list[Row], Row, list[Check]]:
-        """The `watched/1` rows of all checkpoints, the alarm as a document, and the checks."""
+        """The `watched/2` rows of all checkpoints, the alarm as a document, and the checks."""
         measured = {step: read_tensors(self._tensors(step))[0] for step in steps}
         rows = {step: (self.out.journal.get(f"step_{step:06d}") or {})["rows"] for step in steps}
         looks = {step: measured[step]["looks"].double().numpy() for step in steps}
