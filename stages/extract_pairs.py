@@ -87,8 +87,19 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         extraction.report(out)
 
 
+def work(inputs: Inputs, config: Config, out: Out) -> None:
+    """Vote where actions have to be run for it; all else takes no time, and is left to `run`."""
+    rollouts = inputs.one("rollouts")
+    tasks = {row["task_id"]: _task(row) for row in rollouts.scan(TASK).rows()}
+    with AnsweredStates(rollouts, inputs.one("teacher_actions"), out.scratch("states")) as states:
+        make = _environment(rollouts, config)
+        if make is not None:
+            _vote_by_outcome(states, tasks, make, out)
+
+
 def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: Out) -> None:
     """Run what has to be run, and keep every state's vote: it is what takes long."""
+    out.spread([[state.digest] for state in states], "states")
     with ThreadPoolExecutor(4) as pool:
         units, done, number = iter(states), 0, len(states)
         while batch := list(islice(units, BATCH)):

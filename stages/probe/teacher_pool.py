@@ -6,7 +6,7 @@ of `collect`, `import` or `train` may be given instead of sampled, several runs 
 with `recorded` rows of an earlier pool.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,14 +135,32 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     from stages.probe.checks.pool_checks import bucket_shortage
     from stages.probe.loops.teachers import SourcePolicies
 
-    policies = SourcePolicies(config.sources, out)
-    problems = config.problems
-    rows = _sample(problems, policies, config, out)
-    while bucket_shortage(rows) is not None and problems < config.max_problems:
-        problems = min(problems + max(problems // 2, 1), config.max_problems)
+    policies, rows = SourcePolicies(config.sources, out), list[Row]()
+    for problems in _numbers(config):
         rows = _sample(problems, policies, config, out)
+        if bucket_shortage(rows) is None:
+            break
     _finish(rows, policies.tokenizer, config, policies.guards(rows), out)
     _retry_later(out)
+
+
+def work(inputs: Inputs, config: Config, out: Out) -> None:
+    """Sample what is missing, in the batches of `run`."""
+    del inputs
+    from stages.probe.loops.teachers import SourcePolicies
+
+    policies = SourcePolicies(config.sources, out)
+    for problems in _numbers(config):
+        _sample(problems, policies, config, out)
+
+
+def _numbers(config: Config) -> Iterator[int]:
+    """How many problems there are at first, and after each time that they were too few."""
+    problems = config.problems
+    yield problems
+    while problems < config.max_problems:
+        problems = min(problems + max(problems // 2, 1), config.max_problems)
+        yield problems
 
 
 def _given(inputs: Inputs, config: Config, out: Out) -> tuple[list[Row], Any]:

@@ -3,21 +3,25 @@
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import TEACHERS, repair
 from support.models import save_tiny
 from support.server import Reply, answer, serving
 
-from stages import collect, evaluate, replay_teachers
+from stages import collect, evaluate, extract_pairs, replay_teachers
 from stages.backends.processes import Processes
 from stages.errors import ComposerError, Incomplete, UsageError
 from stages.policy import PolicyConfig
+from stages.probe import teacher_pool
 from stages.runs import ledger, runner, spread, store
 from stages.runs.artifact import Interrupted, Out, Run
 from stages.runs.inputs import Inputs
 from stages.runs.manifest import Manifest
+from stages.runs.pair_records import PAIR
 from stages.runs.spread import Shard, ShardOut, Spread
 from stages.teachers.table import TeacherConfig
 
@@ -210,3 +214,38 @@ def test_an_unknown_engine_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no engine 'nowhere'"):
         played(tmp_path, settings("http://127.0.0.1:9/v1"), on="nowhere")
     assert not list(tmp_path.glob("collect/2*"))
+
+
+@pytest.mark.slow
+def test_votes_by_outcome_are_those_of_one_process(tmp_path: Path) -> None:
+    with serving(repair) as server:
+        policy = {"model": "scripted", "base_url": server.url, "max_tokens": 64}
+        config = collect.Config(env={"name": "kata"}, policy=policy, tasks=3, samples=1)
+        rollouts = Run(runner.execute("collect", {}, config, root=tmp_path).path)
+        teachers = [
+            TeacherConfig(name=name, model=model, base_url=server.url, max_tokens=64)
+            for name, model in TEACHERS.items()
+        ]
+        asked = replay_teachers.Config(teachers=teachers)
+        answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, asked, root=tmp_path).path)
+    given, found = {"rollouts": rollouts, "teacher_actions": answers}, []
+    for on in (None, "processes:2"):
+        root = tmp_path / (on or "here")
+        found.append(runner.execute("extract-pairs", given, extract_pairs.Config(), root=root, on=on).path)
+    assert contents(found[0]) == contents(found[1])
+    assert Run(found[0]).rows(PAIR)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_pool_is_that_of_one_process(tmp_path: Path) -> None:
+    sources = [{"name": "teacher", "policy": {"model": "kata:loophole"}, "options": {"hint": True}, "samples": 2}]
+    config = teacher_pool.Config(sources=sources, problems=24, max_problems=36)
+    found = []
+    for on in (None, "processes:2"):
+        run = tmp_path / (on or "here")
+        with suppress(ComposerError):  # so small a pool fails its checks
+            runner.execute("probe-teacher-pool", {}, config, root=tmp_path, out=run, on=on)
+        found.append(contents(run))
+    assert found[0] == found[1]
+    assert found[0]
