@@ -27,6 +27,7 @@ from stages.pairs.evidence import PASSED, outcomes
 from stages.pairs.extraction import Extraction
 from stages.pairs.report import PairAccount, report
 from stages.pairs.rows import by_task, of_group
+from stages.pairs.sorting import steps_by_task
 from stages.pairs.states import AnsweredState, AnsweredStates
 from stages.runs.artifact import Out, Run, Slot
 from stages.runs.config import StageConfig
@@ -38,6 +39,9 @@ from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row
 VERSION = 4
 INPUTS = {"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))}
 OUTPUTS = {"pairs": PAIR, "states": STATE}
+OF_ROLLOUTS = ["rollout_id", "task_id", "group_id", "model", "reward", "gt_pass"]
+"""What rollouts of one task are compared by, and what they handed in."""
+SUBMITTED = ["rollout_id", "submission"]
 BATCH = 16
 """States that are made durable in one step."""
 
@@ -143,36 +147,40 @@ def _task(row: Row) -> Task:
 
 def _compare_groups(imported: Run, config: Config, out: Out) -> None:
     """Compare the rollouts of every task with each other, then tabulate pairs and drops."""
-    rollouts, steps = imported.rows(ROLLOUT), imported.rows(STEP)
+    rollouts = list(imported.scan(ROLLOUT).rows(OF_ROLLOUTS))
     if config.student is not None and config.student not in {row["model"] for row in rollouts}:
         known = ", ".join(sorted({row["model"] or "unknown" for row in rollouts}))
         raise UsageError(f"No rollout is of the model {config.student!r}. The models are: {known}.")
-    submitted = {row["rollout_id"]: row["submission"] for row in imported.rows(ORIGIN)}
-    tasks = [_task(row) for row in imported.rows(TASK)]
-    grouped, stepped = by_task(rollouts), by_task(steps)
-    for done, task in enumerate(tasks):
+    submitted = {row["rollout_id"]: row["submission"] for row in imported.scan(ORIGIN).rows(SUBMITTED)}
+    tasks = {row["task_id"]: _task(row) for row in imported.scan(TASK).rows()}
+    grouped, left = by_task(rollouts), dict.fromkeys(tasks)
+
+    def compare(task_id: str, steps: list[Row]) -> None:
         out.stop_here()
-        out.progress("tasks", done, len(tasks))
-        if not out.finished(task.task_id):
-            members = grouped[task.task_id]
-            out.write(task.task_id, of_group(task, members, stepped[task.task_id], submitted, config.student))
+        out.progress("tasks", len(tasks) - len(left), len(tasks))
+        del left[task_id]
+        if not out.finished(task_id):
+            out.write(task_id, of_group(tasks[task_id], grouped[task_id], steps, submitted, config.student))
+
+    for task_id, steps in steps_by_task(imported, out.scratch("steps")):
+        compare(task_id, steps)
+    for task_id in list(left):
+        compare(task_id, [])
     out.progress("tasks", len(tasks), len(tasks))
-    written = {record["unit"]: record for record in out.records()}
-    records = [written[task.task_id] for task in tasks]
     pairs = PairAccount()
 
     def counted() -> Iterator[Row]:
-        for record in records:
+        for record in out.journal.read(tasks):
+            dropped.update(record["dropped"])
+            shared.update(shared=record["shared"], states=record["states"])
             for row in record["pairs"]:
                 pairs.add(row)
                 yield row
 
+    dropped, shared = Counter[str](), Counter[str]()
     out.table(PAIR, counted())
-    out.table(STATE, pairs.states.rows(imported, tasks))
-    dropped = sum((Counter(record["dropped"]) for record in records), Counter[str]())
-    shared = (
-        f"{sum(r['shared'] for r in records)} of {sum(r['states'] for r in records)} states shared by several rollouts"
-    )
+    out.table(STATE, pairs.states.rows(imported, tasks.values()))
     models = len({row["model"] for row in rollouts})
-    about = f"{len(tasks)} tasks, {models} models, {shared}"
-    report(pairs, dropped, num_traces=len(rollouts), num_steps=len(steps), out=out, about=about)
+    about = f"{len(tasks)} tasks, {models} models, "
+    about += f"{shared['shared']} of {shared['states']} states shared by several rollouts"
+    report(pairs, dropped, num_traces=len(rollouts), num_steps=len(imported.scan(STEP)), out=out, about=about)

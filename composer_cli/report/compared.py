@@ -99,10 +99,10 @@ def _said(key: str, value: Any) -> str:
 
 def pairs(run: Run) -> list[Facts]:
     """The first few pairs of an extraction, one of every rule before a second of any."""
-    rows = run.rows(PAIR) if run.holds(PAIR) else []
+    names = ["rule", "task_id", "step", "chosen", "rejected", "votes_chosen", "votes_rejected"]
     by_rule: dict[str, list[Facts]] = {}
-    for row in rows:
-        by_rule.setdefault(row["rule"], []).append(row)
+    for row in run.scan(PAIR).rows(names) if run.holds(PAIR) else ():
+        if len(found := by_rule.setdefault(row["rule"], [])) < EXAMPLES:
+            found.append(row)
     turns = [row for place in range(EXAMPLES) for of_rule in by_rule.values() for row in of_rule[place : place + 1]]
-    names = ("rule", "task_id", "step", "chosen", "rejected", "votes_chosen", "votes_rejected")
     return [{name: row[name] for name in names} for row in turns[:EXAMPLES]]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -34,7 +35,9 @@ def choose(run: Run, wanted: str | None, number: int) -> list[Transcript]:
 
 def rows(run: Run, number: int) -> dict[str, list[Row]]:
     """The first rows of every table of a run."""
-    return {str(kind): run.rows(kind)[:number] for kind in kinds_of(run) if kind.name != CHECKPOINT.name}
+    return {
+        str(kind): list(islice(run.scan(kind).rows(), number)) for kind in kinds_of(run) if kind.name != CHECKPOINT.name
+    }
 
 
 def facts(run: Run) -> str:

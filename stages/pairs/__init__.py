@@ -8,6 +8,7 @@ extraction.py - pairs of votes, state after state, with counts and evidence
 groups.py - rollouts of several models on one task: the states they share, their votes and their rewards
 submissions.py - what they submitted, by the verdict on it
 rows.py - pairs as rows, also all pairs of a group of rollouts
+sorting.py - tables joined and sorted on disk
 states.py - distinct states with the teachers' actions in them, and who did what in each
 labels.py - what student and teachers did in every state, as numbers, and rearrangements of states by task
 agreement.py - whether teachers agree beyond chance, and are against the student more than each other

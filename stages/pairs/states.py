@@ -11,19 +11,14 @@ from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 
-import duckdb
-
 from stages.errors import BadInput
 from stages.pairs.audit import JudgedState
+from stages.pairs.sorting import on_disk, rows_of
 from stages.runs import store
 from stages.runs.artifact import Run
 from stages.runs.pair_records import TEACHER_ACTION
 from stages.runs.records import STEP, Row
 
-MEMORY = "200MB"
-"""What DuckDB may take before it sorts on disk."""
-Settings = dict[str, str | bool | int | float | list[str]]
-BATCH_ROWS = 1024
 FIRST = "rollout_id || chr(1) || lpad(CAST(step AS VARCHAR), 9, '0')"
 """Sorts as a rollout and the number of a step do."""
 
@@ -64,18 +59,7 @@ class AnsweredStates:
 
     def __init__(self, rollouts: Run, answers: Run, folder: Path) -> None:
         _same_origin(rollouts, answers)
-        settings: dict[str, str | bool | int | float | list[str]] = {
-            "memory_limit": MEMORY,
-            "temp_directory": str(folder / "spilled"),
-            "threads": 2,
-        }
-        (folder / "states.duckdb").unlink(missing_ok=True)
-        self._database = duckdb.connect(str(folder / "states.duckdb"), config=settings)
-        for name, run, kind in (("steps", rollouts, STEP), ("answers", answers, TEACHER_ACTION)):
-            path = str(run.scan(kind).path).replace("'", "''")
-            self._database.execute(
-                f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{path}', file_row_number = true)"  # noqa: S608
-            )
+        self._database = on_disk(folder, steps=rollouts.scan(STEP), answers=answers.scan(TEACHER_ACTION))
         self._database.execute(
             f"CREATE TABLE states AS SELECT state_sha256, min({FIRST}) AS first FROM steps GROUP BY state_sha256"  # noqa: S608
         )
@@ -112,16 +96,18 @@ class AnsweredStates:
         return dict(self._database.execute(question).fetchall())
 
     def __iter__(self) -> Iterator[AnsweredState]:
-        steps = self._sorted(
+        steps = rows_of(
+            self._database,
             "SELECT first, state_sha256, task_id, rollout_id, step, action, truncated, "
             "prompt_delta_token_ids IS NOT NULL AS has_ids "
-            "FROM steps JOIN states USING (state_sha256) ORDER BY first, rollout_id, step"
+            "FROM steps JOIN states USING (state_sha256) ORDER BY first, rollout_id, step",
         )
         answers = groupby(
-            self._sorted(
+            rows_of(
+                self._database,
                 "SELECT first, teacher, CASE WHEN finish_reason IS DISTINCT FROM 'length' THEN action END AS whole, "
                 "coalesce(nullif(served_model, ''), model) AS served, cost_usd, error_type "
-                "FROM answers JOIN states USING (state_sha256) ORDER BY first, file_row_number"
+                "FROM answers JOIN states USING (state_sha256) ORDER BY first, file_row_number",
             ),
             key=itemgetter("first"),
         )
@@ -136,11 +122,6 @@ class AnsweredStates:
                     state.costs.append(_cost(row))
                 at, given = next(answers, ("", iter(())))
             yield state
-
-    def _sorted(self, question: str) -> Iterator[Row]:
-        with self._database.cursor() as cursor:
-            for batch in cursor.sql(question).to_arrow_reader(BATCH_ROWS):
-                yield from batch.to_pylist()
 
     def way(self, state: AnsweredState) -> list[tuple[str, str]]:
         """What was done and observed before a state, in the rollout that reached it first."""

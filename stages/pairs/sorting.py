@@ -1,0 +1,53 @@
+"""Tables of runs joined and sorted by DuckDB, which goes on on disk where they are larger than its memory."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+import duckdb
+
+from stages.runs.artifact import Run
+from stages.runs.records import STEP, Row
+from stages.runs.scan import Scan
+
+MEMORY = "200MB"
+"""What DuckDB may take before it sorts on disk."""
+BATCH_ROWS = 1024
+OF_STEPS = (
+    *("rollout_id", "task_id", "step", "new_messages_json", "history", "state_sha256"),
+    *("action", "commands", "truncated"),
+)
+"""What rollouts of one task are compared by."""
+
+
+def on_disk(folder: Path, **tables: Scan) -> duckdb.DuckDBPyConnection:
+    """A database in `folder` with these tables as views, `file_row_number` beside their columns."""
+    settings: dict[str, str | bool | int | float | list[str]] = {"memory_limit": MEMORY, "threads": 2}
+    (folder / "rows.duckdb").unlink(missing_ok=True)
+    database = duckdb.connect(
+        str(folder / "rows.duckdb"), config=settings | {"temp_directory": str(folder / "spilled")}
+    )
+    for name, table in tables.items():
+        path = str(table.path).replace("'", "''")
+        database.execute(
+            f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{path}', file_row_number = true)"  # noqa: S608
+        )
+    return database
+
+
+def rows_of(database: duckdb.DuckDBPyConnection, question: str) -> Iterator[Row]:
+    """The rows of an answer, one after the other."""
+    with database.cursor() as cursor:
+        for batch in cursor.sql(question).to_arrow_reader(BATCH_ROWS):
+            yield from batch.to_pylist()
+
+
+def steps_by_task(run: Run, folder: Path) -> Iterator[tuple[str, list[Row]]]:
+    """The steps of one task after the other, in the order in which they were recorded; columns `OF_STEPS` alone."""
+    table = run.scan(STEP)
+    columns = ", ".join(name for name in OF_STEPS if name in table.columns)
+    with on_disk(folder, steps=table) as database:
+        ordered = rows_of(database, f"SELECT {columns} FROM steps ORDER BY task_id, file_row_number")  # noqa: S608
+        for task, rows in groupby(ordered, key=itemgetter("task_id")):
+            yield task, list(rows)
