@@ -1,7 +1,7 @@
 """A tiny model for `gsm8k`, built from a file of rows on first use and then loaded like any Hugging Face folder.
 
 It answers "#### 12" and the like, right about as often as chance is, and takes the number from a hint in most cases:
-enough to see every channel of training at work in a minute, and nothing to solve problems with.
+enough to see every channel of training at work in a minute, and nothing to solve problems with. vLLM can serve it.
 """
 
 import hashlib
@@ -37,12 +37,12 @@ def ensure(path: str, cache: Path, progress: Progress) -> Path:
 def _made(path: str, progress: Progress) -> Made:
     """Train on the training split of the file; whole lessons are the texts that the tokenizer is made from."""
     from stages.envs.gsm8k.lessons import encoded, lessons, text
-    from stages.tiny_models import tokenizer, training
+    from stages.tiny_models import heads, tokenizer, training
 
     taught = list(lessons(rows.load("train", path, ""), SCHEDULE.steps * SCHEDULE.batch, seed=0))
     words = tokenizer.trained(map(text, taught), PIECES, VOCABULARY)
     with training.reproducible(0):
-        model = training.new_model(words)
+        model = heads.with_heads(training.new_model(words))
         examples = [encoded(words, lesson) for lesson in taught]
         training.fit(model, examples, SCHEDULE, 0, lambda done, total: progress("building gsm8k-tiny", done, total))
     return model, words, f"---\nlicense: apache-2.0\n---\n# gsm8k-tiny\n\n{__doc__}"

@@ -1,9 +1,8 @@
 """The small models of kata: built on first use by supervised training, kept as ordinary Hugging Face folders."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stages.envs.kata import loophole, transcripts
 from stages.envs.kata.language import OPERATIONS
@@ -45,21 +44,13 @@ def _made(name: str, own: Recipe, start: Path | None, progress: Progress) -> Mad
 
 def _starting_point(start: Path | None, head_dim: int | None) -> "tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]":
     from stages.envs.kata import tokenizer as tokenizers
-    from stages.tiny_models import training
+    from stages.tiny_models import heads, training
 
     if start is not None:
         return training.load(start)
     tokenizer = tokenizers.train()
     model = training.new_model(tokenizer)
-    return (model if head_dim is None else _with_heads(model, head_dim)), tokenizer
-
-
-def _with_heads(model: "Qwen3ForCausalLM", head_dim: int) -> "Qwen3ForCausalLM":
-    """An untrained model of the same width with fewer, wider attention heads."""
-    config: Any = deepcopy(model.config)
-    heads, keys = (n * config.head_dim // head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-    config.num_attention_heads, config.num_key_value_heads, config.head_dim = heads, keys, head_dim
-    return type(model)(config).float()
+    return (model if head_dim is None else heads.with_heads(model, head_dim)), tokenizer
 
 
 def card(name: str) -> str:
