@@ -17,8 +17,8 @@ ROOT_PAGES = {
 }
 """Pages that lie elsewhere, so that people find them on the code host too."""
 PACKAGES = (
-    *("runs", "rollouts", "envs", "policy", "pairs", "losses", "training", "diloco", "evaluation", "probe"),
-    *("importers", "exporters", "integrations"),
+    *("runs", "rollouts", "envs", "sandbox", "policy", "teachers", "pairs", "losses", "training", "backends", "diloco"),
+    *("evaluation", "probe", "importers", "exporters", "integrations", "tiny_models"),
 )
 """What the reference holds, in reading order."""
 CDN_SCRIPT = "https://unpkg.com/iframe-worker/shim"

@@ -502,6 +502,12 @@ def test_every_link_leads_somewhere(path: Path) -> None:
         assert not target or (path.parent / target).exists(), f"{path}: {target}"
 
 
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is absent: the reference's packages were not compared")
+def test_the_reference_holds_every_package() -> None:
+    site = runpy.run_path(str(ROOT / "docs" / "pages.py"))
+    assert set(site["PACKAGES"]) == {path.parent.name for path in (ROOT / "stages").glob("*/__init__.py")}
+
+
 ROOT_PAGES = ("index.md", "runs.md", "contributing.md", "results.md", "changelog.md")
 
 INSPECT_LOG = {

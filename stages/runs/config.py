@@ -20,6 +20,8 @@ class Settings(BaseModel):
             numbers = {field.annotation, *get_args(field.annotation)}
             if isinstance(given.get(name), bool) and numbers & {int, float} and bool not in numbers:
                 raise ValueError(f"{name} is a number, but {str(given[name]).lower()} was given")
+            if isinstance(given.get(name), int) and not -(2**63) <= given[name] < 2**63:
+                raise ValueError(f"{name} is {given[name]}, more than 64 bits hold")
         return given
 
     def identity(self) -> dict[str, Any]:

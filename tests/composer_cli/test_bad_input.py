@@ -66,6 +66,20 @@ TABLE: list[tuple[list[str], int, str]] = [
     ([*COLLECT, "--limit", "many"], 2, "--limit"),
     ([*COLLECT, "--limit", "0"], 2, "tasks"),
     ([*COLLECT, "--seed", "x"], 2, "--seed"),
+    ([*COLLECT, "--seed", "99999999999999999999999"], 2, "more than 64 bits hold"),
+    ([*COLLECT, "-s", "seed=1e400"], 2, "finite"),
+    ([*COLLECT, "-s", "report_to=tensorbord"], 2, "it should be 'tensorboard', 'trackio' or 'wandb'"),
+    ([*COLLECT, "-s", "report_to=3"], 2, "report_to"),
+    ([*COLLECT, "-s", "history=last 0"], 2, "history"),
+    ([*COLLECT, "-s", "limits.wall_s=-1"], 2, "limits.wall_s"),
+    ([*COLLECT, "-s", "in_flight.episodes=0"], 2, "in_flight.episodes"),
+    ([*COLLECT, "-s", "policy.tool_calls=maybe"], 2, "policy.tool_calls"),
+    (["import", "{tmp}/binary"], 4, "binary"),
+    (["import", "{tmp}/empty.jsonl"], 4, "Nothing could be imported"),
+    (["import", "{tmp}/torn.eval"], 4, "damaged_record"),
+    (["export", "inspect"], 4, "Run `composer collect`"),
+    (["view", "--port", "99999"], 2, "Port 99999"),
+    (["view", "--port", "x"], 2, "--port"),
     ([*COLLECT, "--max-cost", "-1"], 2, "--max-cost"),
     ([*COLLECT, "--max-cost", "nan"], 2, "--max-cost"),
     ([*COLLECT, "--max-cost", "much"], 2, "--max-cost"),
@@ -171,6 +185,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp / "other.toml").write_text("x = 3")
     (tmp / "nameless.toml").write_text('[[teachers]]\nmodel = "m"\nmax_tokens = 64\n')
     (tmp / "binary").write_bytes(bytes(range(256)))
+    (tmp / "empty.jsonl").write_text("")
+    (tmp / "torn.eval").write_bytes(b"PK\x03\x04torn")
     (tmp / "other-run").mkdir()
     (tmp / "empty-manifest").mkdir()
     (tmp / "empty-manifest" / "manifest.json").write_text("")

@@ -26,6 +26,8 @@ START_S, GRACE_S = 600, 15
 """Seconds for the engine to start or end something (it may fetch an image), and to answer after a command timed out."""
 TIME_OUT = 124
 CONDA = "source /opt/miniconda3/bin/activate testbed 2>/dev/null || true\n"
+WAITING = "trap exit TERM; while :; do sleep 3600 & wait $!; done"
+"""What a container does: as process 1 it outlives the end of everything else, and collects what that leaves."""
 REGISTRY = "docker.io/swebench/sweb.eval.x86_64"
 
 
@@ -55,13 +57,13 @@ def start_arguments(
     podman = ["--userns", "keep-id"] if Path(engine).name == "podman" else []
     mounts = [word for path in readonly for word in ("--volume", f"{path}:{path}:ro")]
     return [
-        *(engine, "run", "--detach", "--rm", "--init", "--name", name),
+        *(engine, "run", "--detach", "--rm", "--name", name),
         *("--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
         *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
         *("--pids-limit", str(limits.processes), "--ulimit", "core=0", "--ulimit", f"fsize={limits.file_mb << 20}"),
         *("--user", f"{os.getuid()}:{os.getgid()}", *podman, "--env", "HOME=/tmp"),
         *("--volume", f"{folder}:{TESTBED}", *mounts, "--workdir", TESTBED),
-        *("--entrypoint", "sleep", image, "infinity"),
+        *("--entrypoint", "bash", image, "-c", WAITING),
     ]
 
 
@@ -136,7 +138,7 @@ def testbed_of(engine: str, image: str, target: Path) -> None:
     `InfrastructureError` where the image cannot be had.
     """
     name = f"composer-{uuid.uuid4().hex[:12]}"
-    _checked([engine, "create", "--name", name, image], START_S)
+    _checked([engine, "create", "--name", name, image, "true"], START_S)  # an image may name no command
     try:
         with trees.scratch() as raw:
             _checked([engine, "cp", f"{name}:{TESTBED}/.", str(raw)], START_S)

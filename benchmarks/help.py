@@ -1,0 +1,66 @@
+"""How long `--help` of every command takes, from the start of the process to its end, beside `trl --help`.
+
+    python benchmarks/help.py [--rounds 10]
+
+Medians and the least of the rounds, in turn, so that a busy machine is busy for all of them. CPU time is that of the
+process and its children, which a busy machine hardly changes. `python -X importtime -m composer_cli --help` says what
+is imported.
+"""
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT)]
+from peers import needed
+
+needed("typer", "trl", by="python -m pip install -c constraints.txt -e .")
+
+from stages import STAGES, typed
+
+
+def commands() -> dict[str, list[str]]:
+    """The words of every command, and of TRL's program."""
+    own = [sys.executable, "-m", "composer_cli"]
+    others = ("", "run", "status", "show", "query", "report", "parity", "view", "serve", "probe")
+    names = [typed(name).removeprefix("composer ") for name in STAGES] + list(others)
+    found = {f"composer {name}".strip(): [*own, *name.split(), "--help"] for name in sorted(names)}
+    return {**found, "trl": [str(Path(sys.executable).parent / "trl"), "--help"]}
+
+
+def measured(words: list[str]) -> tuple[float, float]:
+    """Seconds by the clock and of the CPU."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(words, env=env, capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.perf_counter() - started, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    rounds = parser.parse_args().rounds
+    wanted = commands()
+    for words in wanted.values():
+        measured(words)  # reads the files for the first time
+    times = {name: [] for name in wanted}
+    for _ in range(rounds):
+        for name, words in wanted.items():
+            times[name].append(measured(words))
+    print("| `--help` of | by the clock, ms (least) | CPU, ms (least) |\n| --- | --- | --- |")
+    for name, pairs in times.items():
+        cells = [
+            f"{1000 * statistics.median(column):.0f} ({1000 * min(column):.0f})" for column in zip(*pairs, strict=True)
+        ]
+        print(f"| `{name}` | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

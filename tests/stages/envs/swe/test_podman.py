@@ -1,0 +1,98 @@
+"""Episodes of SWE-bench in real containers: rootless podman, and an image that is built here from scratch."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import container_image
+
+from stages.envs.bash import fenced
+from stages.envs.feature_deletion import tools
+from stages.envs.swe import engine, mirrors
+from stages.envs.swe.env import SweEnv
+from stages.sandbox import Limits
+
+WHY = container_image.missing()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(WHY is not None, reason=f"SWE-bench's containers were NOT tried with a real engine: {WHY}"),
+]
+SCRIPT = """\
+set -uxo pipefail
+git checkout base tests/test_sums.py
+: '>>>>> Start Test Output'
+python -m pytest -rA -p no:cacheprovider tests/test_sums.py
+: '>>>>> End Test Output'
+"""
+NEWER = {"eval_script": SCRIPT, "log_parser": "parse_log_pytest", "eval_type": "pass_and_fail"}
+
+
+@pytest.fixture(scope="module")
+def image(repos: Path, row: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base commit at /testbed, with history that nobody may see, and a Python with pytest."""
+    context, tag = tmp_path_factory.mktemp("image"), f"localhost/composer-abacus:{os.getpid()}"
+    container_image.fill(context / "root", tools.visible(tools.RUNNER))
+    testbed = context / "root" / "testbed"
+    (testbed / ".git").mkdir(parents=True)
+    (testbed / ".git" / "answer").touch()
+    mirrors.extract(repos / "acme__abacus.git", row["base_commit"], testbed)
+    (context / "Containerfile").write_text(container_image.FILE)
+    container_image.build(context, tag)
+    yield tag
+    subprocess.run(["podman", "rmi", "--force", tag], capture_output=True)
+
+
+@pytest.fixture
+def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SweEnv]:
+    refusing = tmp_path / "bin" / "docker"  # so that podman is chosen also where both are installed
+    refusing.parent.mkdir()
+    refusing.write_text("#!/bin/sh\nexit 1\n")
+    refusing.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{refusing.parent}:{os.environ['PATH']}")
+    engine.find.cache_clear()
+    environment = SweEnv(runs_in="containers")
+    yield environment
+    environment.close()
+    engine.find.cache_clear()
+
+
+@pytest.mark.parametrize("further", [{}, NEWER], ids=["classic", "newer"])
+def test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it(
+    further: dict[str, Any], env: SweEnv, row: dict[str, Any], image: str, tmp_path: Path
+) -> None:
+    task = env._task({**row, **further, "image": image, "instance_id": f"acme__abacus-{tmp_path.name}"}, "eval")
+    verdicts = []
+    for commands in (["ls -a .git; git log --oneline"], ["ls", "sed -i 's/a - b/a + b/' abacus/sums.py", "git diff"]):
+        env.reset(task)
+        shown = [env.step(fenced(command)).content for command in commands]
+        assert not any("answer" in text for text in shown)
+        grade = env.grade()
+        verdicts.append((grade.gt_pass, grade.visible_pass, grade.hacked, grade.error))
+    assert "+    return a + b" in shown[-1]
+    assert verdicts == [(False, False, False, None), (True, True, False, None)]
+
+
+def test_a_container_is_fenced_and_outlives_what_its_commands_leave_behind(image: str, tmp_path: Path) -> None:
+    program = engine.find() or ""
+    with engine.ContainerSandbox(program, image, tmp_path, Limits(wall_s=20), (), {"SAID": "yes"}) as box:
+        first = box.run("sleep 7654 & echo $SAID; id -u; touch mine; cat /proc/self/status; ls /sys/class/net")
+        assert first.returncode == 0, first.output
+        assert (
+            first.output.split()[:2] == ["yes", str(os.getuid())] and (tmp_path / "mine").stat().st_uid == os.getuid()
+        )
+        assert "CapEff:\t0000000000000000" in first.output and "NoNewPrivs:\t1" in first.output
+        assert first.output.splitlines()[-1] == "lo"
+        processes = "for p in /proc/[0-9]*; do cat $p/cmdline; echo; done 2>/dev/null"
+        second = box.run(processes)
+        assert second.returncode == 0 and "7654" not in second.output, second.output
+        started = time.monotonic()
+        cut = box.run("sleep 60", wall_s=2)
+        assert cut.timed_out and time.monotonic() - started < 15
+        assert box.run("cat mine; touch /bin/new").returncode != 0  # the image belongs to another user
+        assert box.run("echo still here").output == "still here\n"
+    told = subprocess.run([program, "ps", "--all", "--quiet", "--filter", f"name={box.name}"], capture_output=True)
+    assert told.stdout == b""

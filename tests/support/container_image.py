@@ -1,0 +1,106 @@
+"""An image made from nothing but what this machine has: no registry, no base image; and whether podman can run it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+PROGRAMS = (
+    "bash",
+    "cat",
+    "chmod",
+    "cp",
+    "env",
+    "git",
+    "id",
+    "ls",
+    "mkdir",
+    "mv",
+    "rm",
+    "sed",
+    "sleep",
+    "timeout",
+    "touch",
+)
+LEFT_OUT = shutil.ignore_patterns(
+    "__pycache__", "site-packages", "test", "tests", "idlelib", "tkinter", "ensurepip", "turtledemo", "config-*", "*.a"
+)
+FILE = "FROM scratch\nCOPY root /\nENV PATH=/usr/local/bin:/bin LANG=C.UTF-8\n"
+
+
+def libraries(program: Path) -> set[str]:
+    """The shared libraries that a program or a module needs, the loader included."""
+    shown = subprocess.run(["ldd", str(program)], capture_output=True, text=True).stdout
+    return {word for word in shown.split() if word.startswith("/")}
+
+
+def fill(root: Path, packages: Iterable[Path] = ()) -> None:
+    """A small system in a folder: a shell, the usual programs, this Python, and further packages of it."""
+    needed: set[str] = set()
+    for name in PROGRAMS:
+        program = Path(shutil.which(name) or "").resolve(strict=True)
+        (root / "bin").mkdir(parents=True, exist_ok=True)
+        shutil.copy(program, root / "bin" / name)
+        needed |= libraries(program)
+    (root / "bin" / "sh").symlink_to("bash")
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    home, stdlib = root / "usr" / "local", Path(sysconfig.get_path("stdlib"))
+    (home / "bin").mkdir(parents=True)
+    interpreter = Path(sys.executable).resolve()
+    shutil.copy(interpreter, home / "bin" / "python")
+    shutil.copytree(stdlib, home / "lib" / version, ignore=LEFT_OUT, symlinks=True)
+    needed |= libraries(interpreter).union(*map(libraries, (stdlib / "lib-dynload").glob("*.so")))
+    for path in packages:
+        target = home / "lib" / version / "site-packages" / path.name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copytree(path, target, ignore=LEFT_OUT) if path.is_dir() else shutil.copy(path, target)
+    for library in needed:
+        target = root / library.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(library).resolve(), target)
+    for name in ("dev", "etc", "proc", "tmp"):
+        (root / name).mkdir()
+    (root / "tmp").chmod(0o1777)
+    (root / "etc" / "passwd").write_text("root:x:0:0:root:/:/bin/sh\n")
+
+
+def build(context: Path, tag: str, *further: str) -> None:
+    """`podman build` of a folder with a `Containerfile`."""
+    subprocess.run(
+        ["podman", "build", "--quiet", "--tag", tag, *further, str(context)], check=True, capture_output=True
+    )
+
+
+@cache
+def missing() -> str | None:
+    """Why containers cannot be run here by podman without being root, in its own words; None where they can."""
+    if not shutil.which("podman"):
+        return "podman is not installed"
+    if os.getuid() == 0:
+        return "these tests run as root, and rootless podman is what they try"
+    tag = f"localhost/composer-probe:{os.getpid()}"
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "root"
+        (root / "bin").mkdir(parents=True)
+        sleep = Path(shutil.which("true") or "").resolve()
+        shutil.copy(sleep, root / "bin" / "true")
+        for library in libraries(sleep):
+            (root / library.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(Path(library).resolve(), root / library.lstrip("/"))
+        (Path(folder) / "Containerfile").write_text(FILE)
+        try:
+            build(Path(folder), tag)
+            words = ["podman", "run", "--rm", "--network", "none", "--init", "--userns", "keep-id", tag, "/bin/true"]
+            subprocess.run(words, check=True, capture_output=True)
+        except subprocess.CalledProcessError as error:
+            told = error.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
+            return f"podman cannot run a container here: {told[-1]}"
+        finally:
+            subprocess.run(["podman", "rmi", "--force", tag], capture_output=True)
+    return None

@@ -1,0 +1,63 @@
+"""The Containerfile builds and runs by rootless podman, on a base image that is made here: no registry is asked."""
+
+import os
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import container_image
+
+ROOT = Path(__file__).parents[1]
+WHY = container_image.missing()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(WHY is not None, reason=f"the Containerfile was NOT built: {WHY}"),
+]
+DEPENDENCIES = sysconfig.get_path("purelib")
+"""What the base image of a user fetches, and the one made here lacks, is lent from this environment."""
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    context = tmp_path_factory.mktemp("base")
+    base, tag = (f"localhost/composer-{name}:{os.getpid()}" for name in ("base", "whole"))
+    needed = ("pip", "setuptools", "_distutils_hack", "pkg_resources")
+    container_image.fill(context / "root", [path for name in needed if (path := Path(DEPENDENCIES) / name).exists()])
+    (context / "Containerfile").write_text(container_image.FILE)
+    container_image.build(context, base)
+    install = "--no-deps --no-index --no-build-isolation"
+    container_image.build(
+        ROOT, tag, "--network", "none", "--build-arg", f"BASE={base}", "--build-arg", f"INSTALL={install}"
+    )
+    yield tag
+    subprocess.run(["podman", "rmi", "--force", tag, base], capture_output=True)
+
+
+def say(image: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    lent = ["--volume", f"{DEPENDENCIES}:/lent:ro", "--env", "PYTHONPATH=/lent", "--env", "OMP_NUM_THREADS=1"]
+    command = ["podman", "run", "--rm", "--network", "none", "--volume", f"{folder}:/work", *lent, image, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+def test_it_builds_and_runs_with_everything_inside(image: str, tmp_path: Path) -> None:
+    helped = say(image, tmp_path)
+    assert helped.returncode == 0 and "replay-teachers" in helped.stdout, helped.stderr
+    version = say(image, tmp_path, "--version")
+    assert "/usr/local/lib" in version.stdout and "/lent" not in version.stdout
+    planned = say(image, tmp_path, "run", "--preset", "demo", "--dry-run")
+    assert planned.returncode == 0 and "evaluate" in planned.stdout, planned.stderr
+
+
+def test_runs_are_written_into_the_users_folder_and_belong_to_them(image: str, tmp_path: Path) -> None:
+    rows = tmp_path / "in" / "rows.jsonl"
+    rows.parent.mkdir()
+    rows.write_text(
+        '{"instance_id": "a__b-1", "messages": [{"role": "user", "content": "q"}, '
+        '{"role": "assistant", "content": "a"}], "resolved": true}\n'
+    )
+    done = say(image, tmp_path, "import", "in", "--json")
+    assert done.returncode == 0, done.stderr
+    (manifest,) = tmp_path.glob("artifacts/import/2*/manifest.json")
+    assert manifest.stat().st_uid == os.getuid()
