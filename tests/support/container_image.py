@@ -38,9 +38,12 @@ def libraries(program: Path) -> set[str]:
     return {word for word in shown.split() if word.startswith("/")}
 
 
-def fill(root: Path, packages: Iterable[Path] = ()) -> None:
-    """A small system in a folder: a shell, the usual programs, this Python, and further packages of it."""
-    needed: set[str] = set()
+def fill(root: Path, packages: Iterable[Path] = (), modules: Iterable[Path] = ()) -> None:
+    """A small system in a folder: a shell, the usual programs, this Python, and further packages of it.
+
+    modules: compiled ones that are mounted later; the libraries that they need are put in.
+    """
+    needed = {library for module in modules for library in libraries(module) if library.startswith("/lib")}
     for name in PROGRAMS:
         program = Path(shutil.which(name) or "").resolve(strict=True)
         (root / "bin").mkdir(parents=True, exist_ok=True)
@@ -51,7 +54,9 @@ def fill(root: Path, packages: Iterable[Path] = ()) -> None:
     home, stdlib = root / "usr" / "local", Path(sysconfig.get_path("stdlib"))
     (home / "bin").mkdir(parents=True)
     interpreter = Path(sys.executable).resolve()
-    shutil.copy(interpreter, home / "bin" / "python")
+    shutil.copy(interpreter, home / "bin" / version)
+    for name in ("python", "python3"):
+        (home / "bin" / name).symlink_to(version)
     shutil.copytree(stdlib, home / "lib" / version, ignore=LEFT_OUT, symlinks=True)
     needed |= libraries(interpreter).union(*map(libraries, (stdlib / "lib-dynload").glob("*.so")))
     for path in packages:
