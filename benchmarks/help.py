@@ -1,6 +1,6 @@
 """How long `--help` of every command takes, from the start of the process to its end, beside `trl --help`.
 
-    python benchmarks/help.py [--rounds 10]
+    python benchmarks/help.py [--rounds 10] [--only collect train ""]
 
 Medians and the least of the rounds, in turn, so that a busy machine is busy for all of them. CPU time is that of the
 process and its children, which a busy machine hardly changes. `python -X importtime -m composer_cli --help` says what
@@ -46,8 +46,12 @@ def measured(words: list[str]) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
-    rounds = parser.parse_args().rounds
-    wanted = commands()
+    parser.add_argument("--only", nargs="*", help="Commands without the word composer; all if left out.")
+    given = parser.parse_args()
+    rounds, wanted = given.rounds, commands()
+    if given.only is not None:
+        names = {"trl", *(f"composer {name}".strip() for name in given.only)}
+        wanted = {name: words for name, words in wanted.items() if name in names}
     for words in wanted.values():
         measured(words)  # reads the files for the first time
     times = {name: [] for name in wanted}
