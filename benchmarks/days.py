@@ -37,12 +37,13 @@ def lognormal(random_: random.Random, median: float, high: float, quantile: floa
     return min(random_.lognormvariate(math.log(median), math.log(high / median) / quantile), cut)
 
 
-# --- the server: what it says depends on the conversation and on who is asked
+# --- the server: what it says depends on the conversation, and in two of five cases on who is asked, with which seed
 
 
 def said(body: dict) -> str:
     state = hashlib.sha256(json.dumps(body["messages"]).encode()).hexdigest()
-    common, own = int(state[:8], 16), int(hashlib.sha256((state + body["model"]).encode()).hexdigest()[:8], 16)
+    mine = f"{state}{body['model']}{body.get('seed')}".encode()
+    common, own = int(state[:8], 16), int(hashlib.sha256(mine).hexdigest()[:8], 16)
     number = own if own % 5 < 2 else common
     return f"I look at it.\n\n```bash\nsed -n {number % 400}p src/part_{number % 7}.py\n```"
 
