@@ -22,6 +22,10 @@ test-all *ARGS:
     just lint
     {{ one_thread }} python -m pytest -n 2 {{ ARGS }}
 
+# Kill every stage with SIGKILL at random moments, so often in all, resume, and hold the artifacts against undisturbed ones.
+crash KILLS="100" *ARGS:
+    {{ one_thread }} COMPOSER_KILLS={{ KILLS }} python -m pytest -q -s tests/crash/test_random_kills.py {{ ARGS }}
+
 # Install vLLM into .vllm, apart from everything else, for policies vllm:... and the tests marked vllm: 3.5 GB, for CPUs with AVX-512.
 vllm:
     python -m venv --clear .vllm

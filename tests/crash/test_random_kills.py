@@ -1,0 +1,181 @@
+"""`kill -9` at random moments of every stage: what is resumed ends as what was never killed, and little is paid twice.
+
+COMPOSER_KILLS is the number of kills over all stages together; `./dev crash 100` sets it.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import repair
+from support.killing import Work, forget, kill_at_random, paid
+from support.models import save_tiny
+from support.server import Reply, Server, answer, serving
+from support.shelf import SHELF, write
+
+from stages import STAGES, collect, evaluate, export, extract_pairs, import_traces, make_tasks, replay_teachers, train
+from stages.compare_substrates import Config as Substrates
+from stages.policy.base import PolicyConfig
+from stages.probe import compare, extract_vhack, plot, replay, score, selftest, svd, teacher_pool, uat, watch
+from stages.probe.pool.pair_source import PairsConfig
+from stages.runs.artifact import Run
+from tests.stages.probe.conftest import chain, models, planted, trained  # noqa: F401  (fixtures)
+from tests.stages.probe.running import carry_out, pool_config
+from tests.stages.probe.test_grpo import config as grpo_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+KILLS = int(os.environ.get("COMPOSER_KILLS", len(STAGES)))
+IN_FLIGHT = 4
+ENV = {"name": "support.environments:NumberedEnv"}
+PRICES = {"usd_per_mtok_in": 0.0, "usd_per_mtok_out": 2000.0}
+"""A cent a call of five tokens."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Repairs katas and says letters, after 20 ms each."""
+
+    def reply(body: dict[str, Any], earlier: int) -> Reply:
+        if "solution.py" in body["messages"][0]["content"]:
+            return Reply(body=repair(body, earlier).body, delay_s=0.02)
+        return Reply(body=answer(f"a{body['seed'] % 7}", cost=0.01), delay_s=0.02)
+
+    with serving(reply) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def works(
+    server: Server, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Callable[[], Work]]:
+    """Every stage with settings at which it takes a moment; inputs are made when they are first needed."""
+    folder = tmp_path_factory.mktemp("inputs")
+    tiny = {"model": str(save_tiny(folder / "tiny")), "max_tokens": 20}
+
+    def policies() -> dict[str, PolicyConfig]:
+        found: dict[str, PolicyConfig] = request.getfixturevalue("models")
+        return found
+
+    def runs(*names: str, of: str = "chain") -> list[Run]:
+        held = request.getfixturevalue(of)
+        return [held[name] for name in names or held]
+
+    def served(name: str) -> dict[str, Any]:
+        return {"model": name, "base_url": server.url, "max_tokens": 64, "concurrency": IN_FLIGHT, **PRICES}
+
+    def teachers(**names: str) -> list[dict[str, Any]]:
+        return [{"name": name, **served(model)} for name, model in names.items()]
+
+    def made(work: Work, name: str) -> Run:
+        root = folder / name
+        if work.folder(root) is None:
+            work.carry_out(root)
+        return Run(work.folder(root) or root)
+
+    def collected() -> Work:
+        return Work("collect", collect.Config(env=ENV, policy=served("m"), tasks=12, samples=4), (), IN_FLIGHT, 100)
+
+    def asked() -> Work:
+        table = teachers(t="m", u="n")
+        reads = [made(collected(), "collected")]
+        return Work("replay-teachers", replay_teachers.Config(teachers=table), reads, 2 * IN_FLIGHT, 100)
+
+    def repaired() -> tuple[Run, Run]:
+        rollouts = made(Work("collect", collect.Config(policy=served("scripted"), tasks=8, samples=1)), "repaired")
+        table = teachers(first="scripted", second="other", third="other")
+        return rollouts, made(Work("replay-teachers", replay_teachers.Config(teachers=table), [rollouts]), "re-asked")
+
+    def compared() -> Work:
+        arms = {name: served(model) for name, model in (("A", "other"), ("B", "scripted"))}
+        config = evaluate.Config(env=ENV, policies=arms, tasks=14, samples=2, control=None, with_start=False, looks=2)
+        return Work("evaluate", config, (), IN_FLIGHT, 100)
+
+    def imported() -> Work:
+        path = folder / "chats.jsonl"
+        said = [{"role": "user", "content": "Mend it."}, {"role": "assistant", "content": "Mended. " * 200}] * 6
+        rows = (
+            {"messages": said, "task_id": f"t-{i % 50}", "resolved": i % 3 == 0, "run_id": str(i)} for i in range(400)
+        )
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return Work("import", import_traces.Config(paths=[str(path)], model="m"))
+
+    def cut() -> Work:
+        package = folder / "shelf-1.5"
+        write(package, SHELF)
+        return Work("tasks", make_tasks.Config(package=str(package), difficulty="easy", tasks=2))
+
+    def trained_briefly() -> Work:
+        size = {"steps": 6, "prompts_per_step": 2, "generations": 4, "save_every": 2, "threads": 1}
+        return Work("train", train.Config(env=ENV, policy=tiny, tasks=4, optimisation=size))
+
+    def pairs(**more: Any) -> extract_vhack.Config:
+        return extract_vhack.Config(student=policies()["honest"], pairs=PairsConfig(source="planted"), **more)
+
+    def contrasted() -> list[Run]:
+        v = carry_out(extract_vhack, runs("svd"), pairs(loss="grpo"), folder / "v")
+        other = carry_out(score, [*runs("vanilla"), v], score.Config(placebos=4), folder / "score")
+        return [*runs("score", "vanilla"), other]
+
+    def probed(name: str, config: Callable[[], Any], *reads: str) -> Callable[[], Work]:
+        return lambda: Work(name, config(), runs(*reads) if reads else [])
+
+    def pool() -> teacher_pool.Config:
+        return pool_config(policies()["loophole"], policies()["honest"], 20)
+
+    replayed = ("vanilla", "projected", "projected_random")
+    return {
+        "collect": collected,
+        "replay-teachers": asked,
+        "extract-pairs": lambda: Work("extract-pairs", extract_pairs.Config(), repaired()),
+        "train": trained_briefly,
+        "evaluate": compared,
+        "import": imported,
+        "export": lambda: Work("export", export.Config(format="trl"), [made(collected(), "collected")]),
+        "tasks": cut,
+        "substrates": lambda: Work("substrates", Substrates(env=ENV, policy=tiny, tasks=4, samples=2)),
+        "probe-svd": probed("probe-svd", lambda: svd.Config(model=policies()["honest"])),
+        "probe-extract-vhack": probed("probe-extract-vhack", pairs, "svd"),
+        "probe-teacher-pool": probed("probe-teacher-pool", pool),
+        "probe-replay": probed("probe-replay", lambda: replay.Config(student=policies()["honest"]), "pool", "v", "svd"),
+        "probe-score": probed("probe-score", score.Config, "vanilla", "v"),
+        "probe-uat": probed("probe-uat", uat.Config, "pool", *replayed, "score", "v"),
+        "probe-grpo": probed("probe-grpo", lambda: grpo_config(policies()), "v", "svd"),
+        "probe-compare": lambda: Work("probe-compare", compare.Config(resamples=300), contrasted()),
+        "probe-watch": lambda: Work("probe-watch", watch.Config(placebos=40), runs(of="trained")),
+        "probe-plot": probed("probe-plot", plot.Config, *replayed, "score"),
+        "probe-selftest": probed("probe-selftest", selftest.Config),
+    }
+
+
+def test_no_stage_is_left_out(works: dict[str, Callable[[], Work]]) -> None:
+    assert works.keys() == STAGES.keys()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_at_random(stage: str, works: dict[str, Callable[[], Work]], server: Server, tmp_path: Path) -> None:
+    place = list(STAGES).index(stage)
+    kills = KILLS // len(STAGES) + (place < KILLS % len(STAGES))
+    if not kills:
+        pytest.skip(f"COMPOSER_KILLS={KILLS} leaves no kill for {stage}")
+    work = works[stage]()
+    lasts_s = work.finish(tmp_path / "whole")
+    expected = work.artifacts(tmp_path / "whole")
+    assert expected["content"] or len(expected) > 1, "there is something to compare"
+    before = len(server.requests)
+    done = kill_at_random(work, tmp_path / "killed", kills, lasts_s, seed=place)
+    for number in range(len(done)):
+        if (tmp_path / "killed" / str(number)).exists():
+            assert work.artifacts(tmp_path / "killed" / str(number)) == expected
+    asked = Counter(json.dumps([r["model"], r["messages"], r.get("seed")]) for r in server.requests[before:])
+    runs = sum((tmp_path / "killed" / str(number)).exists() for number in range(len(done)))
+    twice = sum(asked.values()) - runs * len(asked)
+    assert twice <= kills * work.in_flight, "only what was in flight when the process died may be asked again"
+    if work.max_cost is not None:
+        told = paid(tmp_path / "killed")
+        assert 0.01 * sum(asked.values()) - 1e-9 <= told <= runs * work.max_cost, "no call is forgotten"
+    print(f"{stage}: {kills} kills over {runs} runs of {lasts_s:.1f} s, {twice} of {len(asked)} calls repeated")
+    forget(tmp_path)
