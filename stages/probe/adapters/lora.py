@@ -4,9 +4,9 @@
 rows: the change of W is then linear in what is trained and a direction keeps its meaning, as with singular values but
 in an arbitrary basis (wassname/grpo_proj2, spec 20260601). Directions of both live on B. `lora_random_B` starts at a
 random B0 beside A0 and takes that start away again, y = W x + B A x - B0 A0 x: no change of the model, yet gradients of
-both halves, and directions on both (wassname/vGROUT_pub @c067218, adapters/lora.py; the scale of B0 is this project's
-own, that of A0 with r inputs). PEFT's scale alpha / r is 1 here: it would multiply gradients but leave cosines as they
-are.
+both halves, and directions on both (wassname/vGROUT_pub @c067218, adapters/lora.py; that B0's columns are as long as
+A0's rows is this project's own). PEFT's scale alpha / r is 1 here: it would multiply gradients but leave cosines as
+they are.
 
 Shapes: B rows, T tokens, I inputs and O outputs of a Linear, r rank, n trained numbers of a half, N of all.
 """
@@ -41,7 +41,8 @@ class Lora:
         self.taken: dict[str, Tensor] = {}
         """The B0 [O, r] of each Linear, where it is not zero."""
         if random_b:
-            self.taken = {n: _kaiming(linear.out_features, rank, generator) for n, linear in targets.items()}
+            drawn = {name: _kaiming(rank, linear.out_features, generator) for name, linear in targets.items()}
+            self.taken = {name: b.T.contiguous() for name, b in drawn.items()}
         zeros = {name: torch.zeros(linear.out_features, rank) for name, linear in targets.items()}
         start = {name: b.flatten() for name, b in (zeros | self.taken).items()}
         if not freeze_a:
@@ -101,9 +102,9 @@ def _outer_sum(left: Float[Tensor, "B T m"], right: Float[Tensor, "B T k"]) -> F
     return torch.bmm(left.transpose(1, 2), right).to(wide).flatten(1)
 
 
-def _kaiming(outputs: int, inputs: int, generator: torch.Generator) -> Float[Tensor, "O I"]:
+def _kaiming(rank: int, inputs: int, generator: torch.Generator) -> Float[Tensor, "r I"]:
     """PEFT's start: uniform in +-1/sqrt(I)."""
-    return (torch.rand(outputs, inputs, generator=generator) * 2 - 1) / math.sqrt(inputs)
+    return (torch.rand(rank, inputs, generator=generator) * 2 - 1) / math.sqrt(inputs)
 
 
 def _orthonormal_rows(rank: int, inputs: int, generator: torch.Generator) -> Float[Tensor, "r I"]:

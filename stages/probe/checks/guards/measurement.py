@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stages.probe.adapters.attach import in_float32
+from stages.probe.adapters.targets import target_linears
 from stages.probe.checks.check import Check, judged
 from stages.probe.directions.extraction import Direction
 from stages.probe.gradients.reference_gradients import reference_gradient, reference_log_probs
@@ -61,8 +62,12 @@ def _relative_error(value: Tensor, expected: Tensor) -> float:
 
 
 def _slope(student: Student, rows: Sequence[TokenRow], direction: Direction) -> float:
-    """The derivative of the summed loss along v by central differences."""
-    start, step = student.adapter.theta.clone(), STEP * student.weight_scale()
+    """The derivative of the summed loss along v by central differences.
+
+    v has norm 1 in each module, so with two modules a Linear (both halves of a LoRA) a step is shorter in each.
+    """
+    share = min(1.0, len(target_linears(student.model)) / max(len(direction.modules), 1)) ** 0.5
+    start, step = student.adapter.theta.clone(), STEP * student.weight_scale() * share
     losses = []
     for sign in (1, -1):
         student.move_to(start + sign * step * direction.unit.to(start))
