@@ -18,8 +18,8 @@ from stages.rollouts.account import Account
 from stages.rollouts.episode import Episode
 from stages.rollouts.playing import PlayingConfig, play_missing
 from stages.runs import reporting, store
-from stages.runs.artifact import Out, Slot
-from stages.runs.inputs import Inputs
+from stages.runs.artifact import Out
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.plan import Plan
 from stages.runs.records import ROLLOUT, STEP, TASK, Row
 

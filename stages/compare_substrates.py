@@ -26,8 +26,8 @@ from stages.policy.base import PolicyConfig
 from stages.rollouts.substrates import Side, cleaner, table
 from stages.rollouts.trace import RolloutPayload, rollout_units
 from stages.runs import store
-from stages.runs.artifact import Out, Slot
-from stages.runs.inputs import Inputs
+from stages.runs.artifact import Out
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.kinds import Kind
 from stages.runs.plan import Plan
 from stages.runs.records import Row

@@ -27,8 +27,8 @@ from stages.policy.serving import Serving
 from stages.rollouts.episode import Episode
 from stages.rollouts.playing import PlayingConfig, play_missing
 from stages.runs import reporting, store
-from stages.runs.artifact import Out, Run, Slot
-from stages.runs.inputs import Inputs
+from stages.runs.artifact import Out, Run
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
 from stages.runs.plan import Plan
 from stages.runs.records import ROLLOUT, Row

@@ -15,9 +15,9 @@ from stages import exporters
 from stages.errors import BadInput, UsageError
 from stages.exporters import hub, hub_push, merged
 from stages.exporters.transcripts import Transcripts
-from stages.runs.artifact import Out, Slot
+from stages.runs.artifact import Out
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.kinds import Kind
 from stages.runs.outcome_records import CHECKPOINT
 from stages.runs.pair_records import PAIR

@@ -29,9 +29,9 @@ from stages.pairs.report import PairAccount, report
 from stages.pairs.rows import by_task, of_group
 from stages.pairs.sorting import steps_by_task
 from stages.pairs.states import AnsweredState, AnsweredStates
-from stages.runs.artifact import Out, Run, Slot
+from stages.runs.artifact import Out, Run
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.pair_records import PAIR, STATE, TEACHER_ACTION
 from stages.runs.plan import Plan
 from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row

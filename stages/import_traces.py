@@ -21,9 +21,9 @@ from stages.importers.session import ImportSession
 from stages.importers.sidecars import Sidecars
 from stages.rollouts import gate
 from stages.rollouts.account import Account
-from stages.runs.artifact import Out, Slot
+from stages.runs.artifact import Out
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.plan import Plan
 from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row
 

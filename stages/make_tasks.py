@@ -13,9 +13,9 @@ from pydantic import Field
 
 from stages.errors import Incomplete, UsageError
 from stages.runs import store
-from stages.runs.artifact import Out, Slot
+from stages.runs.artifact import Out
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.plan import Plan
 from stages.runs.records import TASK, Row
 

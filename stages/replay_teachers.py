@@ -16,9 +16,9 @@ from stages.policy import open_policy
 from stages.policy.probing import EXTRAS
 from stages.policy.spending import spending, table, verdict
 from stages.rollouts.trace import by_rollout
-from stages.runs.artifact import Out, Run, Slot
+from stages.runs.artifact import Out, Run
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.pair_records import TEACHER_ACTION
 from stages.runs.plan import Plan
 from stages.runs.records import ROLLOUT, STEP, Row

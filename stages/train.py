@@ -17,8 +17,8 @@ from stages.errors import UsageError
 from stages.policy import adapters
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
-from stages.runs.artifact import Interrupted, Out, Slot
-from stages.runs.inputs import Inputs
+from stages.runs.artifact import Interrupted, Out
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.outcome_records import CHECKPOINT, HINT, TRAINING_REWARD
 from stages.runs.pair_records import PAIR
 from stages.runs.plan import Plan

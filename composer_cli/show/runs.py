@@ -6,8 +6,8 @@ from pathlib import Path
 from stages import STAGES, order, typed
 from stages.errors import BadInput, UsageError
 from stages.runs import inputs, manifest, remote
-from stages.runs.artifact import Run, Slot
-from stages.runs.inputs import Inputs
+from stages.runs.artifact import Run
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.runner import module
 
 

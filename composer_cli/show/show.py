@@ -10,7 +10,8 @@ import orjson
 from composer_cli.show.transcripts import Transcript, of_run
 from composer_cli.visible import visible
 from stages.errors import UsageError
-from stages.runs.artifact import Run, kinds_of
+from stages.runs.artifact import Run
+from stages.runs.inputs import kinds_of
 from stages.runs.outcome_records import CHECKPOINT
 from stages.runs.records import Row
 

@@ -42,7 +42,8 @@ from pkgutil import resolve_name
 
 from stages.policy.base import Policy, PolicyKind, Sample, Turn
 from stages.policy.config import PolicyConfig
-from stages.runs.artifact import Budget, Listener
+from stages.runs.artifact import Listener
+from stages.runs.ledger import Budget
 
 __all__ = ["KINDS", "Policy", "PolicyConfig", "PolicyKind", "Sample", "Turn", "kind_of", "open_policy"]
 

@@ -7,7 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from stages.messages import Message
 from stages.policy.config import PolicyConfig
-from stages.runs.artifact import Budget, Listener
+from stages.runs.artifact import Listener
+from stages.runs.ledger import Budget
 
 __all__ = ["CountsTokens", "Policy", "PolicyConfig", "PolicyKind", "Sample", "Turn"]
 

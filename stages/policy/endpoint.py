@@ -22,8 +22,8 @@ from stages.policy.config import PolicyConfig, prompt_bound
 from stages.policy.hosts import host_of
 from stages.policy.patience import QUIET_S, Patience
 from stages.runs import store
-from stages.runs.artifact import Budget, Listener
-from stages.runs.ledger import Reservation
+from stages.runs.artifact import Listener
+from stages.runs.ledger import Budget, Reservation
 from stages.runs.together import Together
 
 MAX_WAIT_S = 120.0

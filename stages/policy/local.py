@@ -21,7 +21,8 @@ from stages.policy.token_text import (
     token_sample,
     tokenizer_facts,
 )
-from stages.runs.artifact import Budget, Listener
+from stages.runs.artifact import Listener
+from stages.runs.ledger import Budget
 
 logging.disable_progress_bar()  # our own progress says what is being loaded
 logging.set_verbosity_error()

@@ -22,7 +22,8 @@ from stages.policy.local import resolve
 from stages.policy.server import ModelServer
 from stages.policy.token_text import end_ids, load_tokenizer, not_loaded, prompt_ids, token_sample, tokenizer_facts
 from stages.runs import store
-from stages.runs.artifact import Budget, Listener
+from stages.runs.artifact import Listener
+from stages.runs.ledger import Budget
 
 Answer = TypeVar("Answer")
 IN_FLIGHT = 256

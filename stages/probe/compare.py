@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Out, Run, Slot
+from stages.runs.artifact import Out, Run
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.plan import Plan
 from stages.runs.probe_records import PROBE_CHECK, PROBE_ROW, PROBE_SCORE, TRAJECTORY
 

@@ -14,9 +14,9 @@ from pydantic import Field
 from stages.policy.base import PolicyConfig
 from stages.probe.pool.pair_source import Pair, PairsConfig, load_pairs
 from stages.runs import store
-from stages.runs.artifact import Out, Slot
+from stages.runs.artifact import Out
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.outcome_records import CHECKPOINT
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION, SVD_MODULE

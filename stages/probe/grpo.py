@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from stages.errors import UsageError
 from stages.probe.loops.config import GrpoConfig as Config
-from stages.runs.artifact import Out, Slot
-from stages.runs.inputs import Inputs
+from stages.runs.artifact import Out
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION, SVD_MODULE, TRAJECTORY
 

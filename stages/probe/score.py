@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Out, Run, Slot
+from stages.runs.artifact import Out, Run
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE
 from stages.runs.records import Row

@@ -7,9 +7,9 @@ some for weights in half precision. The unit is a fault.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stages.runs.artifact import Out, Slot
+from stages.runs.artifact import Out
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.plan import Plan
 from stages.runs.probe_records import PROBE_CHECK
 

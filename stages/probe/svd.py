@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 from stages.policy.base import PolicyConfig
 from stages.runs import store
-from stages.runs.artifact import Out, Slot
+from stages.runs.artifact import Out
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.outcome_records import CHECKPOINT
 from stages.runs.plan import Plan
 from stages.runs.probe_records import SVD_MODULE

@@ -22,9 +22,9 @@ from stages.probe.checks.guards.prompts import HINTED, Contract, contract_sha256
 from stages.probe.loops.config import GivenConfig, SourceConfig
 from stages.probe.pool.step_files import write_step
 from stages.runs import store
-from stages.runs.artifact import Out, Slot
+from stages.runs.artifact import Out
 from stages.runs.config import Settings
-from stages.runs.inputs import Inputs
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.plan import Plan
 from stages.runs.probe_records import POOL_ROW
 from stages.runs.records import ROLLOUT, Row

@@ -7,9 +7,9 @@ Reads the pool, the replays (vanilla, and projected for T3), the scores of the v
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Out, Run, Slot
+from stages.runs.artifact import Out, Run
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE
 

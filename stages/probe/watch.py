@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from stages.runs.artifact import Out, Slot
+from stages.runs.artifact import Out
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
+from stages.runs.inputs import Inputs, Slot
 from stages.runs.outcome_records import TRAINING_REWARD
 from stages.runs.plan import Plan
 from stages.runs.probe_records import DIRECTION, SVD_MODULE, WATCHED

@@ -4,7 +4,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, BinaryIO
@@ -15,9 +14,8 @@ from stages.errors import BadInput
 from stages.runs import ledger, manifest, parquet, store
 from stages.runs.journal import Journal
 from stages.runs.kinds import Kind
-from stages.runs.ledger import Budget as Budget
 from stages.runs.outcome_records import CHECKPOINT
-from stages.runs.records import KINDS, Row
+from stages.runs.records import Row
 from stages.runs.scan import Scan
 from stages.runs.so_far import SoFar
 
@@ -29,19 +27,6 @@ class Interrupted(Exception):
     """Asked to stop by a signal: everything finished is saved. The exit code is 128 and the signal's number."""
 
     signal_number: int = signal.SIGINT
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One input of a stage: the kind it needs, whether several runs may fill it, and whether it may stay empty.
-
-    `optional` lets it stay empty always, `unless` where a run was given that holds one of these kinds.
-    """
-
-    kind: Kind
-    many: bool = False
-    optional: bool = False
-    unless: tuple[Kind, ...] = ()
 
 
 class Run:
@@ -113,8 +98,7 @@ class Run:
 class Out:
     """A run folder being written: finished units, tables, folders, counts, progress and the wish to stop."""
 
-    worker = False
-    """Whether this is a worker's part of a run."""
+    worker = False  # whether this is a worker's part of a run
 
     def __init__(
         self,
@@ -127,11 +111,10 @@ class Out:
         spread: "Callable[[Out, Sequence[Sequence[str]], str], None] | None" = None,
     ) -> None:
         self.path, self.manifest, self.cache = path, record, cache
-        self.budget = Budget(max_cost, path / ledger.NAME)
+        self.budget = ledger.Budget(max_cost, path / ledger.NAME)
         self.stop = threading.Event()
-        self._listen = listener or (lambda what, done, total: None)
+        self._listen, self._spread = listener or (lambda what, done, total: None), spread
         self._lock = threading.Lock()
-        self._spread = spread
         self._attempted: set[str] = set()
         self._so_far = SoFar()
         self._follow: Callable[[Mapping[str, float], int], None] | None = None
@@ -146,7 +129,7 @@ class Out:
 
         Units of one block depend on each other: one worker does all of them that are missing.
         """
-        if self._spread is not None:
+        if self._spread:
             self._spread(self, blocks, what)
 
     def take_over(self, units: Sequence[tuple[str, Mapping[str, Any], bool]]) -> None:
@@ -175,8 +158,8 @@ class Out:
     def table(self, kind: Kind, rows: Iterable[Row | RecordBatch], name: str | None = None) -> None:
         """Write a Parquet output. The rows of an iterator are never all in memory."""
         name = name or f"{kind.name}s"
-        about = parquet.write_table(self.path / f"{name}.parquet", kind, rows)
-        self.manifest.outputs[name] = {"file": f"{name}.parquet", **about}
+        file = f"{name}.parquet"
+        self.manifest.outputs[name] = {"file": file, **parquet.write_table(self.path / file, kind, rows)}
 
     def checkpoint(self, fill: Callable[[Path], None], name: str = "checkpoint") -> None:
         """Write a folder output whole: `fill` writes into a temporary folder that is then renamed."""
@@ -217,7 +200,7 @@ class Out:
         store.write_sealed(self.path / name, data)
 
     def metrics(self, rows: Iterable[Row]) -> None:
-        """Write `metrics.jsonl`: one JSON object a line."""
+        """Write `metrics.jsonl`."""
         store.write_sealed(self.path / "metrics.jsonl", b"".join(store.encode(row) + b"\n" for row in rows))
 
     def scratch(self, name: str) -> Path:
@@ -265,12 +248,3 @@ class Out:
         """Raise `Interrupted` when somebody asked to stop; call it between units."""
         if self.stop.is_set():
             raise Interrupted
-
-
-def kinds_of(run: Run) -> list[Kind]:
-    """The kinds of all outputs of a run that this program knows."""
-    return [
-        KINDS[out["kind"].partition("/")[0]]
-        for out in run.manifest.outputs.values()
-        if out["kind"].partition("/")[0] in KINDS
-    ]

@@ -1,12 +1,28 @@
 """What a stage reads: giving runs to input slots, and refusing runs that are unfinished, damaged or of no use."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 
 from stages import STAGES, typed
 from stages.errors import BadInput
-from stages.runs.artifact import Run, Slot
+from stages.runs.artifact import Run
+from stages.runs.kinds import Kind
 from stages.runs.manifest import InputRef
+from stages.runs.records import KINDS
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One input of a stage: the kind it needs, whether several runs may fill it, and whether it may stay empty.
+
+    `optional` lets it stay empty always, `unless` where a run was given that holds one of these kinds.
+    """
+
+    kind: Kind
+    many: bool = False
+    optional: bool = False
+    unless: tuple[Kind, ...] = ()
 
 
 class Inputs(dict[str, list[Run]]):
@@ -91,3 +107,12 @@ def check(inputs: Inputs) -> None:
             )
         if damage := run.damage():
             raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
+
+
+def kinds_of(run: Run) -> list[Kind]:
+    """The kinds of all outputs of a run that this program knows."""
+    return [
+        KINDS[out["kind"].partition("/")[0]]
+        for out in run.manifest.outputs.values()
+        if out["kind"].partition("/")[0] in KINDS
+    ]

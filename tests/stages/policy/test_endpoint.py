@@ -13,7 +13,7 @@ from stages import messages
 from stages.errors import Incomplete, UsageError
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.endpoint import EndpointPolicy
-from stages.runs.artifact import Budget
+from stages.runs.ledger import Budget
 
 
 def open_at(url: str, cache: Path, budget: Budget | None = None, **settings: Any) -> EndpointPolicy:

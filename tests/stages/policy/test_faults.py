@@ -10,8 +10,7 @@ from support.server import Reply, answer, serving
 
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.endpoint import EndpointPolicy
-from stages.runs.artifact import Budget
-from stages.runs.ledger import NAME, totals
+from stages.runs.ledger import NAME, Budget, totals
 
 CALLS = 2000
 CUT = {**answer("half"), "choices": [{"finish_reason": "length", "message": {"content": "half"}}]}

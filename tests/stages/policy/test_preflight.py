@@ -15,7 +15,7 @@ from stages.policy.base import PolicyConfig, Turn
 from stages.policy.client import Client, Unreachable
 from stages.policy.endpoint import EndpointPolicy
 from stages.policy.preflight import check
-from stages.runs.artifact import Budget
+from stages.runs.ledger import Budget
 
 
 def listing(*names: str) -> Reply:

@@ -14,7 +14,7 @@ from stages.messages import Spoken, ToolCall, following_ids, opening_ids, read, 
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.policy.tool_formats import FORMATS, canonical
-from stages.runs.artifact import Budget
+from stages.runs.ledger import Budget
 
 TEMPLATES = Path(__file__).parents[2] / "support" / "chat_templates"
 ENDS = {"qwen3": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "deepseek": "<｜end▁of▁sentence｜>"}

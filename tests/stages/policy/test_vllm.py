@@ -16,7 +16,7 @@ from stages.messages import following_ids
 from stages.policy import adapters, kind_of, open_policy
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.vllm import VllmPolicy
-from stages.runs.artifact import Budget
+from stages.runs.ledger import Budget
 from stages.training.trees import Tree, score, token_log_probs
 
 QUESTION = [{"role": "user", "content": "abc"}]

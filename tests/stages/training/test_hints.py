@@ -12,7 +12,7 @@ from stages.messages import following_ids, opening_ids
 from stages.policy.base import PolicyConfig, Sample
 from stages.policy.endpoint import EndpointPolicy
 from stages.rollouts.episode import Episode, Step
-from stages.runs.artifact import Budget
+from stages.runs.ledger import Budget
 from stages.training import hints
 from stages.training.hints import Hint, from_model, hinted_turn, spread
 from stages.training.reprompt import reprompted
