@@ -63,8 +63,10 @@ def fill(root: Path, packages: Iterable[Path] = (), modules: Iterable[Path] = ()
         target = home / "lib" / version / "site-packages" / path.name
         target.parent.mkdir(exist_ok=True)
         shutil.copytree(path, target, ignore=LEFT_OUT) if path.is_dir() else shutil.copy(path, target)
-    for library in needed:
-        target = root / library.lstrip("/")
+    system = Path(next(library for library in needed if "/libc.so" in library)).parent
+    for library in needed:  # those of a Python that was built elsewhere too lie where any loader looks
+        place = library if library.startswith("/lib") else str(system / Path(library).name)
+        target = root / place.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(Path(library).resolve(), target)
     for name in ("dev", "etc", "proc", "tmp"):
