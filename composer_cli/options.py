@@ -105,6 +105,8 @@ Watch = Annotated[
 ]
 Artifacts = Annotated[
     Path,
-    typer.Option("--artifacts", metavar="DIR", envvar="COMPOSER_ARTIFACTS", help="Where runs are kept."),
+    typer.Option(
+        "--artifacts", metavar="DIR", envvar="COMPOSER_ARTIFACTS", file_okay=False, help="Where runs are kept."
+    ),
 ]
 ARTIFACTS = Path("artifacts")

@@ -14,6 +14,7 @@ from composer_cli.app import main
 
 COLLECT = ["collect", "--policy", "m", "-s", "policy.base_url=http://127.0.0.1:9/v1", "-s", "policy.max_attempts=1"]
 POOL = ["probe", "teacher-pool"]
+IN_FILE = ["--artifacts", "{tmp}/binary"]
 
 
 def settings(command: list[str], *pairs: str) -> list[tuple[list[str], int, str]]:
@@ -49,6 +50,10 @@ TABLE: list[tuple[list[str], int, str]] = [
     (["probe", "svd", "-s", "zzz.yyy.xxx=1"], 2, "zzz"),
     (["probe-teacher-pool"], 2, "probe-teacher-pool"),
     (["colect"], 2, "Did you mean 'collect'?"),
+    *((command, 2, "is a file") for command in (["view", *IN_FILE], ["status", *IN_FILE], ["run", *IN_FILE])),
+    ([*COLLECT, "--on", "magic"], 2, "processes:N, ray"),
+    ([*COLLECT, "--on", "processes:0"], 2, "processes:N, ray"),
+    (["train", "--on", "ray"], 2, "--on"),
     (["probe", "colect"], 2, "colect"),
     (["collect", "--nonsense"], 2, "--nonsense"),
     (["collect", "--set"], 2, "--set"),
