@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-
-import duckdb
+from typing import TYPE_CHECKING
 
 from stages.runs.artifact import Run
 from stages.runs.records import STEP, Row
 from stages.runs.scan import Scan
+
+if TYPE_CHECKING:
+    import duckdb
 
 MEMORY = "200MB"
 """What DuckDB may take before it sorts on disk."""
@@ -21,9 +23,11 @@ OF_STEPS = (
 """What rollouts of one task are compared by."""
 
 
-def on_disk(folder: Path, **tables: Scan) -> duckdb.DuckDBPyConnection:
+def on_disk(folder: Path, **tables: Scan) -> "duckdb.DuckDBPyConnection":
     """A database in `folder` with these tables as views, `file_row_number` beside their columns."""
     settings: dict[str, str | bool | int | float | list[str]] = {"memory_limit": MEMORY, "threads": 2}
+    import duckdb  # slow to import, and few commands need it
+
     (folder / "rows.duckdb").unlink(missing_ok=True)
     database = duckdb.connect(
         str(folder / "rows.duckdb"), config=settings | {"temp_directory": str(folder / "spilled")}
@@ -36,7 +40,7 @@ def on_disk(folder: Path, **tables: Scan) -> duckdb.DuckDBPyConnection:
     return database
 
 
-def rows_of(database: duckdb.DuckDBPyConnection, question: str) -> Iterator[Row]:
+def rows_of(database: "duckdb.DuckDBPyConnection", question: str) -> Iterator[Row]:
     """The rows of an answer, one after the other."""
     with database.cursor() as cursor:
         for batch in cursor.sql(question).to_arrow_reader(BATCH_ROWS):

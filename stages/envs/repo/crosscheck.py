@@ -36,8 +36,9 @@ class Check:
 def forged(files: trees.Changes, lists: Lists, statuses: Statuses, rerun: Rerun, *, reference: bool) -> bool:
     """Whether a candidate that passes contradicts itself. `files` are the tests as they are, `statuses` as they were.
 
-    One more run, or two where only one function has to come to pass. After a contradiction the check is repeated, since
-    tests fail by chance, and run on the reference solution if there is one: what it does counts against nobody.
+    One more run, or two where only one function has to come to pass. What the reference solution does, if there is one,
+    counts against nobody. No broken test passes by chance, so once is enough; tests fail by chance, so the check is
+    repeated for one that fails and must not.
     """
     return any(_contradicted(check, rerun, reference=reference) for check in checks(files, lists, statuses))
 
@@ -46,6 +47,8 @@ def _contradicted(check: Check, rerun: Rerun, *, reference: bool) -> bool:
     found = check.contradictions(rerun(check.files, False))
     if found and reference and (right := rerun(check.files, True)):
         found -= check.contradictions(right)
+    if found & check.must_fail:
+        return True
     return bool(found) and bool(found & check.contradictions(rerun(check.files, False)))
 
 

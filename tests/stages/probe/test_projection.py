@@ -51,12 +51,14 @@ def trained(root: Path, start: PolicyConfig, runs: list[Run], **more: Any) -> Ru
     return Run(runner.execute("train", inputs_.assign("train", train.INPUTS, runs), config, root=root).path)
 
 
-def test_the_direction_is_that_of_the_probe_in_the_space_of_weights(start: PolicyConfig, v: Run) -> None:
+def test_the_direction_is_that_of_the_probe_in_the_space_of_weights(
+    start: PolicyConfig, v: Run, tmp_path: Path
+) -> None:
     model, words = load_model(start, cache=Path("unused"), listener=lambda *_: None)
     found = weight_direction(model, store.read_json(v.folder() / PAIRS))
     assert all(parameter.requires_grad for parameter in model.parameters())
     student = adapt(model, words, Lora(target_linears(model), 2, freeze_a=True, seed=0))
-    expected = probe_direction(student, pair_rows(v.folder()))
+    expected = probe_direction(student, pair_rows(v.folder()), tmp_path / "weights.bin")
     assert found.keys() == expected.keys()
     for name, part in expected.items():
         assert torch.allclose(found[name], part / part.norm(), atol=1e-5)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.shelf import removal
 
+from stages.envs import folders
 from stages.envs.feature_deletion import rows
 from stages.envs.feature_deletion.baseline import measure
 from stages.envs.feature_deletion.package import Package, unpack
@@ -55,7 +56,7 @@ def test_the_lists_are_what_the_tests_do_without_the_code(accepted: dict[str, Ro
 
 def test_the_patch_puts_the_original_back(accepted: dict[str, Row], generator: TaskGenerator, tmp_path: Path) -> None:
     row = accepted["Shelf.add"]
-    trees.copy(generator.package.root, tmp_path)
+    folders.copy(generator.package.root, tmp_path)
     trees.apply(rows.delivered(row, generator.package), tmp_path)
     assert set(trees.changes(generator.package.root, tmp_path)) == {"shelf/books.py"}
     (tmp_path / "patch").write_text(row["patch"])

@@ -161,6 +161,13 @@ def test_what_the_reference_solution_does_counts_against_nobody() -> None:
     assert by(lambda broken: lost, reference=lambda broken: {})
 
 
-def test_what_happens_once_counts_against_nobody() -> None:
+def test_a_failure_that_is_not_repeated_counts_against_nobody() -> None:
     runs = iter(range(100))
     assert not by(lambda broken: {} if next(runs) == 0 else right(broken))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_broken_test_that_passes_once_is_enough(number: int) -> None:
+    """A race that changes reports wins now and then, and what it has done once nothing honest does."""
+    runs = iter(range(100))
+    assert by(lambda broken: ALL if next(runs) == number else right(broken))
