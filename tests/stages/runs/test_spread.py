@@ -3,11 +3,13 @@
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.command_line import TEACHERS, repair
 from support.models import save_tiny
 from support.server import Reply, answer, serving
@@ -32,6 +34,16 @@ PRICES = {"usd_per_mtok_in": 100.0, "usd_per_mtok_out": 1000.0}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A model's last bits depend on the number of threads, here and in workers."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def letters(body: dict[str, Any], earlier: int) -> Reply:
@@ -63,6 +75,7 @@ def test_a_servers_rollouts_are_those_of_one_process(tmp_path: Path) -> None:
     assert not (there / "scratch").exists()
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_local_models_rollouts_are_those_of_one_process(tmp_path: Path, model: Path) -> None:
     config = collect.Config(env=ENV, policy={"model": str(model), "max_tokens": 8}, tasks=20, samples=2)
     here, there = played(tmp_path / "here", config), played(tmp_path / "there", config, on="processes:2")
@@ -85,6 +98,7 @@ def test_arms_are_compared_on_the_rows_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_local_teachers_answer_as_in_one_process_and_servers_are_asked_from_one(tmp_path: Path, model: Path) -> None:
     with serving(letters) as server:
         rollouts = {"rollouts": Run(played(tmp_path, settings(server.url)))}
@@ -238,6 +252,7 @@ def test_votes_by_outcome_are_those_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("one_thread")
 def test_a_pool_is_that_of_one_process(tmp_path: Path) -> None:
     sources = [{"name": "teacher", "policy": {"model": "kata:loophole"}, "options": {"hint": True}, "samples": 2}]
     config = teacher_pool.Config(sources=sources, problems=24, max_problems=36)
