@@ -9,7 +9,7 @@ ledger, so that the limit holds over all workers and attempts.
 
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -66,19 +66,19 @@ class ShardOut(Out):
 
 
 @contextmanager
-def spreading(on: str | None, stage: str, inputs: Inputs, config: StageConfig) -> "Iterator[Spread | None]":
-    """How units reach the workers of the engine of that name while the block lasts; None without one."""
+def spreading(on: str | None, stage: str, inputs: Inputs, config: StageConfig) -> "Iterator[Spread]":
+    """How units reach the workers of the engine of that name while the block lasts; no workers without one."""
     if on is None:
-        yield None
+        yield Spread(None, stage, inputs, config)
         return
     with closing(find(on)) as engine:
         yield Spread(engine, stage, inputs, config)
 
 
 class Spread:
-    """How the units of one run reach workers."""
+    """How the units of one run reach workers, and what came of them this process; without an engine only the latter."""
 
-    def __init__(self, engine: Engine, stage: str, inputs: Inputs, config: StageConfig) -> None:
+    def __init__(self, engine: Engine | None, stage: str, inputs: Inputs, config: StageConfig) -> None:
         self._engine, self._stage, self._config = engine, stage, config
         self._held: dict[str, Reservation] = {}
         self._inputs = {name: [run.path for run in runs] for name, runs in inputs.items()}
@@ -86,37 +86,43 @@ class Spread:
     def __call__(self, out: Out, blocks: Sequence[Sequence[str]], what: str) -> None:
         """Have the blocks of units done of which any is missing, each block by one worker.
 
-        Raises what a worker raised, once the others have ended. Where the money for a shard did not suffice, what
-        others gave back is lent again, as long as anything comes of it; what is missing then is for the caller.
+        Raises what a worker raised, once the others have stopped; nothing more is begun then. Where the money for a
+        shard did not suffice, what others gave back is lent again, as long as anything comes of it; what is missing
+        then is for the caller.
         """
-        folder = out.scratch("shards")
-        for left in folder.iterdir():  # by an attempt that was killed
+        folder = out.path / "scratch" / "shards"
+        for left in folder.iterdir() if folder.exists() else ():  # by an attempt that was killed
             _take_over(left, out, out.budget.take_up(shard=left.name)) if left.is_dir() else left.unlink()
-        total = sum(map(len, blocks))
+        if self._engine is None:
+            return
+        folder, total = out.scratch("shards"), sum(map(len, blocks))
         while missing := [block for block in blocks if not all(map(out.finished, block))]:
             errors = list[BaseException]()
-            with _told_to_stop(out, folder):
-                for shard, error in self._engine.map(work, self._shards(missing, folder, out)):
+            with _told_to_stop(lambda: bool(errors) or out.stop.is_set(), folder):  # noqa: B023 - this round's
+                for shard, error in self._engine.map(work, self._shards(self._engine, missing, folder, errors, out)):
                     _take_over(shard.folder, out, self._held.pop(shard.folder.name))
-                    errors += [error] if error else []
+                    if error is not None and (out.budget.limit is None or not isinstance(error, Incomplete)):
+                        errors.append(error)
                     out.progress(what, sum(out.finished(unit) for block in blocks for unit in block), total)
             out.stop_here()
-            if error := next((e for e in errors if out.budget.limit is None or not isinstance(e, Incomplete)), None):
-                raise error
+            if errors:
+                raise errors[0]
             if sum(not all(map(out.finished, block)) for block in blocks) == len(missing):
                 return
 
-    def _shards(self, blocks: Sequence[Sequence[str]], folder: Path, out: Out) -> Iterator[Shard]:
-        """Neighbouring blocks together. Each gets an equal part of the money that is not lent yet."""
-        size = max(1, len(blocks) // (self._engine.workers * A_WORKER))
+    def _shards(
+        self, engine: Engine, blocks: Sequence[Sequence[str]], folder: Path, errors: Sequence[BaseException], out: Out
+    ) -> Iterator[Shard]:
+        """Neighbouring blocks together, until there are errors. Each gets an equal part of the money not lent yet."""
+        size = max(1, len(blocks) // (engine.workers * A_WORKER))
         shards = [blocks[start : start + size] for start in range(0, len(blocks), size)]
         for number, shard in enumerate(shards):
             units = frozenset(unit for block in shard for unit in block if not out.finished(unit))
             name, lent = store.digest(sorted(units))[:16], None
             if out.budget.limit is not None:
-                others = min(self._engine.workers, len(self._held) + len(shards) - number) - len(self._held)
+                others = min(engine.workers, len(self._held) + len(shards) - number) - len(self._held)
                 lent = out.budget.left / max(others, 1) * (1 - ledger.ROUNDING)
-            if out.stop.is_set() or lent == 0 or (held := out.budget.hold(lent, shard=name)) is None:
+            if errors or out.stop.is_set() or lent == 0 or (held := out.budget.hold(lent, shard=name)) is None:
                 return
             out.budget.write([held.line])
             self._held[name] = held
@@ -142,13 +148,13 @@ def work(shard: Shard) -> BaseException | None:
 
 
 @contextmanager
-def _told_to_stop(out: Out, folder: Path) -> Iterator[None]:
-    """Workers stop between units when this run is asked to: a file says so, since they may be on other machines."""
+def _told_to_stop(asked: Callable[[], bool], folder: Path) -> Iterator[None]:
+    """Workers stop between units when they are asked to: a file says so, since they may be on other machines."""
     ended = threading.Event()
 
     def tell() -> None:
         while not ended.wait(LOOK_S):
-            if out.stop.is_set():
+            if asked():
                 (folder / STOP).touch()
                 return
 
