@@ -41,8 +41,8 @@ def memory(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:"))
 
 
-def new_model(seed: int) -> Any:
-    """Random weights of the true shape: 596 million parameters."""
+def new_model(seed: int, layers: int) -> Any:
+    """Random weights of the true shape: 596 million parameters in 28 layers."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -51,7 +51,7 @@ def new_model(seed: int) -> Any:
         vocab_size=151_936,
         hidden_size=1024,
         intermediate_size=3072,
-        num_hidden_layers=28,
+        num_hidden_layers=layers,
         num_attention_heads=16,
         num_key_value_heads=8,
         head_dim=128,
@@ -120,12 +120,13 @@ def channel_rows(names: tuple[str, ...]) -> Any:
     )
 
 
-def trainer(name: str, folder: str, steps: int) -> Any:
+def trainer(name: str, folder: str, steps: int, layers: int) -> Any:
     """TRL's trainer, or ours with the channels of this name, on the same arguments."""
     from datasets import Dataset
     from support.models import tiny_tokenizer
     from trl import GRPOTrainer
 
+    from stages.backends import allocator
     from stages.policy.base import PolicyConfig
     from stages.policy.local import LocalPolicy
     from stages.training import setup
@@ -144,7 +145,7 @@ def trainer(name: str, folder: str, steps: int) -> Any:
         gradient_checkpointing=True,
         save_every=steps + 1,
     )
-    model, tokenizer = new_model(0), tiny_tokenizer()
+    model, tokenizer = new_model(0, layers), tiny_tokenizer()
     common = {
         "args": setup.trl_config(folder, size, seed=0, temperature=1.0, max_completion=ANSWER, device="cpu"),
         "train_dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "a"}], "task_id": "0"}] * steps),
@@ -158,6 +159,7 @@ def trainer(name: str, folder: str, steps: int) -> Any:
             rollout_func=lambda prompts, trainer: rollouts(),
             **common,
         )
+    allocator.unmap_large_blocks()  # as stages/train.py for models that are not small
     channels = SIDES[name]
     rows, source = channel_rows(channels), None
     if rows.pairs:
@@ -171,7 +173,7 @@ def trainer(name: str, folder: str, steps: int) -> Any:
             Pairs(per_step=PAIRS),
             Hints(),
             source=source,
-            teacher=new_model(1).eval().requires_grad_(False) if "taid" in channels else None,
+            teacher=new_model(1, layers).eval().requires_grad_(False) if "taid" in channels else None,
             temperature=1.0,
             num_steps=steps,
         ),
@@ -181,7 +183,7 @@ def trainer(name: str, folder: str, steps: int) -> Any:
     )
 
 
-def measured(name: str, steps: int, threads: int) -> dict[str, Any]:
+def measured(name: str, steps: int, threads: int, layers: int) -> dict[str, Any]:
     """Seconds of each step, by the clock and of the processors, and bytes before the first one and at most."""
     import torch
     from transformers import TrainerCallback
@@ -199,7 +201,7 @@ def measured(name: str, steps: int, threads: int) -> dict[str, Any]:
 
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
-        made = trainer(name, folder, steps)
+        made = trainer(name, folder, steps, layers)
         made.add_callback(Clock())
         loaded = memory("VmRSS")
         made.train()
@@ -211,14 +213,16 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[*SIDES, []], help="all of them, if none is named")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--layers", type=int, default=28, help="fewer for a look that takes less time")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:
-        print(json.dumps(measured(asked.names[0], asked.steps, asked.threads)))
+        print(json.dumps(measured(asked.names[0], asked.steps, asked.threads, asked.layers)))
         return
     found = {}
     for name in asked.names or SIDES:
         words = [sys.executable, __file__, name, "--here", f"--steps={asked.steps}", f"--threads={asked.threads}"]
+        words.append(f"--layers={asked.layers}")
         environment = {**os.environ, "OMP_NUM_THREADS": str(asked.threads)}
         done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
         found[name] = json.loads(done.stdout.splitlines()[-1])

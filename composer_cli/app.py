@@ -63,7 +63,7 @@ def run(
     watch: options.Watch = False,
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
-    """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE."""
+    """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE, or STAGE.KEY=VALUE."""
     from composer_cli import chain, settings
     from composer_cli import preset as presets
     from composer_cli.console import Console

@@ -104,17 +104,32 @@ def _check_names(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def configure(preset: Preset, layers: Sequence[settings.Tree]) -> dict[str, StageConfig]:
-    """The configuration of every entry, by title. Layers hold settings under the titles: `--set collect.tasks=5`."""
-    titles = [entry.title for entry in preset.stage]
+    """The configuration of every entry, by title. Layers hold settings under the titles: `--set collect.tasks=5`.
+
+    A stage's name that is no entry's title stands for all entries of that stage: `--set train.adapter.rank=8`.
+    """
     merged: settings.Tree = {}
     for layer in layers:
-        merged = settings.merge(merged, layer)
-    for title, values in merged.items():
-        if title not in titles or not isinstance(values, dict):
-            raise UsageError(
-                f"This preset has no entry {title!r}. Write ENTRY.KEY=VALUE; its entries are: {', '.join(titles)}."
-            )
+        merged = settings.merge(merged, _by_title(preset, layer))
     return {entry.title: _configure(entry, merged.get(entry.title, {})) for entry in preset.stage}
+
+
+def _by_title(preset: Preset, layer: settings.Tree) -> settings.Tree:
+    titles = [entry.title for entry in preset.stage]
+    meant = {
+        entry.stage: [other.title for other in preset.stage if other.stage == entry.stage] for entry in preset.stage
+    }
+    meant |= {title: [title] for title in titles}
+    found: settings.Tree = {}
+    for name in sorted(layer, key=lambda name: name in titles):  # what is given by title goes over its stage's
+        if name not in meant or not isinstance(layer[name], dict):
+            raise UsageError(
+                f"This preset has no entry {name!r}. Write ENTRY.KEY=VALUE, or STAGE.KEY=VALUE for all entries of a "
+                f"stage; its entries are: {', '.join(titles)}."
+            )
+        for title in meant[name]:
+            found = settings.merge(found, {title: layer[name]})
+    return found
 
 
 def everywhere(preset: Preset, key: str, value: str, keeping: str = "") -> list[settings.Tree]:

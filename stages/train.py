@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stages.backends import allocator
 from stages.backends.ranks import Ranks, join, launched
 from stages.errors import UsageError
 from stages.policy import adapters
@@ -110,7 +111,10 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     if chosen.optimisation.beta and not chosen.adapter.rank:
         adapters.require_folder(config.policy)
     assembly.arguments(config, out.path)
-    chosen.check(config.max_steps * config.policy.max_tokens, device(config.policy.device))
+    on = device(config.policy.device)
+    chosen.check(config.max_steps * config.policy.max_tokens, on)
+    if on == "cpu" and not chosen.small:
+        allocator.unmap_large_blocks()
     served.check(config.policy, config.adapter, alone=ranks.count == 1 and config.diloco.store is None)
     tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
     place = outer_steps.join(config.diloco, out)

@@ -67,6 +67,27 @@ def test_settings_are_written_under_the_entry():
     assert configs["B-0"].weights.dpo > 0  # the preset's own settings stay underneath
 
 
+def test_a_stage_that_is_no_entry_stands_for_all_its_entries():
+    """What is given by title goes over it, and of two layers the later."""
+    preset = presets.load("three-arm")
+    layer = {"rlvr-1": {"tasks": 9}, "train": {"tasks": 7, "adapter": {"rank": 4}}}
+    trained = {
+        title: config for title, config in presets.configure(preset, [layer]).items() if hasattr(config, "weights")
+    }
+    assert len(trained) == 12 and {config.adapter.rank for config in trained.values()} == {4}
+    assert {title for title, config in trained.items() if config.tasks == 9} == {"rlvr-1"}
+    assert {config.tasks for title, config in trained.items() if title != "rlvr-1"} == {7}
+    assert trained["full-0"].weights.dpo > 0  # the preset's own settings stay underneath
+    later = presets.configure(preset, [layer, {"train": {"tasks": 8}}])
+    assert {later[title].tasks for title in trained} == {8}
+
+
+def test_a_stage_that_is_an_entry_stands_for_that_entry_alone():
+    preset = presets.Preset.model_validate({"stage": [{"stage": "train"}, {"stage": "train", "name": "other"}]})
+    configs = presets.configure(preset, [{"train": {"tasks": 7}}])
+    assert (configs["train"].tasks, configs["other"].tasks) == (7, 200)
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [

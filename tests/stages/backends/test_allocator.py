@@ -1,0 +1,93 @@
+"""What freed memory leaves behind, measured in processes of their own (this file run as a program).
+
+There the choice is made once and lasts as long as the process.
+"""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stages.backends import allocator
+
+ROOT = Path(__file__).parents[3]
+MB = 10**6
+LAYERS = 24
+HELD = LAYERS * 10 * MB + 90 * MB
+"""Bytes held at once at most: an output of each layer, and what passes while the last one is computed."""
+glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
+
+
+def peak(word: str, **environment: str) -> tuple[str, int]:
+    """Whether the choice was made, and the most bytes that the blocks took."""
+    clean = {name: value for name, value in os.environ.items() if name != allocator.VARIABLE}
+    done = subprocess.run(
+        [sys.executable, __file__, word],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=clean | {"PYTHONPATH": str(ROOT)} | environment,
+    )
+    chosen, resident = done.stdout.split()
+    return chosen, int(resident)
+
+
+@glibc
+def test_blocks_that_stay_no_longer_leave_holes_behind() -> None:
+    """With the choice the peak is what is held at once; without it the heap holds what went, too."""
+    chosen, resident = peak("chosen")
+    assert chosen == "True" and resident < 1.05 * HELD
+    assert peak("as it is")[1] > 1.5 * HELD
+
+
+@glibc
+def test_what_somebody_chose_for_glibc_stays() -> None:
+    chosen, resident = peak("chosen", **{allocator.VARIABLE: str(100 * MB)})
+    assert chosen == "False" and resident > 1.5 * HELD
+
+
+def resident(field: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most so far. Source: Linux, proc(5)."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(field))
+
+
+def layers(word: str) -> None:
+    """Blocks of the sizes of Qwen3-0.6B's with 5,120 tokens in 16 bits; of each layer its output stays."""
+    libc = ctypes.CDLL(None)
+    libc.aligned_alloc.restype, libc.aligned_alloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t, ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+
+    def taken(megabytes: int) -> int:
+        block: int = libc.aligned_alloc(64, megabytes * MB)  # as torch takes it
+        ctypes.memset(block, 1, megabytes * MB)
+        return block
+
+    def freed(*blocks: int) -> None:
+        for block in blocks:
+            libc.free(block)
+
+    freed(taken(30))  # from here on glibc by itself takes such blocks from the heap
+    chosen = word == "chosen" and allocator.unmap_large_blocks()
+    before = resident("VmRSS")
+    for _ in range(LAYERS):
+        normed, queries, keys = taken(10), taken(20), taken(10)
+        freed(normed)
+        attended = taken(20)
+        freed(queries, keys)
+        added = taken(10)
+        freed(attended)
+        gate, up, product = taken(30), taken(30), taken(30)
+        freed(gate, up)
+        down = taken(10)
+        freed(product)
+        taken(10)
+        freed(down, added)
+    print(chosen, resident("VmHWM") - before)
+
+
+if __name__ == "__main__":
+    layers(sys.argv[1])
