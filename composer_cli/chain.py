@@ -1,6 +1,6 @@
 """Runs a preset: every entry after those it reads, what is up to date skipped, the last entry's result in the end."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,25 @@ def run(
     results: dict[str, Result] = {}
     for group in preset.groups():
         jobs = [_job(entry, configs[entry.title], results, place(preset, entry)) for entry in group]
-        if len(jobs) == 1 or run_options.on:  # workers are busy with one entry at a time
-            results |= {job.title: launch.execute(job, run_options, console) for job in jobs}
-        else:
+        if at_once(jobs, run_options):
             results |= parallel.execute(jobs, run_options, console)
+        else:
+            results |= {job.title: launch.execute(job, run_options, console) for job in jobs}
         for job in [] if preset.to_the_end else jobs:
             _require_ok(job, results[job.title])
     return results
+
+
+def at_once(jobs: Sequence[Job], run_options: RunOptions) -> bool:
+    """Whether jobs run beside each other: workers are busy with one at a time, and so are some servers."""
+    if len(jobs) == 1 or run_options.on:
+        return False
+    policies = [policy for job in jobs if (policy := getattr(job.config, "policy", None)) is not None]
+    if not any(policy.served for policy in policies):
+        return True
+    from stages.policy.serving import wants_no_other
+
+    return not any(map(wants_no_other, policies))
 
 
 def place(preset: Preset, entry: Entry) -> str:

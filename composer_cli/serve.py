@@ -59,13 +59,14 @@ def server_of(
     `UsageError` where there is neither.
     """
     from stages.policy import vllm_server
+    from stages.training.memory import RANK  # what trainings on this server take unless told otherwise
 
     if vllm_server.interpreter(config.server) is not None:
         made = vllm_server.start(
             config,
             logs / "vllm.log",
             cache=artifacts / "models",
-            rank=0,
+            rank=RANK,
             port=port,
             listener=listener,
             check=lambda: None,

@@ -8,10 +8,24 @@ from typing import Self
 
 from stages.errors import UsageError
 from stages.policy import Policy, open_policy
+from stages.policy.alone import Door, door
 from stages.policy.config import PolicyConfig, weights_identity
 from stages.policy.server import ModelServer
 from stages.runs import store
 from stages.runs.artifact import Out
+
+
+def wants_no_other(config: PolicyConfig) -> bool:
+    """Whether a stage that samples from this policy must have it to itself, while others could run beside it.
+
+    The server that it starts may take all of a GPU; a vLLM on a CPU dies of one stage's scoring beside another's
+    sampling (`stages.policy.alone`).
+    """
+    if not config.served or config.base_url is None:
+        return config.served
+    from stages.policy.local import device
+
+    return isinstance(door(config.base_url, device(config.device)), Door)
 
 
 class Serving:

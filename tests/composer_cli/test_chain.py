@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from support.command_line import TEACHERS, command, environment, until
 
-from stages import STAGES
+from composer_cli import chain
+from composer_cli.launch import Job, RunOptions
+from stages import STAGES, collect
+from stages.runs.inputs import Inputs
 from stages.runs.runner import module
 
 POLICY = 'policy = {{ model = "{model}", base_url = "{url}", concurrency = 1 }}'
@@ -95,6 +98,21 @@ def test_neighbours_run_in_processes_of_their_own(composer, write):
     assert found["one"]["path"] != found["two"]["path"]
     again = composer("run", "--preset", write(PAIR_OF_COLLECTIONS))
     assert {"one: up to date", "two: up to date"} <= set(again.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("policy", "together"),
+    [
+        ({"model": "kata:student"}, True),
+        ({"model": "vllm:kata:student-served"}, False),  # each would start a server
+        ({"model": "vllm:kata:student-served", "base_url": "http://127.0.0.1:8000/v1", "device": "cpu"}, False),
+        ({"model": "vllm:kata:student-served", "base_url": "http://127.0.0.1:8000/v1", "device": "cuda"}, True),
+        ({"model": "vllm:kata:student-served", "base_url": "http://gpu.example:8000/v1"}, True),
+    ],
+)
+def test_neighbours_that_need_a_server_to_themselves_take_turns(policy, together, tmp_path):
+    jobs = [Job(name, "collect", Inputs(), collect.Config(policy=policy)) for name in ("one", "two")]
+    assert chain.at_once(jobs, RunOptions(tmp_path)) is together
 
 
 def test_what_neighbours_import_beforehand_exists():

@@ -73,6 +73,7 @@ def test_it_serves_until_sigterm_and_restarts_what_dies(serving: subprocess.Pope
     assert urllib.request.urlopen(told["url"] + "/models").status == 200
     (first,) = starts(told["log"])
     assert f"--model {model}" in first and "--max-model-len 512" in first and "--dtype float32" in first
+    assert "--max-lora-rank 16" in first, "room for the adapters of a training"
     os.kill(int(told["pid"]), signal.SIGKILL)
     for _ in range(200):
         if len(starts(told["log"])) == 2:
