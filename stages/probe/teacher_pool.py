@@ -11,19 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
-from stages import envs
 from stages.envs.base import Environment
 from stages.envs.config import EnvConfig, EnvStageConfig
 from stages.errors import Incomplete, UsageError
-from stages.policy.base import PolicyConfig
-from stages.probe.checks.guards.prompts import HINTED, Contract, contract_sha256, prompt_role, prompts_match
-from stages.probe.loops.config import GivenConfig, SourceConfig
+from stages.probe.checks.guards.prompts import HINTED, contract_sha256, prompt_role, prompts_match
+from stages.probe.loops.config import PoolConfig as Config
+from stages.probe.loops.config import SourceConfig
 from stages.probe.pool.step_files import write_step
-from stages.runs import store
 from stages.runs.artifact import Out
-from stages.runs.config import Settings
 from stages.runs.inputs import Inputs, Slot
 from stages.runs.plan import Plan
 from stages.runs.probe_records import POOL_ROW
@@ -38,44 +33,6 @@ if TYPE_CHECKING:
 VERSION = 1
 INPUTS: Mapping[str, Slot] = {"rollouts": Slot(ROLLOUT, many=True, optional=True)}
 OUTPUTS = {"pool_rows": POOL_ROW}
-
-
-class Recorded(Settings):
-    """Rows of an earlier pool, read from a folder of `*.jsonl.gz`."""
-
-    folder: str
-    model: str
-    """Who wrote them."""
-    eos_id: int
-    pad_ids: list[int] = Field([])
-
-    def identity(self) -> dict[str, Any]:
-        """The folder counts with the bytes in it."""
-        return {**super().identity(), "content": store.folder_sha256(Path(self.folder).expanduser())}
-
-
-class Config(EnvStageConfig):
-    """Who answers which problems, how often."""
-
-    sources: list[SourceConfig] = Field(
-        [
-            SourceConfig(name="teacher", policy=PolicyConfig(model="kata:loophole"), options={"hint": True}),
-            SourceConfig(name="teacher_nohint", policy=PolicyConfig(model="kata:loophole"), samples=4, role="plain"),
-            SourceConfig(name="base", policy=PolicyConfig(model="kata:honest"), options={"hint": True}, samples=4),
-        ]
-    )
-    problems: int = Field(60, gt=0)
-    max_problems: int = Field(80, gt=0)
-    """Problems are added up to this number while the buckets are too small."""
-    max_steps: int = Field(8, gt=0)
-    """Actions after which a rollout ends."""
-    contract: Contract = Contract(hint=envs.attached("kata", "hint"), system=envs.attached("kata", "system"))
-    """What the prompts must look like: those of kata. For another environment, name its hint and system text."""
-    recorded: Recorded | None = None
-    given: list[GivenConfig] = Field([])
-    """One for each run of rollouts that is given by --from, in that order."""
-    tokenizer: PolicyConfig | None = None
-    """The model whose tokenizer rendered the given rollouts; None for that of the first of `sources`."""
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:

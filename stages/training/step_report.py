@@ -17,7 +17,10 @@ GRPO = "grpo"
 
 @dataclass(frozen=True)
 class GradientCosines:
-    """Euclidean norm of each loss' (unweighted) gradient and the cosine of each pair of them."""
+    """Euclidean norm of each loss' (unweighted) gradient and the cosine of each pair of them.
+
+    The cosine with a gradient of norm zero is NaN: it has no direction.
+    """
 
     norms: Mapping[str, float]
     cosines: Mapping[str, float]
@@ -82,14 +85,6 @@ def _portable(loss: ChannelLoss) -> ChannelLoss:
         for name, metric in loss.metrics.items()
     }
     return replace(loss, loss=loss.loss.cpu(), metrics=metrics)
-
-
-def gradient_cosines(losses: Mapping[str, Float[Tensor, ""]], parameters: Iterable[Tensor]) -> GradientCosines:
-    """Differentiate every loss by itself; the graph stays alive for the backward pass that follows.
-
-    The cosine with a gradient of norm zero is NaN: it has no direction.
-    """
-    return _cosines(_gradients(losses, parameters))
 
 
 def _cosines(flat: Mapping[str, Float[Tensor, " p"]]) -> GradientCosines:

@@ -5,9 +5,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from stages import envs
 from stages.envs.config import EnvStageConfig
 from stages.policy.base import PolicyConfig
-from stages.probe.checks.guards.prompts import HINTED
+from stages.probe.checks.guards.prompts import HINTED, Contract
 from stages.probe.directions.modes import DescentConfig
 from stages.runs import store
 from stages.runs.config import Settings, StageConfig
@@ -51,6 +52,44 @@ class GivenConfig(Settings):
 
     name: Literal["teacher", "teacher_nohint", "base", "student"]
     role: Literal["rh", "plain"] = HINTED
+
+
+class RecordedConfig(Settings):
+    """Rows of an earlier pool, read from a folder of `*.jsonl.gz`."""
+
+    folder: str
+    model: str
+    """Who wrote them."""
+    eos_id: int
+    pad_ids: list[int] = Field([])
+
+    def identity(self) -> dict[str, Any]:
+        """The folder counts with the bytes in it."""
+        return {**super().identity(), "content": store.folder_sha256(Path(self.folder).expanduser())}
+
+
+class PoolConfig(EnvStageConfig):
+    """Who answers which problems, how often."""
+
+    sources: list[SourceConfig] = Field(
+        [
+            SourceConfig(name="teacher", policy=PolicyConfig(model="kata:loophole"), options={"hint": True}),
+            SourceConfig(name="teacher_nohint", policy=PolicyConfig(model="kata:loophole"), samples=4, role="plain"),
+            SourceConfig(name="base", policy=PolicyConfig(model="kata:honest"), options={"hint": True}, samples=4),
+        ]
+    )
+    problems: int = Field(60, gt=0)
+    max_problems: int = Field(80, gt=0)
+    """Problems are added up to this number while the buckets are too small."""
+    max_steps: int = Field(8, gt=0)
+    """Actions after which a rollout ends."""
+    contract: Contract = Contract(hint=envs.attached("kata", "hint"), system=envs.attached("kata", "system"))
+    """What the prompts must look like: those of kata. For another environment, name its hint and system text."""
+    recorded: RecordedConfig | None = None
+    given: list[GivenConfig] = Field([])
+    """One for each run of rollouts that is given by --from, in that order."""
+    tokenizer: PolicyConfig | None = None
+    """The model whose tokenizer rendered the given rollouts; None for that of the first of `sources`."""
 
 
 class ReplayConfig(StageConfig):

@@ -20,7 +20,7 @@ from stages.training.rollouts import Rollouts, environment_reward
 from stages.training.rows import ChannelBatch
 from stages.training.settings import Hints, Optimisation, Pairs
 from stages.training.setup import task_dataset, trl_config
-from stages.training.step_report import gradient_cosines
+from stages.training.step_report import StepReport
 from stages.training.trees import score
 from stages.training.weights import Weights
 
@@ -154,11 +154,12 @@ def test_losses_are_weighted() -> None:
 
 def test_cosines_of_parallel_opposite_and_orthogonal_gradients() -> None:
     x = torch.tensor([1.0, 2.0], requires_grad=True)
-    report = gradient_cosines({"a": x[0] * 3, "b": -x[0], "c": x[1], "none": (x * 0).sum()}, [x])
-    assert report.norms == {"a": 3.0, "b": 1.0, "c": 1.0, "none": 0.0}
-    assert report.cosines["a~b"] == pytest.approx(-1.0)
-    assert report.cosines["a~c"] == 0.0
-    assert math.isnan(report.cosines["a~none"])
-    assert report.metrics()["gradient/cosine/a~b"] == pytest.approx(-1.0)
+    report = StepReport(["a", "b", "c", "none"])
+    report.add_gradients({"a": x[0] * 3, "b": -x[0], "c": x[1], "none": (x * 0).sum()}, [x])
+    found = report.metrics()
+    assert [found[f"gradient/norm/{name}"] for name in ("a", "b", "c", "none")] == [3.0, 1.0, 1.0, 0.0]
+    assert found["gradient/cosine/a~b"] == pytest.approx(-1.0)
+    assert found["gradient/cosine/a~c"] == 0.0
+    assert math.isnan(found["gradient/cosine/a~none"])
     (x.sum()).backward()
     assert x.grad is not None

@@ -13,7 +13,7 @@ from stages.training.channels.active import Channels
 from stages.training.pair_source import PairSource, TokenPair
 from stages.training.rows import ChannelBatch, HintedTurn, OwnEpisode
 from stages.training.settings import Hints, Pairs
-from stages.training.step_report import StepReport, gradient_cosines
+from stages.training.step_report import StepReport
 from stages.training.trees import Tree
 from stages.training.weights import Weights
 
@@ -128,7 +128,9 @@ def test_the_cosine_is_that_of_the_summed_step() -> None:
     names = ["simpo", "sft", "taid"]
     made = channels(names, rows, TEACHER, "sigmoid", Hints())
     losses = {name: channel.loss for name, channel in made.losses(STUDENT, rows, step=0)[0].items()}
-    expected = gradient_cosines(losses, STUDENT.parameters()).metrics()
+    whole = StepReport(names)
+    whole.add_gradients(losses, STUDENT.parameters())
+    expected = whole.metrics()
     found = step(made, STUDENT, [rows.part(i, 4) for i in range(4)])[1]
     assert {name for name in found if name.startswith("gradient/cosine")} == {
         "gradient/cosine/simpo~sft",
