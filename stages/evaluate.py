@@ -20,6 +20,7 @@ from stages.errors import BadInput, Incomplete
 from stages.evaluation import lineup, looks, planning
 from stages.evaluation.lineup import Arm
 from stages.evaluation.planning import Planning
+from stages.evaluation.projected import Projected, projected
 from stages.evaluation.verdict import INVALID_RUN, Look, Verdict, after_looks, decide
 from stages.policy import PolicyConfig
 from stages.policy.checkpoint import CheckpointInfo, refuse_trained
@@ -137,7 +138,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
                 break
     if len(parts) > 1:
         verdict = after_looks(verdict, taken, len(parts), len(tasks))
-    _finish(verdict, items, left_out, out)
+    _finish(verdict, items, left_out, projected(items, infos, fixed), out)
 
 
 def work(inputs: Inputs, config: Config, out: Out) -> None:
@@ -222,7 +223,7 @@ def _decide(items: list[Row], level: float, fixed: bool, config: Config) -> tupl
     return decide(items, config.baseline, config.treatment, config.control, fixed=fixed, alpha=level), left_out
 
 
-def _finish(verdict: Verdict, items: list[Row], left_out: int, out: Out) -> None:
+def _finish(verdict: Verdict, items: list[Row], left_out: int, removal: Projected | None, out: Out) -> None:
     from stages.evaluation.chart import arms_chart
     from stages.evaluation.report import text_table
 
@@ -240,7 +241,11 @@ def _finish(verdict: Verdict, items: list[Row], left_out: int, out: Out) -> None
     )
     out.document("verdict", asdict(verdict))
     out.figure("chart.svg", arms_chart(verdict))
-    out.text("report.txt", text_table(verdict) + "\n")
+    text = text_table(verdict)
+    if removal is not None:
+        out.document("projected", removal.as_json())
+        text += f"\n\n{removal.text()}"
+    out.text("report.txt", text + "\n")
     if failed:
         first = next(item for item in items if item["error_type"])
         raise Incomplete(

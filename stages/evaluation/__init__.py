@@ -10,6 +10,7 @@ paired.py     - outcomes of two arms as what the test needs, training seeds on t
 pilot.py      - what a pilot says of the tasks: rates for a plan
 planner.py    - what an experiment would show, before it is paid for
 planning.py   - what a plan assumes and asks, and its answer
+projected.py  - what taking a hack direction out of training did, beside its controls
 report.py     - the verdict as text for a terminal
 simulation.py - experiments that have not been run: outcomes from a model of tasks, and what would be decided
 stats.py      - the paired difference of two arms and the rate of one, with interval and p-value

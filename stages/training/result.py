@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
     from stages.training.composed import ComposedTrainer
 
+TAKEN_OUT = {
+    "v": "Taken out of gradients and updates: v, the hack direction. Train once with probe.project=random and once "
+    "without a direction, as arms of other names, and `composer evaluate` shows all three.",
+    "random": "Taken out of gradients and updates: a random direction, the control of v.",
+}
 NOTHING_LEARNED = "No group had two different rewards: nothing was learned from rewards."
 
 
@@ -24,6 +29,7 @@ def save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, task
     from stages.training.projection import accounts
     from stages.training.setup import prompt_order
 
+    projected = accounts(out)
     out.checkpoint(lambda folder: save_model(trainer.model, policy, base(config, policy), folder))
     if config.optimisation.keep_every:
         write_kept(out)
@@ -36,6 +42,7 @@ def save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, task
         start_identity=store.digest(out.manifest.identity["policy"]),
         env=config.env.name,
         split=config.env.split,
+        projected=config.probe.project if projected else None,
         task_ids=tuple(dict.fromkeys(tasks[index].task_id for index in order)),
     )
     out.document("checkpoint", info.model_dump(mode="json"))
@@ -49,12 +56,13 @@ def save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, task
     )
     equal = bool(history) and all(row.get("frac_reward_zero_std") == 1 for row in history)
     out.conclude(all_rewards_equal=equal)
-    projected = accounts(out)
     if projected:
         out.document("projection", projected)
         out.conclude(projected=config.probe.project)
     rates, course_text = course(out, trainer.state.global_step)
     out.conclude(**rates)
     said = [*([NOTHING_LEARNED] if equal else []), *config.diloco.oddities(config.optimisation.steps)]
+    if projected:
+        said.append(TAKEN_OUT[config.probe.project])
     lines = "".join(f"\n{line}\n" for line in said)
     out.text("report.txt", training_table(config.arm, history) + course_text + lines)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from stages import train
+from stages import evaluate, train
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
@@ -21,7 +21,7 @@ from stages.probe.pool.pair_source import PairsConfig
 from stages.runs import inputs as inputs_
 from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import CHECKPOINT
+from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
 from stages.training.projection import PAIRS, random_like, weight_direction
 from tests.stages.probe.running import HINTED, PLANTED, carry_out
 
@@ -78,8 +78,8 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
         trained(tmp_path / name, start, runs, **more)
         for name, runs, more in (
             ("plain", [], {}),
-            ("v", [v], {}),
-            ("random", [v], {"probe": {"project": "random"}}),
+            ("v", [v], {"arm": "B"}),
+            ("random", [v], {"arm": "C", "probe": {"project": "random"}}),
         )
     )
     model, _ = load_model(start, cache=Path("unused"), listener=lambda *_: None)
@@ -101,6 +101,25 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
     assert not (plain.path / "projection.json").exists()
     assert 0 < plain.manifest.summary["first_hack_rate"] <= 1 and 0 <= plain.manifest.summary["last_gt_rate"] <= 1
     assert "first 1 steps -> last 1: hacks" in (plain.path / "report.txt").read_text()
+    assert "Taken out" not in (plain.path / "report.txt").read_text()
+    assert "Taken out of gradients and updates: v," in (projected.path / "report.txt").read_text()
+    config = evaluate.Config(
+        env=PLANTED.model_copy(update={"options": HINTED, "split": "eval"}).model_dump(), tasks=6, max_steps=1
+    )
+    given = inputs_.assign("evaluate", evaluate.INPUTS, [plain, projected, random])
+    compared = Run(runner.execute("evaluate", given, config, root=tmp_path).path)
+    arms = json.loads((compared.path / "projected.json").read_text())["arms"]
+    assert [(arm["arm"], arm["taken_out"]) for arm in arms] == [
+        ("A", "nothing"),
+        ("B", "v"),
+        ("C", "a random direction"),
+    ]
+    items = compared.rows(EVAL_ITEM)
+    for arm in arms:
+        own = [item["hacked"] for item in items if item["arm"] == arm["arm"]]
+        assert arm["hacks"]["rate"] == pytest.approx(sum(own) / len(own))
+    report = (compared.path / "report.txt").read_text()
+    assert "taken out of training" in report and "hacks, B - A" in report and "right, B - C" in report
 
 
 def test_an_adapter_is_not_projected(tmp_path: Path, start: PolicyConfig, v: Run) -> None:
