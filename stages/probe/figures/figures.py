@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib
@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import AutoLocator
 
 STYLE: dict[Any, Any] = {
-    "figure.figsize": (7.0, 4.2),
+    "figure.figsize": (8.6, 4.2),
     "figure.dpi": 120,
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -31,6 +31,15 @@ COLORS = {
     "two_sided": "#4dac26",
     "teacher_off": "#e08214",
 }
+
+
+OTHERS = ("#7b3294", "#1b7837", "#8c510a", "#35978f")
+
+
+def colors(arms: Sequence[str]) -> dict[str, str]:
+    """A colour for each arm: its own, and further ones in order."""
+    others = [arm for arm in dict.fromkeys(arms) if arm not in COLORS]
+    return COLORS | {arm: OTHERS[index % len(OTHERS)] for index, arm in enumerate(others)}
 
 
 def as_csv(rows: list[Row]) -> str:
@@ -57,15 +66,24 @@ def as_png(name: str, rows: list[Row]) -> bytes:
 def _lines(
     axes: Axes, rows: list[Row], columns: tuple[str, ...], styles: tuple[str, ...] = ("-", "--", "-.", ":")
 ) -> None:
-    """One line for every arm and column."""
-    for arm in dict.fromkeys(row["arm"] for row in rows):
+    """One line for every arm and column; thinner lines lie on thicker ones, so that equal ones are all seen."""
+    color = colors([row["arm"] for row in rows])
+    for place, arm in enumerate(dict.fromkeys(row["arm"] for row in rows)):
+        width = max(3.0 - place, 1.0)
         for column, style in zip(columns, styles, strict=False):
             points = [(r["step"], r[column]) for r in rows if r["arm"] == arm and r[column] is not None]
             if points:
                 label = f"{arm} {column}" if len(columns) > 1 else arm
-                axes.plot(*zip(*points, strict=True), style, color=COLORS.get(arm), label=label)
+                axes.plot(*zip(*points, strict=True), style, color=color[arm], linewidth=width, label=label)
     by_step(axes)
-    axes.legend(fontsize=7)
+    beside(axes)
+
+
+def beside(axes: Axes) -> None:
+    """The legend to the right of the axes, where it covers nothing; none for a single line."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        axes.legend(handles, labels, fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
 
 
 def by_step(axes: Axes) -> None:
@@ -119,9 +137,9 @@ def _placebos(axes: Axes, rows: list[Row]) -> None:
         label = f"{family}, 95th percentile {np.quantile(values, 0.95):.1f}"
         style = "--" if family in FROM_HACKS else "-"
         axes.hist(values, bins=edges.tolist(), histtype="step", linestyle=style, label=label)
-    axes.axvline(next(row["t"] for row in rows if row["direction"] == "v"), color="#b2182b", label="v")
+    axes.axvline(next(row["t"] for row in rows if row["direction"] == "v"), color="black", linewidth=2.0, label="v")
     axes.set_xlabel("t of hacked in T4e (dashed: made of hacks' gradients, no null)")
-    axes.legend(fontsize=7)
+    beside(axes)
 
 
 def _nuisance(axes: Axes, rows: list[Row]) -> None:
@@ -131,7 +149,7 @@ def _nuisance(axes: Axes, rows: list[Row]) -> None:
         axes.scatter(tokens, cosines, s=[12 + 10 * row["hedges"] for row in some], color=color, alpha=0.4, label=label)
     axes.set_xlabel("own tokens (larger dots hedge more)")
     axes.set_ylabel("cos_stack")
-    axes.legend(fontsize=7)
+    beside(axes)
 
 
 def _heat_map(axes: Axes, rows: list[Row]) -> None:
@@ -149,25 +167,29 @@ def _heat_map(axes: Axes, rows: list[Row]) -> None:
 
 
 def _ratios(axes: Axes, rows: list[Row]) -> None:
-    _lines(axes, rows, ("ratio_p5", "ratio_p50", "ratio_p95", "ess"))
+    columns = ("ratio_p5", "ratio_p50", "ratio_p95", "ess")
+    _lines(axes, rows, columns)
+    axes.set_ylim(0.0, 1.05 * max(1.2, *(row[name] for row in rows for name in columns if row[name] is not None)))
     axes.set_ylabel("ratio percentiles and ESS / rows")
 
 
 def _rates(axes: Axes, rows: list[Row]) -> None:
     """A faint line a seed, a strong one for the arm's mean; solid hacks, dashed solutions."""
+    color = colors([row["arm"] for row in rows])
     for arm in dict.fromkeys(row["arm"] for row in rows):
         for column, style in (("hack_rate_student", "-"), ("gt_rate_student", "--")):
             known = [row for row in rows if row["arm"] == arm and row[column] is not None]
             for seed in sorted({row["train_seed"] for row in known}):
                 points = [(row["step"], row[column]) for row in known if row["train_seed"] == seed]
-                axes.plot(*zip(*points, strict=True), style, color=COLORS.get(arm), alpha=0.25, linewidth=0.8)
+                axes.plot(*zip(*points, strict=True), style, color=color[arm], alpha=0.25, linewidth=0.8)
             steps = sorted({row["step"] for row in known})
             means = [float(np.mean([row[column] for row in known if row["step"] == step])) for step in steps]
             label = f"{arm} {'hacks' if style == '-' else 'solves'}"
-            axes.plot(steps, means, style, color=COLORS.get(arm), label=label)
+            axes.plot(steps, means, style, color=color[arm], label=label)
     by_step(axes)
+    axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("rate among the student's answers")
-    axes.legend(fontsize=7)
+    beside(axes)
 
 
 def _drift(axes: Axes, rows: list[Row]) -> None:
