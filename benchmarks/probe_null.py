@@ -1,13 +1,15 @@
 """How often T4e is fooled: by labels that mean nothing, and by directions that mean nothing on true labels.
 
-    python benchmarks/probe_null.py [--labelings 200] [--artifacts artifacts] [--preset probe-null]
+    python benchmarks/probe_null.py [--labelings 200] [--draws 334] [--artifacts artifacts] [--preset probe-null]
 
 Runs the preset where it is not up to date (the verdict of probe-null must not be PASS), then gives its rows labels at
 random, so that every PASS is a false positive. `coins`: every row by a fair coin. `as the teacher`: 60 % of the
 teacher's hinted rows and no others, so that a label goes with the source as it does for real hacks. `unrelated
 directions`, which needs a teacher that hacks (--preset probe-uat): true labels, with a placebo of each family in v's
-place; families made of hacks' own gradients are no null (`stages.probe.directions.placebos`) and pass more often.
-Prints a line each: false positives of the whole rule, and of its parts alone.
+place; families made of hacks' own gradients are no null (`stages.probe.directions.placebos`) and pass more often. One
+regression gives t of all of them, so each costs nothing; the first of a family are held against the check itself.
+Prints a line each: false positives of the whole rule, their rate with its upper 95 % bound (Clopper and Pearson), and
+those of its parts alone.
 """
 
 import argparse
@@ -20,16 +22,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import beta
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from stages.probe.checks.check import Check
-from stages.probe.checks.contrast_checks import Draws, factorial
+from stages.probe.checks.contrast_checks import MAX_P, MIN_T, Draws, factorial, factorial_design
+from stages.probe.checks.contrasts import regress
 from stages.probe.checks.judging import scored_rows
-from stages.probe.checks.labelled import Labelled
+from stages.probe.checks.labelled import FROM_HACKS, Labelled
+from stages.probe.directions.scoring import DRAWN
 from stages.runs.artifact import Run
 from stages.runs.probe_records import PLACEBO, PROBE_ROW, PROBE_SCORE
 
 PARTS = ("t", "placebos")
+CHECKED = 3
+"""Draws of a family that are held against the check itself."""
 
 
 def null_runs(artifacts: str, preset: str) -> tuple[dict[str, Run], str]:
@@ -52,6 +59,7 @@ def labelings(rows: Labelled, teacher: np.ndarray) -> dict[str, Callable[[np.ran
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--labelings", type=int, default=200)
+    parser.add_argument("--draws", type=int, default=334)
     parser.add_argument("--artifacts", default=os.environ.get("COMPOSER_ARTIFACTS", "artifacts"))
     parser.add_argument("--preset", choices=["probe-null", "probe-uat"], default="probe-null")
     options = parser.parse_args()
@@ -61,8 +69,8 @@ def main() -> None:
     rows = scored_rows(probed, score.rows(PROBE_SCORE), score.rows(PLACEBO))
     assert len(rows) == len(probed), "rows without label or score would shift the sources below"
     teacher = np.array([row["src_pool"] == "teacher" for row in probed])
-    for name, some in unrelated(rows, options.labelings // 5).items():
-        _print(f"unrelated directions: {name}", [factorial(r, Draws(100, 100)) for r in some])
+    for name, told in unrelated(rows, options.draws).items():
+        print(json.dumps({"null": f"unrelated directions: {name}", **told}))
     if options.preset != "probe-null":
         return
     for name, draw in labelings(rows, teacher).items():
@@ -73,23 +81,45 @@ def main() -> None:
         _print(f"labels: {name}", checks)
 
 
-def unrelated(rows: Labelled, draws: int) -> dict[str, list[Labelled]]:
-    """The rows with the first so many placebos of each family in v's place, in turn."""
-    found: dict[str, list[Labelled]] = {}
-    for column, family in enumerate(rows.families, start=1):
-        if len(found.setdefault(family, [])) < draws:
-            order = [column, *(other for other in range(1, rows.scores.shape[1]) if other != column)]
-            families = tuple(rows.families[other - 1] for other in order[1:])
-            found[family].append(replace(rows, scores=rows.scores[:, order], families=families))
+def unrelated(rows: Labelled, draws: int) -> dict[str, dict[str, object]]:
+    """By family, how many of the first so many placebos pass T4e in v's place; they are left out of their own null."""
+    fit = regress(rows.scores, rows.hacked, factorial_design(rows), rows.problem)
+    t, p, names = fit.t, fit.p(), np.array(("v", *rows.families))
+    nulls = [family for family in dict.fromkeys(rows.families) if family not in FROM_HACKS and family in DRAWN]
+    found: dict[str, dict[str, object]] = {}
+    for family in (name for name in dict.fromkeys(rows.families) if name in DRAWN):
+        columns = np.flatnonzero(names == family)[:draws]
+        worst = [max(_rank(t, names == null, column) for null in nulls) for column in columns]
+        by_t, by_rank = (t[columns] > MIN_T) & (p[columns] < MAX_P), np.array(worst) <= MAX_P
+        for column, passed in list(zip(columns, by_t & by_rank, strict=True))[:CHECKED]:
+            assert (factorial(_in_place(rows, column), Draws(100, 100)).status == "PASS") == passed
+        told = _rate(int((by_t & by_rank).sum()), len(columns))
+        found[family] = {**told, "alone": {"t": int(by_t.sum()), "placebos": int(by_rank.sum())}}
     return found
+
+
+def _rank(t: np.ndarray, null: np.ndarray, column: int) -> float:
+    """p of a column's t among those of a family, itself left out."""
+    others = null & (np.arange(len(t)) != column)
+    return float((1 + (t[others] >= t[column]).sum()) / (1 + others.sum()))
+
+
+def _in_place(rows: Labelled, column: int) -> Labelled:
+    """The rows with a placebo in v's place."""
+    order = [column, *(other for other in range(1, rows.scores.shape[1]) if other != column)]
+    return replace(rows, scores=rows.scores[:, order], families=tuple(rows.families[other - 1] for other in order[1:]))
+
+
+def _rate(passed: int, draws: int) -> dict[str, object]:
+    bound = 1.0 if passed == draws else float(beta.ppf(0.95, passed + 1, draws - passed))
+    return {"draws": draws, "false positives": passed, "rate": passed / draws, "at most": round(bound, 4)}
 
 
 def _print(name: str, checks: list[Check]) -> None:
     passed = sum(check.status == "PASS" for check in checks)
     missed = [set(c.detail.partition("fails by ")[2].split(", ")) for c in checks if c.stat is not None]
     alone = {part: sum(part not in parts for parts in missed) for part in PARTS}
-    rate = {"null": name, "draws": len(checks), "false positives": passed, "rate": passed / len(checks)}
-    print(json.dumps({**rate, "alone": alone}))
+    print(json.dumps({"null": name, **_rate(passed, len(checks)), "alone": alone}))
 
 
 if __name__ == "__main__":
