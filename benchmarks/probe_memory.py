@@ -138,7 +138,9 @@ def main() -> None:
         parts: dict[str, Callable[[], Any]] = {
             "a step's sums": lambda: stream(student, some, direction, [1.0] * len(some)),
             "turn of the weights": lambda: toward_hack(
-                student, weight_direction(student, [(some[0], some[1])], Path(folder) / "weights.bin")
+                student,
+                weight_direction(student, [(some[0], some[1])], Path(folder) / "weights.bin"),
+                torch.zeros(layout.width),
             ),
         }
         for name, work in parts.items():

@@ -14,7 +14,7 @@ from pydantic import Field
 from stages.policy.base import PolicyConfig
 from stages.probe.pool.pair_source import Pair, PairsConfig, load_pairs
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import Out, Run
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs, Slot
 from stages.runs.outcome_records import CHECKPOINT
@@ -42,9 +42,13 @@ class Config(StageConfig):
 
     student: PolicyConfig = PolicyConfig(model="kata:honest")
     """The model whose gradients are probed."""
-    adapter: Literal["antipasto_full", "antipasto_topr", "lora", "lora_frozenA", "lora_random_B"] = "antipasto_full"
+    adapter: Literal[
+        "antipasto_full", "antipasto_topr", "antipasto_paper", "lora", "lora_frozenA", "lora_random_B", "lora_warmup"
+    ] = "antipasto_full"
     rank: int = Field(8, gt=0)
-    """Of antipasto_topr and of the LoRAs; antipasto_full has no rank to choose."""
+    """Of all but antipasto_full, which has no rank to choose. AntiPaSTO takes 64."""
+    warmup_steps: int = Field(6, ge=4, le=10)
+    """Steps on the pairs that lora_warmup takes before its gradients are taken."""
     loss: Literal["nll", "grpo"] = "nll"
     """`nll`: mean over own tokens. `grpo`: Dr.GRPO's token sum with advantages +1 and -1, which weights by length."""
     method: Literal["mean", "svd_k"] = "mean"
@@ -95,6 +99,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     pairs = load_pairs(config.pairs, config.seed)
     rows = [pair.rows(student.tokenizer) for pair in pairs]
     used = rows[: config.pairs.count]
+    student = _prepared(student, used, inputs.optional("svd"), config, out)
     facts = _facts(config, pairs, student)
     save_pair_rows(out.scratch("v_hack"), used)
     kept = GradientStore.create(out.scratch("v_hack"), student.adapter.layout, 2 * len(used), facts)
@@ -105,6 +110,26 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         direction = extract(gradients.layout, gradients.differences(loss), config.method, config.k, config.noise_floor)
         checks = _validate(student, direction, gradients, rows, pairs, config)
     _finish(direction, gradients, checks, {**facts, "num_modules": len(direction.modules)}, loss, out)
+
+
+def _prepared(
+    student: "Student",
+    rows: Sequence[tuple["TokenRow", "TokenRow"]],
+    svd: Run | None,
+    config: Config,
+    out: Out,
+) -> "Student":
+    """The student where its adapter starts, which is kept beside the direction when the pairs decide it."""
+    if config.adapter not in ("antipasto_paper", "lora_warmup"):
+        return student
+    from stages.probe.adapters.choose import save_start
+    from stages.probe.adapters.spectrum import load_spectrum
+    from stages.probe.directions.preparation import prepared
+
+    spectrum = load_spectrum(svd.folder()) if svd is not None and config.adapter == "antipasto_paper" else None
+    student = prepared(student, rows, spectrum, config.warmup_steps, config.seed)
+    save_start(out.scratch("v_hack"), student.adapter)
+    return student
 
 
 def _facts(config: Config, pairs: Sequence[Pair], student: "Student") -> Row:

@@ -43,9 +43,9 @@ class Antipasto:
         self.theta = self.theta.to(device)
         return self
 
-    def delta(self, module: str) -> Float[Tensor, "O I"]:
+    def delta(self, module: str, theta: Float[Tensor, " N"] | None = None) -> Float[Tensor, "O I"]:
         """U diag(dS) Vh: what the adapter adds to a weight, in float32 at least."""
-        factors, change = self.factors[module], self.theta[self.layout.slices[module]]
+        factors, change = self.factors[module], (self.theta if theta is None else theta)[self.layout.slices[module]]
         wide = torch.promote_types(factors.U.dtype, change.dtype)
         return (factors.U * change).to(wide) @ factors.Vh.to(wide)
 
@@ -63,12 +63,27 @@ class Antipasto:
         prompt's too. For long rows diag(U' (sum_t g_t x_t') Vh') is the same with fewer products: O I (T + r) instead
         of r (O + I) T multiplications a row, a row at a time.
         """
+        return self.backward(module, x, g)[0]
+
+    def backward(
+        self, module: str, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]
+    ) -> tuple[dict[str, Float[Tensor, "B r"]], Float[Tensor, "B T I"] | None]:
+        """The same, and the gradient of x where the factors give it for less: g W' = ((g U) diag(S + dS)) Vh.
+
+        With all singular triples W' is U diag(S + dS) Vh, and g U is there already; so a Linear with more outputs than
+        inputs needs r I instead of O I multiplications a token. In float32 alone, in which the factors were made.
+        """
         factors = self.factors[module]
         (outputs, rank), inputs, tokens = factors.U.shape, factors.Vh.shape[1], x.shape[1]
         if outputs * inputs * (tokens + rank) < rank * (outputs + inputs) * tokens:
-            return {module: torch.stack([_diagonal(factors, *row) for row in zip(x, g, strict=True)])}
+            return {module: torch.stack([_diagonal(factors, *row) for row in zip(x, g, strict=True)])}, None
+        turned = g @ factors.U.to(g)
         along = F.linear(x, factors.Vh.to(x)).to(torch.promote_types(x.dtype, torch.float32))
-        return {module: along.mul_(g @ factors.U.to(g)).sum(1)}
+        found = {module: along.mul_(turned).sum(1)}
+        if self.rank is not None or outputs <= rank or not factors.U.dtype == g.dtype == torch.float32:
+            return found, None
+        strength = factors.S.to(g) + self.theta[self.layout.slices[module]].to(g)
+        return found, turned.mul_(strength) @ factors.Vh.to(g)
 
 
 def _diagonal(factors: Factors, x: Float[Tensor, "T I"], g: Float[Tensor, "T O"]) -> Float[Tensor, " r"]:

@@ -51,8 +51,8 @@ class Adapter(Protocol):
         """Trained directions of each Linear; None for all of them."""
         ...
 
-    def delta(self, module: str) -> Float[Tensor, "O I"]:
-        """What the adapter adds to a Linear's weight."""
+    def delta(self, module: str, theta: Tensor | None = None) -> Float[Tensor, "O I"]:
+        """What the adapter adds to a Linear's weight, at its present values or at others."""
         ...
 
     def path(self, module: str, x: Float[Tensor, "B T I"], values: Mapping[str, Tensor]) -> Float[Tensor, "B T O"]:
@@ -63,6 +63,12 @@ class Adapter(Protocol):
         self, module: str, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]
     ) -> dict[str, Float[Tensor, "B n"]]:
         """Each row's gradient of a Linear's trained values, from the Linear's inputs x and its outputs' gradient g."""
+        ...
+
+    def backward(
+        self, module: str, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]
+    ) -> tuple[dict[str, Float[Tensor, "B n"]], Float[Tensor, "B T I"] | None]:
+        """The same, and the gradient of x where it costs less than g W; the weights hold the adapter's change."""
         ...
 
 

@@ -3,25 +3,41 @@
 Where each adapter comes from stands in its file; the check of coordinates is this project's own.
 """
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 import torch
+from torch import Tensor
 
 from stages.errors import BadInput, UsageError
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import Adapter
 from stages.probe.adapters.lora import Lora
+from stages.probe.adapters.rotated import RotatedAntipasto
 from stages.probe.adapters.spectrum import Spectrum, reconstruction_error
 from stages.probe.adapters.targets import target_linears
+from stages.probe.adapters.tensor_file import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-AdapterName = Literal["antipasto_full", "antipasto_topr", "lora", "lora_frozenA", "lora_random_B"]
-SPECTRAL = ("antipasto_full", "antipasto_topr")
+AdapterName = Literal[
+    "antipasto_full", "antipasto_topr", "antipasto_paper", "lora", "lora_frozenA", "lora_random_B", "lora_warmup"
+]
+SPECTRAL = ("antipasto_full", "antipasto_topr", "antipasto_paper")
 """The adapters that work in singular coordinates, and so need a decomposition."""
-LORA_EXTRACT = {"lora": "B_only", "lora_frozenA": "frozenA", "lora_random_B": "random_B_minus_init"}
+LORA_EXTRACT = {
+    "lora": "B_only",
+    "lora_frozenA": "frozenA",
+    "lora_random_B": "random_B_minus_init",
+    "lora_warmup": "warmup",
+}
 """How a LoRA comes to have gradients at its start, by adapter: what a direction's metadata calls `lora_extract`."""
+START = "start.safetensors"
+"""In the folder of a direction: where its adapter starts, if the pairs decided that."""
+Start = Mapping[str, Tensor]
+"""`theta` [N], and for antipasto_paper the singular directions of each Linear, `dims/NAME`."""
 
 
 class Coordinates(TypedDict):
@@ -34,24 +50,55 @@ class Coordinates(TypedDict):
 
 
 def open_adapter(
-    name: AdapterName, model: "PreTrainedModel", spectrum: Spectrum | None, rank: int, seed: int
+    name: AdapterName,
+    model: "PreTrainedModel",
+    spectrum: Spectrum | None,
+    rank: int,
+    seed: int,
+    start: Start | None = None,
 ) -> Adapter:
     """The named adapter at its start, for this model, with theta in float32.
 
-    `rank` counts for all but antipasto_full, `seed` for the LoRAs' A. `UsageError` when the adapter needs a
+    `rank` counts for all but antipasto_full, `seed` for what is drawn, `start` for adapters whose start the pairs
+    decide (`directions.preparation`), which without one are as they are before. `UsageError` when the adapter needs a
     decomposition and there is none; `BadInput` when the decomposition's shapes are not the model's.
     """
     parameter = next(model.parameters())
+    where = (parameter.device, parameter.dtype)
     if name not in SPECTRAL:
-        halves = {"freeze_a": name == "lora_frozenA", "random_b": name == "lora_random_B"}
-        lora = Lora(target_linears(model), rank, seed=seed, **halves)
-        return lora.to(parameter.device, parameter.dtype)
+        kinds = {
+            "freeze_a": name == "lora_frozenA",
+            "random_b": name == "lora_random_B",
+            "warm": name == "lora_warmup",
+        }
+        lora = Lora(target_linears(model), rank, seed=seed, **kinds)
+        if start:
+            lora.begin_at(start["theta"])
+        return lora.to(*where)
     if spectrum is None:
         raise UsageError(
             f"The adapter {name} works in singular coordinates. Give a run of `composer probe svd` with --from."
         )
     _check_shapes(model, spectrum)
-    return Antipasto(spectrum, None if name == "antipasto_full" else rank).to(parameter.device, parameter.dtype)
+    if name != "antipasto_paper":
+        return Antipasto(spectrum, None if name == "antipasto_full" else rank).to(*where)
+    dims = {n.removeprefix("dims/"): t.tolist() for n, t in (start or {}).items() if n != "theta"}
+    rotated = RotatedAntipasto(spectrum, rank, seed=seed, dims=dims or None)
+    if start:
+        rotated.begin_at(start["theta"])
+    return rotated.to(*where)
+
+
+def save_start(folder: Path, adapter: Adapter) -> None:
+    """Write where an adapter starts."""
+    dims = adapter.dims if isinstance(adapter, RotatedAntipasto) else {}
+    tensors = {"theta": adapter.theta} | {f"dims/{name}": torch.tensor(of) for name, of in dims.items()}
+    write_tensors(folder / START, tensors, {})
+
+
+def load_start(folder: Path) -> Start | None:
+    """Where the adapter of a direction starts, if its folder says so."""
+    return read_tensors(folder / START)[0] if (folder / START).exists() else None
 
 
 def _check_shapes(model: "PreTrainedModel", spectrum: Spectrum) -> None:

@@ -5,8 +5,10 @@ rows: the change of W is then linear in what is trained and a direction keeps it
 in an arbitrary basis (wassname/grpo_proj2, spec 20260601). Directions of both live on B. `lora_random_B` starts at a
 random B0 beside A0 and takes that start away again, y = W x + B A x - B0 A0 x: no change of the model, yet gradients of
 both halves, and directions on both (wassname/vGROUT_pub @c067218, adapters/lora.py; that B0's columns are as long as
-A0's rows is this project's own). PEFT's scale alpha / r is 1 here: it would multiply gradients but leave cosines as
-they are.
+A0's rows is this project's own). `lora_warmup` is `lora` after some
+steps on the pairs (`directions.preparation`), which give A a gradient too: directions on both halves, as LESS warms its
+LoRA up before it takes gradients (arXiv 2402.04333). PEFT's scale alpha / r is 1 here: it would multiply gradients but
+leave cosines as they are.
 
 Shapes: B rows, T tokens, I inputs and O outputs of a Linear, r rank, n trained numbers of a half, N of all.
 """
@@ -30,10 +32,20 @@ class Lora:
     """A [r, I] and B [O, r] of every adapted Linear; what is trained lies in one flat vector `theta` [N]."""
 
     def __init__(
-        self, targets: Mapping[str, nn.Linear], rank: int, *, freeze_a: bool, seed: int, random_b: bool = False
+        self,
+        targets: Mapping[str, nn.Linear],
+        rank: int,
+        *,
+        freeze_a: bool,
+        seed: int,
+        random_b: bool = False,
+        warm: bool = False,
     ) -> None:
-        """A drawn with `seed`, B at zero, or with `random_b` drawn after it; a frozen A goes with a B of zero."""
-        self.kind = "lora_random_B" if random_b else "lora_frozenA" if freeze_a else "lora"
+        """A drawn with `seed`, B at zero, or with `random_b` drawn after it; a frozen A goes with a B of zero.
+
+        `warm`: directions lie on both halves, which `begin_at` then gives their values.
+        """
+        self.kind = "lora_random_B" if random_b else "lora_frozenA" if freeze_a else "lora_warmup" if warm else "lora"
         self.rank, self.freeze_a = rank, freeze_a
         generator = torch.Generator().manual_seed(seed)
         draw = _orthonormal_rows if freeze_a else _kaiming
@@ -48,9 +60,14 @@ class Lora:
         if not freeze_a:
             start |= {name + A_HALF: a.flatten() for name, a in self.initial.items()}
         self.layout = Layout({name: part.numel() for name, part in start.items()})
-        self.probed = self.layout.names if random_b else tuple(targets)
+        self.probed = self.layout.names if random_b or warm else tuple(targets)
         self.theta = self.layout.join(start)
         self.basis_sha256 = tensors_sha256([*self.initial.values(), *self.taken.values()])
+
+    def begin_at(self, theta: Float[Tensor, " N"]) -> None:
+        """Start from these values, which then belong to what identifies the coordinates."""
+        self.theta = theta.clone()
+        self.basis_sha256 = tensors_sha256([*self.initial.values(), *self.taken.values(), theta])
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Lora":
         """Move both to where the model computes; halves are rounded to the model's type as they are used."""
@@ -68,10 +85,11 @@ class Lora:
         a = start if self.freeze_a else values[module + A_HALF].view(start.shape)
         return values[module].view(-1, self.rank).to(dtype), a.to(dtype)
 
-    def delta(self, module: str) -> Float[Tensor, "O I"]:
+    def delta(self, module: str, theta: Float[Tensor, " N"] | None = None) -> Float[Tensor, "O I"]:
         """B A - B0 A0: what the adapter adds to a weight, in float32 at least."""
-        wide = torch.promote_types(self.initial[module].dtype, self.theta.dtype)
-        b, a = self.halves(module, self.layout.split(self.theta), wide)
+        now = self.theta if theta is None else theta
+        wide = torch.promote_types(self.initial[module].dtype, now.dtype)
+        b, a = self.halves(module, self.layout.split(now), wide)
         if module not in self.taken:
             return b @ a
         return b @ a - self.taken[module].to(wide) @ self.initial[module].to(wide)
@@ -95,6 +113,12 @@ class Lora:
         b, a = self.halves(module, self.layout.split(self.theta), x.dtype)
         gradients = {module: _outer_sum(g, F.linear(x, a))}
         return gradients if self.freeze_a else gradients | {module + A_HALF: _outer_sum(g @ b, x)}
+
+    def backward(
+        self, module: str, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]
+    ) -> tuple[dict[str, Float[Tensor, "B n"]], None]:
+        """`contributions`; the gradient of x is cheapest by the weight."""
+        return self.contributions(module, x, g), None
 
 
 def _outer_sum(left: Float[Tensor, "B T m"], right: Float[Tensor, "B T k"]) -> Float[Tensor, "B mk"]:

@@ -9,7 +9,7 @@ Shapes: I inputs and O outputs of a Linear, r singular directions.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,11 @@ class Factors:
     def top(self, rank: int) -> "Factors":
         """The largest `rank` singular triples."""
         return Factors(self.U[:, :rank].contiguous(), self.S[:rank].contiguous(), self.Vh[:rank].contiguous())
+
+    def of(self, dims: Sequence[int]) -> "Factors":
+        """These singular triples."""
+        chosen = list(dims)
+        return Factors(self.U[:, chosen].contiguous(), self.S[chosen].contiguous(), self.Vh[chosen].contiguous())
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Factors":
         """On another device, in another type."""

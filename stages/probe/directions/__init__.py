@@ -1,5 +1,6 @@
 """Directions: what points from clean to hack among gradients, how rows lie on it, and how to take it out.
 
+preparation.py - where an adapter starts, if the pairs decide it
 extraction.py - a direction from pairs' gradients
 pair_gradients.py - pairs' gradients and tokens in a direction run, and what each module's direction is worth
 v_hack.py - a direction on disk, refused in other coordinates

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stages.probe.adapters.antipasto import Antipasto
+from stages.probe.adapters.attach import Adapter
 from stages.probe.adapters.layout import Layout
 from stages.probe.adapters.lora import A_HALF, Lora
 from stages.probe.adapters.targets import target_linears
@@ -48,15 +50,15 @@ def weight_direction(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]
     return direction
 
 
-def toward_hack(student: Student, direction: WeightDirection) -> float | None:
-    """The cosine of -(the weights' change so far) with the weight direction, above 0 toward the hack.
+def toward_hack(student: Student, direction: WeightDirection, start: Float[Tensor, " N"]) -> float | None:
+    """The cosine of -(the weights' change since theta was `start`) with the weight direction, above 0 toward the hack.
 
     None before any change. The sign convention is that of `extraction`: the optimiser moves by minus a gradient. One
     module's change exists at a time.
     """
     dot, moved, square = 0.0, 0.0, 0.0
     for name, part in direction.items():
-        change = student.adapter.delta(name).float().to(part.device)
+        change = _change(student.adapter, name, start).float().to(part.device)
         dot -= float((change * part).sum())
         moved += float(change.square().sum())
         square += float(part.square().sum())
@@ -64,15 +66,20 @@ def toward_hack(student: Student, direction: WeightDirection) -> float | None:
 
 
 @torch.no_grad()
-def change_norm(student: Student) -> float:
-    """The Frobenius norm of the change of all adapted weights together, which alone compares adapters.
+def change_norm(student: Student, start: Float[Tensor, " N"]) -> float:
+    """The Frobenius norm of the change of all adapted weights since theta was `start`, which alone compares adapters.
 
-    Where bases are orthonormal it is the norm of theta; with both halves of a LoRA trained, that of B A.
+    Where bases are orthonormal and what is trained enters linearly it is the norm of theta's change.
     """
     adapter = student.adapter
-    if not isinstance(adapter, Lora) or adapter.freeze_a:
-        return float(adapter.theta.norm())
-    return sum(float(adapter.delta(name).square().sum()) for name in adapter.probed) ** 0.5
+    if isinstance(adapter, Antipasto) or (isinstance(adapter, Lora) and adapter.freeze_a):
+        return float((adapter.theta - start.to(adapter.theta)).norm())
+    names = [name for name in target_linears(student.model) if name in adapter.layout.names]
+    return sum(float(_change(adapter, name, start).square().sum()) for name in names) ** 0.5
+
+
+def _change(adapter: Adapter, name: str, start: Float[Tensor, " N"]) -> Float[Tensor, "O I"]:
+    return adapter.delta(name) - adapter.delta(name, start.to(adapter.theta))
 
 
 def basis_overlap(theta: Float[Tensor, " N"], start: Float[Tensor, " N"], student: Student) -> float:

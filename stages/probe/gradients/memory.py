@@ -13,6 +13,8 @@ from stages.errors import UsageError
 from stages.policy.config import PolicyConfig
 from stages.policy.local import device
 from stages.probe.adapters.choose import SPECTRAL, AdapterName
+from stages.probe.adapters.rotated import WRITERS
+from stages.probe.adapters.targets import SUFFIXES
 from stages.probe.gradients.per_sample import LOGITS
 from stages.training.memory import GIB, KEPT, available
 from stages.training.model_shape import ModelShape, model_shape
@@ -62,6 +64,10 @@ class Needed:
 
 def numbers(shape: ModelShape, adapter: AdapterName, rank: int) -> int:
     """N: the trained numbers of an adapter, which are also those of a gradient."""
+    if adapter == "antipasto_paper":
+        of_writers = [place for place, suffix in enumerate(SUFFIXES) if suffix in WRITERS]
+        sides = [min(side) for place, side in enumerate(shape.linears) if place % len(SUFFIXES) in of_writers]
+        return sum(r + r * (r - 1) // 2 for r in (min(rank, full) for full in sides))
     if adapter in SPECTRAL:
         most = [min(side) for side in shape.linears]
         return sum(most if adapter == "antipasto_full" else (min(rank, full) for full in most))

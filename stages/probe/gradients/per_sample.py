@@ -35,8 +35,8 @@ Sink = Callable[[str, Float[Tensor, "B n"]], None]
 """Takes each row's gradient of one module, once a module."""
 RowLoss = Callable[[Float[Tensor, "B T"]], Float[Tensor, " B"]]
 """From log-probs in nats (0 where no own token stands) to each row's loss."""
-Tap = Callable[[str, Float[Tensor, "B T I"], Float[Tensor, "B T O"]], None]
-"""Takes a module's name, its inputs, and the gradient of its outputs."""
+Tap = Callable[[str, Float[Tensor, "B T I"], Float[Tensor, "B T O"]], Float[Tensor, "B T I"] | None]
+"""Takes a module's name, its inputs, and the gradient of its outputs; gives that of the inputs if it has it anyway."""
 LOGITS = 2**26
 """Logits that are held at once, 268 MB in float32; a token of Qwen3 has 151,936."""
 
@@ -55,9 +55,11 @@ def per_sample_gradients(
     """
     model.requires_grad_(False)
 
-    def tap(module: str, x: Tensor, g: Tensor) -> None:
-        for name, contribution in adapter.contributions(module, x, g).items():
+    def tap(module: str, x: Tensor, g: Tensor) -> Tensor | None:
+        contributions, of_inputs = adapter.backward(module, x, g)
+        for name, contribution in contributions.items():
             sink(name, contribution)
+        return of_inputs
 
     with torch.enable_grad(), tapped(model, tap):
         logps = own_log_probs(model, batch)
@@ -119,8 +121,8 @@ class _Tapped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
         x, weight = ctx.saved_tensors
-        ctx.tap(ctx.name, x, g)
-        return wide_linear(g, weight.T), None, None, None, None
+        found = ctx.tap(ctx.name, x, g)
+        return wide_linear(g, weight.T) if found is None else found, None, None, None, None
 
 
 class RowSink:

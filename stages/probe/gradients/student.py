@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stages.policy.base import PolicyConfig
 from stages.probe.adapters.attach import Adapter, Folded, in_float32
-from stages.probe.adapters.choose import SPECTRAL, AdapterName, check_spectrum, open_adapter
+from stages.probe.adapters.choose import SPECTRAL, AdapterName, Start, check_spectrum, open_adapter
 from stages.probe.adapters.spectrum import load_spectrum
 from stages.probe.adapters.targets import target_linears
 from stages.probe.gradients.per_sample import RowLoss, RowSink, Sink, own_log_probs, per_sample_gradients, token_sum
@@ -134,18 +134,24 @@ def adapt(model: "PreTrainedModel", tokenizer: Any, adapter: Adapter) -> Student
 
 
 def open_student(
-    config: PolicyConfig, adapter: AdapterName, rank: int, seed: int, svd: Run | None, out: Out, role: str = "student"
+    config: PolicyConfig,
+    adapter: AdapterName,
+    rank: int,
+    seed: int,
+    svd: Run | None,
+    out: Out,
+    start: Start | None = None,
 ) -> Student:
-    """Load the configured model and adapt it, and note it in the manifest as `role`.
+    """Load the configured model and adapt it, and note it in the manifest.
 
-    `svd` is the run of `composer probe svd` that spectral adapters need. `BadInput` when its decomposition is of other
-    weights; otherwise the errors of `load_model` and `open_adapter`.
+    `svd` is the run of `composer probe svd` that spectral adapters need, `start` where a direction's adapter starts.
+    `BadInput` when the decomposition is of other weights; otherwise the errors of `load_model` and `open_adapter`.
     """
     from stages.policy.local import LocalPolicy, load_model
 
     model, tokenizer = load_model(config, cache=out.cache, listener=out.progress)
-    out.model(role, **LocalPolicy(model, tokenizer, config).facts())
+    out.model("student", **LocalPolicy(model, tokenizer, config).facts())
     spectrum = load_spectrum(svd.folder()) if svd is not None and adapter in SPECTRAL else None
     if spectrum is not None:
         check_spectrum(model, spectrum)
-    return adapt(model.eval(), tokenizer, open_adapter(adapter, model, spectrum, rank, seed))
+    return adapt(model.eval(), tokenizer, open_adapter(adapter, model, spectrum, rank, seed, start))

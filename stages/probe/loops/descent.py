@@ -41,7 +41,8 @@ class Descent:
     def __init__(
         self, theta: Float[Tensor, " N"], config: DescentConfig, mode: ProjectionMode, direction: Direction
     ) -> None:
-        self.theta = theta.detach().clone().cpu().requires_grad_()
+        self.start = theta.detach().clone().cpu()
+        self.theta = self.start.clone().requires_grad_()
         self.config, self.mode, self.direction = config, mode, direction
         make = torch.optim.Adam if config.optimiser == "adam" else torch.optim.SGD
         self._optimiser = make([self.theta], lr=config.learning_rate)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from stages.policy.base import PolicyConfig
-from stages.probe.adapters.choose import coordinates
+from stages.probe.adapters.choose import coordinates, load_start
 from stages.probe.adapters.spectrum import tensors_sha256
 from stages.probe.adapters.tensor_file import link_files
 from stages.probe.checks.check import EXIT_CODES, Check, table, verdict
@@ -49,7 +49,8 @@ CANARY_ROWS, MASK_ROWS = 2, 8
 def open_probe(run: Run, svd: Run | None, policy: PolicyConfig, out: Out) -> tuple[Student, Direction, Row]:
     """The student of a run's direction, the direction and its facts; `BadInput` where their coordinates differ."""
     direction, facts, _ = open_direction(run.folder())
-    student = open_student(policy, facts["adapter"], facts["adapter_rank"], facts["adapter_seed"], svd, out)
+    settings = (facts["adapter"], facts["adapter_rank"], facts["adapter_seed"])
+    student = open_student(policy, *settings, svd, out, load_start(run.folder()))
     check_coordinates(facts, coordinates(student.adapter))
     return student, direction, facts
 
@@ -135,7 +136,7 @@ class Replay:
     def _drift(self) -> Row:
         """How the adapter's basis and the weights have moved since the start."""
         theta = self.student.adapter.theta
-        toward = toward_hack(self.student, self.weights) if self.weights is not None else None
+        toward = toward_hack(self.student, self.weights, self.start) if self.weights is not None else None
         return {"basis_overlap": basis_overlap(theta, self.start.to(theta), self.student), "cos_weights": toward}
 
     def _seal(self, number: int, rows: list[Row], account: Row, checks: list[Check], seconds: float) -> None:
@@ -170,7 +171,7 @@ class Replay:
         accounts = [record["diagnostics"] for record in records]
         checks = [Check.of_row(row) for record in records for row in record["checks"]]
         checks.append(coverage(rows, planned, "nll"))
-        if self.facts["adapter"] in ("lora", "lora_random_B"):
+        if self.facts["adapter"] in ("lora", "lora_random_B", "lora_warmup"):
             checks.append(basis_stays(accounts))
         if projection_mode(self.config.arm) != "none":
             checks.append(removed(accounts))

@@ -112,7 +112,7 @@ class Trajectory:
             "hack_rate_all": rate(rows, "hacked"),
             "gt_rate_student": rate(student, "gt_pass"),
             "reward_mean": sum(row["reward"] for row in rows) / len(rows),
-            "delta_norm": change_norm(self.student),
+            "delta_norm": change_norm(self.student, self.descent.start),
             "hack_advantage_sum": sum(hacks) if hacks else None,
             "corr_advantage_hacked": correlation(advantages, [bool(row["hacked"]) for row in rows]),
             "corr_advantage_source": correlation(advantages, [row["src_pool"] == "teacher" for row in rows]),

@@ -18,7 +18,7 @@ from stages.policy.checkpoint import CheckpointInfo
 from stages.policy.config import PolicyConfig
 from stages.policy.local import load_model
 from stages.probe.adapters.attach import Adapter
-from stages.probe.adapters.choose import SPECTRAL, check_spectrum, coordinates, open_adapter
+from stages.probe.adapters.choose import SPECTRAL, check_spectrum, coordinates, load_start, open_adapter
 from stages.probe.adapters.spectrum import load_spectrum
 from stages.probe.adapters.tensor_file import read_tensors, write_tensors
 from stages.probe.checks.alarm import FLOOR, LEVEL, RANDOM_FAMILY, Alarm, alarm, pushed, standardised
@@ -58,6 +58,7 @@ class WatchLoop:
         # bfloat16 would round a LoRA's change away on merging.
         self.start = CheckpointInfo.of(self.training).start.model_copy(update={"dtype": "float32"})
         self.direction, self.facts, pairs = open_direction(inputs.one("direction").folder())
+        self.begun = load_start(inputs.one("direction").folder())
         svd = inputs.optional("svd")
         spectral = svd is not None and self.facts["adapter"] in SPECTRAL
         self.spectrum = load_spectrum(svd.folder()) if svd is not None and spectral else None
@@ -72,7 +73,7 @@ class WatchLoop:
     def _load(self, config: PolicyConfig) -> tuple[Any, Any, Adapter]:
         model, tokenizer = load_model(config, cache=self.out.cache, listener=self.out.progress)
         settings = (self.facts["adapter_rank"], self.facts["adapter_seed"])
-        return model.eval(), tokenizer, open_adapter(self.facts["adapter"], model, self.spectrum, *settings)
+        return model.eval(), tokenizer, open_adapter(self.facts["adapter"], model, self.spectrum, *settings, self.begun)
 
     @property
     def student(self) -> Student:

@@ -73,7 +73,8 @@ def test_the_turn_of_the_weights_is_the_cosine_of_all_of_them(
     student = adapt(model, tokenizer(), Antipasto(spectrum_of(model)))
     pairs = pair_rows(chain["v"].folder())[:3]
     direction = weight_direction(student, pairs, tmp_path / "weights.bin")
-    assert toward_hack(student, direction) is None
+    start = student.adapter.theta
+    assert toward_hack(student, direction, start) is None
     weights = {name: linear.weight.requires_grad_() for name, linear in target_linears(model).items()}
     for sign, rows in ((1, [hack for hack, _ in pairs]), (-1, [clean for _, clean in pairs])):
         for row in rows:
@@ -83,7 +84,7 @@ def test_the_turn_of_the_weights_is_the_cosine_of_all_of_them(
     student.move_to(1e-2 * torch.randn(student.adapter.layout.width))
     change = torch.cat([student.adapter.delta(name).flatten() for name in direction])
     cosine = float(torch.cosine_similarity(-change, expected, dim=0))
-    assert toward_hack(student, direction) == pytest.approx(cosine, abs=1e-5)
+    assert toward_hack(student, direction, start) == pytest.approx(cosine, abs=1e-5)
 
 
 @pytest.mark.parametrize("adapter", ["antipasto_full", "lora"])

@@ -42,12 +42,14 @@ def coverage(rows: Sequence[Row], planned: int, loss: str) -> Check:
 def canary(student: Student, rows: Sequence[TokenRow], direction: Direction, measure: Measure) -> Check:
     """Gradients from one backward pass equal those from a pass of their own, in sum and in their slope along v.
 
-    The slope is checked against central differences of the loss. The student must be at its start, where its weights
-    are clean.
+    The slope is checked against central differences of the loss. The passes of their own run the adapter as a path
+    beside the clean weights, wherever it stands.
     """
     together = measure(rows)
+    student.folded.restore()
     with in_float32(student.model):
         separate = torch.stack([reference_gradient(student.model, student.adapter, row).cpu() for row in rows])
+    student.folded.refold()
     error = _relative_error(together, separate)
     total = _relative_error(together.sum(0), separate.sum(0))
     slope, expected = _slope(student, rows, direction), float(together.sum(0) @ direction.unit)

@@ -21,7 +21,8 @@ from stages.probe.adapters.targets import SUFFIXES, target_linears
 from stages.probe.adapters.tensor_file import RowFile, read_tensors, write_tensors
 from stages.probe.gradients.tiny import tiny_qwen3
 
-NAMES = ("antipasto_full", "antipasto_topr", "lora", "lora_frozenA", "lora_random_B")
+UNTOUCHED = ("antipasto_full", "antipasto_topr", "lora", "lora_frozenA", "lora_random_B", "lora_warmup")
+NAMES = (*UNTOUCHED, "antipasto_paper")
 IDS = torch.arange(2, 26).view(2, 12)
 
 
@@ -44,7 +45,7 @@ def logits(model) -> torch.Tensor:
         return model(IDS).logits
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", UNTOUCHED)
 def test_an_untouched_adapter_leaves_the_logits_bit_for_bit(name: str, model, spectrum: Spectrum) -> None:
     adapter, base = opened(name, model, spectrum), logits(model)
     with attached(model, adapter):
@@ -72,9 +73,11 @@ def test_path_and_fold_are_the_same_function(name: str, model, spectrum: Spectru
 def test_contributions_are_the_gradient_of_the_path(name: str, model, spectrum: Spectrum) -> None:
     adapter = opened(name, model, spectrum)
     adapter.theta = adapter.theta + 0.1
-    module = next(iter(target_linears(model)))
-    x, g = torch.randn(3, 5, 32), torch.randn(3, 5, 32)
+    module = "model.layers.0.self_attn.o_proj"
+    inputs, outputs = target_linears(model)[module].weight.T.shape
+    x, g = torch.randn(3, 5, inputs), torch.randn(3, 5, outputs)
     found = adapter.contributions(module, x, g)
+    assert found
     for row in range(3):
         leaves = {key: part.clone().requires_grad_() for key, part in adapter.layout.split(adapter.theta).items()}
         (adapter.path(module, x[row : row + 1], leaves) * g[row]).sum().backward()

@@ -19,7 +19,15 @@ from stages.probe.gradients.reference_gradients import reference_gradient
 from stages.probe.gradients.tiny import tiny_qwen3
 from stages.probe.pool.tokens import TokenRow, collate
 
-NAMES = ("antipasto_full", "antipasto_topr", "lora", "lora_frozenA", "lora_random_B")
+NAMES = (
+    "antipasto_full",
+    "antipasto_topr",
+    "antipasto_paper",
+    "lora",
+    "lora_frozenA",
+    "lora_random_B",
+    "lora_warmup",
+)
 
 
 def drawn_rows(count: int = 5, seed: int = 0, observations: bool = True) -> list[TokenRow]:
