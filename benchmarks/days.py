@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -175,14 +176,17 @@ def finished(folder: Path) -> dict[str, str]:
     """The finished units of a run by name, with a digest of what they hold."""
     from stages.runs import store
 
-    units = store.read_units(folder / "steps") if folder.is_dir() else []
+    units = store.read_units(folder / "steps") if folder.is_dir() else ()
     return {unit["unit"]: store.digest(unit) for unit in units if not unit["failed"]}
 
 
 def lines_in(folder: Path) -> int:
     """About how many units there are: whole shards have 64, and the open one its lines."""
-    sealed = len(list(folder.glob("steps/*.jsonl.gz")))
-    return 64 * sealed + sum(path.read_bytes().count(b"\n") for path in folder.glob("steps/*.jsonl.open"))
+    opened = 0
+    for path in folder.glob("steps/*.jsonl.open"):
+        with suppress(FileNotFoundError):  # sealed meanwhile
+            opened += path.read_bytes().count(b"\n")
+    return 64 * len(list(folder.glob("steps/*.jsonl.gz"))) + opened
 
 
 def carried_out(options, name: str, kill_at: int | None = None) -> tuple[float, float]:

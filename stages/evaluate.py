@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
+from itertools import chain
 from typing import Literal
 
 from pydantic import Field
@@ -206,10 +207,13 @@ def _item(arm: Arm, episode: Episode) -> Row:
 
 
 def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Config, out: Out) -> list[Row]:
-    """The items of these tasks, arm by arm; without a model to play, all that was recorded."""
-    records = {record["unit"]: record["item"] for record in out.records()}
+    """The items of these tasks, arm by arm; without a model to play, all that was recorded.
+
+    Transcripts stay on disk: everything else of an item is small.
+    """
+    names = [_item_id(arm, episode) for arm in played for episode in _episodes(tasks, config)]
+    items = [record["item"] | {"transcript_json": None} for record in out.journal.read(names)]
     here = {task.task_id for task in tasks}
-    items = [records[_item_id(arm, episode)] for arm in played for episode in _episodes(tasks, config)]
     return [*items, *(item for item in known if not played or item["task_id"] in here)]
 
 
@@ -227,7 +231,9 @@ def _finish(verdict: Verdict, items: list[Row], left_out: int, removal: Projecte
     from stages.evaluation.chart import arms_chart
     from stages.evaluation.report import text_table
 
-    out.table(EVAL_ITEM, items)
+    names = [item["item_id"] for item in items]
+    whole = (record["item"] for record in out.journal.read(names))
+    out.table(EVAL_ITEM, chain(whole, (item for item in items if item["item_id"] not in out.journal)))
     failed = sum(item["error_type"] is not None for item in items)
     out.count(planned=len(items), done=len(items) - failed, failed=failed)
     if left_out:

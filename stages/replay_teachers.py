@@ -6,16 +6,18 @@ side by side, each rollout's steps in their order; meanwhile local ones take the
 """
 
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pydantic import Field, field_validator
 
 from stages.errors import Incomplete
-from stages.pairs.evidence import outcomes
+from stages.pairs.evidence import PASSED, outcomes
 from stages.policy import open_policy
 from stages.policy.probing import EXTRAS
-from stages.policy.spending import spending, table, verdict
-from stages.rollouts.trace import by_rollout
+from stages.policy.spending import Spending, Tally, table, verdict
 from stages.runs.artifact import Out, Run
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs, Slot
@@ -25,6 +27,7 @@ from stages.runs.records import ROLLOUT, STEP, Row
 from stages.teachers.asking import FINAL, Policies, ask_all
 from stages.teachers.gate import GateConfig, ask_gated
 from stages.teachers.questions import Asked, questions
+from stages.teachers.recorded import RecordedStates
 from stages.teachers.table import TeacherConfig
 
 VERSION = 3
@@ -76,63 +79,90 @@ class Config(StageConfig):
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The answers to be had, and at most what they cost."""
-    asked = _asked(inputs, config)
-    tokens = sum(len(asked[t.name]) * t.longest_answer() for t in config.teachers)
-    cost = sum(question.price_bound() for questions in asked.values() for question in questions)
+    with TemporaryDirectory() as folder, _states(inputs, Path(folder)) as recorded:
+        asked = questions(recorded, config.teachers, config.samples, config.seed)
+        count = sum(map(len, asked.values()))
+        tokens = sum(len(asked[t.name]) * t.longest_answer() for t in config.teachers)
+        cost = sum(question.price_bound() for t in config.teachers if t.cost(1, 1) for question in asked[t.name])
     unknown = [t.name for t in config.teachers if not t.priced]
     notes = (f"the price of {', '.join(unknown)} is not known",) if unknown else ()
-    count = sum(map(len, asked.values()))
     return Plan(units=count, what="answers", max_completion_tokens=tokens, max_cost_usd=cost, notes=notes)
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Ask every teacher what it has not answered yet, then tabulate the answers and what they cost."""
-    rollouts: Run = inputs.one("rollouts")
-    asked = _asked(inputs, config)
-    policies = {
-        t.name: open_policy(t, cache=out.cache, budget=out.budget, listener=out.progress) for t in config.teachers
-    }
-    for name, policy in policies.items():
-        out.model(name, **policy.facts())
-    spared = _ask(asked, policies, rollouts, config, out)
-    answers = {record["unit"]: record["answer"] for record in out.records() if "answer" in record}
-    rows = [answers[q.key] for questions in asked.values() for q in questions if q.key in answers]
-    out.table(TEACHER_ACTION, rows)
-    omitting = len({q.state for questions in asked.values() for q in questions if q.omits_media})
-    _report(rows, list(by_rollout(rollouts.rows(STEP))), omitting, spared, config, out)
+    with _states(inputs, out.scratch("states")) as recorded:
+        asked = questions(recorded, config.teachers, config.samples, config.seed)
+        _have_at_hand(recorded, asked, out)
+        policies = _policies(config.teachers, out)
+        for name, policy in policies.items():
+            out.model(name, **policy.facts())
+        spared = _ask(asked, policies, recorded, config, inputs.one("rollouts"), out)
+        told = Told(Tally(recorded.rollout_ids()))
+        keys = (question.key for questions in asked.values() for question in questions)
+        out.table(TEACHER_ACTION, map(told.through, (record["answer"] for record in out.journal.read(keys))))
+        omitting = recorded.with_media()
+    _report(told, omitting, spared, config, out)
 
 
 def work(inputs: Inputs, config: Config, out: Out) -> None:
     """Ask the teachers that are models on this machine; servers' answers stay in the process of the run."""
-    asked = {
-        name: questions
-        for name, questions in _asked(inputs, config).items()
-        if not all(out.finished(question.key) for question in questions)
-    }
-    policies = {
-        t.name: open_policy(t, cache=out.cache, budget=out.budget, listener=out.progress)
-        for t in config.teachers
-        if t.name in asked
-    }
-    ask_all(asked, policies, out)
+    with _states(inputs, out.scratch("states")) as recorded:
+        asked = {
+            name: theirs
+            for name, theirs in questions(recorded, config.teachers, config.samples, config.seed).items()
+            if not all(out.finished(question.key) for question in theirs)
+        }
+        _have_at_hand(recorded, asked, out)
+        ask_all(asked, _policies([t for t in config.teachers if t.name in asked], out), out)
 
 
-def _ask(asked: Asked, policies: Policies, rollouts: Run, config: Config, out: Out) -> Counter[str]:
+def _states(inputs: Inputs, folder: Path) -> RecordedStates:
+    return RecordedStates(inputs.one("rollouts"), folder)
+
+
+def _have_at_hand(recorded: RecordedStates, asked: Asked, out: Out) -> None:
+    """The conversations that something is still to be asked about; a run that only goes on needs few of them."""
+    recorded.keep({q.state.rollout_id for theirs in asked.values() for q in theirs if not out.finished(q.key)})
+
+
+def _policies(teachers: Sequence[TeacherConfig], out: Out) -> Policies:
+    return {t.name: open_policy(t, cache=out.cache, budget=out.budget, listener=out.progress) for t in teachers}
+
+
+def _ask(
+    asked: Asked, policies: Policies, recorded: RecordedStates, config: Config, rollouts: Run, out: Out
+) -> Counter[str]:
     """Ask everybody, or those whom the gate lets through; how many questions it spared, by reason."""
     if config.gate.rule == "off" and not config.gate.failed_only:
         ask_all(asked, policies, out, batch=config.batch)
         return Counter()
-    passed = outcomes(rollouts.rows(ROLLOUT))
-    return ask_gated(asked, policies, config.teachers, config.gate, passed, out, batch=config.batch)
+    passed = outcomes(rollouts.scan(ROLLOUT).rows(PASSED))
+    return ask_gated(asked, recorded.steps(), policies, config.teachers, config.gate, passed, out, batch=config.batch)
 
 
-def _asked(inputs: Inputs, config: Config) -> Asked:
-    return questions(inputs.one("rollouts"), config.teachers, config.samples, config.seed)
+@dataclass
+class Told:
+    """What a report says of the answers, taken down as they are tabulated."""
+
+    tally: Tally
+    unfinished: int = 0
+    bound: int = 0
+    first: Row | None = None
+    """The first answer that is to be asked for again."""
+
+    def through(self, row: Row) -> Row:
+        """The same row, taken down."""
+        self.tally.add(row)
+        self.bound += row["usage_by"] == "bound" and row["error_type"] is None
+        if row["error_type"] not in FINAL:
+            self.unfinished, self.first = self.unfinished + 1, self.first or row
+        return row
 
 
-def _report(rows: list[Row], traces: list[str], omitting: int, spared: Counter[str], config: Config, out: Out) -> None:
-    spent = spending(rows, traces)
-    total, unfinished = spent[-1], [row for row in rows if row["error_type"] not in FINAL]
+def _report(told: Told, omitting: int, spared: Counter[str], config: Config, out: Out) -> None:
+    spent = told.tally.lines()
+    total = spent[-1]
     found = verdict(
         total,
         min_answered=config.min_answered,
@@ -140,8 +170,8 @@ def _report(rows: list[Row], traces: list[str], omitting: int, spared: Counter[s
         max_p95_latency_s=config.max_p95_latency_s,
     )
     out.count(
-        planned=len(rows),
-        done=len(rows) - total.failed,
+        planned=total.answers,
+        done=total.answers - total.failed,
         failed=total.failed,
         truncated=total.truncated,
         **({"not_asked": spared.total()} if spared else {}),
@@ -158,22 +188,21 @@ def _report(rows: list[Row], traces: list[str], omitting: int, spared: Counter[s
         teachers=[line.as_dict() for line in spent],
         possibly_usd=out.budget.possibly,
     )
-    out.text("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{_notes(rows, spent, omitting, spared, out)}")
-    if unfinished:
-        first = unfinished[0]
-        rest = "All others are" if len(unfinished) < len(rows) else "There are no others, nothing is"
+    notes = _notes(told, spent, omitting, spared, out)
+    out.text("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{notes}")
+    if told.first is not None:
+        rest = "All others are" if told.unfinished < total.answers else "There are no others, nothing is"
         raise Incomplete(
-            f"{len(unfinished)} of {len(rows)} answers failed, the first of {first['teacher']}: {first['error']}. "
-            f"{rest} saved; ask for the rest with --resume."
+            f"{told.unfinished} of {total.answers} answers failed, the first of {told.first['teacher']}: "
+            f"{told.first['error']}. {rest} saved; ask for the rest with --resume."
         )
 
 
-def _notes(rows: list[Row], spent: list[Any], omitting: int, spared: Counter[str], out: Out) -> str:
+def _notes(told: Told, spent: list[Spending], omitting: int, spared: Counter[str], out: Out) -> str:
     """What a reader of the table has to know about its numbers."""
-    bound = sum(row["usage_by"] == "bound" and row["error_type"] is None for row in rows)
     unpriced = [line.teacher for line in spent[:-1] if line.unpriced]
     notes = [
-        (bound, f"{bound} answers came without usage: their tokens are upper bounds, and so is their price."),
+        (told.bound, f"{told.bound} answers came without usage: their tokens are upper bounds, and so is their price."),
         (unpriced, f"The price of {', '.join(unpriced)} is not known: it counts as nothing in these sums."),
         (out.budget.possibly, f"Another {out.budget.possibly:.4f} USD are possibly paid, for calls without a bill."),
         (omitting, f"{omitting} states had pictures or sounds, of which teachers saw a mark alone."),

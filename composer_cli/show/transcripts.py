@@ -26,12 +26,11 @@ ERROR = ("error_type", "error")
 
 def of_run(run: Run) -> list[Transcript]:
     """The transcripts that a run holds, finished or not; none for stages that play no rollouts."""
-    units = run.units()
     played = [
         Transcript(unit["rollout"]["rollout_id"], _outcome(unit["rollout"]), _conversation(unit["steps"]))
-        for unit in rollout_units(units).values()
+        for unit in rollout_units(run.units()).values()
     ]
-    evaluated = units if run.manifest.stage == "evaluate" else []
+    evaluated = run.units() if run.manifest.stage == "evaluate" else ()
     return played + [
         Transcript(item["item_id"], _outcome(item), orjson.loads(item["transcript_json"]))
         for item in (unit["item"] for unit in evaluated)

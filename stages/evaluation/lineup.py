@@ -65,7 +65,7 @@ def recorded(runs: Iterable[Run]) -> tuple[list[Row], bool]:
     first: dict[str, Run] = {}
     names = set()
     for run in (run for run in runs if not run.holds(CHECKPOINT)):
-        rows = run.rows(ROLLOUT)
+        rows = _rows(run)
         for row in rows:
             if not row["model"]:
                 raise BadInput(
@@ -85,8 +85,15 @@ def recorded(runs: Iterable[Run]) -> tuple[list[Row], bool]:
 
 def of_start(run: Run) -> list[Row]:
     """The rollouts of a run as items of the start model, for a pilot."""
-    rows = run.rows(ROLLOUT)
+    rows = _rows(run)
     return [_item(row, START, run, len(rows)) for row in rows]
+
+
+def _rows(run: Run) -> list[Row]:
+    """The rollouts of a run, as far as items need them: without patches and logs."""
+    table = run.scan(ROLLOUT)
+    needed = {*EVAL_ITEM.columns, "rollout_id", "model", "env", "reward", "completion_tokens"}
+    return list(table.rows([name for name in table.columns if name in needed]))
 
 
 def _item(row: Row, arm: str, run: Run, num: int) -> Row:

@@ -1,6 +1,6 @@
 """Tables of runs joined and sorted by DuckDB, which goes on on disk where they are larger than its memory."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -40,7 +40,7 @@ def on_disk(folder: Path, **tables: Scan) -> "duckdb.DuckDBPyConnection":
     return database
 
 
-def rows_of(database: "duckdb.DuckDBPyConnection", question: str) -> Iterator[Row]:
+def rows_of(database: "duckdb.DuckDBPyConnection", question: str) -> Generator[Row, None, None]:
     """The rows of an answer, one after the other."""
     with database.cursor() as cursor:
         for batch in cursor.sql(question).to_arrow_reader(BATCH_ROWS):

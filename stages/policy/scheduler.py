@@ -5,10 +5,8 @@ followed to its end before another begins, so that what was cached is used while
 slow answer delays its own chain alone.
 """
 
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Protocol, TypeVar, runtime_checkable
 
 from stages.policy import background
 from stages.policy.base import Sample, Turn
@@ -33,46 +31,37 @@ class Asks(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Chain(Generic[Item]):
-    """One conversation as one policy is asked about it: its steps, and the samples of each."""
-
-    policy: Asks
-    steps: Sequence[Sequence[Item]]
+Chain = Sequence[Sequence[Item]]
+"""One conversation as one policy is asked about it: its steps, and the samples of each."""
 
 
 async def follow(
-    chains: Sequence[Chain[Item]],
+    queues: Sequence[tuple[Asks, Iterator[Chain[Item]]]],
     turn: Callable[[Item], Turn],
     answered: Callable[[Item, Sample], Awaitable[None]],
     check: Callable[[], None],
 ) -> None:
-    """Ask every item of every chain; `check` raises when nothing more is to be asked.
+    """Ask each policy every item of its chains; `check` raises when nothing more is to be asked.
 
-    Of several samples of a step the first is asked alone, and the others find its prompt cached. After an error
-    nothing more is asked, and what is in flight is waited for, as it is paid.
+    A chain is taken from its iterator when somebody is free to follow it, so that no others need be in memory. Of
+    several samples of a step the first is asked alone, and the others find its prompt cached. After an error nothing
+    more is asked, and what is in flight is waited for, as it is paid.
     """
-    queues: dict[int, deque[Chain[Item]]] = {}
-    for chain in chains:
-        queues.setdefault(id(chain.policy), deque()).append(chain)
-    policies = {id(chain.policy): chain.policy for chain in chains}
 
     async def one(policy: Asks, item: Item) -> None:
         check()
         await answered(item, await policy.ask(turn(item)))
 
-    async def work(queue: deque[Chain[Item]]) -> None:
-        while queue:
-            chain = queue.popleft()
-            for first, *others in chain.steps:
-                await one(chain.policy, first)
-                await background.together(one(chain.policy, item) for item in others)
+    async def work(policy: Asks, chains: Iterator[Chain[Item]]) -> None:
+        for chain in chains:
+            for first, *others in chain:
+                await one(policy, first)
+                await background.together(one(policy, item) for item in others)
 
-    workers = [
-        work(queue) for name, queue in queues.items() for _ in range(min(len(queue), AHEAD * policies[name].batch_size))
-    ]
     try:
-        await background.together(workers)
+        await background.together(
+            work(policy, chains) for policy, chains in queues for _ in range(AHEAD * policy.batch_size)
+        )
     finally:
-        for policy in policies.values():
+        for policy, _ in queues:
             await policy.drain()

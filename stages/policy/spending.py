@@ -1,5 +1,7 @@
 """What teachers cost: calls, tokens, money and latency, by teacher and in all, and whether that is affordable."""
 
+from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -95,37 +97,65 @@ def table(lines: Sequence[Spending]) -> str:
     return tabulate(cells, (*headers, "p50 s/step", "p95 s/step"), tablefmt="plain", floatfmt=formats)
 
 
-def spending(rows: list[Row], traces: Sequence[str]) -> list[Spending]:
-    """One line a teacher, in order of appearance, and a last one for all of them; `traces` are all rollouts' ids."""
-    names = list(dict.fromkeys(row["teacher"] for row in rows))
-    return [
-        *(_line(n, [r for r in rows if r["teacher"] == n], traces) for n in names),
-        _line("all", rows, traces),
-    ]
+class Tally:
+    """Answers added up one after the other: by teacher, in order of appearance, and in all."""
+
+    def __init__(self, traces: Sequence[str]) -> None:
+        """traces: the ids of all rollouts."""
+        self._traces, self._of, self._all = traces, dict[str, _Sums](), _Sums(traces)
+
+    def add(self, row: Row) -> None:
+        """One `teacher_action` row."""
+        if row["teacher"] not in self._of:
+            self._of[row["teacher"]] = _Sums(self._traces)
+        for sums in (self._of[row["teacher"]], self._all):
+            sums.add(row)
+
+    def lines(self) -> list[Spending]:
+        """One line a teacher, and a last one for all of them."""
+        return [*(sums.line(name) for name, sums in self._of.items()), self._all.line("all")]
 
 
-def _line(name: str, rows: list[Row], traces: Sequence[str]) -> Spending:
-    whole = [row for row in rows if row["error_type"] is None]
-    slowest: dict[str, float] = {}
-    for row in whole:
-        slowest[row["state_sha256"]] = max(slowest.get(row["state_sha256"], 0.0), row["latency_s"])
-    by_trace = dict.fromkeys(traces, 0.0)
-    for row in rows:
-        by_trace[row["rollout_id"]] += row["cost_usd"] or 0.0
-    seconds, costs = list(slowest.values()) or [0.0], list(by_trace.values()) or [0.0]
-    return Spending(
-        teacher=name,
-        answers=len(rows),
-        failed=len(rows) - len(whole),
-        truncated=sum(row["finish_reason"] == "length" for row in whole),
-        unpriced=sum(row["cost_usd"] is None for row in whole),
-        prompt_tokens=sum(row["prompt_tokens"] for row in rows),
-        cached_tokens=sum(row["cached_tokens"] for row in rows),
-        completion_tokens=sum(row["completion_tokens"] for row in rows),
-        cost_usd=sum(costs),
-        usd_per_trace=sum(costs) / len(costs),
-        p50_usd_per_trace=float(np.quantile(costs, 0.5)),
-        p95_usd_per_trace=float(np.quantile(costs, 0.95)),
-        p50_latency_s=float(np.quantile(seconds, 0.5)),
-        p95_latency_s=float(np.quantile(seconds, 0.95)),
-    )
+class _Sums:
+    """What one line is made of; 16 bytes an answer stay, for the quantiles of latency."""
+
+    def __init__(self, traces: Sequence[str]) -> None:
+        self._counts: Counter[str] = Counter()
+        self._by_trace = dict.fromkeys(traces, 0.0)
+        self._states, self._seconds = array("q"), array("d")
+
+    def add(self, row: Row) -> None:
+        whole = row["error_type"] is None
+        self._counts["answers"] += 1
+        self._counts["failed"] += not whole
+        for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+            self._counts[name] += row[name]
+        self._by_trace[row["rollout_id"]] += row["cost_usd"] or 0.0
+        if whole:
+            self._counts["truncated"] += row["finish_reason"] == "length"
+            self._counts["unpriced"] += row["cost_usd"] is None
+            self._states.append(hash(row["state_sha256"]))
+            self._seconds.append(row["latency_s"])
+
+    def line(self, name: str) -> Spending:
+        seconds, costs = self._slowest(), list(self._by_trace.values()) or [0.0]
+        counted = ("answers", "failed", "truncated", "unpriced", "prompt_tokens", "cached_tokens", "completion_tokens")
+        return Spending(
+            teacher=name,
+            **{what: self._counts[what] for what in counted},
+            cost_usd=sum(costs),
+            usd_per_trace=sum(costs) / len(costs),
+            p50_usd_per_trace=float(np.quantile(costs, 0.5)),
+            p95_usd_per_trace=float(np.quantile(costs, 0.95)),
+            p50_latency_s=float(np.quantile(seconds, 0.5)),
+            p95_latency_s=float(np.quantile(seconds, 0.95)),
+        )
+
+    def _slowest(self) -> np.ndarray:
+        """The most seconds that an answer took in each state, in no order; one 0 of nothing."""
+        if not self._states:
+            return np.zeros(1)
+        states, seconds = np.array(self._states), np.array(self._seconds)
+        order = np.argsort(states, kind="stable")
+        begins = np.flatnonzero(np.diff(states[order], prepend=states[order[0]] - 1))
+        return np.maximum.reduceat(seconds[order], begins)

@@ -69,7 +69,7 @@ class Run:
         path = self.path / "scratch" / "live" / "units.json"
         return store.read_json(path) if path.is_file() else None
 
-    def units(self) -> list[Row]:
+    def units(self) -> Iterator[Row]:
         """The last record of every unit, finished or failed; a run that is still going on is read and left as it is."""
         return store.read_units(self.path / "steps")
 

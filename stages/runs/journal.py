@@ -4,9 +4,9 @@ What stays in memory is which units there are and where they lie; the units them
 """
 
 import os
-import tempfile
 import threading
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from stages.errors import BadInput
 from stages.redaction import redacted_bytes
 from stages.runs import store
 from stages.runs.records import Row
+from stages.runs.spool import Spool
 
 SHARD_BYTES = 32 * 1024 * 1024
 """An open file is held in memory until it is sealed."""
@@ -86,6 +87,10 @@ class Journal:
         """How many units there are, finished or failed."""
         return len(self._where)
 
+    def __contains__(self, unit: str) -> bool:
+        """Whether there is a unit, finished or failed."""
+        return unit in self._where
+
     def finished(self, unit: str) -> bool:
         """Whether a unit is done and did not fail."""
         return unit in self._where and unit not in self._failed
@@ -113,7 +118,7 @@ class Journal:
     def read(self, units: Iterable[str]) -> Iterator[Row]:
         """The last record of each of these units that is there, in this order, one after the other."""
         with self._lock:
-            numbers = [self._where[unit] for unit in units if unit in self._where]
+            numbers = array("q", (self._where[unit] for unit in units if unit in self._where))
             lines = self._stored(list(self._sealed), list(self._lines))
         if all(a < b for a, b in pairwise(numbers)):
             return map(orjson.loads, _picked(lines, numbers))
@@ -125,17 +130,13 @@ class Journal:
             yield from store.sealed_lines(path)
         yield from opened
 
-    def _spooled(self, lines: Iterator[bytes], numbers: list[int]) -> Iterator[Row]:
-        """In an order that the files do not have: through a file of plain lines, since a sealed one has no middle."""
-        begins: dict[int, int] = {}
-        with tempfile.TemporaryFile(dir=self.folder) as spool:
-            wanted = sorted(set(numbers))
-            for number, line in zip(wanted, _picked(lines, wanted), strict=True):
-                begins[number] = spool.tell()
-                spool.write(line + b"\n")
+    def _spooled(self, lines: Iterator[bytes], numbers: Sequence[int]) -> Iterator[Row]:
+        """In an order that the files do not have."""
+        wanted = array("q", sorted(set(numbers)))
+        with Spool(self.folder) as spool:
+            places = array("q", map(spool.add, _picked(lines, wanted)))
             for number in numbers:
-                spool.seek(begins[number])
-                yield orjson.loads(spool.readline())
+                yield orjson.loads(spool.line(places[bisect_left(wanted, number)]))
 
     def append(self, units: Sequence[tuple[str, Mapping[str, Any], bool]]) -> None:
         """Make units durable, each (name, payload, failed). A payload may not use the keys `unit` and `failed`."""

@@ -3,14 +3,16 @@
 Fixed, so that a resumed run gives the rows of an uninterrupted one.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from stages.runs.artifact import Out
 
 BATCH = 32
 Unit = TypeVar("Unit")
+Made = TypeVar("Made", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,14 @@ class Plan:
         return asdict(self)
 
 
+class Units(Protocol[Made]):
+    """Units that can be gone through again and again."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Made]: ...
+
+
 class Batched(Protocol):
     """What decides how units are batched: whether a policy captures tokens, and how many turns one call should hold."""
 
@@ -36,7 +46,7 @@ class Batched(Protocol):
 
 
 def work_through(
-    units: Sequence[Unit],
+    units: "Units[Unit]",
     key: Callable[[Unit], str],
     do: Callable[[list[Unit]], Iterable[tuple[str, Mapping[str, Any], bool]]],
     *,
@@ -48,14 +58,16 @@ def work_through(
 
     A local model's arithmetic depends on the size of a batch, so a batch that is only partly there is done whole again
     and only what is missing is written; for a server, whose answers cost money, only what is missing is done. Where the
-    run has workers, they do it, a batch or more each.
+    run has workers, they do it, a batch or more each. Units may be made as they are gone through, which is done twice.
     """
     local = policy.capture_level == "tokens"
     size = BATCH if local else policy.batch_size
     keys = [key(unit) for unit in units]
     out.spread([keys[start : start + size] for start in range(0, len(keys), size)], what)
+    del keys
+    waiting = iter(units)
     for start in range(0, len(units), size):
-        batch = list(units[start : start + size])
+        batch = list(islice(waiting, size))
         missing = [unit for unit in batch if not out.finished(key(unit))]
         out.progress(what, start, len(units))
         if missing:

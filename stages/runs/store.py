@@ -137,13 +137,33 @@ def read_bytes(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def read_units(folder: Path) -> list[Row]:
-    """A journal's last record of every unit, without touching what another process may still be writing."""
-    rows = [row for path in sorted(folder.glob("*.jsonl.gz")) for row in read_lines(path)]
-    for path in sorted(folder.glob("*.jsonl.open")):
-        whole = (read_bytes(path) or b"").rpartition(b"\n")[0]
-        rows += [orjson.loads(line) for line in whole.splitlines()]
-    return list({row["unit"]: row for row in rows}.values())
+def read_units(folder: Path) -> Iterator[Row]:
+    """A journal's last record of every unit, one after the other, in the order in which units were first written.
+
+    Nothing is touched that another process may still be writing. In memory are which units there are, the open file,
+    and those that were written twice.
+    """
+    opened = [line for path in sorted(folder.glob("*.jsonl.open")) for line in _whole_lines(path)]
+    sealed = sorted(folder.glob("*.jsonl.gz"))  # after the open one: what is sealed meanwhile is there twice, not lost
+
+    def records() -> Iterator[Row]:
+        for path in sealed:
+            yield from read_lines(path)
+        yield from map(orjson.loads, opened)
+
+    seen, again = set[str](), dict[str, Row]()
+    for record in records():
+        if record["unit"] in seen:
+            again[record["unit"]] = record
+        seen.add(record["unit"])
+    for record in records():
+        if record["unit"] in seen:
+            seen.discard(record["unit"])
+            yield again.pop(record["unit"], record)
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    return (read_bytes(path) or b"").rpartition(b"\n")[0].splitlines()
 
 
 def append_lines(path: Path, lines: Sequence[bytes]) -> None:

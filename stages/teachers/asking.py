@@ -1,22 +1,24 @@
 """Asks all teachers: servers side by side on a thread of their own, local models in turns beside them."""
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from itertools import groupby
 from threading import Event
 from typing import Any
 
-from stages.policy import Policy, Sample, background
+from stages.policy import Policy, Sample, Turn, background
 from stages.policy.scheduler import Chain, follow
 from stages.runs.artifact import Interrupted, Out
 from stages.runs.plan import work_through
 from stages.runs.records import Row
 from stages.runs.together import Together
-from stages.teachers.questions import Asked, Question
+from stages.teachers.questions import Asked, Question, Questions
 
 FINAL = (None, "rejected", "context", "no_text")
 """Outcomes that asking again would not change."""
 Policies = Mapping[str, Policy]
+Put = tuple[Question, Turn]
+"""A question as it is asked: its messages are in memory from here to the end of its rollout."""
 
 
 def ask_all(asked: Asked, policies: Policies, out: Out, *, batch: bool = False) -> None:
@@ -26,15 +28,12 @@ def ask_all(asked: Asked, policies: Policies, out: Out, *, batch: bool = False) 
     first question, and recorded.
     """
     halted = Event()
-    servers = background.start(
-        _ask_servers(
-            {n: questions for n, questions in asked.items() if _is_server(policies[n])}, policies, out, halted, batch
-        )
-    )
+    theirs = {name: questions for name, questions in asked.items() if _is_server(policies[name])}
+    servers = background.start(_ask_servers(theirs, policies, out, halted, batch))
     try:
         for name, questions in asked.items():
-            if not _is_server(policies[name]) and questions:
-                _ask_here(policies[name], questions, out, servers)
+            if name not in theirs and questions:
+                _ask_here(name, policies[name], questions, out, servers)
         servers.result()
     except Exception:
         halted.set()
@@ -46,20 +45,20 @@ def _is_server(policy: Policy) -> bool:
     return hasattr(policy, "ask")
 
 
-def _ask_here(policy: Policy, asked: list[Question], out: Out, servers: Future[None]) -> None:
+def _ask_here(name: str, policy: Policy, asked: Questions | list[Question], out: Out, servers: Future[None]) -> None:
     def answer(batch: list[Question]) -> list[tuple[str, Row, bool]]:
         if servers.done():
             servers.result()  # raises what went wrong there
         samples = policy.sample([question.turn for question in batch])
         return [_unit(question, sample) for question, sample in zip(batch, samples, strict=True)]
 
-    work_through(asked, lambda q: q.key, answer, policy=policy, out=out, what=f"answers of {asked[0].teacher.name}")
+    work_through(asked, lambda q: q.key, answer, policy=policy, out=out, what=f"answers of {name}")
 
 
 async def _ask_servers(asked: Asked, policies: Policies, out: Out, halted: Event, batch: bool) -> None:
     """Ask what is not answered yet, one chain a rollout and teacher."""
-    missing = {name: [q for q in questions if not out.finished(q.key)] for name, questions in asked.items()}
-    await _probe({name: policies[name] for name, questions in missing.items() if questions}, out)
+    missing = {name: sum(not out.finished(q.key) for q in questions) for name, questions in asked.items()}
+    await _probe({name: policies[name] for name, number in missing.items() if number}, out)
 
     def check() -> None:
         out.stop_here()
@@ -67,26 +66,26 @@ async def _ask_servers(asked: Asked, policies: Policies, out: Out, halted: Event
             raise Interrupted
 
     works: list[Coroutine[Any, Any, None]] = []
+    servers: dict[str, Any] = dict(policies)
+    total = sum(map(len, asked.values()))
     if batch:
         from stages.teachers.batched import ask_batched  # openai, which is slow to import
 
-        waiting = {name: q for name, q in asked.items() if q and not policies[name].config.served}
-        servers: dict[str, Any] = dict(policies)
+        waiting = {name: list(q) for name, q in asked.items() if len(q) and not policies[name].config.served}
         works = [ask_batched(questions, servers[name], out, check, _unit) for name, questions in waiting.items()]
-        missing = {name: questions for name, questions in missing.items() if name not in waiting}
-    chains = [chain for name, questions in missing.items() for chain in _chains(policies[name], questions)]
-    total = sum(map(len, asked.values()))
-    done = total - sum(map(len, missing.values()))
+        missing = {name: number for name, number in missing.items() if name not in waiting}
+    done = total - sum(missing.values())
     written = Together[tuple[str, Row, bool]](out.write_all)
 
-    async def answered(question: Question, sample: Sample) -> None:
+    async def answered(asked: Put, sample: Sample) -> None:
         nonlocal done
-        await written(_unit(question, sample))
+        await written(_unit(asked[0], sample))
         done += 1
         out.progress("answers of servers", done, total)
 
-    if chains:
-        works.append(follow(chains, lambda question: question.turn, answered, check))
+    queues = [(servers[name], _chains(asked[name], out)) for name, number in missing.items() if number]
+    if queues:
+        works.append(follow(queues, lambda asked: asked[1], answered, check))
     await background.together(works)
 
 
@@ -100,12 +99,12 @@ async def _probe(policies: Mapping[str, Any], out: Out) -> None:
         out.model(name, **policy.facts())
 
 
-def _chains(policy: Any, asked: Sequence[Question]) -> list[Chain[Question]]:
-    """The questions of each rollout, its states in order, of each state all samples."""
-    return [
-        Chain(policy, [list(samples) for _, samples in groupby(rollout, lambda q: q.state)])
-        for _, rollout in groupby(asked, lambda q: q.steps[0]["rollout_id"])
-    ]
+def _chains(asked: Iterable[Question], out: Out) -> Iterator[Chain[Put]]:
+    """What is missing of each rollout, its states in order, of each state all samples."""
+    for _, rollout in groupby(asked, lambda question: question.state.rollout_id):
+        missing = [question for question in rollout if not out.finished(question.key)]
+        if missing:
+            yield [[(q, q.turn) for q in samples] for _, samples in groupby(missing, lambda question: question.state)]
 
 
 def _unit(question: Question, sample: Sample) -> tuple[str, Row, bool]:

@@ -14,7 +14,7 @@ disagreement: then one teacher more is asked than needed.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
@@ -52,21 +52,20 @@ class GateConfig(Settings):
 
 @dataclass
 class GatedState:
-    """One state: its questions by teacher, the texts that came back (None for no whole answer), their cost in USD."""
+    """One state: its questions by teacher, the steps in it, the texts that came back, their cost in USD.
+
+    A text is None where there was no whole answer.
+    """
 
     questions: dict[str, list[Question]]
+    steps: list[Row] = field(default_factory=list)
     answers: dict[str, list[str | None]] = field(default_factory=dict)
     costs: dict[str, list[float]] = field(default_factory=dict)
-
-    @property
-    def first(self) -> Question:
-        """Any of its questions, for what they share."""
-        return next(chain.from_iterable(self.questions.values()))
 
     def ballots(self, asked: Sequence[str]) -> Iterator[Ballot]:
         """One a recorded step; teachers beyond `asked` have said nothing yet."""
         teachers = {name: self.answers.get(name, []) if name in asked else [] for name in self.questions}
-        steps = [step for step in self.first.steps if not step["truncated"]]
+        steps = [step for step in self.steps if not step["truncated"]]
         texts = {text for texts in teachers.values() for text in texts if text is not None}
         classes = {text: canonical(text) for text in texts | {step["action"] for step in steps}}
         for step in steps:
@@ -97,6 +96,7 @@ def by_price(teachers: Sequence[TeacherConfig]) -> list[str]:
 
 def ask_gated(
     asked: Asked,
+    steps: Iterable[tuple[str, list[Row]]],
     policies: Policies,
     teachers: Sequence[TeacherConfig],
     gate: GateConfig,
@@ -105,8 +105,12 @@ def ask_gated(
     *,
     batch: bool = False,
 ) -> Counter[str]:
-    """Ask as the gate says; the number of questions that were not asked, by reason. passed: of each rollout."""
-    states, spared = _states(asked), Counter[str]()
+    """Ask as the gate says; the number of questions that were not asked, by reason.
+
+    steps: all that were taken in each state, by its digest. passed: of each rollout. All states with what was said in
+    them are in memory, the conversations before them are not.
+    """
+    states, spared = _states(asked, steps), Counter[str]()
     if gate.failed_only:
         kept = {digest: state for digest, state in states.items() if not _all_passed(state, passed)}
         spared["passed"] = sum(_count(state, state.questions) for digest, state in states.items() if digest not in kept)
@@ -150,7 +154,7 @@ class Gains:
             self._seen[situation, None].append(added)
 
     def _place(self, state: GatedState) -> tuple[str, int]:
-        return state.situation(self._before), min(state.first.steps[0]["step"], LAST_STEP)
+        return state.situation(self._before), min(state.steps[0]["step"], LAST_STEP)
 
     def expected(self, state: GatedState) -> float:
         """Pairs that asking adds, of which one in two is expected where nothing is known (Laplace's rule)."""
@@ -167,17 +171,19 @@ class Gains:
         return len(questions) * sum(self._cost) / len(self._cost)
 
 
-def _states(asked: Asked) -> dict[str, GatedState]:
+def _states(asked: Asked, steps: Iterable[tuple[str, list[Row]]]) -> dict[str, GatedState]:
     states: dict[str, GatedState] = {}
     for name, questions in asked.items():
         for question in questions:
-            state = states.setdefault(question.state, GatedState({}))
+            state = states.setdefault(question.state.digest, GatedState({}))
             state.questions.setdefault(name, []).append(question)
+    for digest, taken in steps:
+        states[digest].steps = taken
     return states
 
 
 def _all_passed(state: GatedState, passed: Mapping[str, bool | None]) -> bool:
-    return all(passed.get(step["rollout_id"]) for step in state.first.steps)
+    return all(passed.get(step["rollout_id"]) for step in state.steps)
 
 
 def _count(state: GatedState, names: Mapping[str, object]) -> int:

@@ -1,17 +1,14 @@
 """Questions to teachers: an answer to be had in a distinct recorded state, and the row that it becomes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import orjson
-
-from stages.messages import OMITTED, Message
+from stages.messages import Message
 from stages.policy import Sample, Turn
 from stages.policy.config import prompt_bound
-from stages.rollouts.trace import states_by_digest
 from stages.runs import store
-from stages.runs.artifact import Run
-from stages.runs.records import ORIGIN, STEP, Row
+from stages.runs.records import Row
+from stages.teachers.recorded import RecordedStates, State
 from stages.teachers.table import TeacherConfig
 
 AS_IT_CAME = (
@@ -29,59 +26,48 @@ AS_IT_CAME = (
     "latency_s",
 )
 """Columns that are a sample's fields."""
-Asked = dict[str, list["Question"]]
-"""The questions to each teacher, by its name."""
 
 
 class Question:
-    """One answer to be had: a state, the steps recorded in it, a teacher, a sample.
+    """One answer to be had: a state, a teacher, a sample.
 
-    `identity` is the teacher's. `tools` are those that the rollout which reached the state first could call.
+    `identity` is the teacher's. `said` reads the messages of the state when they are needed. `tools` are those that the
+    rollout which reached the state first could call.
     """
+
+    __slots__ = ("_said", "key", "sample_idx", "state", "teacher", "tools")
 
     def __init__(
         self,
         teacher: TeacherConfig,
         identity: dict[str, Any],
-        messages: list[Message],
-        steps: list[Row],
+        state: State,
+        said: Callable[[State], list[Message]],
         sample_idx: int,
         seed: int,
         tools: Sequence[Any] = (),
     ) -> None:
-        self.teacher, self.messages, self.steps, self.sample_idx = teacher, messages, steps, sample_idx
-        self.tools = tools
-        about = [teacher.name, identity, steps[0]["state_sha256"], sample_idx, seed]
+        self.teacher, self.state, self.sample_idx, self.tools = teacher, state, sample_idx, tools
+        self._said = said
+        about = [teacher.name, identity, state.digest, sample_idx, seed]
         self.key = store.digest([*about, tools] if tools else about)[:24]
-        self.seed = int(self.key[:15], 16)
-
-    @property
-    def state(self) -> str:
-        """The digest of the state."""
-        return str(self.steps[0]["state_sha256"])
 
     @property
     def turn(self) -> Turn:
         """The question as a policy is asked."""
-        return Turn(self.messages, self.seed, tools=self.tools)
-
-    @property
-    def omits_media(self) -> bool:
-        """Whether the state had a picture or a sound, of which the teacher sees a mark alone."""
-        return any(OMITTED in message["content"] for message in self.messages)
+        return Turn(self._said(self.state), int(self.key[:15], 16), tools=self.tools)
 
     def price_bound(self) -> float:
         """At most so many USD."""
-        size = len(store.encode(self.messages)) + len(store.encode(self.tools))
+        size = len(store.encode(self._said(self.state))) + len(store.encode(self.tools))
         return self.teacher.cost(prompt_bound(size), self.teacher.longest_answer())
 
     def row(self, sample: Sample) -> Row:
         """The `teacher_action/3` row of an answer."""
-        first = self.steps[0]
         return {
             "unit_id": self.key,
-            **{name: first[name] for name in ("state_sha256", "task_id", "rollout_id", "step")},
-            "num_steps": len(self.steps),
+            "state_sha256": self.state.digest,
+            **{name: getattr(self.state, name) for name in ("task_id", "rollout_id", "step", "num_steps")},
             "teacher": self.teacher.name,
             "model": self.teacher.model,
             "sample_idx": self.sample_idx,
@@ -91,31 +77,30 @@ class Question:
         }
 
 
-def questions(rollouts: Run, teachers: Sequence[TeacherConfig], samples: int, seed: int) -> Asked:
-    """What to ask each teacher, in the order in which states were first recorded."""
-    recorded = states_by_digest(rollouts.rows(STEP)).values()
-    tools = tools_of(rollouts)
-    asked = {}
-    for teacher in teachers:
-        identity = teacher.identity()  # of a local folder all bytes are read for it
-        asked[teacher.name] = [
-            Question(
-                teacher,
-                identity,
-                state.messages,
-                state.steps,
-                index,
-                seed,
-                tools.get(state.steps[0]["rollout_id"], ()),
-            )
-            for state in recorded
-            for index in range(samples)
-        ]
-    return asked
+class Questions:
+    """The questions to one teacher, in the order in which states were first recorded, made whenever gone through."""
+
+    def __init__(self, recorded: RecordedStates, teacher: TeacherConfig, samples: int, seed: int) -> None:
+        self.recorded, self.teacher, self._samples, self._seed = recorded, teacher, samples, seed
+        self._identity = teacher.identity()  # of a local folder all bytes are read for it
+
+    def __len__(self) -> int:
+        return len(self.recorded) * self._samples
+
+    def __iter__(self) -> Iterator[Question]:
+        read, tools = self.recorded.messages, self.recorded.tools
+        for state in self.recorded:
+            for index in range(self._samples):
+                told = tools.get(state.rollout_id, ())
+                yield Question(self.teacher, self._identity, state, read, index, self._seed, told)
 
 
-def tools_of(rollouts: Run) -> dict[str, list[Any]]:
-    """The tools that each imported rollout could call, by its id, as its source declared them."""
-    if rollouts.holds(ORIGIN) is None:
-        return {}
-    return {row["rollout_id"]: orjson.loads(row["tools_json"] or "[]") for row in rollouts.rows(ORIGIN)}
+Asked = Mapping[str, Questions | list[Question]]
+"""The questions to each teacher, by its name."""
+
+
+def questions(
+    recorded: RecordedStates, teachers: Sequence[TeacherConfig], samples: int, seed: int
+) -> dict[str, Questions]:
+    """What to ask each teacher."""
+    return {teacher.name: Questions(recorded, teacher, samples, seed) for teacher in teachers}

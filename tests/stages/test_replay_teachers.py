@@ -18,6 +18,7 @@ from stages.runs.artifact import Run
 from stages.runs.pair_records import TEACHER_ACTION
 from stages.runs.records import STEP
 from stages.teachers.questions import questions
+from stages.teachers.recorded import RecordedStates
 
 
 def endpoint(name: str, url: str, **more: Any) -> dict[str, Any]:
@@ -268,9 +269,10 @@ def test_a_local_teacher_is_hashed_once_however_many_questions(
 
     sys.addaudithook(hook)
     config = replay_teachers.Config(teachers=[{"name": "local", "model": str(tiny), "max_tokens": 8}])
-    asked = questions(rollouts, config.teachers, samples=1, seed=0)
+    with RecordedStates(rollouts, tmp_path) as recorded:
+        asked = questions(recorded, config.teachers, samples=1, seed=0)
+        assert len(list(asked["local"])) == len(list(asked["local"])) == len(asked["local"]) > 5
     listening.clear()
-    assert len(asked["local"]) > 5
     assert opened[0] == 1
 
 

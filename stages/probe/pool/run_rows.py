@@ -9,9 +9,10 @@ from stages.probe.pool.rows import pool_row, prompt_sha256
 from stages.probe.pool.tokens import TokenRow
 from stages.probe.pool.transcripts import token_row
 from stages.rollouts import trace
+from stages.rollouts.reading import rollout_rows
 from stages.runs.artifact import Run
 from stages.runs.outcome_records import TRAINING_REWARD
-from stages.runs.records import ROLLOUT, STEP, Row
+from stages.runs.records import Row
 
 
 def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
@@ -20,15 +21,14 @@ def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
     `step` is the training step where the run is a training, else the problem's place. Rollouts whose ids were stored
     and are prefixes of each other keep these ids; others are rendered with `tokenizer`, and have no behav_logp.
     """
-    steps = trace.by_rollout(run.rows(STEP))
     at = {row["rollout_id"]: row["training_step"] for row in run.rows(TRAINING_REWARD)} if _trained(run) else {}
-    graded = [row for row in run.rows(ROLLOUT) if row["reward"] is not None and row["rollout_id"] in steps]
-    places = {task: place for place, task in enumerate(dict.fromkeys(row["task_id"] for row in graded))}
-    return [
-        _row(rollout, steps[rollout["rollout_id"]], tokenizer, source, role)
-        | {"step": at.get(rollout["rollout_id"], places[rollout["task_id"]])}
-        for rollout in graded
-    ]
+    places, found = dict[str, int](), list[Row]()
+    for rollout, steps in rollout_rows(run):
+        if steps and rollout["reward"] is not None:
+            place = places.setdefault(rollout["task_id"], len(places))
+            row = _row(rollout, steps, tokenizer, source, role)
+            found.append(row | {"step": at.get(rollout["rollout_id"], place)})
+    return found
 
 
 def rows_of_runs(runs: Sequence[Run], whose: Sequence[tuple[str, str]], tokenizer: Any) -> list[Row]:

@@ -7,6 +7,7 @@ import pytest
 
 from stages.errors import BadInput
 from stages.runs import store
+from stages.runs.journal import Journal
 
 
 def test_equal_lines_give_equal_bytes(tmp_path: Path) -> None:
@@ -47,3 +48,17 @@ def test_a_failed_append_leaves_no_torn_line(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert path.read_bytes() == b"whole\n"
+
+
+def test_units_come_one_after_the_other_each_with_its_last_record(tmp_path: Path) -> None:
+    """Those of sealed files, of the open one without its torn tail, and of one that is sealed but not yet deleted."""
+    journal = Journal(tmp_path, shard_size=2)
+    for name, value in [("a", 0), ("b", 1), ("c", 2), ("a", 3), ("d", 4)]:
+        journal.append([(name, {"value": value}, value == 0)])
+    with (tmp_path / "000002.jsonl.open").open("ab") as file:
+        file.write(b'{"unit": "torn')
+    (tmp_path / "000001.jsonl.open").write_bytes(b'{"unit": "c", "value": 2}\n')
+    units = store.read_units(tmp_path)
+    assert iter(units) is units
+    assert [(unit["unit"], unit["value"]) for unit in units] == [("a", 3), ("b", 1), ("c", 2), ("d", 4)]
+    assert list(store.read_units(tmp_path / "none")) == []

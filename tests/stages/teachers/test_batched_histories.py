@@ -26,6 +26,7 @@ from stages.runs.manifest import Manifest
 from stages.runs.records import Row
 from stages.teachers.batched import ask_batched
 from stages.teachers.questions import Question
+from stages.teachers.recorded import State
 from stages.teachers.table import TeacherConfig
 
 MEMORY = Path("/dev/shm")
@@ -104,8 +105,10 @@ def reply(body: dict[str, Any], number: int, fault: str) -> Reply | None:
 
 
 def question(teacher: TeacherConfig, number: int) -> Question:
-    step = {"state_sha256": f"{number:064d}", "task_id": "t", "rollout_id": "r", "step": number}
-    return Question(teacher, teacher.identity(), [{"role": "user", "content": f"state {number}"}], [step], 0, 0)
+    state = State(f"{number:064d}", "t", "r", number, 1)
+    return Question(
+        teacher, teacher.identity(), state, lambda s: [{"role": "user", "content": f"state {s.step}"}], 0, 0
+    )
 
 
 def unit(asked: Question, sample: Sample) -> tuple[str, Row, bool]:
