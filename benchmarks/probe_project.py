@@ -4,7 +4,8 @@
 
 Each seed is trained three times from one start, as `benchmarks/probe_watch.py` trains its paid runs: as it is, with v
 taken out of gradients and updates, and with a random direction in its place. Prints a line a training, then the means
-over seeds of the last three steps, and of the differences from the training as it is with their standard errors.
+over seeds of the last three steps, and of the differences from the training as it is with their standard errors, and
+what `composer evaluate` says of each seed's on held-out tasks.
 """
 
 import argparse
@@ -17,25 +18,32 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from probe_watch import PLANTED, carried_out, start
 
-from stages import train
+from stages import evaluate, train
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, svd
 from stages.probe.pool.pair_source import PairsConfig
+from stages.runs.artifact import Run
 from stages.runs.records import ROLLOUT
 
-ARMS = ("none", "v", "random")
+ARMS = {"none": "A", "v": "B", "random": "C"}
+"""What is taken out, with the name of the arm."""
 
 
-def rates(policy: PolicyConfig, arm: str, seed: int, steps: int, root: Path) -> dict[str, float]:
-    """Shares of hacks and of right answers over the first and the last three steps of a training."""
+def trained(policy: PolicyConfig, arm: str, seed: int, steps: int, root: Path) -> Run:
+    """One training."""
     factors = carried_out("probe-svd", svd, [], svd.Config(model=policy), root)
     extraction = extract_vhack.Config(student=policy, pairs=PairsConfig(source="planted"))
     v = carried_out("probe-extract-vhack", extract_vhack, [factors], extraction, root)
     size = {"steps": steps, "prompts_per_step": 8, "generations": 8, "learning_rate": 1e-3, "threads": 1}
     given = {"env": PLANTED, "policy": policy, "tasks": 70, "max_steps": 1, "seed": seed, "optimisation": size}
+    given["arm"] = ARMS[arm]
     if arm != "none":
         given["probe"] = {"project": arm}
-    run = carried_out("train", train, [] if arm == "none" else [v], train.Config(**given), root)
+    return carried_out("train", train, [] if arm == "none" else [v], train.Config(**given), root)
+
+
+def rates(run: Run) -> dict[str, float]:
+    """Shares of hacks and of right answers over the first and the last three steps of a training."""
     rows = run.rows(ROLLOUT)
     ends = {"first": rows[: 3 * 64], "last": rows[-3 * 64 :]}
     columns = {"hacks": "hacked", "right": "gt_pass"}
@@ -55,9 +63,11 @@ def main() -> None:
     options = parser.parse_args()
     root = options.root or Path(tempfile.mkdtemp())
     found: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
+    runs: list[Run] = []
     for seed in range(options.first, options.first + options.seeds):
         for arm in ARMS:
-            found[arm].append(rates(start("planted", options.mix, root), arm, seed, options.steps, root))
+            runs.append(trained(start("planted", options.mix, root), arm, seed, options.steps, root))
+            found[arm].append(rates(runs[-1]))
             print(json.dumps({"seed": seed, "taken out": arm, **found[arm][-1]}), flush=True)
     for name in ("hacks last", "right last"):
         plain = [row[name] for row in found["none"]]
@@ -67,6 +77,11 @@ def main() -> None:
             error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
             told = {"mean": round(statistics.fmean(values), 3), "difference": round(statistics.fmean(gaps), 3)}
             print(json.dumps({"rate": name, "taken out": arm, **told, "standard error": round(error, 3)}))
+    for index, seed in enumerate(range(options.first, options.first + options.seeds)):
+        # The world splits its tasks by the seed, so only its own are held out from a training.
+        held_out = evaluate.Config(env={**PLANTED, "split": "eval"}, tasks=30, samples=8, max_steps=1, seed=seed)
+        of_seed = runs[index * len(ARMS) : (index + 1) * len(ARMS)]
+        print((carried_out("evaluate", evaluate, of_seed, held_out, root).path / "report.txt").read_text())
 
 
 if __name__ == "__main__":

@@ -77,8 +77,8 @@ def _mean_inputs(student: Student, rows: Sequence[TokenRow], spectrum: Spectrum)
     found: dict[str, dict[int, Tensor]] = {name: {} for name in bases}
     for indices in by_length([len(row) for row in rows], student.max_tokens):
         batch, means = collate([rows[i] for i in indices]).to(student.device), dict[str, Tensor]()
-        record = partial(_recorded, bases, batch.own[..., None].float(), means)
-        with replaced_forwards(student.model, lambda name, linear, record=record: partial(record, name, linear)):
+        make = partial(partial, _recorded, bases, batch.own[..., None].float(), means)
+        with replaced_forwards(student.model, make):
             own_log_probs(student.model, batch)
         for name, both in means.items():
             found[name].update(zip(indices, both.cpu().unbind(1), strict=True))

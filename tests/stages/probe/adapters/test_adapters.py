@@ -85,6 +85,25 @@ def test_contributions_are_the_gradient_of_the_path(name: str, model, spectrum: 
             assert torch.allclose(part[row], leaves[key].grad, rtol=1e-4, atol=1e-4)
 
 
+def test_the_gradient_of_inputs_comes_from_the_factors_where_outputs_are_more(model, spectrum: Spectrum) -> None:
+    """Against the weight that holds the change; everywhere else the weight is asked."""
+    adapter = opened("antipasto_full", model, spectrum)
+    adapter.theta = adapter.theta + 0.1 * torch.randn(adapter.theta.shape, generator=torch.Generator().manual_seed(1))
+    found = {}
+    for name, linear in target_linears(model).items():
+        outputs, inputs = linear.weight.shape
+        x, g = torch.randn(2, 5, inputs), torch.randn(2, 5, outputs)
+        contributions, found[name] = adapter.backward(name, x, g)
+        assert torch.equal(contributions[name], adapter.contributions(name, x, g)[name])
+        if found[name] is not None:
+            assert torch.allclose(found[name], g @ (linear.weight + adapter.delta(name)), rtol=1e-4, atol=1e-4)
+    assert {name.rsplit(".", 1)[1] for name, given in found.items() if given is not None} == {"gate_proj", "up_proj"}
+    x, g = torch.randn(2, 5, 32), torch.randn(2, 5, target_linears(model)["model.layers.0.mlp.up_proj"].out_features)
+    assert opened("antipasto_topr", model, spectrum).backward("model.layers.0.mlp.up_proj", x, g)[1] is None
+    half = opened("antipasto_full", model, spectrum).to("cpu", torch.bfloat16)
+    assert half.backward("model.layers.0.mlp.up_proj", x, g)[1] is None
+
+
 @pytest.mark.parametrize("name", ["antipasto_full", "antipasto_topr"])
 def test_long_rows_give_what_short_ones_do(name: str, model, spectrum: Spectrum) -> None:
     """A row of 200 tokens, which goes the shorter way, against its pieces of four, which do not, added up."""
