@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from composer_cli import settings
+from composer_cli import launch, settings
 from composer_cli.show import runs
 from stages import STAGES, typed
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
@@ -68,16 +68,10 @@ class Stage:
         max_cost: USD, never more, over all attempts. The other words are those of the command.
         """
         config, inputs = self._config(chosen), self._inputs(reads, Path(artifacts))
+        asked = launch.RunOptions(Path(artifacts), None, resume, clean, max_cost)
+        where = launch.placed(self.name, None if out is None else str(out), asked)
         result = runner.execute(
-            self.name,
-            inputs,
-            config,
-            root=Path(artifacts),
-            out=None if out is None else Path(out),
-            resume=resume,
-            clean=clean,
-            max_cost=max_cost,
-            listener=listener,
+            self.name, inputs, config, **where.where(), max_cost=max_cost, listener=listener, mirror=where.mirror
         )
         return Run(result.path)
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from composer_cli.printing import print_json, print_text
 from stages import typed
 from stages.backends import ranks
 from stages.errors import UsageError
-from stages.runs import runner
+from stages.runs import remote, runner
 from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
+from stages.runs.mirror import Mirror
 from stages.runs.plan import Plan
 from stages.runs.preflight import preflight
 from stages.runs.runner import Result, module
@@ -33,10 +34,21 @@ class RunOptions:
     max_cost: float | None = None
     on: str | None = None
     """The engine among whose workers the units are dealt, of stages that can do so."""
+    mirror: Mirror | None = None
+    """The place in a bucket that the run belongs to."""
 
     def where(self) -> dict[str, Any]:
         """The folder, and what may become of what it holds."""
         return {"root": self.root, "out": self.out, "resume": self.resume, "clean": self.clean}
+
+
+def placed(stage: str, out: str | None, run_options: RunOptions) -> RunOptions:
+    """With the folder that `out` means; what lies at an address in a bucket is brought here first."""
+    if out is None or not remote.is_address(out):
+        return replace(run_options, out=out if out is None else Path(out))
+    mirror = Mirror(out, stage, run_options.root / "remote")
+    mirror.bring()
+    return replace(run_options, out=mirror.folder, mirror=mirror)
 
 
 def configure(
@@ -114,6 +126,7 @@ class Job:
             max_cost=run_options.max_cost,
             listener=listener,
             on=run_options.on if spreads(self.stage) else None,
+            mirror=run_options.mirror,
         )
 
 

@@ -81,7 +81,10 @@ OnOrSubmit = Annotated[
 Limit = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", help="Limit the amount of work.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Short for --set seed=N.")]
 OutFolder = Annotated[
-    Path | None, typer.Option("--out", metavar="FOLDER", help="Write the run there instead of below --artifacts.")
+    str | None,
+    typer.Option(
+        "--out", metavar="FOLDER", help="Write the run there instead of below --artifacts; s3://BUCKET/RUN works too."
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run.")]
 Clean = Annotated[bool, typer.Option("--clean", help="Delete what the run's folder holds and start anew.")]
@@ -103,10 +106,26 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stder
 Watch = Annotated[
     bool, typer.Option("--watch", help="Show live episodes or training steps too, as `composer show --follow` does.")
 ]
+
+
+def _no_address(folder: Path) -> Path:
+    if folder.parts and folder.parts[0].endswith(":"):
+        raise typer.BadParameter(
+            f"{folder} is an address, and --artifacts is a folder. Give a stage --out s3://BUCKET/RUN, "
+            "or `composer publish RUN s3://BUCKET/RUN`."
+        )
+    return folder
+
+
 Artifacts = Annotated[
     Path,
     typer.Option(
-        "--artifacts", metavar="DIR", envvar="COMPOSER_ARTIFACTS", file_okay=False, help="Where runs are kept."
+        "--artifacts",
+        metavar="DIR",
+        envvar="COMPOSER_ARTIFACTS",
+        file_okay=False,
+        help="Where runs are kept.",
+        callback=_no_address,
     ),
 ]
 ARTIFACTS = Path("artifacts")

@@ -152,7 +152,7 @@ def make(stage: str) -> Callable[..., None]:
             return
         inputs = runs.choose(stage, [*named, *(from_ or [])], artifacts, console.tell)
         job = launch.Job(stage, stage, inputs, settings)
-        run_options = launch.RunOptions(artifacts, out, resume, clean, max_cost, on)
+        run_options = launch.placed(stage, out, launch.RunOptions(artifacts, None, resume, clean, max_cost, on))
         if dry_run:
             launch.show_plan(job, run_options, json)
             return

@@ -91,7 +91,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Ask every teacher what it has not answered yet, then tabulate the answers and what they cost."""
-    with _states(inputs, out.scratch("states")) as recorded:
+    with _states(inputs, out.scratch("asked")) as recorded:
         asked = questions(recorded, config.teachers, config.samples, config.seed)
         _have_at_hand(recorded, asked, out)
         policies = _policies(config.teachers, out)
@@ -107,7 +107,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 
 def work(inputs: Inputs, config: Config, out: Out) -> None:
     """Ask the teachers that are models on this machine; servers' answers stay in the process of the run."""
-    with _states(inputs, out.scratch("states")) as recorded:
+    with _states(inputs, out.scratch("asked")) as recorded:
         asked = {
             name: theirs
             for name, theirs in questions(recorded, config.teachers, config.samples, config.seed).items()

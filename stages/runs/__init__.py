@@ -10,6 +10,7 @@ journal.py  - finished units: an open journal and the files it is sealed into
 kinds.py    - what a record kind is
 ledger.py   - the money of a run: reserved, settled, possibly paid
 manifest.py - everything that was asked, read, used, produced and spent
+mirror.py   - a run that lies in a bucket while it goes on
 outcome_records.py - the record kinds of training and evaluation
 pair_records.py - the record kinds of teachers and pairs
 parquet.py  - tables, written and read in bounded row groups

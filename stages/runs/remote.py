@@ -39,7 +39,7 @@ def fetch(url: str, cache: Path) -> Path:
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     for key in sorted(bucket.keys("")):
-        if key != MANIFEST and _is_inside(key):
+        if key != MANIFEST and is_inside(key):
             bucket.fetch(key, folder / key)
     store.write_sealed(folder / MANIFEST, found)  # last: a folder without it is no run
     if damage := _damage(Run(folder)):
@@ -67,8 +67,8 @@ def _manifest(data: bytes, url: str) -> Manifest:
         ) from None
 
 
-def _is_inside(key: str) -> bool:
-    """Whoever writes into a bucket chooses the names there."""
+def is_inside(key: str) -> bool:
+    """Whether a key is a name below a folder: whoever writes into a bucket chooses the names there."""
     return not key.startswith("/") and not {"..", ""} & set(PurePosixPath(key).parts)
 
 

@@ -6,6 +6,7 @@ The same call serves the command line, a preset chain and a notebook.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ from stages.runs import inputs as inputs_
 from stages.runs.artifact import Listener, Out, Run
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs
+from stages.runs.mirror import Mirror
 from stages.runs.spread import spreading
 
 
@@ -113,6 +115,7 @@ def execute(
     max_cost: float | None = None,
     listener: Listener | None = None,
     on: str | None = None,
+    mirror: Mirror | None = None,
 ) -> Result:
     """Bring a stage to completion and return where it lies.
 
@@ -120,7 +123,8 @@ def execute(
     incomplete) or `Interrupted`; everything finished is on disk in every case. Of several processes that torchrun
     started the first does this, and the others work for it (`follow`).
 
-    on: where the workers are among which the stage's units are dealt (`stages.backends.engine.find`).
+    on: where the workers are among which the stage's units are dealt (`stages.backends.engine.find`). mirror: the place
+    in a bucket that the run belongs to; `out` is its folder then.
     """
     inputs = Inputs(given)
     work = located(stage, inputs, config, root=root, out=out)
@@ -135,12 +139,14 @@ def execute(
         with spreading(on, stage, inputs, config) as spread:
             record = attempt.begin(stage, config, work.identity, work.fingerprint, inputs, folder)
             writer = Out(folder, record, cache=root / "models", max_cost=max_cost, listener=listener, spread=spread)
-            try:
-                attempt.carry_out(module(stage), inputs, config, writer)
-            except (UsageError, BadInput):
-                if record.attempts == 1 and not len(writer.journal) and not writer.budget.used:
-                    folders.discard(folder)  # nothing was done, so nothing stands in the way of asking again
-                raise
+            units = hasattr(module(stage), "work")
+            with mirror.following(writer, units=units) if mirror else nullcontext():
+                try:
+                    attempt.carry_out(module(stage), inputs, config, writer)
+                except (UsageError, BadInput):
+                    if record.attempts == 1 and not len(writer.journal) and not writer.budget.used:
+                        folders.discard(folder)  # nothing was done, so nothing stands in the way of asking again
+                    raise
         folders.point_latest(folder, root / stage)
     return Result(folder, "complete", True, "resumed" if record.attempts > 1 else "ran")
 

@@ -93,8 +93,8 @@ def test_an_unfinished_run_is_neither_published_nor_read(tmp_path: Path, status:
 
 
 def test_a_name_in_a_bucket_cannot_lead_out_of_the_folder() -> None:
-    assert remote._is_inside("checkpoint/model.safetensors")
-    assert not any(map(remote._is_inside, ["../x", "/etc/x", "a/../../x", ".."]))
+    assert remote.is_inside("checkpoint/model.safetensors")
+    assert not any(map(remote.is_inside, ["../x", "/etc/x", "a/../../x", ".."]))
 
 
 @pytest.mark.slow

@@ -1,0 +1,179 @@
+"""A run that lies in a bucket while it goes on: there at its end, and enough of it there after a kill at any moment."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import call, until
+from support.s3 import s3 as s3
+from support.server import Reply, answer, serving
+
+from stages import collect, export
+from stages.errors import InfrastructureError, UsageError
+from stages.runs import remote, runner, store
+from stages.runs.artifact import Run
+from stages.runs.bucket import open_bucket
+from stages.runs.mirror import OWNER, Mirror
+from stages.runs.records import ROLLOUT
+
+pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
+EVERY_S = 0.1
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
+def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where a run may lie: a folder, and a bucket of a local S3 server in a process of its own."""
+    if request.param == "file":
+        yield f"file://{tmp_path}/bucket/run"
+        return
+    for name, value in request.getfixturevalue("s3").items():
+        monkeypatch.setenv(name, value)
+    yield "s3://runs/there/run"
+
+
+def config(url: str, tasks: int = 6) -> collect.Config:
+    policy = {"model": "m", "base_url": url, "max_tokens": 16, "concurrency": 2}
+    return collect.Config(env={"name": "support.environments:GuessEnv"}, policy=policy, tasks=tasks, samples=2)
+
+
+def collected(url: str, address: str, here: Path, **options: Any) -> Run:
+    """`collect` with its run at an address, on a machine that has `here`."""
+    mirror = Mirror(address, "collect", here / "remote", EVERY_S)
+    mirror.bring()
+    result = runner.execute("collect", {}, config(url), root=here, out=mirror.folder, mirror=mirror, **options)
+    return Run(result.path)
+
+
+def elsewhere(url: str, address: str, here: Path) -> subprocess.Popen[bytes]:
+    """The same in a process of its own."""
+    source = f"import sys; from pathlib import Path; sys.path.insert(0, {str(Path(__file__).parent)!r}); " + (
+        "import test_mirror; test_mirror.collected(sys.argv[1], sys.argv[2], Path(sys.argv[3]))"
+    )
+    return subprocess.Popen([sys.executable, "-c", source, url, address, str(here)], stderr=subprocess.PIPE)
+
+
+def says(text: dict[str, Any], earlier: int, delay_s: float = 0.0) -> Reply:
+    """One answer, by what was asked."""
+    del earlier
+    return Reply(body=answer(store.digest([text["messages"], text["seed"]])[:6]), delay_s=delay_s)
+
+
+def units_at(address: str) -> int:
+    bucket = open_bucket(address)
+    opened = [bucket.read(key) or b"" for key in bucket.keys("") if key.endswith(".open")]
+    return sum(data.count(b"\n") for data in opened)
+
+
+def content(run: Run) -> dict[str, str]:
+    return {name: out["content_sha256"] for name, out in run.manifest.outputs.items()}
+
+
+def test_a_finished_run_lies_there_as_if_it_had_been_published(tmp_path: Path, address: str) -> None:
+    with serving(says) as server:
+        run = collected(server.url, address, tmp_path / "here")
+        keys = open_bucket(address).keys("")
+        assert OWNER not in keys and {"manifest.json", "rollouts.parquet", "steps/000000.jsonl.gz"} <= set(keys)
+        assert not [key for key in keys if key.endswith(".open") or "scratch" in key]
+        assert remote.fetch(address, tmp_path / "here" / "remote") == run.path  # without fetching anything
+        fetched = Run(remote.fetch(address, tmp_path / "elsewhere"))
+        assert fetched.rows(ROLLOUT) == run.rows(ROLLOUT)
+        asked = len(server.requests)
+        assert content(collected(server.url, address, tmp_path / "third")) == content(run)
+        assert len(server.requests) == asked, "what is complete there is not done again on another machine"
+
+
+def test_a_machine_that_is_lost_is_replaced_by_one_that_has_the_bucket_alone(tmp_path: Path, address: str) -> None:
+    with serving(lambda body, n: says(body, n, 0.15)) as server:
+        undisturbed = content(collected(server.url, f"file://{tmp_path}/other", tmp_path / "undisturbed"))
+        whole = len(server.requests)
+        process = elsewhere(server.url, address, tmp_path / "lost")
+        until(lambda: units_at(address) >= 3 or process.poll() is not None, 60)
+        process.kill()
+        assert process.wait() < 0, process.stderr and process.stderr.read().decode()
+        kept, before = units_at(address), len(server.requests)
+        with pytest.raises(UsageError, match="already holds this run"):
+            collected(server.url, address, tmp_path / "fresh")
+        run = collected(server.url, address, tmp_path / "fresh", resume=True)
+    assert content(run) == undisturbed and run.manifest.attempts == 2
+    assert 0 < len(server.requests) - before == whole - 2 * kept, "what had been sent is not asked again"
+    assert content(Run(remote.fetch(address, tmp_path / "reader"))) == undisturbed
+
+
+def test_whoever_begins_last_owns_the_run(tmp_path: Path, address: str) -> None:
+    with serving(lambda body, n: says(body, n, 0.3)) as server:
+        first = elsewhere(server.url, address, tmp_path / "first")
+        until(lambda: units_at(address) >= 1 or first.poll() is not None, 60)
+        run = collected(server.url, address, tmp_path / "second", resume=True)
+        _, said = first.communicate(timeout=60)
+    assert first.returncode != 0 and b"was taken over by another process, so this one stopped" in said
+    assert run.manifest.status == "complete"
+    assert content(Run(remote.fetch(address, tmp_path / "reader"))) == content(run)
+
+
+def test_the_folder_here_is_kept_where_nobody_else_went_on(tmp_path: Path) -> None:
+    """After a kill on the same machine the folder is newer than the bucket."""
+    address = f"file://{tmp_path}/bucket/run"
+    with serving(lambda body, n: says(body, n, 0.1)) as server:
+        process = elsewhere(server.url, address, tmp_path / "here")
+        until(lambda: units_at(address) >= 2 or process.poll() is not None, 60)
+        process.kill()
+        process.wait()
+        mirror = Mirror(address, "collect", tmp_path / "here" / "remote")
+        (mirror.folder / "steps" / "mark").write_text("newer")
+        mirror.bring()
+        assert (mirror.folder / "steps" / "mark").exists()
+        (mirror.folder / OWNER).write_text("somebody else went on")
+        mirror.bring()
+        assert not (mirror.folder / "steps" / "mark").exists()
+
+
+def test_what_cannot_go_on_from_its_units_is_sent_whole_at_its_end(tmp_path: Path) -> None:
+    address = f"file://{tmp_path}/bucket/exported"
+    with serving(says) as server:
+        rollouts = collected(server.url, f"file://{tmp_path}/bucket/run", tmp_path)
+        mirror = Mirror(address, "export", tmp_path / "remote", EVERY_S)
+        runner.execute(
+            "export",
+            {"rollouts": rollouts},
+            export.Config(format="trl"),
+            root=tmp_path,
+            out=mirror.folder,
+            mirror=mirror,
+        )
+    assert Run(remote.fetch(address, tmp_path / "reader")).damage() is None
+
+
+def test_a_bucket_that_cannot_be_written_is_said_and_the_run_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    mirror = Mirror(f"file://{tmp_path}/bucket/run", "collect", tmp_path / "remote", EVERY_S)
+    gone = tmp_path / "bucket" / "run"
+    with serving(says) as server:
+
+        def block(what: str, done: int, total: int) -> None:
+            if done == total and gone.is_dir():
+                for path in sorted(gone.rglob("*"), reverse=True):
+                    path.unlink() if path.is_file() else path.rmdir()
+                gone.rmdir()
+                gone.write_text("a file in its place")
+
+        with pytest.raises(InfrastructureError, match="failed at"):
+            runner.execute(
+                "collect", {}, config(server.url), root=tmp_path, out=mirror.folder, mirror=mirror, listener=block
+            )
+    assert Run(mirror.folder).manifest.status == "complete"
+
+
+def test_an_address_is_an_out_and_no_artifacts(tmp_path: Path) -> None:
+    address = f"file://{tmp_path}/bucket/kata"
+    with serving(says) as server:
+        words = ["collect", "--env", "support.environments:GuessEnv", "--policy", "m", "-s", "tasks=1", "-s"]
+        words += ["samples=1", "-s", f"policy.base_url={server.url}", "--out", address]
+        assert (first := call(tmp_path / "one", *words)).returncode == 0, first.stderr
+        again = call(tmp_path / "two", *words)
+    assert again.returncode == 0 and "up to date" in again.stderr
+    assert call(tmp_path / "three", "show", address).returncode == 0
+    refused = call(tmp_path / "four", "status", COMPOSER_ARTIFACTS="s3://bucket/artifacts")
+    assert refused.returncode == 2 and "is an address, and --artifacts is a folder" in " ".join(refused.stderr.split())
