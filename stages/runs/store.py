@@ -9,9 +9,11 @@ import gzip
 import hashlib
 import io
 import os
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +22,9 @@ import orjson
 from stages.errors import BadInput
 from stages.redaction import redacted_bytes
 from stages.runs.records import Row
+
+RESTED_S = 2.0
+"""Seconds since its last change after which a file cannot change unseen, the clock of file systems being coarse."""
 
 
 def encode(value: Any) -> bytes:
@@ -39,9 +44,26 @@ def file_sha256(path: Path) -> str:
 
 
 def folder_sha256(folder: Path) -> str:
-    """SHA-256 over the relative names and bytes of all files below a folder, in hex; the files' times do not matter."""
+    """SHA-256 over the relative names and bytes of all files below a folder, in hex; the files' times do not matter.
+
+    A process reads a file that has rested for `RESTED_S` once, however often it asks: a model's may be gigabytes.
+    """
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return digest([[str(p.relative_to(folder)), file_sha256(p)] for p in files])
+    return digest([[str(p.relative_to(folder)), _known_sha256(p)] for p in files])
+
+
+def _known_sha256(path: Path) -> str:
+    """A change moves a file's time of change, which nobody can set, but by steps of a clock: what is new is read."""
+    status = path.stat()
+    if time.time() - status.st_ctime < RESTED_S:
+        return file_sha256(path)
+    return _rested_sha256(path.absolute(), (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns))
+
+
+@cache
+def _rested_sha256(path: Path, stamp: tuple[int, ...]) -> str:
+    del stamp  # another one is another file
+    return file_sha256(path)
 
 
 def write_sealed(path: Path, data: bytes) -> None:

@@ -2,6 +2,8 @@
 
 import shutil
 import signal
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from stages import collect, evaluate, export, train
 from stages.errors import BadInput, UsageError
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, load_model
-from stages.runs import runner
+from stages.runs import runner, store
 from stages.runs.artifact import Interrupted, Run
 from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
 from stages.runs.records import ROLLOUT
@@ -25,6 +27,12 @@ ENV = "support.environments:GuessEnv"
 SMALL = {"steps": 2, "prompts_per_step": 2, "generations": 4}
 LORA = {"rank": 4, "alpha": 8.0}
 TREE = Tree([5, 6, 7], ([8, 9, 10], [4, 5]))
+
+
+def until_rested(folder: Path) -> None:
+    """Wait until files that were just written count as unchanging."""
+    newest = max(path.stat().st_ctime for path in folder.iterdir())
+    time.sleep(max(0.0, newest + store.RESTED_S + 0.1 - time.time()))
 
 
 def trained(root: Path, model: str, arm: str = "A", **more: Any) -> Run:
@@ -55,6 +63,22 @@ def test_a_checkpoint_is_an_adapter_in_float32_with_its_base(tmp_path: Path, tin
     assert all(tensor.abs().sum() > 0 for name, tensor in weights.items() if "lora_B" in name), "nothing was learned"
     record = orjson.loads((folder / "composer_base.json").read_bytes())
     assert (record["model"], record["dtype"]) == (str(tiny), "float32")
+
+
+def test_the_folder_of_a_model_is_hashed_once_in_a_training(tmp_path: Path, tiny: Path) -> None:
+    """Settings, checkpoint and adapter's record all name it by its bytes, which may be many."""
+    shutil.copytree(tiny, tmp_path / "model")
+    until_rested(tmp_path / "model")
+    read, listening = [0], [True]
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if listening and event == "open" and arguments[0] == str(tmp_path / "model" / "model.safetensors"):
+            read[0] += 1
+
+    sys.addaudithook(hook)
+    trained(tmp_path, str(tmp_path / "model"), optimisation={**SMALL, "steps": 1})
+    listening.clear()
+    assert read[0] == 1
 
 
 def test_an_adapter_can_be_left_beside_its_base_or_merged(tmp_path: Path, tiny: Path) -> None:

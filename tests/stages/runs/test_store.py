@@ -1,6 +1,9 @@
 """Sealed files are whole or absent, equal lines give equal bytes, damage is named with file and line."""
 
 import gzip
+import os
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,3 +65,38 @@ def test_units_come_one_after_the_other_each_with_its_last_record(tmp_path: Path
     assert iter(units) is units
     assert [(unit["unit"], unit["value"]) for unit in units] == [("a", 3), ("b", 1), ("c", 2), ("d", 4)]
     assert list(store.read_units(tmp_path / "none")) == []
+
+
+def test_a_folder_that_changed_has_another_digest_however_soon(tmp_path: Path) -> None:
+    """Of equal size and with the old time of change put back: what is known of a file is never taken for it."""
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    first, times = store.folder_sha256(tmp_path), path.stat()
+    path.write_bytes(b"two")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    second = store.folder_sha256(tmp_path)
+    time.sleep(store.RESTED_S + 0.1)
+    assert first != second == store.folder_sha256(tmp_path) == store.folder_sha256(tmp_path)
+    path.write_bytes(b"one")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert store.folder_sha256(tmp_path) == first
+
+
+def test_a_file_that_rested_is_read_once_a_process(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"one")
+    read, listening = [0], [True]
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if listening and event == "open" and arguments[0] == str(path):
+            read[0] += 1
+
+    sys.addaudithook(hook)
+    store.folder_sha256(tmp_path)
+    store.folder_sha256(tmp_path)
+    fresh = read[0]
+    time.sleep(store.RESTED_S + 0.1)
+    store.folder_sha256(tmp_path)
+    store.folder_sha256(tmp_path)
+    listening.clear()
+    assert (fresh, read[0]) == (2, 3)
