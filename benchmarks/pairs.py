@@ -5,9 +5,9 @@
 Three teachers on every state of rollouts of 50 steps; a teacher does in 6 of 10 states what the others do, and the
 student in half of them. Each contender runs in a process of its own, from Parquet to Parquet. pandas and datasets do
 the least that can be called the same: they join, take the majority of equal texts, and write chosen and rejected where
-it is against the student. Ours is the whole stage: canonical forms, both rules, who backs each pair, the audit of the
-teachers, tests of signal, digests and the table of states; `join` is its first part alone, states with their answers
-as they come from DuckDB. All find the same pairs against the student.
+it is against the student. `vote` is what of ours can be called the same, though it does more: canonical forms,
+both rules, who backs each pair and what it cost, all columns of `pair/4`. `extract-pairs` is the whole stage: with the
+audit of the teachers, tests of signal, digests and the table of states. All find the same pairs against the student.
 """
 
 import argparse
@@ -21,9 +21,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from peers import needed
 
 from stages import extract_pairs
+from stages.envs.base import Task
+from stages.pairs.extraction import pair_rows
+from stages.pairs.patterns import patterns
 from stages.pairs.states import AnsweredStates
 from stages.runs import manifest, parquet, runner, store
 from stages.runs.artifact import Run
@@ -32,6 +36,7 @@ from stages.runs.pair_records import PAIR, TEACHER_ACTION
 from stages.runs.records import ROLLOUT, STEP, TASK, Row
 
 TEACHERS, STEPS, SAMPLES = ("one", "two", "three"), 50, 4
+OF_PAIRS = ("state_sha256", "chosen", "rejected")
 Tell = Callable[[], str]
 """What was found, in words; asked for once time and memory are taken."""
 
@@ -147,28 +152,33 @@ def answers(states: int) -> Iterator[Row]:
 # --- the contenders
 
 
-def join(folder: Path) -> Tell:
-    """States with their answers, one after the other."""
+def vote(folder: Path) -> Tell:
+    """Pairs of all states, without what speaks for them."""
+    rollouts = Run(folder / "rollouts")
+    tasks = {row["task_id"]: Task(row["task_id"], "e", "s", row["family"], "") for row in rollouts.scan(TASK).rows()}
     with (
         tempfile.TemporaryDirectory() as spilled,
-        AnsweredStates(Run(folder / "rollouts"), Run(folder / "answers"), Path(spilled)) as states,
+        AnsweredStates(rollouts, Run(folder / "answers"), Path(spilled)) as states,
+        pq.ParquetWriter(folder / "vote.parquet", PAIR.schema) as file,
     ):
-        number = sum(sum(map(len, one.teachers.values())) for one in states)
-    return lambda: f"{number} rows"
+        for block in states.blocks():
+            classes = block.by_text()
+            file.write_batch(pair_rows(block, classes, list(patterns(block, classes)), tasks))
+    rows = pq.read_table(folder / "vote.parquet", columns=["rule", *OF_PAIRS]).to_pylist()
+    return lambda: against(row for row in rows if row["rule"] == "majority_over_student")
 
 
 def whole_stage(folder: Path) -> Tell:
     """The stage; told are those of its pairs that the others look for as well."""
     given = {"rollouts": Run(folder / "rollouts"), "teacher_actions": Run(folder / "answers")}
     run = Run(runner.execute("extract-pairs", given, extract_pairs.Config(compare="canonical"), root=folder).path)
-    rows = run.scan(PAIR).rows(["rule", "state_sha256", "chosen", "rejected"])
+    rows = run.scan(PAIR).rows(["rule", *OF_PAIRS])
     return lambda: against(row for row in rows if row["rule"] == "majority_over_student")
 
 
 def against(pairs: Iterable[Row]) -> str:
     """How many pairs are against the student, and a digest of them."""
-    names = ("state_sha256", "chosen", "rejected")
-    found = sorted("\t".join(row[name] for name in names) for row in pairs)
+    found = sorted("\t".join(row[name] for name in OF_PAIRS) for row in pairs)
     return f"{len(found)} pairs against the student, {store.digest(found)[:8]}"
 
 
@@ -210,7 +220,7 @@ def datasets(folder: Path) -> Tell:
     return lambda: against(found)
 
 
-CONTENDERS = {"join": join, "extract-pairs": whole_stage, "pandas": pandas, "datasets": datasets}
+CONTENDERS = {"vote": vote, "extract-pairs": whole_stage, "pandas": pandas, "datasets": datasets}
 
 if __name__ == "__main__":
     main()

@@ -12,7 +12,7 @@ their rewards in every state that they share. The unit is a task then.
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -22,13 +22,14 @@ import orjson
 from stages.envs.base import ComparesOutcomes, Environment, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import UsageError
-from stages.pairs.ballots import vote
+from stages.pairs.ballots import recorded, vote
+from stages.pairs.blocks import Block, Classes
 from stages.pairs.evidence import PASSED, outcomes
 from stages.pairs.extraction import Extraction
 from stages.pairs.report import PairAccount, report
 from stages.pairs.rows import by_task, of_group
 from stages.pairs.sorting import steps_by_task
-from stages.pairs.states import AnsweredState, AnsweredStates
+from stages.pairs.states import AnsweredStates
 from stages.runs.artifact import Out, Run
 from stages.runs.config import StageConfig
 from stages.runs.inputs import Inputs, Slot
@@ -86,7 +87,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         if make is not None:
             _vote_by_outcome(states, tasks, make, out)
         extraction = Extraction(states, answers, outcomes(rollouts.scan(ROLLOUT).rows(PASSED)))
-        out.table(PAIR, extraction.pairs(_votes(states, tasks, judge=make is None, out=out), tasks))
+        out.table(PAIR, extraction.pairs(_votes(states, judge=make is None, out=out), tasks))
         out.table(STATE, extraction.account.states.rows(rollouts))
         extraction.report(out)
 
@@ -103,7 +104,7 @@ def work(inputs: Inputs, config: Config, out: Out) -> None:
 
 def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: Out) -> None:
     """Run what has to be run, and keep every state's vote: it is what takes long."""
-    out.spread([[state.digest] for state in states], "states")
+    out.spread([[digest] for digest in states.digests()], "states")
     with ThreadPoolExecutor(4) as pool:
         units, done, number = iter(states), 0, len(states)
         while batch := list(islice(units, BATCH)):
@@ -115,17 +116,15 @@ def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Calla
             out.write_all((state.digest, result, False) for (state, _), result in zip(missing, results, strict=True))
 
 
-def _votes(
-    states: AnsweredStates, tasks: dict[str, Task], *, judge: bool, out: Out
-) -> Iterator[tuple[AnsweredState, Row]]:
-    """Each state with its vote: as it was kept, or by the texts alone, which takes no time."""
-    number = len(states)
-    kept = out.journal.read(state.digest for state in states) if not judge else repeat(None)
-    for done, (state, record) in enumerate(zip(states, kept, strict=not judge)):
-        if done % 1000 == 0:
-            out.stop_here()
-            out.progress("states", done, number)
-        yield state, record or vote(state, tasks[state.task_id], None)
+def _votes(states: AnsweredStates, *, judge: bool, out: Out) -> Iterator[tuple[Block, Classes]]:
+    """States with what is equal there: as it was found by running and kept, or by texts alone, which takes no time."""
+    done, number = 0, len(states)
+    kept = iter(()) if judge else out.journal.read(states.digests())
+    for block in states.blocks():
+        out.stop_here()
+        out.progress("states", done, number)
+        done += block.size
+        yield block, block.by_text() if judge else recorded(block, islice(kept, block.size))
     out.progress("states", number, number)
 
 

@@ -1,5 +1,6 @@
 """From disagreement to preference pairs.
 
+blocks.py - some thousand states at a time as arrays, and whose actions were equal
 ballots.py - the vote in a state
 canonical.py - the canonical form of an action: what two spellings of one command or tool call share
 outcomes.py - what an action led to, by running it from a copy of the recorded state
@@ -10,6 +11,7 @@ submissions.py - what they submitted, by the verdict on it
 rows.py - pairs as rows, also all pairs of a group of rollouts
 sorting.py - tables joined and sorted on disk
 states.py - distinct states with the teachers' actions in them, and who did what in each
+patterns.py - what follows from who did the same as whom, found once for all states in which that is the same
 labels.py - what student and teachers did in every state, as numbers, and rearrangements of states by task
 agreement.py - whether teachers agree beyond chance, and are against the student more than each other
 audit.py - what each teacher was worth, and how often outcomes call pairs right

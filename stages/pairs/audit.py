@@ -9,12 +9,11 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from stages.pairs.labels import Labels, Shuffles
+from stages.pairs.labels import NOTHING, Array, Labels, Shuffles
 from stages.pairs.voting import STUDENT, Ballot, Preference, decide
 
 Names = Sequence[str | None]
@@ -25,13 +24,10 @@ DRAWS = 999
 class JudgedState:
     """What was done in one state: by the student in each recorded step, by each teacher in each sample.
 
-    Classes of actions go by names, None for nothing usable. rollouts: of each step.
+    Classes of actions go by names, None for nothing usable.
     """
 
-    task: str
-    step: int
     students: Names
-    rollouts: Sequence[str]
     teachers: Mapping[str, Names]
 
     def ballots(self, without: str | None = None) -> Iterator[Ballot]:
@@ -40,17 +36,6 @@ class JudgedState:
         classes = {name: name for names in (self.students, *teachers.values()) for name in names if name is not None}
         for own in self.students:
             yield Ballot(own or "", teachers, {"": None, **classes})
-
-    def alike(self) -> "JudgedState":
-        """The same with names that tell only what is equal, so that most states of a run become one of a few."""
-        known: dict[str | None, str | None] = {None: None}
-        told = [
-            [known.setdefault(name, str(len(known))) for name in names]
-            for names in (self.students, *self.teachers.values())
-        ]
-        return JudgedState(
-            self.task, self.step, told[0], self.rollouts, dict(zip(self.teachers, told[1:], strict=True))
-        )
 
     def says(self, teacher: str) -> str | None:
         """What a teacher does most often."""
@@ -93,45 +78,60 @@ class Alignment:
     p_value: float
 
 
-def preferences(state: JudgedState, without: str | None = None) -> list[tuple[Preference, str]]:
-    """All preferences of a state with the rollouts that they judge, as the votes on names of classes give them."""
-    teachers = tuple((name, tuple(names)) for name, names in state.teachers.items())
-    return [(found, state.rollouts[step]) for found, step in _preferences(tuple(state.students), teachers, without)]
+def preferences(state: JudgedState, without: str | None = None) -> list[tuple[Preference, int]]:
+    """All preferences of a state, each with the step that it judges, as the votes on names of classes give them."""
+    return [(found, step) for step, ballot in enumerate(state.ballots(without)) for found in decide(ballot)[0]]
 
 
-@lru_cache(16_384)
-def _preferences(
-    students: tuple[str | None, ...], teachers: tuple[tuple[str, tuple[str | None, ...]], ...], without: str | None
-) -> tuple[tuple[Preference, int], ...]:
-    ballots = JudgedState("", 0, students, (), dict(teachers)).ballots(without)
-    return tuple((found, step) for step, ballot in enumerate(ballots) for found in decide(ballot)[0])
+@dataclass(frozen=True)
+class Worth:
+    """What a teacher is worth in a state: pairs that are lost and won without it, and that it backs.
+
+    sides: of each recorded step, "joined" where the student did the same as it against the majority, "opposed" where
+    the student did as the majority, else None; None at all where it was not in a minority.
+    """
+
+    lost: int
+    won: int
+    backed: int
+    sides: tuple[str | None, ...] | None
+
+
+def worth(state: JudgedState, teacher: str) -> Worth:
+    """A teacher's worth in one state."""
+    found = [preference for preference, _ in preferences(state)]
+    everybody = {_sides(preference) for preference in found}
+    without = {_sides(preference) for preference, _ in preferences(state, without=teacher)}
+    backed = sum(_backs(teacher, state, preference) for preference in found)
+    said, winner = state.says(teacher), _winner(found[-1]) if found else None
+    sides = None
+    if winner is not None and said is not None and said != winner:
+        names = {said: "joined", winner: "opposed"}
+        sides = tuple(None if own is None else names.get(own) for own in state.students)
+    return Worth(len(everybody - without), len(without - everybody), backed, sides)
 
 
 class Audit:
-    """What each teacher was worth, state after state. passed: of each rollout."""
+    """What each teacher was worth, some states after the other."""
 
-    def __init__(self, teachers: Iterable[str], passed: Mapping[str, bool | None]) -> None:
-        self._passed = passed
+    def __init__(self, teachers: Iterable[str]) -> None:
         self._counts = {name: Counter[str]() for name in teachers}
 
-    def add(self, state: JudgedState, found: Sequence[tuple[Preference, str]]) -> None:
-        """One state, with all preferences in it."""
-        everybody = {_sides(preference) for preference, _ in found}
-        for teacher, counts in self._counts.items():
-            without = {_sides(preference) for preference, _ in preferences(state, without=teacher)}
-            counts["lost"] += len(everybody - without)
-            counts["won"] += len(without - everybody)
-            counts["backed"] += sum(_backs(teacher, state, preference) for preference, _ in found)
-            said, winner = state.says(teacher), _winner(found[-1][0]) if found else None
-            if winner is None or said is None or said == winner:
-                continue
-            counts["minority"] += 1
-            for own, rollout in zip(state.students, state.rollouts, strict=True):
-                outcome = self._passed.get(rollout)
-                if outcome is not None and own in (said, winner):
-                    side = "joined" if own == said else "opposed"
-                    counts[side] += 1
-                    counts[f"{side}_passed"] += outcome
+    def add(self, worths: Sequence[Worth], known: Sequence[int], passed: Sequence[int], times: int = 1) -> None:
+        """So many states in which each teacher is worth the same.
+
+        known: of each recorded step, in how many of them its rollout has a known outcome; passed: in how many it did
+        pass.
+        """
+        for counts, one in zip(self._counts.values(), worths, strict=True):
+            counts["lost"] += one.lost * times
+            counts["won"] += one.won * times
+            counts["backed"] += one.backed * times
+            counts["minority"] += times if one.sides is not None else 0
+            for step, side in enumerate(one.sides or ()):
+                if side is not None:
+                    counts[side] += known[step]
+                    counts[f"{side}_passed"] += passed[step]
 
     def lines(self, spent: Mapping[str, float | None]) -> list[TeacherAudit]:
         """One line a teacher. spent: USD of each teacher's answers."""
@@ -170,31 +170,38 @@ def _backs(teacher: str, state: JudgedState, preference: Preference) -> bool:
 
 
 class Judgement:
-    """How often outcomes call pairs right, state after state: a rollout and a side a pair."""
+    """How often outcomes call pairs right: a rollout and a side a pair."""
 
     def __init__(self, passed: Mapping[str, bool | None]) -> None:
         self._passed = passed
         self._rollouts: dict[str, int] = {}
         self._tasks: dict[str, int] = {}
-        self._task_of, self._where, self._wants = array("q"), array("q"), array("b")
+        self._task_of = array("q")
+        self._where, self._wants = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=bool)]
 
-    def add(self, state: JudgedState, found: Sequence[tuple[Preference, str]]) -> None:
-        """One state, with all preferences in it."""
-        for rollout in state.rollouts:
+    def meet(self, rollouts: Sequence[str], tasks: Sequence[str]) -> Array:
+        """A number of each of these rollouts, `NOTHING` without a known outcome. tasks: where each is met."""
+        for rollout, task in zip(rollouts, tasks, strict=True):
             if self._passed.get(rollout) is not None and rollout not in self._rollouts:
                 self._rollouts[rollout] = len(self._rollouts)
-                self._task_of.append(self._tasks.setdefault(state.task, len(self._tasks)))
-        for preference, rollout in found:
-            if rollout in self._rollouts:
-                self._where.append(self._rollouts[rollout])
-                self._wants.append(preference.rejected_by != STUDENT)
+                self._task_of.append(self._tasks.setdefault(task, len(self._tasks)))
+        return np.array([self._rollouts.get(rollout, NOTHING) for rollout in rollouts], dtype=np.int64)
+
+    def add(self, where: Array, wants: bool) -> None:
+        """A pair on each of these rollouts, by their numbers; wants: the outcome that makes it right."""
+        known = where[where != NOTHING]
+        self._where.append(known)
+        self._wants.append(np.full(len(known), wants))
+
+    def outcomes(self) -> Array:
+        """Whether the rollouts so far passed, by their numbers."""
+        return np.array([bool(self._passed[rollout]) for rollout in self._rollouts], dtype=bool)
 
     def alignment(self, *, draws: int = DRAWS, seed: int = 0) -> Alignment | None:
         """What outcomes say; None where no pair lies on a rollout with a known outcome."""
-        if not self._where:
+        where, wants, outcome = np.concatenate(self._where), np.concatenate(self._wants), self.outcomes()
+        if not len(where):
             return None
-        outcome = np.array([bool(self._passed[rollout]) for rollout in self._rollouts])
-        where, wants = np.array(self._where), np.array(self._wants, dtype=bool)
         steps = np.zeros(len(outcome), dtype=np.int64)
         shuffles = Shuffles(Labels(np.zeros((len(outcome), 1)), np.array(self._task_of), steps, ()))
         random = np.random.default_rng(seed)

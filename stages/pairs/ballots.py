@@ -1,18 +1,22 @@
 """The vote in a state: what each recorded step there gives, a preference or the reason for none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
 
+import numpy as np
+import pyarrow as pa
+
 from stages.envs.base import Environment, Task
-from stages.pairs.canonical import canonical
-from stages.pairs.labels import class_names
+from stages.pairs.blocks import Block, Classes
+from stages.pairs.canonical import form
+from stages.pairs.labels import NOTHING, class_names
 from stages.pairs.outcomes import NotReproducible, State, outcomes
 from stages.pairs.states import AnsweredState, names
 from stages.pairs.voting import Ballot, Preference, backers, decide, distinct, merged
 from stages.runs.records import Row
 
-_form = lru_cache(65_536)(canonical)
+LOST = "state_not_reproducible"
 Way = Sequence[tuple[str, str]]
 """Actions and what each of them showed."""
 
@@ -27,7 +31,7 @@ def vote(state: AnsweredState, task: Task, make: Callable[[], Environment] | Non
         for text in [*(step["action"] for step in state.steps), *chain(*state.teachers.values())]
         if text is not None
     )
-    forms = {text: _form(text) for text in texts}
+    forms = {text: form(text) for text in texts}
     compared_by, known, reproducible = "canonical", dict[str, str](), True
     candidates = {form: text for text, form in reversed(forms.items()) if form is not None}
     if make is not None and len(candidates) > 1:
@@ -41,8 +45,23 @@ def vote(state: AnsweredState, task: Task, make: Callable[[], Environment] | Non
     classes = merged(forms, known)
     votes = [_ballot(state, step, classes) for step in state.steps]
     if not reproducible:
-        votes = [{"pairs": [], "reason": "state_not_reproducible"} for _ in state.steps]
+        votes = [{"pairs": [], "reason": LOST} for _ in state.steps]
     return {"votes": votes, "compared_by": compared_by, **names(state, class_names(classes, forms))}
+
+
+def recorded(block: Block, records: Iterable[Row]) -> Classes:
+    """The classes of a block as `vote` found them in each of its states."""
+    known: dict[str, int] = {}
+    steps, answers, compared_by, lost = list[int](), list[int](), list[str](), list[bool]()
+    for record in records:
+        compared_by.append(record["compared_by"])
+        lost.append(record["votes"][0]["reason"] == LOST)
+        for numbers, said in (
+            (steps, record["students"]),
+            (answers, chain(*(record["teachers"][name] for name in block.teachers))),
+        ):
+            numbers += [NOTHING if name is None else known.setdefault(name, len(known)) for name in said]
+    return Classes(np.array(steps + answers, dtype=np.int64), list(known), pa.array(compared_by), np.array(lost))
 
 
 def _ballot(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> Row:
@@ -53,7 +72,7 @@ def _ballot(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> 
     texts, kinds = Numbers(), Numbers()
     student = texts[step["action"]]
     teachers = tuple((name, tuple(texts[text] for text in said)) for name, said in state.teachers.items())
-    found, reason = _decided(student, teachers, tuple(kinds[classes[text]] for text in texts if text is not None))
+    found, reason = decided(student, teachers, tuple(kinds[classes[text]] for text in texts if text is not None))
     spelled = {number: text for text, number in texts.items()}
     pairs = [
         {**vars(p), "chosen": spelled[p.chosen], "rejected": spelled[p.rejected], "chosen_by": list(by)}
@@ -71,7 +90,7 @@ class Numbers(dict[str | None, str | None]):
 
 
 @lru_cache(16_384)
-def _decided(
+def decided(
     student: str, teachers: tuple[tuple[str, tuple[str | None, ...]], ...], kinds: tuple[str | None, ...]
 ) -> tuple[tuple[tuple[Preference, tuple[str, ...]], ...], str | None]:
     """The vote on numbered texts, of which most states have the same few: `kinds` are their classes, in order."""

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from functools import lru_cache
 from typing import Any
 
 from stages import messages
@@ -11,6 +12,8 @@ from stages.messages import ToolCall
 
 NO_THOUGHT = re.compile(r"^\s*<think>\s*</think>")
 """What some chat templates leave where a model did not think."""
+PLAIN = re.compile(r"[a-zA-Z0-9_@%+=:,./\- \t]*")
+"""Words that no shell needs quotes for, and blanks."""
 SHELL_ARGUMENTS = ("command", "cmd")
 """The names under which shell tools take their command."""
 
@@ -29,9 +32,15 @@ def canonical(action: str) -> str | None:
         return None
 
 
+form = lru_cache(65_536)(canonical)
+"""The same, remembered for texts that come again."""
+
+
 def canonical_command(command: str) -> str:
     """A shell command with blanks and quoting normalised where the shell could not tell the difference."""
     command = command.strip()
+    if PLAIN.fullmatch(command):
+        return " ".join(command.split())
     if any(character in command for character in "\n$`*?[{~<>|;&()#\\!"):
         return command
     try:

@@ -3,12 +3,18 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from tabulate import tabulate
 
 from stages.pairs import agreement
 from stages.pairs.agreement import LEAST_TASKS, LEVEL, Signal, Verdict
-from stages.pairs.audit import Alignment, Audit, JudgedState, Judgement, TeacherAudit, preferences
-from stages.pairs.labels import Numbering
+from stages.pairs.audit import Alignment, Audit, Judgement, TeacherAudit
+from stages.pairs.blocks import Alike, Block, Classes, numbers
+from stages.pairs.labels import NOTHING, Array, Numbering
+from stages.pairs.patterns import Pattern
+from stages.pairs.voting import STUDENT
 from stages.runs import store
 from stages.runs.records import Row
 
@@ -32,36 +38,60 @@ def outcomes(rollouts: Iterable[Row]) -> dict[str, bool | None]:
     }
 
 
-def spent(answers: Iterable[Row]) -> dict[str, float | None]:
+def spent(answers: Iterable[pa.RecordBatch]) -> dict[str, float | None]:
     """What each teacher's answers cost in USD; None where the price of one of them is not known."""
     sums: dict[str, float | None] = {}
-    for row in answers:
-        so_far, cost = sums.get(row["teacher"], 0.0), row["cost_usd"]
-        priced = so_far is not None and (cost is not None or row["error_type"] is not None)
-        sums[row["teacher"]] = (so_far or 0.0) + (cost or 0.0) if priced else None
+    for batch in answers:
+        coded = batch["teacher"].dictionary_encode()
+        teacher, cost, failed = numbers(coded.indices), batch["cost_usd"], batch["error_type"].is_valid()
+        unknown = numbers(pc.and_not(cost.is_null(), failed))
+        for code, name in enumerate(coded.dictionary.to_pylist()):
+            own, so_far = teacher == code, sums.get(name, 0.0)
+            known = so_far is not None and not unknown[own].any()
+            # one after the other, so that it does not matter how rows come
+            sums[name] = float(np.cumsum([so_far or 0.0, *numbers(cost.fill_null(0.0))[own]])[-1]) if known else None
     return sums
 
 
 class Evidence:
-    """What speaks for pairs, state after state.
+    """What speaks for pairs, block after block.
 
     passed: whether each rollout did. teachers: in order. The student counts with its first recorded step of a state,
-    so that everybody speaks once in it.
+    so that everybody speaks once in it. tested: states [S] of a block that signal is tested on, as is every state that
+    was chosen blindly.
     """
 
     def __init__(self, teachers: Sequence[str], passed: Mapping[str, bool | None]) -> None:
-        self._audit, self._judgement = Audit(teachers, passed), Judgement(passed)
+        self._audit, self._judgement = Audit(teachers), Judgement(passed)
         self._labels = Numbering(teachers)
 
-    def add(self, state: JudgedState, *, tested: bool = True) -> None:
-        """One state; tested: whether signal is tested on it, as is every state that was chosen blindly."""
-        alike = state.alike()
-        found = preferences(alike)
-        self._audit.add(alike, found)
-        self._judgement.add(alike, found)
-        if tested:
-            said = [state.says(name) for name in self._labels.teachers]
-            self._labels.add(state.students[0], said, state.task, state.step)
+    def add(self, block: Block, classes: Classes, told: Sequence[tuple[Alike, Pattern]], tested: Array) -> None:
+        """One block with its patterns."""
+        rollout = self._rollouts(block)
+        outcome = np.append(self._judgement.outcomes(), False)[rollout]
+        actions = np.full((block.size, 1 + len(block.teachers)), NOTHING, dtype=np.int64)
+        for alike, pattern in told:
+            own = alike.rows[:, : alike.students]
+            known = rollout[own] != NOTHING
+            passed = outcome[own] & known
+            worths, times = pattern.worths, len(alike.states)
+            self._audit.add(worths, known.sum(axis=0).tolist(), passed.sum(axis=0).tolist(), times)
+            for preference, step in pattern.wanted:
+                self._judgement.add(rollout[own[:, step]], preference.rejected_by != STUDENT)
+            for column, place in enumerate(pattern.says):
+                if place != NOTHING:
+                    actions[alike.states, column] = classes.class_of[alike.rows[:, place]]
+        tasks, steps = block.of_first("task_id"), numbers(block.of_first("step"))
+        self._labels.add(actions[tested], classes.names, tasks.filter(pa.array(tested)).to_pylist(), steps[tested])
+
+    def _rollouts(self, block: Block) -> Array:
+        """A number of each step's rollout, `NOTHING` where its outcome is not known."""
+        coded = block.steps["rollout_id"].combine_chunks().dictionary_encode()
+        index = numbers(coded.indices)
+        _, first = np.unique(index, return_index=True)
+        met = block.at[first]
+        tasks = block.of_first("task_id").take(pa.array(met)).to_pylist()
+        return self._judgement.meet(coded.dictionary.to_pylist(), tasks)[index]
 
     def verdict(self, spent: Mapping[str, float | None]) -> Judged:
         """Verdict, numbers for the manifest, and lines for the report. spent: USD of each teacher's answers."""

@@ -5,11 +5,14 @@ malformed or missing equals nothing.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
+from stages.runs import store
 
 Array = np.ndarray[Any, Any]
 NOTHING = -1
@@ -33,26 +36,40 @@ class Labels:
         return int(self.task.max(initial=-1)) + 1
 
 
+@lru_cache(65_536)
+def _short(name: str) -> str:
+    return store.digest(name)[:16]
+
+
 class Numbering:
-    """Labels from names of classes, state after state."""
+    """Labels from classes, states after states."""
 
     def __init__(self, teachers: Sequence[str]) -> None:
         self.teachers = tuple(teachers)
         self._known: dict[str, int] = {}
         self._tasks: dict[str, int] = {}
-        self._actions, self._task, self._step = array("q"), array("q"), array("q")
+        self._actions, self._task, self._step = (
+            [np.zeros((0, 1 + len(teachers)), dtype=np.int64)],
+            array("q"),
+            array("q"),
+        )
 
-    def add(self, student: str | None, teachers: Sequence[str | None], task: str, step: int) -> None:
-        """What student and teachers did in one state; None equals nothing."""
-        for name in (student, *teachers):
-            self._actions.append(NOTHING if name is None else self._known.setdefault(name, len(self._known)))
-        self._task.append(self._tasks.setdefault(task, len(self._tasks)))
-        self._step.append(step)
+    def add(
+        self, actions: Array, names: Mapping[int, str] | Sequence[str], tasks: Iterable[str], steps: Iterable[int]
+    ) -> None:
+        """What student and teachers did in some states, by the numbers [S, 1 + T] of these names or `NOTHING`."""
+        here, where = np.unique(actions, return_inverse=True)
+        mean = [
+            NOTHING if one == NOTHING else self._known.setdefault(_short(names[one]), len(self._known))
+            for one in here.tolist()
+        ]
+        self._actions.append(np.array(mean, dtype=np.int64)[where].reshape(actions.shape))
+        self._task.extend(self._tasks.setdefault(task, len(self._tasks)) for task in tasks)
+        self._step.extend(steps)
 
     def labels(self) -> Labels:
         """All of it."""
-        actions = np.array(self._actions, dtype=np.int64).reshape(len(self._task), 1 + len(self.teachers))
-        return Labels(actions, np.array(self._task), np.array(self._step), self.teachers)
+        return Labels(np.concatenate(self._actions), np.array(self._task), np.array(self._step), self.teachers)
 
 
 def class_names(classes: Mapping[str, str | None], forms: Mapping[str, str | None]) -> dict[str, str | None]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from heapq import heappush, heappushpop
 from typing import Any
 
+from pyarrow import RecordBatch
 from tabulate import tabulate
 
 from stages.pairs.agreement import Verdict
@@ -32,9 +33,23 @@ class PairAccount:
         """One pair."""
         self.rules[row["rule"]] += 1
         self.states.add(row["state_id"])
-        one = (-int(row["pair_id"], 16), self.number, row["chosen"], row["rejected"])
-        (heappush if len(self._texts) < MOST_TEXTS else heappushpop)(self._texts, one)
+        self._keep(row["pair_id"], self.number, row["chosen"], row["rejected"])
         self.number += 1
+
+    def add_all(self, rows: RecordBatch) -> None:
+        """All pairs of a batch."""
+        self.rules.update({one["values"]: one["counts"] for one in rows["rule"].value_counts().to_pylist()})
+        for name in rows["state_id"].unique().to_pylist():
+            self.states.add(name)
+        names, texts = rows["pair_id"].to_pylist(), (rows["chosen"], rows["rejected"])
+        for place, name in enumerate(names):
+            if len(self._texts) < MOST_TEXTS or -int(name, 16) > self._texts[0][0]:
+                self._keep(name, self.number + place, *(side[place].as_py() for side in texts))
+        self.number += len(names)
+
+    def _keep(self, name: str, place: int, chosen: str, rejected: str) -> None:
+        one = (-int(name, 16), place, chosen, rejected)
+        (heappush if len(self._texts) < MOST_TEXTS else heappushpop)(self._texts, one)
 
     def texts(self) -> list[tuple[str, str]]:
         """Chosen and rejected, in the order of the pairs."""

@@ -19,6 +19,11 @@ IN_WORDS = "task"
 """In the place of a step in the name of a state before anything was done."""
 
 
+def pair_id(state_sha256: str, chosen: str, rejected: str) -> str:
+    """The name of a pair: one for the same preference in the same state."""
+    return store.digest([state_sha256, chosen, rejected])[:24]
+
+
 def pair_row(
     preference: Preference,
     task: Task,
@@ -27,13 +32,13 @@ def pair_row(
     state: str,
     num_teachers: int,
     compared_by: str,
-    chosen_by: Sequence[str] | None = None,
-    served_models: Sequence[str] | None = None,
-    cost_usd: float | None = None,
 ) -> Row:
-    """One `pair/4` row. `step` names the rollout, the step and the digest of the state, `state` its row of `states`."""
+    """One `pair/4` row of imported groups.
+
+    `step` names the rollout, the step and the digest of the state, `state` its row of `states`.
+    """
     return {
-        "pair_id": store.digest([step["state_sha256"], preference.chosen, preference.rejected])[:24],
+        "pair_id": pair_id(step["state_sha256"], preference.chosen, preference.rejected),
         "rule": preference.rule,
         "rollout_id": step["rollout_id"],
         "task_id": task.task_id,
@@ -48,9 +53,9 @@ def pair_row(
         "votes_rejected": preference.votes_rejected,
         "num_teachers": num_teachers,
         "compared_by": compared_by,
-        "chosen_by": None if chosen_by is None else list(chosen_by),
-        "served_models": None if served_models is None else list(served_models),
-        "cost_usd": cost_usd,
+        "chosen_by": None,
+        "served_models": None,
+        "cost_usd": None,
     }
 
 

@@ -11,16 +11,41 @@ from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+
 from stages.errors import BadInput
-from stages.pairs.audit import JudgedState
+from stages.pairs.blocks import Block, Cut
+from stages.pairs.labels import Array
 from stages.pairs.sorting import on_disk, rows_of
 from stages.runs import store
 from stages.runs.artifact import Run
 from stages.runs.pair_records import TEACHER_ACTION
 from stages.runs.records import STEP, Row
 
-FIRST = "rollout_id || chr(1) || lpad(CAST(step AS VARCHAR), 9, '0')"
-"""Sorts as a rollout and the number of a step do."""
+ROLLOUTS = """
+CREATE TABLE rollouts AS SELECT rollout_id, row_number() OVER (ORDER BY rollout_id) AS place
+FROM (SELECT DISTINCT rollout_id FROM steps)
+"""
+STATES = """
+CREATE TABLE states AS SELECT state_sha256, row_number() OVER (ORDER BY first) - 1 AS n FROM (
+    SELECT state_sha256, min(place * 4294967296 + step) AS first
+    FROM steps JOIN rollouts USING (rollout_id) GROUP BY state_sha256
+)
+"""
+"""Numbered in the order of rollouts and steps."""
+STEPS = """
+SELECT n, state_sha256, rollout_id, task_id, step, action, truncated, prompt_delta_token_ids IS NOT NULL AS has_ids
+FROM steps JOIN states USING (state_sha256) ORDER BY n, rollout_id, step
+"""
+ANSWERS = """
+SELECT n, teacher, CASE WHEN finish_reason IS DISTINCT FROM 'length' THEN action END AS whole,
+coalesce(nullif(served_model, ''), model) AS served,
+CASE WHEN error_type IS NULL THEN cost_usd ELSE coalesce(cost_usd, 0) END AS cost_usd
+FROM answers JOIN states USING (state_sha256) ORDER BY n, file_row_number
+"""
+"""A call that failed without a bill cost nothing."""
+BLOCK = 8192
+"""States of which arrays are in memory together."""
 
 
 @dataclass(frozen=True)
@@ -29,21 +54,12 @@ class AnsweredState:
 
     steps: all that were recorded in it, in the order of rollouts, with their rollout, task, action, whether that was
     cut off, and `has_ids`, whether their token ids are known; the first is of the rollout that reached the state
-    first. A teacher that was not asked there has no samples; it counts when majorities are taken. models: what each
-    teacher's server answered with. costs: of all answers in USD, None where not known.
+    first. A teacher that was not asked there has no samples; it counts when majorities are taken.
     """
 
     digest: str
     steps: list[Row]
     teachers: dict[str, list[str | None]] = field(default_factory=dict)
-    models: dict[str, str] = field(default_factory=dict)
-    costs: list[float | None] = field(default_factory=list)
-
-    @property
-    def cost_usd(self) -> float | None:
-        """What all answers cost; None where one of them has no known price."""
-        known = [cost for cost in self.costs if cost is not None]
-        return sum(known) if len(known) == len(self.costs) else None
 
     @property
     def task_id(self) -> str:
@@ -60,9 +76,8 @@ class AnsweredStates:
     def __init__(self, rollouts: Run, answers: Run, folder: Path) -> None:
         _same_origin(rollouts, answers)
         self._database = on_disk(folder, steps=rollouts.scan(STEP), answers=answers.scan(TEACHER_ACTION))
-        self._database.execute(
-            f"CREATE TABLE states AS SELECT state_sha256, min({FIRST}) AS first FROM steps GROUP BY state_sha256"  # noqa: S608
-        )
+        for table in (ROLLOUTS, STATES):
+            self._database.execute(table)
         ordered = "SELECT teacher FROM answers GROUP BY teacher ORDER BY min(file_row_number)"
         self.teachers = [name for (name,) in self._database.execute(ordered).fetchall()]
         self._way = lru_cache(8)(self._read_way)
@@ -96,32 +111,32 @@ class AnsweredStates:
         return dict(self._database.execute(question).fetchall())
 
     def __iter__(self) -> Iterator[AnsweredState]:
-        steps = rows_of(
-            self._database,
-            "SELECT first, state_sha256, task_id, rollout_id, step, action, truncated, "
-            "prompt_delta_token_ids IS NOT NULL AS has_ids "
-            "FROM steps JOIN states USING (state_sha256) ORDER BY first, rollout_id, step",
-        )
-        answers = groupby(
-            rows_of(
-                self._database,
-                "SELECT first, teacher, CASE WHEN finish_reason IS DISTINCT FROM 'length' THEN action END AS whole, "
-                "coalesce(nullif(served_model, ''), model) AS served, cost_usd, error_type "
-                "FROM answers JOIN states USING (state_sha256) ORDER BY first, file_row_number",
-            ),
-            key=itemgetter("first"),
-        )
-        at, given = next(answers, ("", iter(())))
-        for first, rows in groupby(steps, key=itemgetter("first")):
+        answers = groupby(rows_of(self._database, ANSWERS), key=itemgetter("n"))
+        at, given = next(answers, (-1, iter(())))
+        for n, rows in groupby(rows_of(self._database, STEPS), key=itemgetter("n")):
             recorded = list(rows)
             state = AnsweredState(recorded[0]["state_sha256"], recorded, {name: [] for name in self.teachers})
-            if at == first:
+            if at == n:
                 for row in given:
                     state.teachers[row["teacher"]].append(row["whole"])
-                    state.models[row["teacher"]] = row["served"]
-                    state.costs.append(_cost(row))
-                at, given = next(answers, ("", iter(())))
+                at, given = next(answers, (-1, iter(())))
             yield state
+
+    def digests(self) -> Iterator[str]:
+        """Of all states, in order."""
+        for row in rows_of(self._database, "SELECT state_sha256 FROM states ORDER BY n"):
+            yield row["state_sha256"]
+
+    def blocks(self, most: int = BLOCK) -> Iterator[Block]:
+        """The same states as arrays, so many at a time."""
+        number = len(self)
+        with self._database.cursor() as recorded, self._database.cursor() as given:
+            steps, answers = (
+                Cut(one.sql(question).to_arrow_reader(most)) for one, question in ((recorded, STEPS), (given, ANSWERS))
+            )
+            for begin in range(0, number, most):
+                end = min(begin + most, number)
+                yield Block.of(begin, end, self.teachers, steps.until(end), answers.until(end))
 
     def way(self, state: AnsweredState) -> list[tuple[str, str]]:
         """What was done and observed before a state, in the rollout that reached it first."""
@@ -136,12 +151,6 @@ class AnsweredStates:
 def explored(digest: str, share: float) -> bool:
     """Whether a state is in a random share of all: by its digest, so that everybody agrees on it."""
     return int(digest[:12], 16) < share * 16**12
-
-
-def _cost(row: Row) -> float | None:
-    """In USD; a call that failed without a bill cost nothing."""
-    cost: float | None = row["cost_usd"]
-    return 0.0 if cost is None and row["error_type"] is not None else cost
 
 
 def _same_origin(rollouts: Run, answers: Run) -> None:
@@ -167,22 +176,15 @@ def names(state: AnsweredState, known: Mapping[str, str | None]) -> Row:
     }
 
 
-def judged(state: AnsweredState, record: Row) -> JudgedState:
-    """A state with what was done in it, by the names of classes."""
-    return JudgedState(
-        task=state.task_id,
-        step=state.steps[0]["step"],
-        students=record["students"],
-        rollouts=[step["rollout_id"] for step in state.steps],
-        teachers=record["teachers"],
-    )
-
-
-def blindly_asked(answers: Run) -> Callable[[AnsweredState], bool]:
-    """Whether a state has answers that were not asked for because of others: any has, where there was no gate."""
+def blindly_asked(answers: Run) -> Callable[[Block], Array]:
+    """Whether states [S] have answers that were not asked for because of others: any has, where there was no gate."""
     gate = answers.manifest.config.get("gate") or {"rule": "off"}
 
-    def blind(state: AnsweredState) -> bool:
-        return any(state.teachers.values()) and (gate["rule"] == "off" or explored(state.digest, gate["explore"]))
+    def blind(block: Block) -> Array:
+        asked = block.asked
+        if gate["rule"] == "off":
+            return asked
+        digests = block.of_first("state_sha256").to_pylist()
+        return asked & np.array([explored(digest, gate["explore"]) for digest in digests], dtype=bool)
 
     return blind

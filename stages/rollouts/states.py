@@ -50,8 +50,10 @@ def opening_row(name: str, messages: list[Message], digest: str) -> Row:
 
 def _common(before: list[Message], after: list[Message]) -> int:
     """How many messages both begin with."""
+    if after[: len(before)] == before:
+        return len(before)
     for index, (one, other) in enumerate(zip(before, after, strict=False)):
-        if one is not other and one != other:
+        if one != other:
             return index
     return min(len(before), len(after))
 

@@ -4,11 +4,12 @@ Equal rows give equal bytes and digests, whether they come as a list, an iterato
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stages.errors import BadInput
@@ -23,22 +24,23 @@ GROUP_ROWS = 8192
 GROUP_BYTES = 32 * 1024 * 1024
 """Of text and numbers. A row group is held in memory by whoever writes or reads it."""
 
+PART_ROWS = 512
+"""Rows that are Python objects at the same time."""
+
 
 def write_table(path: Path, kind: Kind, rows: Iterable[Row | pa.RecordBatch]) -> Row:
     """Write rows; returns what the manifest keeps about them. `UsageError` where a row is not of this kind."""
     content, begun = hashlib.sha256(b"["), False
 
-    def of_kind() -> Iterator[Row]:
+    def of_kind() -> Iterator[pa.RecordBatch]:
         nonlocal begun
-        for row in _single(rows):
-            kind.check(row)
-            row = redacted_value(row)
-            content.update((b"," if begun else b"") + store.encode(kind.stable(row)))
+        for batch, told in _batches(rows, kind.schema, kind.check):
+            content.update((b"," if begun else b"") + store.encode([kind.stable(row) for row in told])[1:-1])
             begun = True
-            yield row
+            yield batch
 
     with store.sealing(path) as file:
-        number = write_rows(file, kind.schema, of_kind())
+        number = _write(file, kind.schema, of_kind())
     content.update(b"]")
     told = {"kind": str(kind), "rows": number}
     return {**told, "sha256": store.file_sha256(path), "content_sha256": content.hexdigest()}
@@ -46,18 +48,76 @@ def write_table(path: Path, kind: Kind, rows: Iterable[Row | pa.RecordBatch]) ->
 
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Iterable[Row]) -> int:
     """Write rows of any schema, keys of servers redacted; returns how many they are."""
-    number, group, size = 0, list[Row](), 0
+    return _write(file, schema, (batch for batch, _ in _batches(rows, schema, lambda row: None)))
+
+
+def _batches(
+    rows: Iterable[Row | pa.RecordBatch], schema: pa.Schema, check: Callable[[Row], None]
+) -> Iterator[tuple[pa.RecordBatch, list[Row]]]:
+    """Rows, not many at a time, as Arrow and as Python objects; keys of servers are redacted in both."""
+    for part in _parts(rows):
+        told = part.to_pylist() if isinstance(part, pa.RecordBatch) else part
+        for row in told:
+            check(row)
+        clean = redacted_value(told)
+        as_given = isinstance(part, pa.RecordBatch) and clean is told
+        yield part if as_given else pa.RecordBatch.from_pylist(clean, schema=schema), clean
+
+
+def _parts(rows: Iterable[Row | pa.RecordBatch]) -> Iterator[list[Row] | pa.RecordBatch]:
+    """Batches as they are, in slices; rows in lists of at most `PART_ROWS`, or fewer where they are long."""
+    held, size = list[Row](), 0
+    for one in rows:
+        if isinstance(one, pa.RecordBatch):
+            if held:
+                yield held
+            held, size = [], 0
+            yield from (one.slice(at, PART_ROWS) for at in range(0, len(one), PART_ROWS))
+            continue
+        held.append(one)
+        size += _size(one)
+        if len(held) == PART_ROWS or size > GROUP_BYTES // 8:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _write(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """In row groups of at most `GROUP_ROWS` and `GROUP_BYTES`, wherever batches begin; returns the number of rows."""
+    number, group, rows, size = 0, list[pa.RecordBatch](), 0, 0
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for row in rows:
-            long = _size(row)
-            if group and (len(group) == GROUP_ROWS or size + long > GROUP_BYTES):
-                _write_group(writer, group)
-                group, size = [], 0
-            group.append(redacted_value(row))
-            number, size = number + 1, size + long
-        if group or number == 0:
+        for batch in batches:
+            begin = 0
+            for at, long in enumerate(_sizes(batch)):
+                if rows and (rows == GROUP_ROWS or size + long > GROUP_BYTES):
+                    _write_group(writer, [*group, batch.slice(begin, at - begin)])
+                    group, begin, rows, size = [], at, 0, 0
+                rows, size = rows + 1, size + long
+            group.append(batch.slice(begin))
+            number += len(batch)
+        if rows or number == 0:
             _write_group(writer, group)
     return number
+
+
+def _sizes(batch: pa.RecordBatch) -> list[int]:
+    """Of each row, as `_size` has it."""
+    total = pa.array([0] * len(batch), pa.int64())
+    for column in batch.columns:
+        total = pc.add(total, _column_sizes(column).cast(pa.int64()))
+    found: list[int] = total.to_pylist()
+    return found
+
+
+def _column_sizes(column: pa.Array) -> pa.Array:
+    if pa.types.is_string(column.type):
+        return pc.utf8_length(column).fill_null(8)
+    if not pa.types.is_nested(column.type):
+        return pa.array([8] * len(column))
+    if pa.types.is_list(column.type) and pa.types.is_primitive(column.type.value_type):
+        return pc.multiply(pc.list_value_length(column), 8).fill_null(8)
+    return pa.array([_size(value) for value in column.to_pylist()], pa.int64())
 
 
 def _size(value: Any) -> int:
@@ -71,16 +131,9 @@ def _size(value: Any) -> int:
     return 8
 
 
-def _single(rows: Iterable[Row | pa.RecordBatch]) -> Iterator[Row]:
-    for one in rows:
-        if isinstance(one, pa.RecordBatch):
-            yield from one.to_pylist()
-        else:
-            yield one
-
-
-def _write_group(writer: pq.ParquetWriter, rows: list[Row]) -> None:
-    writer.write_table(pa.Table.from_pylist(rows, schema=writer.schema), row_group_size=max(len(rows), 1))
+def _write_group(writer: pq.ParquetWriter, batches: list[pa.RecordBatch]) -> None:
+    table = pa.Table.from_batches(batches, schema=writer.schema).combine_chunks()
+    writer.write_table(table, row_group_size=max(len(table), 1))
 
 
 def scan_table(path: Path, kind: Kind) -> Scan:

@@ -144,7 +144,7 @@ def test_classes_go_by_their_first_canonical_form() -> None:
     names = class_names({"b": "x", "a": "x", "c": "y", "d": None}, {"b": "B", "a": "A", "c": "C", "d": None})
     assert names == {"a": "A", "b": "A", "c": "C", "d": None}
     numbering = Numbering(["t", "u"])
-    numbering.add("A", ["A", "C"], "one", 0)
-    numbering.add(None, [None, "C"], "two", 0)
+    numbering.add(np.array([[5, 5, 7]]), {5: "A", 7: "C"}, ["one"], [0])
+    numbering.add(np.array([[-1, -1, 0]]), ["C"], ["two"], [0])
     found = numbering.labels()
     assert found.actions.tolist() == [[0, 0, 1], [-1, -1, 1]] and found.task.tolist() == [0, 1]

@@ -1,41 +1,65 @@
 """What teachers are worth: pairs they back, pairs that need them, whose minority was right; and what outcomes say."""
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from support.answered import command
 
-from stages.pairs.audit import Alignment, Audit, JudgedState, Judgement, TeacherAudit, preferences
-from stages.pairs.evidence import Evidence, blocks, outcomes
+from stages.pairs.audit import Alignment, Audit, JudgedState, Judgement, TeacherAudit, preferences, worth
+from stages.pairs.blocks import Block
+from stages.pairs.evidence import Evidence, blocks, outcomes, spent
+from stages.pairs.patterns import patterns
 
 
-def state(task: str, student: str | None, *teachers: str | None, rollout: str | None = None) -> JudgedState:
+@dataclass(frozen=True)
+class Told:
+    """What was done in a state of a task, on one rollout."""
+
+    task: str
+    rollout: str
+    judged: JudgedState
+
+
+def state(task: str, student: str | None, *teachers: str | None, rollout: str | None = None) -> Told:
     names = {name: [said] for name, said in zip("abc", teachers, strict=True)}
-    return JudgedState(task, 0, [student], [rollout or task], names)
+    return Told(task, rollout or task, JudgedState([student], names))
 
 
-def audit(
-    states: list[JudgedState], passed: dict[str, bool | None], spent: dict[str, float | None]
-) -> list[TeacherAudit]:
-    found = Audit(spent, passed)
+def audit(states: list[Told], passed: dict[str, bool | None], spent: dict[str, float | None]) -> list[TeacherAudit]:
+    found = Audit(spent)
     for one in states:
-        found.add(one, preferences(one))
+        outcome = passed.get(one.rollout)
+        found.add([worth(one.judged, name) for name in spent], [outcome is not None], [bool(outcome)])
     return found.lines(spent)
 
 
-def alignment(
-    states: list[JudgedState], passed: dict[str, bool | None], *, draws: int, seed: int = 0
-) -> Alignment | None:
+def alignment(states: list[Told], passed: dict[str, bool | None], *, draws: int, seed: int = 0) -> Alignment | None:
     found = Judgement(passed)
     for one in states:
-        found.add(one, preferences(one))
+        number = found.meet([one.rollout], [one.task])
+        for preference, _ in preferences(one.judged):
+            found.add(number, preference.rejected_by != "student")
     return found.alignment(draws=draws, seed=seed)
 
 
-def evidence(states: list[JudgedState], passed: dict[str, bool | None], spent: dict[str, float | None]) -> Any:
-    found = Evidence(list(spent), passed)
-    for one in states:
-        found.add(one)
+def evidence(states: list[Told], passed: dict[str, bool | None], spent: dict[str, float | None]) -> Any:
+    rows = {"state_sha256": "d", "step": 0, "truncated": False, "has_ids": False}
+    steps = [
+        rows | {"n": n, "rollout_id": one.rollout, "task_id": one.task, "action": command(str(one.judged.students[0]))}
+        for n, one in enumerate(states)
+    ]
+    answers = [
+        {"n": n, "teacher": name, "whole": command(str(said)), "served": "m", "cost_usd": 0.0}
+        for n, one in enumerate(states)
+        for name, (said,) in one.judged.teachers.items()
+    ]
+    block = Block.of(0, len(states), list(spent), pa.Table.from_pylist(steps), pa.Table.from_pylist(answers))
+    found, classes = Evidence(list(spent), passed), block.by_text()
+    found.add(block, classes, list(patterns(block, classes)), np.ones(len(states), dtype=bool))
     return found.verdict(spent)
 
 
@@ -59,12 +83,16 @@ def test_an_audit_by_hand() -> None:
     assert a.lost_without == 3, "b and c alone agree only in the first state"
 
 
-def test_names_that_tell_only_what_is_equal_give_the_same_audit() -> None:
-    spent: dict[str, float | None] = {"a": 1.0, "b": None, "c": 0.0}
-    alike = [one.alike() for one in STATES]
-    assert audit(alike, PASSED, spent) == audit(STATES, PASSED, spent)
-    assert alignment(alike, PASSED, draws=99) == alignment(STATES, PASSED, draws=99)
-    assert alike[0].teachers == {"a": ["2"], "b": ["2"], "c": ["2"]} and alike[4].students == [None]
+def test_states_that_are_alike_count_as_often_as_they_are_there() -> None:
+    one, spent = state("two", "x", "y", "y", "x"), dict.fromkeys("abc", 1.0)
+    together, alone = Audit(spent), Audit(spent)
+    worths = [worth(one.judged, name) for name in spent]
+    together.add(worths, known=[3], passed=[1], times=4)
+    for known, passed in ((1, 1), (1, 0), (1, 0), (0, 0)):
+        alone.add(worths, [known], [passed])
+    assert together.lines(spent) == alone.lines(spent)  # type: ignore[arg-type]
+    (c,) = [line for line in together.lines(spent) if line.teacher == "c"]  # type: ignore[arg-type]
+    assert (c.minority, c.joined, c.joined_passed, c.opposed) == (4, 3, 1, 0)
 
 
 def test_outcomes_judge_pairs() -> None:
@@ -73,7 +101,7 @@ def test_outcomes_judge_pairs() -> None:
     assert alignment(STATES, dict.fromkeys(PASSED), draws=9) is None
 
 
-def draw(seed: int, linked: bool) -> tuple[list[JudgedState], dict[str, bool | None]]:
+def draw(seed: int, linked: bool) -> tuple[list[Told], dict[str, bool | None]]:
     """Thirty tasks with three rollouts each; teachers disagree with the student where it fails, or where they like."""
     chance = random.Random(seed)
     states, passed = [], dict[str, bool | None]()
@@ -120,3 +148,16 @@ def test_signal_is_tested_on_whole_tasks_of_a_large_run() -> None:
     some = blocks(sizes, most=305)
     assert len(some) == 30 and some == blocks(dict(reversed(sizes.items())), most=305) < sizes.keys()
     assert len(blocks(sizes, most=5)) == 6, "as many as a test needs"
+
+
+def test_what_was_spent_does_not_depend_on_how_rows_come() -> None:
+    chance = random.Random(0)
+    rows = [
+        {"teacher": chance.choice("ab"), "cost_usd": chance.choice([None, chance.random()]), "error_type": "timeout"}
+        for _ in range(1000)
+    ] + [{"teacher": "c", "cost_usd": None, "error_type": None}, {"teacher": "c", "cost_usd": 1.0, "error_type": None}]
+    kinds = pa.schema([("teacher", pa.string()), ("cost_usd", pa.float64()), ("error_type", pa.string())])
+    table = pa.Table.from_pylist(rows, kinds)
+    by_hand = {name: sum(row["cost_usd"] or 0.0 for row in rows if row["teacher"] == name) for name in "ab"}
+    for size in (1, 7, 2000):
+        assert spent(table.to_batches(size)) == by_hand | {"c": None}

@@ -1,9 +1,13 @@
 """The canonical form of commands, tool calls and answers."""
 
+import shlex
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stages.messages import Spoken, ToolCall, write
-from stages.pairs.canonical import canonical, canonical_answer
+from stages.pairs.canonical import canonical, canonical_answer, canonical_command
 
 
 def call(name: str, arguments: str, content: str = "", reasoning: str | None = None) -> str:
@@ -54,3 +58,8 @@ def test_answers_are_compared_without_reasoning_and_blanks() -> None:
         != canonical_answer("It is 43.")
     )
     assert canonical_answer("<think>\n\n</think>\n\nIt is 42.") == canonical_answer("It is 42.")
+
+
+@given(st.text("ab/-.=,:@%+_ \t", max_size=20))
+def test_plain_words_are_what_the_shell_would_split_and_quote(command: str) -> None:
+    assert canonical_command(command) == shlex.join(shlex.split(command))

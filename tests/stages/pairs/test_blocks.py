@@ -1,0 +1,185 @@
+"""Votes on arrays are the votes that one counts by hand, state after state, with exact fractions."""
+
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.answered import ACTIONS, drawn
+
+from stages import extract_pairs
+from stages.envs.base import Task
+from stages.pairs.ballots import recorded, vote
+from stages.pairs.blocks import Block, Cut, equal_rows
+from stages.pairs.canonical import canonical
+from stages.pairs.evidence import outcomes
+from stages.pairs.extraction import Extraction
+from stages.pairs.patterns import patterns
+from stages.pairs.states import AnsweredState, AnsweredStates
+from stages.runs import runner, store
+from stages.runs.artifact import Run
+from stages.runs.pair_records import PAIR
+from stages.runs.records import ROLLOUT, TASK
+
+TEACHERS = ("v", "t", "u")
+WHOLE = st.sampled_from(ACTIONS)
+STATE = st.tuples(
+    st.lists(st.tuples(WHOLE, st.booleans()), min_size=1, max_size=3),
+    st.lists(st.tuples(st.sampled_from(range(len(TEACHERS))), st.none() | WHOLE), max_size=8),
+)
+Drawn = list[tuple[list[tuple[str, bool]], list[tuple[int, str | None]]]]
+
+
+def block(drawn_states: Drawn, begin: int = 0) -> Block:
+    """The same as tables, as they come from DuckDB."""
+    steps, answers = [], []
+    for n, (students, given_answers) in enumerate(drawn_states, begin):
+        for step, (action, truncated) in enumerate(students):
+            at = {
+                "n": n,
+                "state_sha256": f"s{n}",
+                "rollout_id": f"r{n}",
+                "task_id": "t",
+                "step": step,
+                "has_ids": False,
+            }
+            steps.append(at | {"action": action, "truncated": truncated})
+        answers += [
+            {"n": n, "teacher": TEACHERS[who], "whole": text, "served": "m", "cost_usd": 0.1}
+            for who, text in given_answers
+        ]
+    columns = [("n", pa.int64()), ("teacher", pa.string()), ("whole", pa.string()), ("served", pa.string())]
+    told = pa.Table.from_pylist(answers, pa.schema([*columns, ("cost_usd", pa.float64())]))
+    return Block.of(begin, begin + len(drawn_states), TEACHERS, pa.Table.from_pylist(steps), told)
+
+
+def by_hand(students: list[tuple[str, bool]], answers: list[tuple[int, str | None]]) -> tuple[Counter[Any], set[Any]]:
+    """Reasons for no pair, and pairs as (rule, chosen, rejected, votes of both)."""
+    said = [[text for who, text in answers if who == teacher] for teacher in range(len(TEACHERS))]
+    votes, reasons, pairs = Counter[str](), Counter[Any](), set()
+    shares = [Counter(form for text in texts if text is not None and (form := canonical(text))) for texts in said]
+    for texts, share in zip(said, shares, strict=True):
+        votes.update({form: Fraction(number, len(texts)) for form, number in share.items()})
+    winner = next((form for form, number in votes.items() if number > Fraction(len(TEACHERS), 2)), None)
+    for action, truncated in students:
+        found = set()
+        own = canonical(action)
+        if winner is not None and own != winner:
+            chosen = next(text for texts in said for text in texts if text is not None and canonical(text) == winner)
+            found = {("majority_over_student", chosen, action, votes[winner], votes[own] if own else 0)}
+        elif winner is not None:
+            for form, (texts, share) in ((f, one) for one in zip(said, shares, strict=True) for f in one[1]):
+                if share[form] > share[winner] and not any(canonical(rejected) == form for _, _, rejected, *_ in found):
+                    text = next(text for text in texts if text is not None and canonical(text) == form)
+                    found.add(("student_over_minority", action, text, votes[winner], votes[form]))
+        missing = 2 * sum(any(text is not None for text in texts) for texts in said) <= len(TEACHERS)
+        why = ["student_truncated"] * truncated or ["not_asked"] * (not answers) or ["missing_answers"] * missing
+        why = why or ["no_majority"] * (winner is None) or ["unanimous"] * (not found)
+        reasons.update(why)
+        pairs |= set() if why else found
+    return reasons, pairs
+
+
+@settings(deadline=None)
+@given(st.lists(STATE, min_size=1, max_size=6))
+def test_votes_on_arrays_are_the_votes_by_hand(drawn_states: Drawn) -> None:
+    whole = block(drawn_states, begin=3)
+    seen = list[int]()
+    for alike, pattern in patterns(whole, whole.by_text()):
+        for state, rows in zip(alike.states.tolist(), alike.rows.tolist(), strict=True):
+            seen.append(state)
+            reasons, pairs = by_hand(*drawn_states[state])
+            texts = [whole.actions[row].as_py() for row in rows]
+            found = [(one.preference, texts[one.chosen], texts[one.rejected]) for one in pattern.pairs]
+            told = {(one.rule, *sides, one.votes_chosen, one.votes_rejected) for one, *sides in found}
+            assert Counter(pattern.reasons) == reasons
+            assert told == {
+                (*names, *(round(float(number), 9) for number in votes)) for *names, a, b in pairs for votes in [(a, b)]
+            }
+            assert len(found) == len(told) == pattern.shared
+    assert sorted(seen) == list(range(len(drawn_states))), "every state once"
+
+
+@settings(deadline=None)
+@given(st.lists(STATE, min_size=1, max_size=6))
+def test_kept_votes_give_the_classes_of_the_texts(drawn_states: Drawn) -> None:
+    """Where nothing had to be run, what `vote` wrote into the journal says the same as the texts."""
+    whole, records = block(drawn_states), []
+    for students, answers in drawn_states:
+        steps = [{"action": action, "truncated": truncated} for action, truncated in students]
+        said = {name: [text for who, text in answers if TEACHERS[who] == name] for name in TEACHERS}
+        told = vote(AnsweredState("d", steps, said), None, None)  # type: ignore[arg-type]
+        records.append(orjson.loads(store.encode(told)))
+    one, other = (
+        [(pattern, alike.states.tolist()) for alike, pattern in patterns(whole, classes)]
+        for classes in (whole.by_text(), recorded(whole, records))
+    )
+    assert one == other
+
+
+RECORDED = [
+    ("4edc56a323c74fac", "3d67c90c24932e28", "9e96e2e452c25d9a"),
+    ("4ed98bba29583708", "64560bae4dc4f0eb", "edcfe399760742e6"),
+]
+"""Digests of pairs, of states, and of what the run says of itself, from the votes that went row by row."""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_pairs_are_those_of_votes_row_by_row(tmp_path: Path, seed: int) -> None:
+    config = extract_pairs.Config(compare="canonical")
+    run = Run(runner.execute("extract-pairs", drawn(tmp_path, seed), config, root=tmp_path).path)
+    outputs = run.manifest.outputs
+    told = store.digest([run.manifest.summary, run.manifest.counts])
+    assert (outputs["pairs"]["content_sha256"][:16], outputs["states"]["content_sha256"][:16], told[:16]) == RECORDED[
+        seed
+    ]
+    assert {row["rule"] for row in run.rows(PAIR)} == {"majority_over_student", "student_over_minority"}
+
+
+def test_it_does_not_matter_how_many_states_are_taken_together(tmp_path: Path) -> None:
+    runs = drawn(tmp_path, 1)
+    tasks = {
+        row["task_id"]: Task(row["task_id"], "e", "s", row["family"], "", {}) for row in runs["rollouts"].rows(TASK)
+    }
+    passed = outcomes(runs["rollouts"].rows(ROLLOUT))
+    found = []
+    with AnsweredStates(runs["rollouts"], runs["teacher_actions"], tmp_path) as states:
+        for most in (8192, 7):
+            extraction = Extraction(states, runs["teacher_actions"], passed)
+            votes = ((block, block.by_text()) for block in states.blocks(most))
+            rows = [row for batch in extraction.pairs(votes, tasks) for row in batch.to_pylist()]
+            found.append((rows, extraction.dropped, extraction.account.rules, extraction.account.texts()))
+    assert found[0] == found[1] and len(found[0][0]) == 99
+
+
+def test_blocks_are_the_states_one_after_the_other(tmp_path: Path) -> None:
+    given_runs = drawn(tmp_path, 2)
+    with AnsweredStates(given_runs["rollouts"], given_runs["teacher_actions"], tmp_path) as states:
+        one_by_one = list(states)
+        (whole,) = states.blocks()
+        assert (
+            list(states.digests())
+            == [state.digest for state in one_by_one]
+            == whole.of_first("state_sha256").to_pylist()
+        )
+    assert whole.steps["action"].to_pylist() == [step["action"] for state in one_by_one for step in state.steps]
+    said = [text for state in one_by_one for texts in state.teachers.values() for text in texts]
+    assert whole.answers["whole"].to_pylist() == said
+
+
+def test_rows_are_cut_where_one_wants() -> None:
+    batches = [pa.record_batch({"n": pa.array(part, pa.int64())}) for part in ([0, 0, 1], [1, 4], [], [4, 5, 9])]
+    cut = Cut(pa.RecordBatchReader.from_batches(batches[0].schema, batches))
+    assert [cut.until(end)["n"].to_pylist() for end in (1, 3, 4, 5, 10, 11)] == [[0, 0], [1, 1], [], [4, 4], [5, 9], []]
+
+
+@given(st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 1)), min_size=1, max_size=20))
+def test_equal_rows_are_found(rows: list[tuple[int, int]]) -> None:
+    found = [tuple(part.tolist()) for part in equal_rows(np.array(rows, dtype=np.int32))]
+    assert sorted(found) == sorted({tuple(i for i, row in enumerate(rows) if row == one) for one in rows})
