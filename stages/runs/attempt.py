@@ -31,6 +31,7 @@ def begin(
 ) -> Manifest:
     """A new manifest, or the earlier attempt's continued; written with status `running` before any work."""
     previous = manifests.read(folder) if (folder / "manifest.json").exists() else None
+    store.sweep(folder)
     record = previous or manifest_of(stage, config, identity, print_, inputs)
     record.status, record.reason, record.attempts = "running", "", record.attempts + 1
     record.packages, record.code = manifests.packages(), manifests.code()

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ from stages.runs.records import Row
 
 RESTED_S = 2.0
 """Seconds since its last change after which a file cannot change unseen, the clock of file systems being coarse."""
+TORN = re.compile(r"\..+\.\d+\.tmp")
 
 
 def encode(value: Any) -> bytes:
@@ -79,7 +81,7 @@ def sealing(path: Path) -> Iterator[BinaryIO]:
     Whoever writes keeps keys of servers out of it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # as TORN has it
     try:
         with temporary.open("wb") as file:
             yield file
@@ -88,6 +90,13 @@ def sealing(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Delete what was being written in a run's folder when its process was killed; `scratch` is left to workers."""
+    for path in folder.rglob(".*.tmp"):
+        if TORN.fullmatch(path.name) and path.is_file() and path.relative_to(folder).parts[0] != "scratch":
+            path.unlink(missing_ok=True)
 
 
 def write_lines(file: BinaryIO, rows: Iterable[Row]) -> int:

@@ -67,6 +67,20 @@ def test_an_unfinished_run_names_the_ways_out(tmp_path: Path, model: Path) -> No
     assert run(tmp_path, model, resume=True).reason == "resumed"
 
 
+def test_half_written_files_of_a_killed_attempt_are_swept_away(tmp_path: Path, model: Path) -> None:
+    """They stayed in the folder for good, beside the whole ones."""
+    path = run(tmp_path, model).path
+    unfinished = manifest.read(path)
+    unfinished.status = "running"
+    manifest.write(path, unfinished)
+    torn = [path / ".rollouts.parquet.4711.tmp", path / "steps" / ".000000.jsonl.gz.4711.tmp"]
+    kept = [path / ".of.a.user.tmp", path / "notes.4711.tmp"]
+    for file in (*torn, *kept):
+        file.write_bytes(b"half")
+    run(tmp_path, model, resume=True)
+    assert not any(file.exists() for file in torn) and all(file.exists() for file in kept)
+
+
 def test_damage_is_seen_and_mended_from_the_steps(tmp_path: Path, model: Path) -> None:
     path = run(tmp_path, model).path
     whole = (path / "rollouts.parquet").read_bytes()
