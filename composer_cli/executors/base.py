@@ -1,7 +1,8 @@
 """What an executor is: it takes a script, gives back the id of a job, and says how that job stands."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -23,6 +24,8 @@ QUEUED, RUNNING, COMPLETE, FAILED, INTERRUPTED, CANCELLED, LOST = (
     "lost",
 )
 GOING_ON = (QUEUED, RUNNING)
+EVERY_S = 2.0
+"""Between two looks at a log that is read whole."""
 EXIT_CODES = {
     1: "it failed, or a check of its own is not passed",
     2: "it was refused",
@@ -108,6 +111,20 @@ def ended(code: int) -> State:
         return State(INTERRUPTED, f"exit code {code}; the same command with --on goes on")
     said = EXIT_CODES.get(code)
     return State(FAILED, f"exit code {code}: {said}" if said else f"exit code {code}")
+
+
+def grown(text: Callable[[], str], over: Callable[[], bool], every_s: float = EVERY_S) -> Iterator[str]:
+    """The lines of a log that is read whole each time, each once, until it is over; a line that grows is waited for."""
+    seen = 0
+    while True:
+        last = over()  # asked before the text is read, so that nothing is missed
+        whole = text()
+        whole = whole if last else whole[: whole.rfind("\n") + 1]
+        yield from whole[seen:].splitlines()
+        seen = max(seen, len(whole))
+        if last:
+            return
+        time.sleep(every_s)
 
 
 def values(keys: Sequence[str]) -> dict[str, str]:

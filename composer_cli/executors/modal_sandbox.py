@@ -3,7 +3,6 @@
 A sandbox is not started again by Modal: after a preemption, or after its time, the same command goes on.
 """
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from composer_cli.executors.base import FAILED, RUNNING, Chain, State, Where, ended, redact
+from composer_cli.executors.base import FAILED, RUNNING, Chain, State, Where, ended, grown, redact
 from composer_cli.executors.script import script
 from stages.errors import InfrastructureError, UsageError
 from stages.redaction import redacted
@@ -19,7 +18,6 @@ from stages.redaction import redacted
 MOUNTED = "/artifacts"
 OUT_OF_TIME = 124
 """The exit code that the SDK gives to a sandbox which outlived its time."""
-EVERY_S = 2.0
 LONGEST_S = 86_400
 
 
@@ -110,18 +108,13 @@ class ModalSandbox:
 
     def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
         """What Modal has kept of its output, which stays readable when the sandbox is gone."""
-        seen = 0
-        while True:
-            over = not follow or self.state(job).over
+
+        def kept() -> str:
             with _sdk() as modal:
-                kept = modal.Sandbox.from_id(job["id"]).logs.fetch(since=datetime.fromisoformat(job["since"]))
-                text = "".join(entry.message for entry in kept)
-            whole = text if over else text[: text.rfind("\n") + 1]
-            yield from whole[seen:].splitlines()
-            seen = max(seen, len(whole))
-            if over:
-                return
-            time.sleep(EVERY_S)
+                entries = modal.Sandbox.from_id(job["id"]).logs.fetch(since=datetime.fromisoformat(job["since"]))
+                return "".join(entry.message for entry in entries)
+
+        return grown(kept, lambda: not follow or self.state(job).over)
 
     def cancel(self, job: Mapping[str, Any]) -> None:
         """End the sandbox."""

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +27,7 @@ from composer_cli.executors.base import (
     State,
     Where,
     ended,
+    grown,
     values,
 )
 from composer_cli.executors.script import script
@@ -48,7 +48,6 @@ WORDS = {
     "STAGE_OUT": RUNNING,
     "CANCELLED": CANCELLED,
 }
-EVERY_S = 2.0
 SUPERVISED = """\
 rm -f {folder}/exit-code
 again=
@@ -156,16 +155,11 @@ class Slurm:
 
     def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
         """The file that Slurm writes all attempts' output to."""
-        seen = 0
-        while True:
-            over = not follow or self.state(job).over
-            text = (store.read_bytes(_folder(job) / "log.txt") or b"").decode(errors="replace")
-            whole = text if over else text[: text.rfind("\n") + 1]
-            yield from whole[seen:].splitlines()
-            seen = max(seen, len(whole))
-            if over:
-                return
-            time.sleep(EVERY_S)
+        path = _folder(job) / "log.txt"
+        return grown(
+            lambda: (store.read_bytes(path) or b"").decode(errors="replace"),
+            lambda: not follow or self.state(job).over,
+        )
 
     def cancel(self, job: Mapping[str, Any]) -> None:
         """SIGTERM to all of its processes, and SIGKILL after Slurm's KillWait."""

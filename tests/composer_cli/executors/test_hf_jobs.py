@@ -8,22 +8,11 @@ from pathlib import Path
 import pytest
 from support.command_line import call, until
 from support.hf_jobs import Jobs, serving_jobs
-from support.server import Server, serving
-from support.submitting import KEY, Held, chain, digests, holding, job, name_of
+from support.server import Server
+from support.submitting import KEY, chain, digests, holding, job, name_of
 
 TOKEN = "hf_0123456789abcdef"
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def held() -> Held:
-    return Held()
-
-
-@pytest.fixture
-def model(held: Held) -> Iterator[Server]:
-    with serving(held) as server:
-        yield server
 
 
 @pytest.fixture

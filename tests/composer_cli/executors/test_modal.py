@@ -7,24 +7,13 @@ from pathlib import Path
 
 import pytest
 from support.command_line import call, until
-from support.server import Server, serving
-from support.submitting import KEY, Held, chain, digests, holding, job, name_of
+from support.server import Server
+from support.submitting import KEY, chain, digests, holding, job, name_of
 
 MISSING = "Modal's SDK is not installed: pip install modal"
 with_sdk = pytest.mark.skipif(find_spec("modal") is None, reason=MISSING)
 TOKEN = ("ak-0123456789", "as-0123456789abcdef")
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def held() -> Held:
-    return Held()
-
-
-@pytest.fixture
-def model(held: Held) -> Iterator[Server]:
-    with serving(held) as server:
-        yield server
 
 
 @pytest.fixture

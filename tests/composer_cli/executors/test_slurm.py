@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from support import slurm
 from support.command_line import call, until
-from support.server import Server, serving
-from support.submitting import KEY, Held, chain, digests, holding, job, name_of
+from support.submitting import KEY, chain, digests, holding, job, name_of
 
 REQUESTS = 16
 """Two tasks, two samples, four steps: what the chain asks for, however often it is interrupted."""
@@ -24,17 +23,6 @@ pytestmark = [
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     with slurm.cluster(tmp_path_factory.mktemp("slurm")) as variables:
         yield variables
-
-
-@pytest.fixture
-def held() -> Held:
-    return Held()
-
-
-@pytest.fixture
-def model(held: Held) -> Iterator[Server]:
-    with serving(held) as server:
-        yield server
 
 
 @pytest.fixture

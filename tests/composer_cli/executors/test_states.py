@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from composer_cli.executors.base import grown
 from composer_cli.executors.slurm import Slurm
 from stages.errors import InfrastructureError
 
@@ -48,3 +49,9 @@ def stand_in(folder, monkeypatch, says: str) -> None:
     program.write_text(f'#!/bin/sh\necho "JobId=$4 {says}" {end}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_each_line_of_a_log_comes_once_and_whole():
+    """A line that still grows is waited for, until nothing more comes."""
+    texts, states = iter(["a\nb", "a\nbc\nd", "a\nbc\nde"]), iter([False, False, True])
+    assert list(grown(lambda: next(texts), lambda: next(states), every_s=0)) == ["a", "bc", "de"]
