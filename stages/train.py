@@ -10,7 +10,7 @@ share of each step's rollouts, and the first one writes the run.
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stages.backends import allocator
 from stages.backends.ranks import Ranks, join, launched
@@ -28,12 +28,13 @@ from stages.runs.records import ROLLOUT, STEP
 from stages.training import assembly, processes
 from stages.training.channels import CHANNELS
 from stages.training.config import Config
-from stages.training.defaults import choose
+from stages.training.defaults import Chosen, choose
 from stages.training.result import save
 
 if TYPE_CHECKING:
     from stages.training.composed import ComposedTrainer
     from stages.training.outer_steps import OuterSteps
+    from stages.training.sharding import Sharded
 
 VERSION = 1
 INPUTS = {"pairs": Slot(PAIR, optional=True), "direction": Slot(DIRECTION, optional=True)}
@@ -55,7 +56,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     reporting.check(config.report_to)
     if config.trl:
         assembly.arguments(config, Path(tempfile.gettempdir()))
-    chosen = choose(config.policy, config.optimisation, config.adapter, config.teacher)
+    chosen = _chosen(config)
+    processes.check_sharding(config, chosen.adapter, launched(), direction="direction" in inputs)
     size = config.optimisation
     rollouts = size.steps * size.prompts_per_step * size.generations
     return Plan(
@@ -67,6 +69,11 @@ def plan(inputs: Inputs, config: Config) -> Plan:
             *config.diloco.oddities(size.steps),
         ),
     )
+
+
+def _chosen(config: Config) -> Chosen:
+    parts = (config.policy, config.optimisation, config.adapter, config.teacher, config.distribution)
+    return choose(*parts, channels=bool(config.weights.active()))
 
 
 def _check_pairs(inputs: Inputs, config: Config) -> None:
@@ -98,11 +105,12 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         )
     reporting.check(config.report_to)
     from stages.policy.local import LocalPolicy, device, load_model
-    from stages.training import outer_steps, precision, served
+    from stages.training import outer_steps, served
     from stages.training.setup import seeded
 
-    chosen = choose(config.policy, config.optimisation, config.adapter, config.teacher)
+    chosen = _chosen(config)
     config = config.model_copy(update={"optimisation": chosen.optimisation, "adapter": chosen.adapter})
+    processes.check_sharding(config, chosen.adapter, ranks.count, direction="direction" in inputs)
     if "direction" in inputs and chosen.adapter.rank:
         raise UsageError(
             "A direction is taken out of the training of all weights, but an adapter is trained here. "
@@ -127,24 +135,40 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     ):
         sampler = serving.open(config.policy) if config.policy.served else None
         model, tokenizer = load_model(here, cache=out.cache, listener=out.progress)
-        mixed = precision.masters(model, adapter=bool(rank))
+        mixed, sharded = _masters(model, config, ranks)
         policy = LocalPolicy(model.eval(), tokenizer, here)
         out.model("policy", **(sampler or policy).facts(), training={**chosen.facts(), "processes": ranks.count})
         folder = ranks.of_first(lambda: out.scratch("trainer"))
         outer = None if place is None else outer_steps.OuterSteps(place, out, folder)
         with reporting.writing(config.report_to, out.path / "logs"):
             trainer = assembly.trainer(
-                assembly.Job(inputs, own, out, policy, sampler, tasks, folder, mixed, ranks, outer)
+                assembly.Job(inputs, own, out, policy, sampler, tasks, folder, mixed, ranks, outer, sharded)
             )
-            ranks.copy_first(policy.model.parameters())
+            if sharded is None:
+                ranks.copy_first(policy.model.parameters())
+            else:
+                sharded.scatter()
             try:
                 _fit(trainer, folder, ranks, outer)
             finally:
                 trainer.end_rollouts()
+        whole = None if sharded is None else sharded.weights()
         if ranks.first:
-            save(trainer, policy, config, tasks, out)
+            save(trainer, policy, config, tasks, out, whole)
         if outer is not None:
             outer.report()
+
+
+def _masters(model: Any, config: Config, ranks: Ranks) -> "tuple[bool, Sharded | None]":
+    """Float32 weights for whatever learns: whether they compute under bfloat16, and the shares that they are cut in."""
+    from stages.training import precision
+
+    if config.distribution.sharding == "none" or ranks.count == 1:
+        return precision.masters(model, adapter=bool(config.adapter.rank)), None
+    from stages.training.sharding import Sharded
+
+    mixed = model.dtype in precision.HALF
+    return mixed, Sharded(model, ranks, mixed=mixed)
 
 
 def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSteps | None") -> None:

@@ -13,6 +13,8 @@ processes.py - what several processes cannot do in one training
 precision.py - float32 for whatever learns, bfloat16 for what is frozen or computed
 trl_fields.py - fields of TRL's configuration that are not ours, checked before anything is loaded
 assembly.py - the trainer, put together from what is listed here
+sharding.py - a model in shares: masters, gradients and moments spread over the processes
+sharded_trainer.py - the trainer on such a model, and its checkpoints
 composed.py - the trainer: TRL's GRPOTrainer with our rollouts and the channels' losses added
 groups.py - GRPO's groups scored with the channels' rows, and cut to a budget of tokens
 step_report.py - what a whole step reports: losses, metrics, gradient norms and cosines

@@ -1,6 +1,7 @@
 """The trainer of a training, put together: arguments, journal, pairs, channels, rollouts, callbacks."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
     from stages.training.composed import ComposedTrainer
     from stages.training.outer_steps import OuterSteps
+    from stages.training.sharding import Sharded
 
 TRUNCATED = {"vllm_importance_sampling_mode": "token_truncate"}
 """How TRL corrects for the policy of a server unless asked otherwise: weights of tokens, cut off above."""
@@ -29,6 +31,7 @@ class Job:
 
     sampler: the policy behind a server that plays instead of `policy`, None without one. folder: for checkpoints to
     resume from. mixed: whether float32 weights compute under bfloat16 autocast. outer: the meetings of replicas.
+    sharded: the model cut into shares, None where every process trains all of it.
     """
 
     inputs: Inputs
@@ -41,6 +44,7 @@ class Job:
     mixed: bool
     ranks: Ranks
     outer: "OuterSteps | None"
+    sharded: "Sharded | None" = None
 
 
 def arguments(config: Config, folder: Path, mixed: bool = False) -> "GRPOConfig":
@@ -73,6 +77,7 @@ def trainer(job: Job) -> "ComposedTrainer":
     from stages.training.kept import KeptCheckpoints
     from stages.training.projection import projection
     from stages.training.rollouts import Rollouts
+    from stages.training.sharded_trainer import ShardedTrainer
 
     config, out, policy, ranks = job.config, job.out, job.policy, job.ranks
     make, size = config.opener(), config.optimisation
@@ -82,6 +87,8 @@ def trainer(job: Job) -> "ComposedTrainer":
     source = None
     if extracted is not None:
         source = setup.load_pairs(extracted, config.pairs, policy.tokenizer, seed=config.seed, out=out)
+    if job.sharded is not None:
+        job.sharded.gather()  # for whoever looks at the weights before the first step
     if source is not None and any(CHANNELS[name].needs_reference for name in config.weights.active()):
         with precision.autocast(policy.model, job.mixed):
             source.cache_reference(policy.model, ranks=ranks)
@@ -111,7 +118,8 @@ def trainer(job: Job) -> "ComposedTrainer":
     if job.sampler is not None:
         opening = environment.reset(job.tasks[0])
         follows = served.rollouts(rollouts, job.sampler, policy, opening, size, out)
-    return ComposedTrainer(
+    kind = ComposedTrainer if job.sharded is None else partial(ShardedTrainer, sharded=job.sharded)
+    return kind(
         policy=policy,
         rollouts=rollouts,
         served=follows,
@@ -126,7 +134,11 @@ def trainer(job: Job) -> "ComposedTrainer":
         callbacks=[
             *([] if job.outer is None else [job.outer]),
             Supervision(out, channels, job.folder, ranks),
-            *([KeptCheckpoints(out, policy, base(config, policy), size.keep_every)] if size.keep_every else []),
+            *(
+                [KeptCheckpoints(out, policy, base(config, policy), size.keep_every, job.sharded)]
+                if size.keep_every
+                else []
+            ),
             *(
                 projection(config.probe.project, run, policy.model, config.seed, out)
                 for run in job.inputs.many("direction")

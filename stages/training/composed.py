@@ -132,8 +132,12 @@ class ComposedTrainer(GRPOTrainer):
         """A micro-batch; after a step's last one the gradients are their mean over all processes."""
         loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients:
-            self._ranks.mean_gradients(self._policy.model.parameters())
+            self._end_passes()
         return loss
+
+    def _end_passes(self) -> None:
+        """After the last backward pass of a step, before the optimiser."""
+        self._ranks.mean_gradients(self._policy.model.parameters())
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Float[Tensor, ""]:
         """The loss of a micro-batch; all its parts but the last are differentiated on the way."""

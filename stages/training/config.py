@@ -9,7 +9,7 @@ from stages.envs.config import EnvStageConfig
 from stages.policy.base import PolicyConfig
 from stages.runs.reporting import Backends
 from stages.training.channels import CHANNELS
-from stages.training.settings import Adapter, Eopd, Hints, Optimisation, Pairs, Probe, Taid
+from stages.training.settings import Adapter, Distribution, Eopd, Hints, Optimisation, Pairs, Probe, Taid
 from stages.training.weights import Weights
 
 
@@ -26,6 +26,7 @@ class Config(EnvStageConfig):
     """Actions after which a rollout ends."""
     optimisation: Optimisation = Optimisation()
     adapter: Adapter = Adapter()
+    distribution: Distribution = Field(Distribution(), json_schema_extra={"affects_results": False})
     trl: dict[str, Any] = Field(default_factory=dict)
     """Further fields of TRL's GRPOConfig, such as trl.warmup_steps, trl.epsilon_high or trl.scale_rewards."""
     weights: Weights = Weights()

@@ -13,7 +13,7 @@ from stages.policy import embedded
 from stages.policy.base import PolicyConfig
 from stages.training import memory
 from stages.training.model_shape import ModelShape, model_shape
-from stages.training.settings import Adapter, Optimisation
+from stages.training.settings import Adapter, Distribution, Optimisation
 
 SMALL = 10_000_000
 SMALL_RATE = 2e-4
@@ -26,7 +26,9 @@ WHOLE_RATE = 1e-6
 class Chosen:
     """Settings with nothing left open. shape: None for a small embedded model, or where it is not known yet.
 
-    teacher: bytes of the model to distil from, 0 where a server has it or its size is not known yet.
+    teacher: bytes of the model to distil from, 0 where a server has it or its size is not known yet. sharded: whether
+    masters, gradients and moments are spread over the processes. several: whether a backward pass goes through each
+    layer more than once.
     """
 
     optimisation: Optimisation
@@ -34,6 +36,8 @@ class Chosen:
     shape: ModelShape | None
     small: bool
     teacher: int = 0
+    sharded: bool = False
+    several: bool = False
 
     def facts(self) -> dict[str, Any]:
         """What was chosen, for the manifest."""
@@ -58,7 +62,9 @@ class Chosen:
             memory.check(self.shape, self._training(episode), memory.available(device))
 
     def _training(self, episode: int) -> memory.Training:
-        return memory.Training(self.optimisation, self.adapter, episode, launched(), self.teacher)
+        return memory.Training(
+            self.optimisation, self.adapter, episode, launched(), self.teacher, self.sharded, self.several
+        )
 
     def _note(self) -> str:
         size = self.optimisation
@@ -71,8 +77,19 @@ class Chosen:
         )
 
 
-def choose(policy: PolicyConfig, size: Optimisation, adapter: Adapter, teacher: PolicyConfig | None = None) -> Chosen:
-    """Fill in what the settings leave open; reads the models' config.json, and asks the hub for it where need be."""
+def choose(
+    policy: PolicyConfig,
+    size: Optimisation,
+    adapter: Adapter,
+    teacher: PolicyConfig | None = None,
+    distribution: Distribution = Distribution(),  # noqa: B008 (frozen)
+    *,
+    channels: bool = False,
+) -> Chosen:
+    """Fill in what the settings leave open; reads the models' config.json, and asks the hub for it where need be.
+
+    channels: whether there are any beside GRPO.
+    """
     shape = model_shape(policy.held_here())
     small = embedded.is_embedded(policy.source) or (shape is not None and shape.parameters < SMALL)
     whole = small and not policy.served  # a server follows the training by its adapter
@@ -87,4 +104,6 @@ def choose(policy: PolicyConfig, size: Optimisation, adapter: Adapter, teacher: 
     }
     other = None if teacher is None or teacher.served else model_shape(teacher)
     held = 0 if other is None else other.parameters * other.bytes
-    return Chosen(size.model_copy(update=filled), adapter.model_copy(update={"rank": rank}), shape, small, held)
+    sharded = distribution.sharding == "fsdp2" and launched() > 1
+    size, adapter = size.model_copy(update=filled), adapter.model_copy(update={"rank": rank})
+    return Chosen(size, adapter, shape, small, held, sharded, several=channels or size.shared_prompts)

@@ -53,7 +53,8 @@ class Training:
     """What the sum depends on. `size` and `adapter` have nothing left open; episode: tokens after the prompt.
 
     processes: each holds the whole model, and its share of a step's rollouts. teacher: bytes of a model to distil from
-    that is held here, too.
+    that is held here, too. sharded: of masters, gradients and moments each process holds its share alone. several: a
+    backward pass goes through each layer more than once, as with channels; gradients are cut into shares at its end.
     """
 
     size: Optimisation
@@ -61,6 +62,8 @@ class Training:
     episode: int
     processes: int = 1
     teacher: int = 0
+    sharded: bool = False
+    several: bool = False
 
 
 def _sized(training: Training, **changes: Any) -> Training:
@@ -70,12 +73,17 @@ def _sized(training: Training, **changes: Any) -> Training:
 def _adapted(training: Training) -> Training:
     if training.adapter.rank:
         return training
-    return replace(training, adapter=training.adapter.model_copy(update={"rank": RANK}))
+    return replace(training, adapter=training.adapter.model_copy(update={"rank": RANK}), sharded=False)
+
+
+def _in_shares(training: Training) -> Training:
+    return replace(training, sharded=training.processes > 1 and not training.adapter.rank)
 
 
 WAYS: dict[str, Callable[[Training], Training]] = {
     "optimisation.gradient_checkpointing=true": lambda training: _sized(training, gradient_checkpointing=True),
     "optimisation.micro_batch=1": lambda training: _sized(training, micro_batch=1),
+    "distribution.sharding=fsdp2": _in_shares,
     f"adapter.rank={RANK}": _adapted,
     "optimisation.prompts_per_step=1": lambda training: _sized(training, prompts_per_step=1),
     "half of max_steps or policy.max_tokens": lambda training: replace(training, episode=training.episode // 2),
@@ -93,6 +101,14 @@ def needed(shape: ModelShape, training: Training) -> Needed:
     else:
         copies = 1 + (size.beta > 0)  # GRPO's reference
         weights = shape.parameters * (4 * copies + (2 if shape.bytes == 2 else 0))  # autocast's bfloat16 copies
+    gradients, optimiser = 4.0 * trained, 8.0 * trained
+    if training.sharded:
+        computing, masters = min(shape.bytes, 4) * shape.parameters, 4 * shape.parameters / training.processes
+        weights = computing + masters + (4 * shape.parameters if size.beta else 0)
+        layers = sum(width * height for width, height in shape.linears) * (1 - 1 / shape.layers)  # all but one
+        uncut = shape.parameters if training.several else shape.parameters - layers
+        gradients = masters + min(shape.bytes, 4) * uncut
+        optimiser = 2 * masters
     length = PROMPT_TOKENS + training.episode
     kept = KEPT * shape.bytes * (inputs + outputs) + (4 * inputs if rank and shape.bytes == 2 else 0)
     if size.gradient_checkpointing:
@@ -102,7 +118,7 @@ def needed(shape: ModelShape, training: Training) -> Needed:
     cache = 2 * shape.bytes * shape.layers * shape.kv
     rollouts = -(-size.prompts_per_step // training.processes) * size.generations
     sampling = rollouts * (length * cache + 4 * shape.vocabulary)
-    return Needed(weights, 4 * trained, 8 * trained, max(learning, sampling), training.teacher)
+    return Needed(weights, gradients, optimiser, max(learning, sampling), training.teacher)
 
 
 def available(device: str, root: Path = Path("/")) -> int:

@@ -11,6 +11,10 @@ from stages.training.config import Config
 from stages.training.table import training_table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
     from stages.policy.local import LocalPolicy
     from stages.training.composed import ComposedTrainer
 
@@ -22,15 +26,25 @@ TAKEN_OUT = {
 NOTHING_LEARNED = "No group had two different rewards: nothing was learned from rewards."
 
 
-def save(trainer: "ComposedTrainer", policy: "LocalPolicy", config: Config, tasks: list[Task], out: Out) -> None:
-    """Write the checkpoint with what evaluating it needs to know, metrics, tables and the report."""
+def save(
+    trainer: "ComposedTrainer",
+    policy: "LocalPolicy",
+    config: Config,
+    tasks: list[Task],
+    out: Out,
+    whole: "Mapping[str, Tensor] | None" = None,
+) -> None:
+    """Write the checkpoint with what evaluating it needs to know, metrics, tables and the report.
+
+    whole: the weights, where the model holds a share of them alone.
+    """
     from stages.training.journal import course, write_tables
     from stages.training.kept import save_model, write_kept
     from stages.training.projection import accounts
     from stages.training.setup import prompt_order
 
     projected = accounts(out)
-    out.checkpoint(lambda folder: save_model(trainer.model, policy, base(config, policy), folder))
+    out.checkpoint(lambda folder: save_model(trainer.model, policy, base(config, policy), folder, whole))
     if config.optimisation.keep_every:
         write_kept(out)
     replicas = config.diloco.store is not None  # which draw from the same tasks, each in an order of its own

@@ -133,6 +133,14 @@ class Optimisation(Settings):
     """Steps between reports of each channel's gradient norm and their cosines; 0 for none."""
 
 
+class Distribution(Settings):
+    """How the processes that torchrun starts share one training of all weights."""
+
+    sharding: Literal["none", "fsdp2"] = "none"
+    """fsdp2 spreads float32 masters, gradients and the optimiser's state over the processes, each of which holds the
+    weights whole only in the type they compute in. none keeps all of them in every process."""
+
+
 class Adapter(Settings):
     """LoRA through peft: the base is frozen, and float32 adapters beside its Linears are trained."""
 
