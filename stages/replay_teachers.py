@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from stages.errors import Incomplete
 from stages.pairs.evidence import PASSED, outcomes
@@ -24,7 +25,7 @@ from stages.runs.inputs import Inputs, Slot
 from stages.runs.pair_records import TEACHER_ACTION
 from stages.runs.plan import Plan
 from stages.runs.records import ROLLOUT, STEP, Row
-from stages.teachers.asking import FINAL, Policies, ask_all
+from stages.teachers.asking import FINAL, Policies, ask_all, probe_servers
 from stages.teachers.gate import GateConfig, ask_gated
 from stages.teachers.questions import Asked, questions
 from stages.teachers.recorded import RecordedStates
@@ -63,6 +64,17 @@ class Config(StageConfig):
     """What a trace may cost for the verdict to say affordable."""
     max_p95_latency_s: float = Field(30.0, gt=0, json_schema_extra={"affects_results": False})
     """What the 95th percentile of a step's seconds, those of its slowest teacher, may be for the same."""
+    deal: Literal["local", "teachers"] = Field("local", json_schema_extra={"affects_results": False})
+    """What --on gives to workers: the questions to local models, while servers are asked from this process alone; or
+    teachers, those behind servers too, all questions to each by one worker."""
+
+    @model_validator(mode="after")
+    def _dealt_at_once(self) -> "Config":
+        if self.deal == "teachers" and (self.gate.rule != "off" or self.gate.failed_only or self.batch):
+            raise ValueError(
+                'deal = "teachers" asks all at once, and gate and batch decide on the way whom to ask; take "local"'
+            )
+        return self
 
     @field_validator("teachers")
     @classmethod
@@ -106,7 +118,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 
 
 def work(inputs: Inputs, config: Config, out: Out) -> None:
-    """Ask the teachers that are models on this machine; servers' answers stay in the process of the run."""
+    """Ask the teachers of this worker's questions: models on its machine, and with deal = "teachers" servers."""
     with _states(inputs, out.scratch("asked")) as recorded:
         asked = {
             name: theirs
@@ -135,6 +147,9 @@ def _ask(
 ) -> Counter[str]:
     """Ask everybody, or those whom the gate lets through; how many questions it spared, by reason."""
     if config.gate.rule == "off" and not config.gate.failed_only:
+        if config.deal == "teachers":
+            probe_servers(asked, policies, out)
+            out.spread([[question.key for question in questions] for questions in asked.values()], "answers")
         ask_all(asked, policies, out, batch=config.batch)
         return Counter()
     passed = outcomes(rollouts.scan(ROLLOUT).rows(PASSED))

@@ -89,6 +89,12 @@ async def _ask_servers(asked: Asked, policies: Policies, out: Out, halted: Event
     await background.together(works)
 
 
+def probe_servers(asked: Asked, policies: Policies, out: Out) -> None:
+    """Find out what servers take that are still to be asked, and record it, where workers will ask them."""
+    waiting = [name for name, questions in asked.items() if not all(out.finished(q.key) for q in questions)]
+    background.start(_probe({name: policies[name] for name in waiting if _is_server(policies[name])}, out)).result()
+
+
 async def _probe(policies: Mapping[str, Any], out: Out) -> None:
     try:
         await background.together(policy.probe() for policy in policies.values())

@@ -114,6 +114,33 @@ def test_local_teachers_answer_as_in_one_process_and_servers_are_asked_from_one(
     assert asked[1] == 2 * asked[0]
 
 
+def replayed(root: Path, rollouts: Path, teachers: list[TeacherConfig], **options: Any) -> Path:
+    config = replay_teachers.Config(teachers=teachers, min_answered=0.0, deal="teachers")
+    return runner.execute("replay-teachers", {"rollouts": Run(rollouts)}, config, root=root, **options).path
+
+
+def test_teachers_behind_servers_are_dealt_to_workers(tmp_path: Path) -> None:
+    """The same answers, every question and every call that probes a server asked once, and the money lent in slices."""
+    with serving(letters) as server:
+        rollouts = played(tmp_path, settings(server.url))
+        remote = {"base_url": server.url, "max_tokens": 8, "temperature": 0.0, **PRICES}
+        teachers = [TeacherConfig(name=x, model=f"scripted-{x}", **remote) for x in "abc"]
+        counts, runs = [len(server.requests)], []
+        for on in (None, "processes:2"):
+            runs.append(replayed(tmp_path / (on or "here"), rollouts, teachers, on=on))
+            counts.append(len(server.requests))
+        assert contents(runs[0]) == contents(runs[1])
+        assert counts[2] - counts[1] == counts[1] - counts[0]
+        here, there = (Run(run).manifest for run in runs)
+        assert here.cost_usd == pytest.approx(there.cost_usd) and here.models == there.models
+
+        with pytest.raises(Incomplete, match="budget"):
+            replayed(tmp_path / "poor", rollouts, teachers, on="processes:2", max_cost=0.12)
+        (run,) = tmp_path.glob("poor/replay-teachers/2*")
+        spent, possibly = ledger.totals(run) or (0.0, 0.0)
+        assert 0.012 < spent + possibly <= 0.12
+
+
 def test_what_workers_spend_is_never_above_the_limit(tmp_path: Path) -> None:
     with serving(letters) as server:
         config = settings(server.url, policy=PRICES)
