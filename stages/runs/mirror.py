@@ -38,7 +38,7 @@ class Mirror:
         self._bucket: Bucket = open_bucket(self.url)
         self._owner, self._sent = uuid4().hex, dict[str, Stamp]()
         self._over, self._every_s = threading.Event(), every_s
-        self._taken = False  # whether another process has begun to write there
+        self._taken = threading.Event()  # whether another process has begun to write there
 
     def bring(self) -> None:
         """Have here what is there, unless this machine was the last to write it: then the folder is newer."""
@@ -83,7 +83,7 @@ class Mirror:
         if sender.is_alive():
             sender.join()
         self._send()
-        if self._taken:
+        if self._taken.is_set():
             raise UsageError(
                 f"{self.url} was taken over by another process, so this one stopped. "
                 "Leave the run to that one, or end it and --resume here."
@@ -92,16 +92,16 @@ class Mirror:
             self._bucket.delete([OWNER])
 
     def _send_now_and_then(self, out: Out) -> None:
-        while not self._over.wait(self._every_s) and not self._taken:
+        while not self._over.wait(self._every_s) and not self._taken.is_set():
             with suppress(InfrastructureError):  # tried again; at the end it is raised
                 self._send()
-            if self._taken:
+            if self._taken.is_set():
                 out.stop.set()
 
     def _send(self) -> None:
         """Bring the bucket up to what is here now."""
-        if self._taken or self._bucket.read(OWNER) != self._owner.encode():
-            self._taken = True
+        if self._taken.is_set() or self._bucket.read(OWNER) != self._owner.encode():
+            self._taken.set()
             return
         here = dict(sorted(self._files().items(), key=lambda item: (_rank(item[0]), item[1])))
         for name, stamp in here.items():

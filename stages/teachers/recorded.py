@@ -18,13 +18,14 @@ import orjson
 
 from stages.messages import OMITTED, Message
 from stages.pairs.sorting import on_disk, rows_of
-from stages.pairs.states import FIRST
 from stages.rollouts.trace import states
 from stages.runs import store
 from stages.runs.artifact import Run
 from stages.runs.records import ORIGIN, STEP, Row
 from stages.runs.spool import Spool
 
+FIRST = "row(rollout_id, step)"
+"""Sorts as a rollout and the number of a step do."""
 SAID = ["rollout_id", "step", "new_messages_json", "history"]
 """The columns of steps that conversations are made of."""
 AT_ONCE = 4

@@ -97,7 +97,7 @@ def needed(shape: ModelShape, training: Training) -> Needed:
     inputs, outputs = (sum(side) for side in zip(*shape.linears, strict=True))
     trained = rank * (inputs + outputs) if rank else shape.parameters
     if rank:
-        weights = shape.bytes * shape.parameters + 4 * trained
+        weights: float = shape.bytes * shape.parameters + 4 * trained
     else:
         copies = 1 + (size.beta > 0)  # GRPO's reference
         weights = shape.parameters * (4 * copies + (2 if shape.bytes == 2 else 0))  # autocast's bfloat16 copies

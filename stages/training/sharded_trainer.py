@@ -19,6 +19,9 @@ from stages.training.sharding import Sharded
 class ShardedTrainer(ComposedTrainer):
     """Whole weights from a step's rollouts to its last backward pass; shares of them while the optimiser steps."""
 
+    lr_scheduler: Any
+    """Made by `train`, before anything here is called."""
+
     def __init__(self, *, sharded: Sharded, **composed: Any) -> None:
         self._sharded = sharded
         super().__init__(**composed)
