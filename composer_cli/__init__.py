@@ -20,6 +20,7 @@ serve.py         - `composer serve`: a server of a model or of what a run traine
 settings.py      - settings of a stage from defaults, files and words
 show/            - `composer show`, `status`, `query`
 stage_command.py - the command of a stage
+swe.py           - `composer swe check`: what a machine lacks for SWE-bench
 version.py       - which Composer this is
 view/            - `composer view`: a local web page over all runs
 visible.py       - what steers a terminal is shown, not obeyed

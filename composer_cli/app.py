@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from composer_cli import looking, options
+from composer_cli import looking, options, swe
 from composer_cli.errors import USAGE, as_sentences, say, tell_json
 from composer_cli.stage_command import RunCommand, StageCommand, make
 from composer_cli.version import about as about_version
@@ -43,6 +43,7 @@ for _name, _stage in STAGES.items():
     _group = probe if _stage.group == "probe" else app
     _group.command(_name.removeprefix("probe-"), cls=StageCommand, help=_stage.help)(make(_name))
 app.add_typer(probe, name="probe")
+app.add_typer(swe.app, name="swe")
 
 
 @app.command(cls=RunCommand)

@@ -11,6 +11,8 @@ mirrors.py - the user's git mirrors, and what a patch makes of a checkout
 venvs.py - virtual environments of repository versions
 host_copies.py - copies of a repository that other programs of this machine bring along
 engine.py - containers: which engine there is, and a sandbox in one
+requirements.py - what both ways of running need of a machine, and containers
+clone_requirements.py - what clones need, and how long building environments takes
 logs.py - test logs of SWE-bench's repositories, test by test
 report.py - a saved log to a report as SWE-bench's harness writes it
 swebench_grader.py - swebench's own grader where it is installed

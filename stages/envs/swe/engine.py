@@ -4,12 +4,14 @@ The image's own /testbed, with its history, is hidden by that mount. The contain
 bounded memory and processes, and the user of this process, so that files stay ours.
 """
 
+import json
 import os
 import shutil
 import subprocess
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -35,14 +37,71 @@ REGISTRY = "docker.io/swebench/sweb.eval.x86_64"
 def find(path: str | None = None) -> str | None:
     """The path of the first engine, docker or podman, that is installed and answers, or None. Looked for on `path`."""
     for name in ENGINES:
-        if program := shutil.which(name, path=path):
-            try:
-                done = subprocess.run([program, "info"], capture_output=True, timeout=20)
-            except (OSError, subprocess.TimeoutExpired):
-                continue
-            if done.returncode == 0:
-                return program
+        program = shutil.which(name, path=path)
+        if program and _why_silent(program) is None:
+            return program
     return None
+
+
+def refusals() -> dict[str, str]:
+    """Why each engine cannot be used, by its name."""
+    found = {name: shutil.which(name) for name in ENGINES}
+    return {name: (_why_silent(path) or "answers") if path else "is not installed" for name, path in found.items()}
+
+
+def _why_silent(program: str) -> str | None:
+    """Why an engine does not answer; None where it does."""
+    try:
+        done = subprocess.run([program, "info"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not answer ({error})"
+    return f"does not answer ({_last_line(done.stderr)})" if done.returncode else None
+
+
+@dataclass(frozen=True)
+class Info:
+    """What an engine says of itself. `storage`: the folder of its images, where it names one."""
+
+    rootless: bool
+    storage: Path | None
+
+
+def info(program: str) -> Info:
+    """What an engine that answers says of itself, in docker's words or podman's."""
+    told = _told(program, "info", "--format", "{{json .}}")
+    try:
+        said = json.loads(told)
+    except json.JSONDecodeError:
+        said = {}
+    rootless = said.get("host", {}).get("security", {}).get("rootless") or any(
+        "rootless" in str(option) for option in said.get("SecurityOptions") or ()
+    )
+    storage = said.get("store", {}).get("graphRoot") or said.get("DockerRootDir")
+    return Info(bool(rootless), Path(storage) if storage else None)
+
+
+def images(program: str) -> set[str]:
+    """The images that an engine holds, docker's under the registry that its names leave out."""
+    names = _told(program, "images", "--format", "{{.Repository}}:{{.Tag}}").split()
+    return {*names, *(f"docker.io/{name}" for name in names)}
+
+
+def refused_manifest(program: str, image: str, timeout_s: float) -> str | None:
+    """Why an image that is not here cannot be fetched, asked without fetching it; None where it can."""
+    try:
+        words = [program, "manifest", "inspect", image]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s)
+    except (OSError, subprocess.TimeoutExpired):
+        return f"no answer within {timeout_s:g} s"
+    return _last_line(done.stderr) if done.returncode else None
+
+
+def _told(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=START_S).stdout
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no reason given"])[-1]
 
 
 def image_of(row: Mapping[str, Any]) -> str:
@@ -54,7 +113,8 @@ def start_arguments(
     engine: str, image: str, folder: Path, limits: Limits, readonly: Sequence[Path], name: str
 ) -> list[str]:
     """The command line that starts a container which only waits."""
-    podman = ["--userns", "keep-id"] if Path(engine).name == "podman" else []
+    # Without it files in the mount would belong to another user; as root podman refuses it, and none is needed.
+    podman = ["--userns", "keep-id"] if Path(engine).name == "podman" and os.getuid() else []
     mounts = [word for path in readonly for word in ("--volume", f"{path}:{path}:ro")]
     return [
         *(engine, "run", "--detach", "--rm", "--name", name),
@@ -155,7 +215,7 @@ def _checked(arguments: list[str], timeout_s: float) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InfrastructureError(f"{Path(arguments[0]).name} {arguments[1]} did not finish: {error}.") from None
     if done.returncode:
-        reason = (done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"])[-1]
+        reason = _last_line(done.stderr.decode(errors="replace"))
         raise InfrastructureError(f"{Path(arguments[0]).name} {arguments[1]} failed: {reason}")
     return done.stdout.decode(errors="replace")
 
@@ -164,5 +224,6 @@ def refusal() -> UsageError:
     """What to install where there is neither an engine nor a folder of mirrors."""
     return UsageError(
         "SWE-bench needs a container engine for its images (install Docker or Podman and start it), or local "
-        "checkouts: --set env.repos=DIR with one git mirror a repository. `--env swe-mini` needs neither."
+        "checkouts: --set env.repos=DIR with one git mirror a repository. `composer swe check` tells what "
+        "else is lacking; `--env swe-mini` needs neither."
     )

@@ -13,10 +13,10 @@ from stages.envs.repo import crosscheck, trees
 from stages.envs.repo.grading import RepoVerdict, judge, run_with
 from stages.envs.repo.outcomes import Statuses
 from stages.envs.repo.session import RepoEnvironment, RepoSession
-from stages.envs.swe import engine, instance_runtime, instances, mirrors
+from stages.envs.swe import clone_requirements, engine, instance_runtime, instances, mirrors, requirements
 from stages.envs.swe.instance_runtime import InstanceRuntime
 from stages.envs.swe.mirrors import touched
-from stages.errors import UsageError
+from stages.errors import ComposerError, UsageError
 from stages.messages import Message
 from stages.runs import store
 from stages.runs.records import Row
@@ -68,13 +68,30 @@ class SweEnv(RepoEnvironment):
         """The first `count` instances under a seed, of those that can be set up here."""
         if not self._local:
             self._engine()
+        possible = self._possible(self._chosen(split))
+        ordered = sorted(possible, key=lambda row: store.digest([seed, row["instance_id"]]))
+        return [self._task(row, split) for row in ordered[:count]]
+
+    def _chosen(self, split: Split) -> list[Row]:
+        """The rows of a split, or those of them that were named."""
         rows = self._rows(split)
         if unknown := sorted(set(self._only) - {row["instance_id"] for row in rows}):
             raise UsageError(f"There is no instance {unknown[0]!r} in {self._path or self._dataset}.")
-        chosen = [row for row in rows if not self._only or row["instance_id"] in self._only]
-        possible = self._possible(chosen)
-        ordered = sorted(possible, key=lambda row: store.digest([seed, row["instance_id"]]))
-        return [self._task(row, split) for row in ordered[:count]]
+        return [row for row in rows if not self._only or row["instance_id"] in self._only]
+
+    def requirements(self, split: Split) -> requirements.Report:
+        """What this machine has and lacks for the rows of a split, in both ways of running them."""
+        try:
+            rows = self._chosen(split)
+            said = requirements.Part("rows", "ok", f"{len(rows)} of {self._path or self._dataset}")
+        except ComposerError as error:
+            rows, said = [], requirements.Part("rows", "missing", str(error), "Give a file of rows with env.path.")
+        folder = Path(self._venvs) if self._venvs else instance_runtime.DEFAULT_VENVS
+        ways = [
+            requirements.containers(rows, engine.find()),
+            clone_requirements.local(rows, self._repos, folder, self._kind),
+        ]
+        return requirements.Report(said, ways, "local" if self._local else "containers")
 
     def _rows(self, split: Split) -> list[Row]:
         return instances.load(Path(self._path)) if self._path else instances.from_hub(self._dataset, HUB_SPLIT[split])

@@ -124,5 +124,6 @@ def from_hub(name: str, split: str) -> list[Row]:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(
             f"The data set {name} cannot be fetched ({reason}). Without a connection give a file of instances: "
-            "--set env.path=FILE (JSON, JSON Lines or Parquet)."
+            "--set env.path=FILE (JSON, JSON Lines or Parquet); `--env swe-mini` brings its own, and "
+            "`composer swe check` tells what else is lacking."
         ) from None

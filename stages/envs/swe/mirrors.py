@@ -23,7 +23,8 @@ def required(folder: Path, repo: str) -> Path:
     if mirror is None:
         name = repo.replace("/", "__")
         raise UsageError(
-            f"There is no mirror of {repo} in {folder} (`--env swe-mini` needs none). Make it with: "
+            f"There is no mirror of {repo} in {folder} (`composer swe check` tells what else is lacking; "
+            "`--env swe-mini` needs none). Make it with: "
             f"git clone --mirror https://github.com/{repo} {folder}/{name}.git"
         )
     return mirror

@@ -1,0 +1,172 @@
+"""What `composer swe check` finds, with clones, environments and engines that are there, or lack one part each."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import call
+
+from stages.envs.swe import clone_requirements, engine, requirements
+from stages.envs.swe.commands import Spec
+from stages.envs.swe.env import SweEnv
+from stages.envs.swe.requirements import Way
+
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+STAND_IN = """\
+#!/bin/sh
+case "$1" in
+  info) [ -n "$2" ] && echo '{info}'; exit 0 ;;
+  images) echo "swebench/sweb.eval.x86_64.acme_1776_abacus-7:latest" ;;
+  manifest) echo "no such host" >&2; exit 1 ;;
+esac
+"""
+
+
+def states(way: Way) -> dict[str, str]:
+    return {part.name: part.state for part in way.parts}
+
+
+def found(way: Way, name: str) -> str:
+    return next(f"{part.found} -> {part.way_out}" for part in way.parts if part.name == name)
+
+
+def locally(rows: list[dict[str, Any]], repos: Path | str, venvs: Path, spec: Any = None, said: str = "") -> Way:
+    return clone_requirements.local(rows, str(repos), venvs, spec=spec or (lambda row: Spec(HERE)), index=lambda: said)
+
+
+def test_with_a_clone_and_an_environment_nothing_is_missing(row: dict[str, Any], repos: Path, venvs: Path) -> None:
+    way = locally([row], repos, venvs)
+    assert way.ready and way.build_s == 0, way.parts
+    (one,) = way.repositories
+    assert (one["repo"], one["rows"], one["cloned"], one["environments"], one["to_build"]) == (
+        *("acme/abacus", 1, True),
+        *(1, 0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "part", "words"),
+    [
+        ({"repo": "acme/other"}, "clones", "0 of 1 repositories .* --mirror https://github.com/acme/other"),
+        ({"base_commit": "0" * 40}, "clones", "no base commit of 1 rows, such as acme__abacus-7"),
+    ],
+)
+def test_a_clone_that_is_missing_or_too_old_is_named(
+    change: dict[str, Any], part: str, words: str, row: dict[str, Any], repos: Path, venvs: Path
+) -> None:
+    way = locally([{**row, **change}], repos, venvs)
+    assert not way.ready and states(way)[part] == "missing"
+    assert re.search(words, found(way, part)), found(way, part)
+
+
+def test_without_a_folder_of_clones_the_setting_is_named(row: dict[str, Any], venvs: Path) -> None:
+    assert "--set env.repos=DIR" in found(locally([row], "", venvs), "clones")
+
+
+def test_what_is_to_be_built_is_counted_with_its_time(row: dict[str, Any], repos: Path, tmp_path: Path) -> None:
+    rows = [{**row, "repo": repo, "version": version} for repo, version in (("sympy/sympy", "1"), ("sympy/sympy", "2"))]
+    way = locally([*rows, row], repos, tmp_path)
+    assert way.build_s == 2 * clone_requirements.BUILD_S["sympy/sympy"]
+    unknown = {one["repo"]: one["build_s"] for one in way.repositories}
+    assert unknown["acme/abacus"] is None, "a time that nobody measured is none"
+    assert states(way)["environments"] == "ok" and "0 of 3 are there" in found(way, "environments")
+
+
+def test_an_interpreter_conda_and_an_index_are_needed_for_building_alone(
+    row: dict[str, Any], repos: Path, venvs: Path, tmp_path: Path
+) -> None:
+    def spec(row: Any) -> Spec:
+        return Spec("2.3", needs_conda=True)
+
+    way = locally([row], repos, tmp_path, spec, said="no index")
+    assert {name for name, state in states(way).items() if state == "missing"} == {
+        "environments",
+        "Python 2.3",
+        "index",
+    }
+    assert "pyenv install 2.3" in found(way, "Python 2.3") and "made by conda" in found(way, "environments")
+    assert locally([row], repos, venvs, spec, said="no index").ready
+
+
+def test_guessed_specifications_are_a_note(row: dict[str, Any], repos: Path, venvs: Path) -> None:
+    way = locally([row], repos, venvs)
+    assert states(way)["specifications"] == "note" and "swebench>=4.1" in found(way, "specifications")
+    listed = locally([row], repos, venvs, lambda row: Spec(HERE, source="swebench's table"))
+    assert states(listed)["specifications"] == "ok"
+
+
+def test_a_sandbox_is_tried_and_one_that_does_not_work_is_missing(
+    row: dict[str, Any], repos: Path, venvs: Path
+) -> None:
+    assert states(locally([row], repos, venvs))["sandbox"] == "ok"
+    way = clone_requirements.local([row], str(repos), venvs, "cellophane")
+    assert not way.ready and "cellophane" in found(way, "sandbox")
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A program called docker that answers as one does, and no other engine."""
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    told = {"SecurityOptions": ["name=seccomp"], "DockerRootDir": str(tmp_path)}
+    program.write_text(STAND_IN.format(info=json.dumps(told)))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    engine.find.cache_clear()
+    yield program
+    engine.find.cache_clear()
+
+
+def test_images_that_an_engine_holds_need_no_registry(row: dict[str, Any], docker: Path) -> None:
+    way = requirements.containers([row], str(docker))
+    assert way.ready and "1 of 1 are here" in found(way, "images") and "as root" in found(way, "engine")
+
+
+def test_images_that_cannot_be_fetched_are_missing(row: dict[str, Any], docker: Path) -> None:
+    way = requirements.containers([row, {**row, "instance_id": "acme__abacus-8"}], str(docker))
+    assert not way.ready
+    assert "1 of 2 are here; docker.io/swebench/" in found(way, "images") and "no such host" in found(way, "images")
+
+
+def test_without_an_engine_each_is_named_with_its_reason(row: dict[str, Any], docker: Path) -> None:
+    docker.write_text("#!/bin/sh\necho Cannot connect to the daemon >&2\nexit 1\n")
+    way = requirements.containers([row], engine.find())
+    said = found(way, "engine")
+    assert "docker does not answer (Cannot connect to the daemon)" in said and "podman is not installed" in said
+    assert not way.ready
+
+
+def test_a_rootless_engine_needs_user_ids(row: dict[str, Any], docker: Path) -> None:
+    told = {"host": {"security": {"rootless": True}}, "store": {"graphRoot": "/nowhere/at/all"}}
+    docker.write_text(STAND_IN.format(info=json.dumps(told)))
+    way = requirements.containers([row], str(docker))
+    assert "rootless" in found(way, "engine") and states(way)["user ids"] in ("ok", "missing")
+    assert states(way)["disk"] == "ok", "a folder that is not there yet counts as the one above it"
+
+
+def test_the_environment_reports_on_the_way_that_it_takes(path: Path, repos: Path, venvs: Path) -> None:
+    report = SweEnv(path=str(path), repos=str(repos), venvs=str(venvs)).requirements("eval")
+    assert report.ready and report.chosen == "local" and report.rows.found.startswith("1 of ")
+    assert SweEnv(path=str(path)).requirements("eval").chosen == "containers"
+    lost = SweEnv(path=str(path.with_name("none.jsonl")), repos=str(repos)).requirements("eval")
+    assert not lost.ready and "There is no file of instances" in lost.rows.found
+
+
+def test_the_command_says_it_in_words_and_as_json_and_ends_by_outcome(
+    path: Path, repos: Path, venvs: Path, tmp_path: Path
+) -> None:
+    words = ["swe", "check", "--set", f"env.path={path}", "--set", f"env.venvs={venvs}"]
+    whole = call(tmp_path, *words, "--set", f"env.repos={repos}")
+    assert whole.returncode == 0 and "Ready: `composer collect --env swe-lite` can begin here (local)." in whole.stdout
+    lacking = call(tmp_path, *words, "--set", f"env.repos={tmp_path}", "--json")
+    assert lacking.returncode == 3, lacking.stderr
+    told = json.loads(lacking.stdout)
+    assert told["ready"] is False and told["chosen"] == "local"
+    (local,) = (way for way in told["ways"] if way["way"] == "local")
+    assert {"clones": "missing"}.items() <= {part["name"]: part["state"] for part in local["parts"]}.items()
+    other = call(tmp_path, "swe", "check", "--set", "env.name=kata")
+    assert other.returncode == 2 and "looks at swe-lite, not at 'kata'" in other.stderr
