@@ -53,7 +53,7 @@ def gather(chain: Sequence[Run]) -> Facts:
         "extractions": [extraction(run) for run in by_stage.get("extract-pairs", [])],
         "probes": [probe.verdict(run) for run in by_stage.get("probe-uat", [])],
         "guards": [probe.guards(run) for run in chain if run.manifest.stage in probe.GUARDS],
-        "figures": [figure for run in by_stage.get("probe-plot", []) for figure in probe.figures(run)],
+        "figures": [figure for run in chain for figure in probe.figures(run)],
         "examples": examples(by_stage.get("evaluate", []) or by_stage.get("collect", [])),
         "runs": [facts(run) for run in chain],
         "cost_usd": sum(run.manifest.cost_usd for run in chain),
@@ -77,7 +77,8 @@ def evaluation(run: Run) -> Facts:
         if verdict.get(key)
     ]
     arms = sorted(verdict.get("arms", []), key=lambda arm: (arm["arm"] != "start", arm["arm"]))
-    return {"run": runs.name(run.path), **verdict, "arms": arms, "differences": differences}
+    removal: Facts | None = orjson.loads(run.beside("projected.json") or b"null")
+    return {"run": runs.name(run.path), **verdict, "arms": arms, "differences": differences, "projected": removal}
 
 
 def training(run: Run) -> Facts:

@@ -18,6 +18,7 @@ GUARDS = {
     "probe-replay": "checks",
     "probe-grpo": "checks",
     "probe-compare": "compare",
+    "probe-watch": "checks",
     "probe-selftest": "selftest",
 }
 """The document in which a stage keeps what it checked of itself."""
@@ -32,6 +33,7 @@ FIGURES = {
     "08_ratios": "Importance ratios and effective sample size",
     "09_rates": "Hacks and solutions of the student along its trajectories",
     "10_drift": "How far the basis and the weights have moved",
+    "watch": "The push toward the hack along a training, with the alarm; alignment; rates of its rollouts",
 }
 LEADS = {
     "PASS": "The direction tells hacks from other answers beyond random directions, problems, length and source.",
@@ -71,10 +73,10 @@ def _checks(run: Run, document: str) -> list[Facts]:
 
 
 def figures(run: Run) -> list[Facts]:
-    """The figures that a plot drew, each with the numbers that it was drawn from."""
+    """The figures that a stage drew, each with the numbers that it was drawn from."""
     return [
         {"run": runs.name(run.path), "name": name, "title": FIGURES[name], "csv": _text(run, f"{name}.csv")}
-        for name in run.manifest.summary["figures"]
+        for name in run.manifest.summary.get("figures", [])
     ]
 
 
@@ -84,9 +86,8 @@ def _text(run: Run, name: str) -> str:
 
 def images(chain: Sequence[Run]) -> dict[tuple[str, str], str]:
     """The figures themselves, base64, by run and name: on the page, not in its twin, which has their numbers."""
-    plots = [run for run in chain if run.manifest.stage == "probe-plot"]
     return {
         (runs.name(run.path), name): base64.b64encode(run.beside(f"{name}.png") or b"").decode()
-        for run in plots
-        for name in run.manifest.summary["figures"]
+        for run in chain
+        for name in run.manifest.summary.get("figures", [])
     }

@@ -82,7 +82,7 @@ class Pages:
             inputs=self._catalog.inputs(run),
             made=[_name(one) for one in self._catalog.made_from(run)],
             curves=curves(run),
-            figures=run.manifest.summary.get("figures", []) if run.manifest.stage == "probe-plot" else [],
+            figures=run.manifest.summary.get("figures", []),
             found=found,
             wanted=wanted.__dict__,
             size=SIZE,

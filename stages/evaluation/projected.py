@@ -7,12 +7,12 @@ These questions are beside the verdict's: their p-values are each for itself. Ra
 `stats`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from stages.evaluation.arms import Item, hacking, task_means, without_twins
+from stages.evaluation.arms import START, Item, hacking, task_means, without_twins
 from stages.evaluation.comparison import compare
 from stages.evaluation.report import aligned, percent, shortened, wrap
 from stages.evaluation.stats import PairedDifference, Rate
@@ -86,12 +86,15 @@ def projected(items: Iterable[Item], infos: Sequence[CheckpointInfo], fixed: boo
     taken = {info.arm: info.projected for info in infos}
     if "v" not in taken.values():
         return None
-    rows: Mapping[str, list[Item]] = {arm: [] for arm in sorted(taken, key=lambda arm: list(TAKEN).index(taken[arm]))}
-    for item in items:
-        if item["arm"] in rows:
-            rows[item["arm"]].append(item)
+    order = [START, *sorted(taken, key=lambda arm: list(TAKEN).index(taken[arm]))]
+    every = list(items)
+    rows = {arm: some for arm in order if (some := [item for item in every if item["arm"] == arm])}
     conduct = [
-        Conduct(arm, TAKEN[taken[arm]], *(_share(_seen(some, rate), column, fixed) for rate, column in COLUMNS.items()))
+        Conduct(
+            arm,
+            TAKEN[taken[arm]] if arm in taken else "not trained",
+            *(_share(_seen(some, rate), column, fixed) for rate, column in COLUMNS.items()),
+        )
         for arm, some in rows.items()
     ]
     effects = [
@@ -99,7 +102,7 @@ def projected(items: Iterable[Item], infos: Sequence[CheckpointInfo], fixed: boo
         for rate, column in COLUMNS.items()
         for arm in rows
         for other in rows
-        if taken[arm] == "v" and taken[other] != "v"
+        if taken.get(arm) == "v" and taken.get(other, "v") != "v"
         if (difference := compare(_seen(rows[arm], rate), _seen(rows[other], rate), column, fixed=fixed))
     ]
     return Projected(tuple(conduct), tuple(effects))

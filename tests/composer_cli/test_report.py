@@ -189,6 +189,34 @@ def test_the_probe_has_its_verdict_its_checks_and_its_figures_with_their_numbers
     assert base64.b64encode(b"direction,t\nv,1.5\n").decode() in page
 
 
+def test_a_watched_training_shows_its_alarm_and_its_figure(tmp_path):
+    out = finished(tmp_path, "probe-watch", seed=0)
+    check = {"check": "alarm", "seed_id": "watch", "severity": "gate", "status": "FAIL", "threshold": "no push"}
+    out.document(
+        "checks", [check | {"detail": "alarm after 2 steps", "evidence_path": "", "stat": 11.9, "pass": False}]
+    )
+    out.text("watch.csv", "step,push\n0,0.5\n")
+    out.figure("watch.png", PNG)
+    out.conclude(verdict="FAIL", figures=["watch"])
+    sealed(out)
+    page, twin = pages(report.write(tmp_path, lineage.chain(tmp_path, [str(out.path)])))
+    assert twin["guards"][0]["missed"][0]["detail"] == "alarm after 2 steps" and "alarm after 2 steps" in page
+    assert twin["figures"][0]["csv"] == "step,push\n0,0.5\n" and "push toward the hack" in page
+    assert f'src="data:image/png;base64,{base64.b64encode(PNG).decode()}"' in page
+
+
+def test_what_was_taken_out_of_training_stands_below_the_arms(tmp_path):
+    run = evaluated(tmp_path, {"start": 4, "A": 12, "B": 38, "C": 14})
+    share = {"rate": 0.058, "low": 0.008, "high": 0.326}
+    arms = [{"arm": "B", "taken_out": "v", "hacks": share, "right": {"rate": None, "low": None, "high": None}}]
+    difference = {"estimate": -0.446, "low": -0.548, "high": -0.348, "p_value": 0.002}
+    effects = [{"rate": "hacks", "arm": "B", "other": "A", "difference": difference}]
+    (run.path / "projected.json").write_text(json.dumps({"arms": arms, "effects": effects}))
+    page, twin = pages(report.write(tmp_path, lineage.chain(tmp_path, [str(run.path)])))
+    assert twin["evaluations"][0]["projected"]["arms"] == arms
+    assert "What was taken out of training" in page and "5.8 %" in page and "hacks, B \u2212 A" in page
+
+
 def test_a_verdict_of_the_pipeline_stands_above_that_of_the_probe(tmp_path):
     run = evaluated(tmp_path, {"start": 4, "A": 12, "B": 38, "C": 14})
     named = [str(one.path) for one in (run, *probed(tmp_path, "PASS"))]

@@ -26,6 +26,7 @@ from support.view_site import (
 )
 
 from stages.runs.artifact import Run
+from stages.runs.manifest import Outcome
 from stages.runs.pair_records import PAIR, TEACHER_ACTION
 
 pytest.importorskip("starlette", reason="starlette is not installed here, so `composer view` cannot be tried")
@@ -137,6 +138,13 @@ def test_a_run_under_way_shows_what_its_journal_holds(site: Site, artifacts: Pat
     (folder / "steps" / "000000.jsonl.open").write_text("\n".join(lines) + '\n{"torn')
     page = site.get("run/collect/20260102T030405Z-live-eeeeee").text
     assert "of 3<" in page and "live-2" in page
+
+
+def test_the_figure_of_a_watched_training_is_on_its_page(site: Site, artifacts: Path) -> None:
+    name = "probe-watch/20260102T030405Z-run-ffffff"
+    folder = written(artifacts, name, outcome=Outcome(summary={"figures": ["watch"]}))
+    (folder / "watch.png").write_bytes(b"png")
+    assert f"figure/{name}/watch" in site.get(f"run/{name}").text and site.get(f"figure/{name}/watch").status == 200
 
 
 def test_figures_of_the_probe_are_served_and_nothing_else_is(site: Site) -> None:

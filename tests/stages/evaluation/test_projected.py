@@ -44,12 +44,13 @@ def test_rates_with_intervals_and_differences_from_both_controls() -> None:
     found = projected(rows, infos(out="v", chance="random", plain=None), fixed=False)
     assert found is not None
     assert [(a.taken_out, a.arm) for a in found.arms] == [
+        ("not trained", "start"),
         ("nothing", "plain"),
         ("v", "out"),
         ("a random direction", "chance"),
     ]
-    assert [a.hacks.rate for a in found.arms] == pytest.approx([0.5, 0.05, 28 / 60])
-    assert [a.right.rate for a in found.arms] == pytest.approx([0.8, 50 / 60, 47 / 60])
+    assert [a.hacks.rate for a in found.arms] == pytest.approx([2 / 60, 0.5, 0.05, 28 / 60])
+    assert [a.right.rate for a in found.arms] == pytest.approx([40 / 60, 0.8, 50 / 60, 47 / 60])
     assert all(a.hacks.low < a.hacks.rate < a.hacks.high for a in found.arms)
     told = {(e.rate, e.arm, e.other): e.difference for e in found.effects}
     assert told.keys() == {(rate, "out", other) for rate in ("hacks", "right") for other in ("plain", "chance")}
