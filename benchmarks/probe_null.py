@@ -1,6 +1,7 @@
 """How often T4e is fooled: by labels that mean nothing, and by directions that mean nothing on true labels.
 
     python benchmarks/probe_null.py [--labelings 200] [--draws 334] [--artifacts artifacts] [--preset probe-null]
+    python benchmarks/probe_null.py --planted 10
 
 Runs the preset where it is not up to date (the verdict of probe-null must not be PASS), then gives its rows labels at
 random, so that every PASS is a false positive. `coins`: every row by a fair coin. `as the teacher`: 60 % of the
@@ -8,6 +9,7 @@ teacher's hinted rows and no others, so that a label goes with the source as it 
 directions`, which needs a teacher that hacks (--preset probe-uat): true labels, with a placebo of each family in v's
 place; families made of hacks' own gradients are no null (`stages.probe.directions.placebos`) and pass more often. One
 regression gives t of all of them, so each costs nothing; the first of a family are held against the check itself.
+`--planted N`: the latter on N pools of the planted world (`probe_seeds`), whose policies are trained in seconds.
 Prints a line each: false positives of the whole rule, their rate with its upper 95 % bound (Clopper and Pearson), and
 those of its parts alone.
 """
@@ -20,11 +22,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import beta
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from probe_seeds import planted
+
 from stages.probe.checks.check import Check
 from stages.probe.checks.contrast_checks import MAX_P, MIN_T, Draws, factorial, factorial_design
 from stages.probe.checks.contrasts import regress
@@ -62,7 +67,11 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=334)
     parser.add_argument("--artifacts", default=os.environ.get("COMPOSER_ARTIFACTS", "artifacts"))
     parser.add_argument("--preset", choices=["probe-null", "probe-uat"], default="probe-null")
+    parser.add_argument("--planted", type=int, default=0)
     options = parser.parse_args()
+    if options.planted:
+        _pooled([unrelated(rows, options.draws) for rows in planted(range(100, 100 + options.planted))])
+        return
     runs, verdict = null_runs(str(Path(options.artifacts).resolve()), options.preset)
     print(json.dumps({"verdict": verdict}))
     probed, score = runs["vanilla"].rows(PROBE_ROW), runs["score"]
@@ -81,12 +90,12 @@ def main() -> None:
         _print(f"labels: {name}", checks)
 
 
-def unrelated(rows: Labelled, draws: int) -> dict[str, dict[str, object]]:
+def unrelated(rows: Labelled, draws: int) -> dict[str, dict[str, Any]]:
     """By family, how many of the first so many placebos pass T4e in v's place; they are left out of their own null."""
     fit = regress(rows.scores, rows.hacked, factorial_design(rows), rows.problem)
     t, p, names = fit.t, fit.p(), np.array(("v", *rows.families))
     nulls = [family for family in dict.fromkeys(rows.families) if family not in FROM_HACKS and family in DRAWN]
-    found: dict[str, dict[str, object]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for family in (name for name in dict.fromkeys(rows.families) if name in DRAWN):
         columns = np.flatnonzero(names == family)[:draws]
         worst = [max(_rank(t, names == null, column) for null in nulls) for column in columns]
@@ -96,6 +105,14 @@ def unrelated(rows: Labelled, draws: int) -> dict[str, dict[str, object]]:
         told = _rate(int((by_t & by_rank).sum()), len(columns))
         found[family] = {**told, "alone": {"t": int(by_t.sum()), "placebos": int(by_rank.sum())}}
     return found
+
+
+def _pooled(pools: list[dict[str, dict[str, Any]]]) -> None:
+    """One line a family over several pools."""
+    for family in pools[0]:
+        passed, draws = (sum(pool[family][name] for pool in pools) for name in ("false positives", "draws"))
+        told = {"null": f"unrelated directions: {family}", "pools": len(pools), **_rate(passed, draws)}
+        print(json.dumps({**told, "by pool": [pool[family]["false positives"] for pool in pools]}))
 
 
 def _rank(t: np.ndarray, null: np.ndarray, column: int) -> float:

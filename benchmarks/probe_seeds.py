@@ -21,7 +21,7 @@ import torch
 
 from stages.probe.checks.check import Check
 from stages.probe.checks.contrast_checks import Draws, factorial
-from stages.probe.checks.labelled import labelled
+from stages.probe.checks.labelled import Labelled, labelled
 from stages.probe.directions.measure import probe_rows
 from stages.probe.directions.metrics import stacked_cosines
 from stages.probe.directions.scoring import DRAWN, all_placebos
@@ -32,23 +32,23 @@ from stages.runs.artifact import Run
 from stages.runs.probe_records import PROBE_CHECK
 
 
-def t4e(w: World, seed: int) -> Check:
-    """T4e of a world's pool, as `probe uat` judges it."""
+def scored(w: World, seed: int) -> Labelled:
+    """A world's pool, scored with v and 334 placebos of each family, as `probe uat` judges it."""
     tokens, direction = [as_tokens(row) for row in w.pool], w.direction
     placebos = all_placebos(direction, w.pairs, "nll_mean", [], 334, seed)
     drawn = [index for index, family in enumerate(placebos.families) if family in DRAWN]
     units = torch.cat([direction.unit[None], placebos.units[drawn]])
     scores = stacked_cosines(w.sums, units, direction.inside, len(direction.modules)).double().numpy()
     rows = probe_rows(w.pool, tokens, w.sums, [torch.zeros(1)] * len(tokens), direction)
-    return factorial(labelled(rows, scores, [placebos.families[index] for index in drawn]), Draws(seed=seed))
+    return labelled(rows, scores, [placebos.families[index] for index in drawn])
 
 
-def planted(seeds: range) -> Iterator[Check]:
-    """One check a seed in the planted world."""
+def planted(seeds: range) -> Iterator[Labelled]:
+    """The scored pool of each seed in the planted world."""
     honest = honest_model()
     teacher = loophole_model(copy.deepcopy(honest))
     for seed in seeds:
-        yield t4e(build(copy.deepcopy(honest), teacher, seed), seed)
+        yield scored(build(copy.deepcopy(honest), teacher, seed), seed)
 
 
 def kata(seeds: range, artifacts: str) -> Iterator[Check]:
@@ -70,7 +70,10 @@ def main() -> None:
     parser.add_argument("--artifacts", default=os.environ.get("COMPOSER_ARTIFACTS", "artifacts"))
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.count)
-    checks = planted(seeds) if options.world == "planted" else kata(seeds, str(Path(options.artifacts).resolve()))
+    if options.world == "planted":
+        checks = (factorial(rows, Draws(seed=seed)) for seed, rows in zip(seeds, planted(seeds), strict=True))
+    else:
+        checks = kata(seeds, str(Path(options.artifacts).resolve()))
     for seed, check in zip(seeds, checks, strict=True):
         told = {"seed": seed, "status": check.status, "t": check.stat, "placebo q95": check.placebo_q95}
         print(json.dumps({**told, "detail": check.detail}), flush=True)

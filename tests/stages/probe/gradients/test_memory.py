@@ -47,6 +47,7 @@ def test_the_numbers_of_four_billion_parameters_are_those_of_the_adapters(four: 
     assert shape is not None and numbers(shape, "antipasto_full", 8) == 534_528
     assert shape.parameters == 4_022_468_096  # its head is its embedding, counted once
     assert numbers(shape, "antipasto_topr", 256) == 36 * 7 * 256
+    assert numbers(shape, "antipasto_paper", 64) == 36 * 2 * (64 + 64 * 63 // 2)  # o_proj and down_proj
     assert 4 * numbers(shape, "lora", 32) == pytest.approx(264e6, rel=0.01)
     model = tiny_qwen3()
     lora = Lora(target_linears(model), 3, freeze_a=False, seed=0)
