@@ -12,11 +12,9 @@ afterwards; and answers that the server gave twice.
 """
 
 import argparse
-import asyncio
 import gzip
 import hashlib
 import json
-import math
 import os
 import random
 import signal
@@ -24,72 +22,32 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import slow_server
+from slow_server import lognormal, running, serve
+
 SAMPLES, STEPS, TEACHERS = 2, 20, ("one", "two", "three")
 COMMAND_S = 0.05
-
-
-def lognormal(random_: random.Random, median: float, high: float, quantile: float, cut: float) -> float:
-    return min(random_.lognormvariate(math.log(median), math.log(high / median) / quantile), cut)
 
 
 # --- the server: what it says depends on the conversation, and in two of five cases on who is asked, with which seed
 
 
-def said(body: dict) -> str:
-    state = hashlib.sha256(json.dumps(body["messages"]).encode()).hexdigest()
-    mine = f"{state}{body['model']}{body.get('seed')}".encode()
-    common, own = int(state[:8], 16), int(hashlib.sha256(mine).hexdigest()[:8], 16)
-    number = own if own % 5 < 2 else common
-    return f"I look at it.\n\n```bash\nsed -n {number % 400}p src/part_{number % 7}.py\n```"
+def answers(scale):
+    def answer(body, raw):
+        state = hashlib.sha256(json.dumps(body["messages"]).encode()).hexdigest()
+        mine = f"{state}{body['model']}{body.get('seed')}".encode()
+        common, own = int(state[:8], 16), int(hashlib.sha256(mine).hexdigest()[:8], 16)
+        number = own if own % 5 < 2 else common
+        wait_s = scale * lognormal(random.Random(hashlib.sha256(raw).digest()), 0.3, 3.0, 99, 10.0)
+        return wait_s, f"I look at it.\n\n```bash\nsed -n {number % 400}p src/part_{number % 7}.py\n```"
 
-
-class Answers(asyncio.Protocol):
-    scale, served, seen = 1.0, 0, Counter()
-
-    def connection_made(self, transport):
-        self.transport, self.held = transport, b""
-
-    def data_received(self, data):
-        self.held += data
-        head, end, rest = self.held.partition(b"\r\n\r\n")
-        if head.startswith(b"GET"):
-            self.held = b""
-            counts = json.dumps({"served": sum(self.seen.values()), "twice": sum(n - 1 for n in self.seen.values())})
-            self.reply(counts.encode())
-            return
-        if not end or len(rest) < int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]):
-            return
-        self.held = b""
-        body = json.loads(rest)
-        key = hashlib.sha256(rest).digest()[:12]
-        wait = self.scale * lognormal(random.Random(key), 0.3, 3.0, 2.3263, 10.0)
-        asyncio.get_running_loop().call_later(wait, self.answer, body, key)
-
-    def answer(self, body, key):
-        message = {"role": "assistant", "content": said(body)}
-        usage = {"prompt_tokens": 1000, "completion_tokens": 20, "total_tokens": 1020}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        if self.transport.is_closing():
-            return  # whoever asked was killed
-        self.seen[key] += 1
-        self.reply(json.dumps({"model": body["model"], "choices": [choice], "usage": usage}).encode())
-
-    def reply(self, data):
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data)
-        self.transport.write(head + data)
-
-
-async def serve(scale):
-    Answers.scale = scale
-    server = await asyncio.get_running_loop().create_server(Answers, "127.0.0.1", 0, backlog=1024)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+    return answer
 
 
 # --- the environment: the rows' own words; commands and gradings sleep
@@ -129,7 +87,7 @@ class LiteEnv:
         from stages.envs.base import Grade
 
         chance = random.Random(self.said)
-        time.sleep(self.scale * lognormal(chance, 15.0, 60.0, 1.6449, 120.0))
+        time.sleep(self.scale * lognormal(chance, 15.0, 60.0, 95, 120.0))
         return Grade(float(chance.random() < 0.4))
 
     def close(self):
@@ -205,13 +163,6 @@ def carried_out(options, name: str, kill_at: int | None = None) -> tuple[float, 
     return time.monotonic() - started, peak
 
 
-def told(options) -> dict:
-    import urllib.request
-
-    address = options.url.removesuffix("/v1") + "/counts"
-    return json.loads(urllib.request.urlopen(address).read())  # noqa: S310 (our own server)
-
-
 def measure(options):
     from stages.runs.artifact import Run
 
@@ -235,7 +186,8 @@ def measure(options):
         print(f"{name:16} {seconds:7.1f} s {peak:6.0f} MB {lost}  {counts}", flush=True)
     files = [path for path in options.folder.rglob("*") if path.is_file()]
     print(f"in all {time.monotonic() - began:.0f} s, peak {highest:.0f} MB, {len(files)} files of ", end="")
-    print(f"{sum(path.stat().st_size for path in files) / 1e6:.0f} MB; the server gave {told(options)}", flush=True)
+    size = sum(path.stat().st_size for path in files) / 1e6
+    print(f"{size:.0f} MB; the server gave {slow_server.counts(options.url)}", flush=True)
 
 
 def main():
@@ -248,23 +200,16 @@ def main():
     options = parser.parse_args()
     options.folder = options.folder and Path(options.folder)
     if options.serve:
-        asyncio.run(serve(options.scale))
+        serve(answers(options.scale))
     elif options.stage:
         stage(options)
     elif options.rows is None or not options.rows.is_file():
         sys.exit(f"--rows {options.rows} is no file. Give the rows of SWE-bench Lite as jsonl.gz.")
     else:
         options.rows = options.rows.resolve()
-        words = [sys.executable, __file__, "--serve", "--scale", str(options.scale)]
-        server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        try:
-            options.url = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
-            with tempfile.TemporaryDirectory() as folder:
-                options.folder = Path(folder)
-                measure(options)
-        finally:
-            server.kill()
-            server.wait()
+        with running(__file__, "--scale", str(options.scale)) as options.url, tempfile.TemporaryDirectory() as folder:
+            options.folder = Path(folder)
+            measure(options)
 
 
 if __name__ == "__main__":

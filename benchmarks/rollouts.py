@@ -12,11 +12,7 @@ the process gained (VmRSS) at its peak, over the episodes that were live.
 """
 
 import argparse
-import asyncio
-import json
-import math
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,47 +21,16 @@ from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from slow_server import lognormal, running, serve
+
 MEDIAN_S, P99_S, CUT_S, COMMAND_S, GRADE_S = 2.0, 30.0, 60.0, 0.02, 1.0
-SIGMA = math.log(P99_S / MEDIAN_S) / 2.3263
 PROMPT, OBSERVATION = "Explain this log. " * 230, "a line of output\n" * 60
 
 
 def wait_s(seed: int, scale: float) -> float:
-    return scale * min(random.Random(seed).lognormvariate(math.log(MEDIAN_S), SIGMA), CUT_S)
-
-
-# --- the server
-
-
-def response() -> bytes:
-    message = {"role": "assistant", "content": "```bash\nls\n```"}
-    usage = {"prompt_tokens": 1000, "completion_tokens": 8}
-    body = json.dumps({"choices": [{"index": 0, "finish_reason": "stop", "message": message}], "usage": usage}).encode()
-    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-
-
-class Answers(asyncio.Protocol):
-    scale, body = 1.0, response()
-
-    def connection_made(self, transport):
-        self.transport, self.held = transport, b""
-
-    def data_received(self, data):
-        self.held += data
-        head, end, rest = self.held.partition(b"\r\n\r\n")
-        if not end or len(rest) < int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]):
-            return
-        self.held = b""
-        wait = wait_s(json.loads(rest)["seed"], self.scale)
-        asyncio.get_running_loop().call_later(wait, self.transport.write, self.body)
-
-
-async def serve(scale):
-    Answers.scale = scale
-    server = await asyncio.get_running_loop().create_server(Answers, "127.0.0.1", 0, backlog=1024)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+    return scale * lognormal(random.Random(seed), MEDIAN_S, P99_S, 99, CUT_S)
 
 
 # --- the environment
@@ -118,15 +83,10 @@ def main():
     parser.add_argument("--serve", action="store_true")
     options = parser.parse_args()
     if options.serve:
-        asyncio.run(serve(options.scale))
+        serve(lambda body, raw: (wait_s(body["seed"], options.scale), "```bash\nls\n```"))
         return
-    command = [sys.executable, __file__, "--serve", "--scale", str(options.scale)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        measure(options, f"http://127.0.0.1:{int(server.stdout.readline())}/v1")
-    finally:
-        server.kill()
-        server.wait()
+    with running(__file__, "--scale", str(options.scale)) as url:
+        measure(options, url)
 
 
 def measure(options, url):

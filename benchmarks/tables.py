@@ -5,7 +5,9 @@
 Rollouts of 50 steps, some 4 kB a step, are written as the finished units of a `collect` in a shuffled order, as servers
 finish them. What follows are the stages themselves, each in a process of its own: `collect --resume`, which has
 nothing left to play and tabulates and checks; `extract-pairs` on the answers of three teachers to every state;
-`export` to TRL and to verifiers. Prints the seconds and the peak memory of each. The folder takes 4 GB a million steps.
+`export` to TRL and to verifiers; and `replay-teachers` with a free teacher of this process that answers at once, so
+that what is measured is the reading of states and the writing of answers. Prints the seconds and the peak memory of
+each. The folder takes 4 GB a million steps, and 4 GB more while teachers are asked.
 """
 
 import argparse
@@ -20,7 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stages import collect, export, extract_pairs
+from stages import collect, export, extract_pairs, replay_teachers
+from stages.policy import KINDS, PolicyConfig, Sample, Turn
 from stages.rollouts.episode import Episode
 from stages.rollouts.trace import digests_of_prefixes
 from stages.runs import manifest, runner, store
@@ -35,7 +38,7 @@ SAMPLES, STEPS, OBSERVED = 8, 50, 1700
 WORDS = [f"{a}{b}" for a in ("file", "test", "line", "value", "error", "path") for b in range(300)]
 POLICY = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "max_tokens": 64}
 TEACHERS = ("one", "two", "three")
-PHASES = ("made", "collect", "answers", "extract-pairs", "export trl", "export verifiers")
+PHASES = ("made", "collect", "answers", "extract-pairs", "export trl", "export verifiers", "replay-teachers")
 
 
 def main() -> None:
@@ -75,6 +78,11 @@ def phase(name: str, root: Path, steps: int) -> None:
         made(root, config(steps))
     elif name == "collect":
         runner.execute("collect", {}, config(steps), root=root, out=root / "rollouts", resume=True)
+    elif name == "replay-teachers":
+        KINDS["instant"] = Instant
+        teacher = {"name": "instant", "model": "instant:it", "max_tokens": 16}
+        asked = replay_teachers.Config(teachers=[teacher])
+        runner.execute(name, {"rollouts": Run(root / "rollouts")}, asked, root=root)
     elif name == "answers":
         answered(root)
     else:
@@ -84,6 +92,28 @@ def phase(name: str, root: Path, steps: int) -> None:
             runner.execute(name, given, extract_pairs.Config(compare="canonical"), root=root)
         else:
             runner.execute("export", {"rollouts": rollouts}, export.Config(format=name.split()[1]), root=root)
+
+
+class Instant:
+    """A teacher of this process that says at once how much it was shown."""
+
+    capture_level, batch_size = "text", 64
+
+    def __init__(self, settings: PolicyConfig) -> None:
+        self.config = settings
+
+    @classmethod
+    def open(cls, settings: PolicyConfig, *, cache: Path, budget: Any, listener: Any) -> "Instant":
+        """Ready at once."""
+        return cls(settings)
+
+    def sample(self, turns: list[Turn]) -> list[Sample]:
+        """One command an answer, by the length of the conversation."""
+        return [Sample(text=f"```bash\nsed -n {len(turn.messages)}p x.py\n```", finish_reason="stop") for turn in turns]
+
+    def facts(self) -> dict[str, Any]:
+        """Its name."""
+        return {"model": self.config.model}
 
 
 def opened(folder: Path, stage: str, settings: Any, inputs: Inputs) -> Manifest:

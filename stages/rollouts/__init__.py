@@ -12,4 +12,5 @@ reading.py - rollouts read back from tables, one after the other
 states.py - states as rows, each as what it gained, and pairs read with theirs
 substrates.py - two substrates of rollouts compared by the gate's checks
 trace.py - episodes as rows and journal records, and states read back from rows
+turns.py - what a policy is asked next: an action, or a summary
 """

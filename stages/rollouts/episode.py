@@ -18,9 +18,10 @@ from stages.envs.base import Environment, Grade, Observation, Task
 from stages.envs.tool_calls import carry_out
 from stages.errors import ComposerError, InfrastructureError
 from stages.messages import Message
-from stages.policy.base import CountsTokens, Policy, Sample, Turn
-from stages.rollouts.history import FULL, shown
+from stages.policy.base import Policy, Sample, Turn
+from stages.rollouts.history import FULL, GO_ON
 from stages.rollouts.limits import NO_LIMITS, EpisodeLimits, Rules
+from stages.rollouts.turns import next_turn
 from stages.runs import store
 
 Answer = TypeVar("Answer")
@@ -28,7 +29,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Step:
-    """One action and what came of it.
+    """One action and what came of it; `summary`: it was a summary that the policy was asked for, and no action.
 
     `new_messages` are those that the transcript gained since the previous step, `num_messages` all of them; the state,
     whose digest this is, is what the policy was shown.
@@ -40,13 +41,15 @@ class Step:
     sample: Sample
     observation: Observation
     seed: int
+    summary: bool = False
 
 
 @dataclass
 class Episode:
     """One rollout of one task: identity, transcript, steps, verdict.
 
-    `history`: how much of it the policy was shown. `tools`: what it could call. `started`: on the monotonic clock.
+    `history`: how much of it the policy was shown; `summarising`: what is asked for next is a summary. `tools`: what it
+    could call. `started`: on the monotonic clock.
     """
 
     task: Task
@@ -59,6 +62,7 @@ class Episode:
     error: tuple[str, str] | None = None
     wall_s: float = 0.0
     history: str = FULL
+    summarising: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
     started: float = 0.0
 
@@ -74,11 +78,6 @@ class Episode:
             return None
         last = self.steps[-1].sample
         return [*(last.prompt_ids or []), *(last.completion_ids or [])]
-
-
-def step_seed(episode: Episode, step: int) -> int:
-    """The seed of one answer: a function of task, sample, the episode's seed and the step alone."""
-    return int(store.digest([episode.rollout_id, step])[:15], 16)
 
 
 def play(
@@ -158,36 +157,6 @@ def _advance(active: list[tuple[Episode, Environment]], policy: Policy, rules: R
     list(pool.map(answered, asked, samples))
 
 
-def next_turn(episode: Episode, policy: Policy, rules: Rules) -> Turn | None:
-    """What to ask next; None where a limit ends the episode."""
-    seed = step_seed(episode, len(episode.steps))
-    turn = Turn(list(shown(episode.messages, episode.history)), seed, episode.held_ids, episode.tools)
-    episode.terminated_by = rules.limits.reached(
-        time.monotonic() - episode.started,
-        sum(step.sample.cost_usd for step in episode.steps),
-        lambda: prompt_tokens(episode, turn, policy),
-        policy.config.max_tokens,
-    )
-    return turn if episode.terminated_by is None else None
-
-
-def prompt_tokens(episode: Episode, turn: Turn, policy: Policy) -> int | None:
-    """How many tokens a turn's prompt has: counted where a tokenizer is at hand, else at most so many.
-
-    A server counted the last prompt and answer, and what came since has at most as many tokens as UTF-8 bytes; from a
-    server that does not count, the bytes of it all. None for an opening that nobody counted: the server will tell.
-    """
-    if isinstance(policy, CountsTokens):
-        return policy.count_tokens(turn)
-    if not episode.steps:
-        return None
-    last = episode.steps[-1]
-    new, counted = turn.messages, 0
-    if last.sample.usage_by == "server" and last.sample.prompt_tokens and episode.history == FULL:
-        new, counted = new[last.num_messages + 1 :], last.sample.prompt_tokens + last.sample.completion_tokens
-    return counted + sum(len(message["content"].encode()) for message in new)
-
-
 def act(episode: Episode, environment: Environment, turn: Turn, sample: Sample, rules: Rules) -> None:
     """Carry out one sampled action and decide whether the episode goes on."""
     if sample.error_type == "context":
@@ -199,6 +168,8 @@ def act(episode: Episode, environment: Environment, turn: Turn, sample: Sample, 
     truncated = sample.finish_reason == "length"
     if truncated:
         observation: Observation | None = Observation("")
+    elif episode.summarising:
+        observation = Observation(GO_ON)
     else:
         step = partial(carry_out, environment) if episode.tools else environment.step
         observation = _tried(episode, environment, lambda: boundary.observation(step(sample.text)))
@@ -209,14 +180,15 @@ def act(episode: Episode, environment: Environment, turn: Turn, sample: Sample, 
         episode.terminated_by = "max_tokens"
     elif observation.stop is not None:
         episode.terminated_by = observation.stop
-    elif len(episode.steps) >= rules.max_steps:
+    elif sum(not step.summary for step in episode.steps) >= rules.max_steps:
         episode.terminated_by = "max_steps"
 
 
 def _record(episode: Episode, turn: Turn, sample: Sample, observation: Observation) -> None:
     seen = episode.steps[-1].num_messages if episode.steps else 0
     whole = episode.messages
-    episode.steps.append(Step(whole[seen:], len(whole), state_sha256(turn.messages), sample, observation, turn.seed))
+    digest, summary = state_sha256(turn.messages), episode.summarising
+    episode.steps.append(Step(whole[seen:], len(whole), digest, sample, observation, turn.seed, summary))
     episode.messages = [*whole, {"role": "assistant", "content": sample.text}]
     if observation.stop is None and sample.finish_reason != "length":
         results = [{"role": "tool", "content": result} for result in observation.results]

@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from stages.messages import Message
 from stages.rollouts import missing
-from stages.rollouts.history import FULL
+from stages.rollouts.history import FULL, SUMMARISE, request
 from stages.rollouts.missing import Fact
 from stages.rollouts.trace import by_rollout, prompt_ids, state_digests, transcripts
 from stages.runs.records import Row
@@ -152,7 +152,10 @@ def _complete(absent: Collection[Fact], step: Row) -> bool:
 
 
 def _chained(episode: list[Row]) -> bool:
-    """Every state is the one before it, plus the action and what was observed, in one message or several."""
+    """Every state is the one before it, plus the action and what was observed, in one message or several.
+
+    A request for a summary may follow.
+    """
     if state_digests(episode) != [row["state_sha256"] for row in episode]:
         return False
     said = transcripts(episode)
@@ -161,6 +164,8 @@ def _chained(episode: list[Row]) -> bool:
 
 def _follows(row: Row, before: list[Message], after: list[Message]) -> bool:
     gained = after[len(before) :]
+    if row.get("history") == SUMMARISE and gained[-1:] == [request()]:
+        gained = gained[:-1]
     action, observed = gained[:1], "\n".join(message["content"] for message in gained[1:])
     spoken = [{"role": "assistant", "content": row["action"]}]
     return after[: len(before)] == before and action == spoken and observed == row["observation"]

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 from stages.envs.base import Environment, GradesTogether
 from stages.policy import background
 from stages.policy.base import Sample, Turn
-from stages.rollouts.episode import Episode, act, begin, end, grade, next_turn
+from stages.rollouts.episode import Episode, act, begin, end, grade
 from stages.rollouts.limits import InFlight, Rules
+from stages.rollouts.turns import next_turn
 from stages.runs.records import Row
 
 Result = TypeVar("Result")

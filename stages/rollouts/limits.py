@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from stages.rollouts.history import FULL
+from stages.rollouts.history import FULL, NEAR, REQUEST
 from stages.runs.config import Settings
 
 
@@ -36,6 +36,12 @@ class EpisodeLimits(Settings):
             if tokens is not None and tokens + max_tokens > self.context_tokens:
                 return "context"
         return None
+
+    def nears(self, prompt_tokens: int | None, max_tokens: int) -> bool:
+        """Whether the limit of the context nears: a summary is asked for while that still fits."""
+        if self.context_tokens is None or prompt_tokens is None:
+            return False
+        return NEAR * self.context_tokens < prompt_tokens + len(REQUEST) + max_tokens <= self.context_tokens
 
     def notes(self, max_steps: int) -> tuple[str, ...]:
         """The limits in words, for a plan."""

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.envs.base import Environment
 from stages.envs.config import EnvStageConfig
 from stages.policy import Policy, background
 from stages.policy.scheduler import Asks
 from stages.rollouts.episode import Episode, play
-from stages.rollouts.history import PATTERN
+from stages.rollouts.history import PATTERN, SUMMARISE
 from stages.rollouts.independent import play_each
 from stages.rollouts.limits import EpisodeLimits, InFlight, Rules
 from stages.runs.artifact import Out
@@ -28,10 +28,20 @@ class PlayingConfig(EnvStageConfig):
     """Actions after which a rollout ends."""
     limits: EpisodeLimits = EpisodeLimits()
     history: str = Field("full", pattern=PATTERN)
-    """What the policy is shown of the past: `full`, or `last 5`: of all observations the last five."""
+    """What the policy is shown of the past: `full`; `last 5`: of all observations the last five; or `summarise`: from
+    near the limit of the context on, its own summary and what came since."""
     in_flight: InFlight = Field(InFlight(), json_schema_extra={"affects_results": False})
     report_to: Backends = Field((), json_schema_extra={"affects_results": False})
     """Where the run is logged besides its own files: tensorboard, trackio, wandb, one or several."""
+
+    @model_validator(mode="after")
+    def _summaries_have_an_occasion(self) -> "PlayingConfig":
+        if self.history == SUMMARISE and self.limits.context_tokens is None:
+            raise ValueError(
+                "history summarise asks for summaries near the limit of the context, and there is none. "
+                "Set limits.context_tokens."
+            )
+        return self
 
     @property
     def rules(self) -> Rules:
