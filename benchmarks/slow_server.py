@@ -68,13 +68,14 @@ class _Connection(asyncio.Protocol):
 
 
 def serve(answer: Answer) -> None:
-    """Answer until the process is ended; the port is printed first."""
+    """Answer until whoever started the process closes its input, or is gone; the port is printed first."""
 
     async def forever() -> None:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: _Connection(answer), "127.0.0.1", 0, backlog=1024)
         print(server.sockets[0].getsockname()[1], flush=True)
-        await server.serve_forever()
+        await loop.run_in_executor(None, sys.stdin.read)
+        server.close()
 
     asyncio.run(forever())
 
@@ -83,13 +84,12 @@ def serve(answer: Answer) -> None:
 def running(script: str, *words: str) -> Iterator[str]:
     """The address of the server while the block lasts."""
     command = [sys.executable, script, "--serve", *words]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         yield f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
     finally:
-        server.kill()
-        server.wait()
+        server.communicate()
 
 
 def counts(url: str) -> dict[str, int]:
