@@ -19,6 +19,8 @@ def check(config: PolicyConfig) -> str:
     kind = kind_of(config)
     if kind == "endpoint":
         return _server(config)
+    if config.served:
+        return _served(config)
     if kind != "local":
         resolve_name(opener) if isinstance(opener := KINDS[kind], str) else None
         return f"model {config.model}: of the kind {kind!r}, which opens it itself"
@@ -27,7 +29,30 @@ def check(config: PolicyConfig) -> str:
     return _weights(config)
 
 
+def _served(config: PolicyConfig) -> str:
+    """Its tokenizer is read here, too; the server answers, or there is a vLLM to start."""
+    held = check(config.held_here())
+    if config.base_url is not None:
+        _listed(config)
+        return f"{held}; {config.base_url}, which is to sample from it, answers"
+    from stages.policy import vllm_server
+
+    return f"{held}; {vllm_server.require_interpreter(config)}, which is to serve it, is there"
+
+
 def _server(config: PolicyConfig) -> str:
+    response = _listed(config)
+    names = _names(response)
+    if names and config.model not in names:
+        raise UsageError(
+            f"{config.base_url} has no model {config.model!r}; it lists {len(names)}, for example {names[0]!r}. "
+            "Give one of these."
+        )
+    lists = "lists the model" if names else f"answers, but lists no models (status {response.status})"
+    return f"model {config.model}: {config.base_url} {lists}"
+
+
+def _listed(config: PolicyConfig) -> Response:
     client = Client(str(config.base_url), config.key())
     try:
         response = background.run(client.models())
@@ -38,14 +63,7 @@ def _server(config: PolicyConfig) -> str:
     if response.status in REFUSED:
         where = config.api_key_env or "api_key_env"
         raise UsageError(f"{config.base_url} refuses the key (status {response.status}). Check {where}.")
-    names = _names(response)
-    if names and config.model not in names:
-        raise UsageError(
-            f"{config.base_url} has no model {config.model!r}; it lists {len(names)}, for example {names[0]!r}. "
-            "Give one of these."
-        )
-    lists = "lists the model" if names else f"answers, but lists no models (status {response.status})"
-    return f"model {config.model}: {config.base_url} {lists}"
+    return response
 
 
 def _names(response: Response) -> list[str]:

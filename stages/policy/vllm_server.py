@@ -49,12 +49,7 @@ def start(
     rank: of the largest adapter that it is to hold. check: called while waiting, to raise where nobody wants it any
     more. `UsageError` where there is no vLLM.
     """
-    python = interpreter(config.server)
-    if python is None:
-        raise UsageError(
-            f"There is no vLLM here to serve {config.source!r}. Install it with `./dev vllm`, name its interpreter in "
-            f"{INTERPRETER} or policy.server.python, or give the base_url of a server that runs."
-        )
+    python = require_interpreter(config)
     below, revision = base_of(config)
     source = resolve(below, cache=cache, listener=listener)
     if adapters.is_adapter(source):
@@ -75,6 +70,17 @@ def start(
     )
     server.start()
     return server
+
+
+def require_interpreter(config: PolicyConfig) -> str:
+    """The interpreter that is to serve a model; `UsageError` where there is none."""
+    python = interpreter(config.server)
+    if python is None:
+        raise UsageError(
+            f"There is no vLLM here to serve {config.source!r}. Install it with `./dev vllm`, name its interpreter in "
+            f"{INTERPRETER} or policy.server.python, or give the base_url of a server that runs."
+        )
+    return python
 
 
 def interpreter(server: Server) -> str | None:

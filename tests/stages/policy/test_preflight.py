@@ -1,6 +1,7 @@
 """Whether a model can be had, before anything is paid for; and what is said while a server is silent."""
 
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,26 @@ def test_a_refused_key_and_a_server_that_is_not_there(monkeypatch: pytest.Monkey
         check(PolicyConfig(model="big", base_url=server.url, api_key_env="SOME_KEY"))
     with pytest.raises(InfrastructureError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
         check(PolicyConfig(model="big", base_url="http://127.0.0.1:9/v1"))
+
+
+def test_a_model_for_vllm_has_a_server_that_answers_or_a_vllm_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run says both, of the tokenizer that is read here and of the server, before anything is loaded."""
+    model = f"vllm:{save_tiny(tmp_path / 'tiny')}"
+    with serving(never, listing("base")) as server:
+        assert "its folder is whole; " in (said := check(PolicyConfig(model=model, base_url=server.url)))
+        assert said.endswith(f"{server.url}, which is to sample from it, answers")
+    with pytest.raises(InfrastructureError, match=r"http://127\.0\.0\.1:9/v1 does not answer"):
+        check(PolicyConfig(model=model, base_url="http://127.0.0.1:9/v1"))
+    monkeypatch.delenv("COMPOSER_VLLM", raising=False)
+    assert sys.executable in check(PolicyConfig(model=model, server={"python": sys.executable}))
+    with pytest.raises(UsageError, match="/no/python, which is to run vLLM, does not exist"):
+        check(PolicyConfig(model=model, server={"python": "/no/python"}))
+    for weights in (tmp_path / "tiny").glob("*.safetensors"):
+        weights.unlink()
+    with pytest.raises(BadInput, match=r"holds no \*.safetensors"):
+        check(PolicyConfig(model=model, server={"python": sys.executable}))
 
 
 def test_folders_are_read_as_loading_would_and_weights_must_be_there(tmp_path: Path) -> None:
