@@ -1,6 +1,6 @@
 """One LoRA step on the shape of Qwen3-0.6B in bfloat16, on a CPU: ours beside TRL's, time and peak memory.
 
-    python benchmarks/real_shape.py [NAME ...] [--steps 2] [--threads 2]
+    python benchmarks/real_shape.py [NAME ...] [--steps 2] [--threads 2] [--layers 28] [--budget TOKENS]
 
 Weights are random. The rollouts, 128 tokens of prompt and 512 of answer, are given to both sides, so that a step is
 scoring, loss, backward and optimiser; activations are recomputed. Each name is measured in a process of its own, whose
@@ -120,7 +120,7 @@ def channel_rows(names: tuple[str, ...]) -> Any:
     )
 
 
-def trainer(name: str, folder: str, steps: int, layers: int) -> Any:
+def trainer(name: str, folder: str, steps: int, layers: int, budget: int | None) -> Any:
     """TRL's trainer, or ours with the channels of this name, on the same arguments."""
     from datasets import Dataset
     from support.models import tiny_tokenizer
@@ -179,11 +179,12 @@ def trainer(name: str, folder: str, steps: int, layers: int) -> Any:
         ),
         channel_rows=lambda episodes, step: rows,
         gradient_cosine_every=0,
+        max_tokens=budget,
         **common,
     )
 
 
-def measured(name: str, steps: int, threads: int, layers: int) -> dict[str, Any]:
+def measured(name: str, steps: int, threads: int, layers: int, budget: int | None = None) -> dict[str, Any]:
     """Seconds of each step, by the clock and of the processors, and bytes before the first one and at most."""
     import torch
     from transformers import TrainerCallback
@@ -201,7 +202,7 @@ def measured(name: str, steps: int, threads: int, layers: int) -> dict[str, Any]
 
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
-        made = trainer(name, folder, steps, layers)
+        made = trainer(name, folder, steps, layers, budget)
         made.add_callback(Clock())
         loaded = memory("VmRSS")
         made.train()
@@ -214,15 +215,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--layers", type=int, default=28, help="fewer for a look that takes less time")
+    parser.add_argument("--budget", type=int, help="ours: optimisation.max_tokens_per_micro_batch")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:
-        print(json.dumps(measured(asked.names[0], asked.steps, asked.threads, asked.layers)))
+        print(json.dumps(measured(asked.names[0], asked.steps, asked.threads, asked.layers, asked.budget)))
         return
     found = {}
     for name in asked.names or SIDES:
         words = [sys.executable, __file__, name, "--here", f"--steps={asked.steps}", f"--threads={asked.threads}"]
-        words.append(f"--layers={asked.layers}")
+        words += [f"--layers={asked.layers}", *([] if asked.budget is None else [f"--budget={asked.budget}"])]
         environment = {**os.environ, "OMP_NUM_THREADS": str(asked.threads)}
         done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
         found[name] = json.loads(done.stdout.splitlines()[-1])
