@@ -8,7 +8,9 @@ RUN is a folder of `replay-teachers` in which everybody was asked. FILE holds an
 questions, as OpenAI's `example_model_solutions.jsonl` of GSM8K (also .gz) does; an action is then a command
 that prints the final answer.
 Either is served again at the given prices (USD an answer) by a local server, through every gate; pairs are extracted by
-canonical form.
+canonical form. Beside the curve stand two bounds, for asking the cheaper teachers everywhere and the dearest where that
+is best: `known pairs` knows beforehand where its answer will make a pair, `known chances` knows how often it makes one
+in states in which the same agree (and no more, which is what a gate can learn at best from who said the same as whom).
 """
 
 import argparse
@@ -16,7 +18,10 @@ import gzip
 import json
 import sys
 import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tabulate import tabulate
@@ -26,15 +31,18 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.server import Reply, answer, serving
 
 from stages import extract_pairs, import_traces, replay_teachers
+from stages.pairs.states import AnsweredStates
 from stages.policy import dialect
 from stages.rollouts.trace import states_by_digest
 from stages.runs import runner, store
 from stages.runs.artifact import Run
 from stages.runs.pair_records import PAIR, TEACHER_ACTION
 from stages.runs.records import STEP
+from stages.teachers.gate import GatedState
 
 VALUES = (0.5, 1, 2, 5, 10, 20, 50, 100, 500)
 """USD a pair, in the unit of the prices."""
+SHARES = (0.5, 0.8, 0.9, 0.95, 1.0)
 GATES: list[tuple[str, dict[str, Any]]] = [
     ("everybody", {}),
     ("disagreement", {"rule": "disagreement"}),
@@ -129,6 +137,8 @@ def curve(
             }
             usd = sum(row["cost_usd"] for row in answers.rows(TEACHER_ACTION))
             points.append((name, usd, len(pairs), pairs))
+            if not gate:
+                limits = bounds(rollouts, answers, prices, Path(tempfile.mkdtemp(dir=folder)))
     _, full_cost, _, full = points[0]
     print(json.dumps(prices))
     print(
@@ -139,6 +149,41 @@ def curve(
             floatfmt=("", ".0f", ".3f", "", ".3f"),
         )
     )
+    print()
+    cells = [(name, *(f"{cost / full_cost:.3f}" for cost in costs)) for name, costs in limits.items()]
+    print(tabulate(cells, ("of the cost for", *(f"{share:.0%} of the pairs" for share in SHARES)), tablefmt="github"))
+
+
+def bounds(rollouts: Run, answers: Run, prices: dict[str, float], folder: Path) -> dict[str, list[float]]:
+    """What `SHARES` of all pairs cost at least, in USD, with the one or the other known beforehand."""
+    order = sorted(prices, key=lambda name: prices[name])
+    dearest, base, sure = prices[order[-1]], 0.0, 0
+    gained: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    with AnsweredStates(rollouts, answers, folder) as states:
+        for state in states:
+            asked = [name for name in order if state.teachers[name]]
+            told = GatedState({name: [SimpleNamespace(steps=state.steps)] for name in order}, state.teachers)
+            before = told.pairs(order[:-1])
+            base, sure = base + sum(prices[name] for name in asked[:-1]), sure + before
+            alike = (told.situation(order[:-1]), told.company(order[:-1]))
+            gained[alike].append(max(told.pairs(order) - before, 0))
+    all_pairs = sure + sum(map(sum, gained.values()))
+    alone = sorted((gain for gains in gained.values() for gain in gains), reverse=True)
+    by_chance = sorted((sum(gains) / len(gains) for gains in gained.values() for _ in gains), reverse=True)
+    return {
+        name: [base + dearest * asked_for(curve_of, share * all_pairs - sure) for share in SHARES]
+        for name, curve_of in (("known pairs", alone), ("known chances", by_chance))
+    }
+
+
+def asked_for(gains: Sequence[float], wanted: float) -> int:
+    """How many answers, those that bring most first, bring so many pairs."""
+    brought = 0.0
+    for number, gain in enumerate(gains):
+        if brought >= wanted - 1e-9:
+            return number
+        brought += gain
+    return len(gains)
 
 
 if __name__ == "__main__":

@@ -133,8 +133,8 @@ def jobs_table(found: list[dict[str, Any]]) -> str:
 
 
 def age_of(seconds: float) -> str:
-    """Roughly how long ago: 40 s, 12 min, 5 h, 3 d."""
+    """Roughly how long ago: 40 s, 12 min, 5 h, 3 d; 0 s where a clock was set back and it lies ahead."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
-    return f"{int(seconds)} s"
+    return f"{max(int(seconds), 0)} s"

@@ -8,7 +8,8 @@ disagreement - where no action has a majority of all teachers yet. Where enough 
 value - where the pairs that the next teacher is expected to add are worth more than its answer costs.
 
 What it adds is measured in a random share of the states, in which everybody is asked: by whether the majority stands,
-with or against the student, and by the number of the step. These states are also what signal is tested on, as the
+with or against the student, by whom the student is with (where the teachers so far differ, those who think as the
+student does are likelier to be joined), and by the number of the step. These states are also what signal is tested on, as the
 others were chosen by their answers. Actions are compared by their canonical forms, so two spellings may count as a
 disagreement: then one teacher more is asked than needed.
 """
@@ -32,7 +33,7 @@ from stages.teachers.questions import Asked, Question
 from stages.teachers.table import TeacherConfig
 
 PRIOR = 2.0
-"""States that what holds of all steps counts for, beside the explored states of one step."""
+"""States that what holds more generally counts for, beside the explored states that are more alike."""
 LAST_STEP = 8
 """Later steps are taken together."""
 
@@ -88,6 +89,14 @@ class GatedState:
             return "open"
         return "with" if ballot.class_of(ballot.student) == winner else "against"
 
+    def company(self, asked: Sequence[str]) -> tuple[str, ...]:
+        """The teachers among these that mostly do what the student did first."""
+        ballot = next(self.ballots(asked), None)
+        own = None if ballot is None else ballot.class_of(ballot.student)
+        if ballot is None or own is None:
+            return ()
+        return tuple(name for name in asked if ballot.vote(name).get(own, 0.0) > 0.5)
+
 
 def by_price(teachers: Sequence[TeacherConfig]) -> list[str]:
     """Names from cheap to dear, by the price of a thousand tokens in and a hundred out."""
@@ -142,26 +151,28 @@ def wants(state: GatedState, before: Sequence[str], name: str, gains: "Gains", g
 
 
 class Gains:
-    """Pairs that a teacher added in the explored states, by situation and step, and what its answers cost there."""
+    """Pairs that a teacher added in the explored states, by situation, company and step, and what its answers cost."""
 
     def __init__(self, known: Sequence[GatedState], before: Sequence[str], name: str) -> None:
         self._before, self._cost = before, [cost for state in known for cost in state.costs[name]]
-        self._seen: dict[tuple[str, int | None], list[int]] = defaultdict(list)
+        self._seen: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for state in known:
-            situation, step = self._place(state)
             added = max(state.pairs([*before, name]) - state.pairs(before), 0)
-            self._seen[situation, step].append(added)
-            self._seen[situation, None].append(added)
+            for place in self._places(state):
+                self._seen[place].append(added)
 
-    def _place(self, state: GatedState) -> tuple[str, int]:
-        return state.situation(self._before), min(state.steps[0]["step"], LAST_STEP)
+    def _places(self, state: GatedState) -> list[tuple[object, ...]]:
+        """What a state is counted under, from what it shares with most others to what it shares with few."""
+        situation, company = state.situation(self._before), state.company(self._before)
+        step = min(state.steps[0]["step"], LAST_STEP)
+        return [(situation,), (situation, company), (situation, company, step)]
 
     def expected(self, state: GatedState) -> float:
         """Pairs that asking adds, of which one in two is expected where nothing is known (Laplace's rule)."""
-        situation, step = self._place(state)
-        rough, fine = self._seen[situation, None], self._seen[situation, step]
-        overall = (sum(rough) + 1.0) / (len(rough) + 2.0)
-        return (sum(fine) + PRIOR * overall) / (len(fine) + PRIOR)
+        expected = 0.5
+        for place in self._places(state):
+            expected = (sum(self._seen[place]) + PRIOR * expected) / (len(self._seen[place]) + PRIOR)
+        return expected
 
     def price(self, state: GatedState, name: str) -> float:
         """USD of asking: what it cost on average, else the upper bound."""

@@ -18,6 +18,9 @@ from stages.runs import runner, store
 from stages.runs.artifact import Run
 from stages.runs.pair_records import PAIR, TEACHER_ACTION
 from stages.runs.records import ROLLOUT
+from stages.teachers.gate import Gains, GatedState
+from stages.teachers.questions import Question
+from stages.teachers.table import TeacherConfig
 
 TASKS = 30
 PRICES = {"plain": 1.0, "simple": 1.0, "dear": 10.0}
@@ -116,6 +119,30 @@ def test_only_failed_traces(world: Any) -> None:
     assert any(passed.values()) and asked and not any(passed[rollout] for rollout in asked)
     assert found.manifest.counts["dropped_not_asked"] > 0
     assert {row["rule"] for row in found.rows(PAIR)} >= {"majority_over_student"}
+
+
+def state_of(number: int, student: str, **said: str) -> GatedState:
+    """One step of the student and what teachers said so far, by short words."""
+    spelled = {name: [f"```bash\n{text}\n```"] for name, text in said.items()}
+    step = {"state_sha256": f"{number:064d}", "task_id": "t", "rollout_id": "r", "step": 0, "truncated": False}
+    rows = [step | {"action": f"```bash\n{student}\n```"}]
+    questions = {}
+    for name in PRICES:
+        teacher = TeacherConfig(name=name, model=name, base_url="http://localhost/v1", max_tokens=9)
+        questions[name] = [Question(teacher, teacher.identity(), [], rows, 0, 0)]
+    return GatedState(questions, spelled, {name: [1.0] for name in said})
+
+
+def test_what_a_dear_answer_brings_depends_on_whom_the_student_is_with() -> None:
+    """Where all three differ it mostly brings nothing; where the student is with one of two, often a majority."""
+    alone = [state_of(n, "s", plain="p", simple="q", dear="p" if n < 2 else "d") for n in range(10)]
+    joined = [state_of(n, "p", plain="p", simple="q", dear="p" if n < 28 else "d") for n in range(20, 30)]
+    gains = Gains([*alone, *joined], ["plain", "simple"], "dear")
+    lonely, backed, other = (
+        gains.expected(state_of(99, student, plain="p", simple="q")) for student in ("s", "p", "q")
+    )
+    assert lonely == pytest.approx(0.2, abs=0.1) and backed == pytest.approx(0.8, abs=0.1)
+    assert lonely < other < backed, "where nothing like it was seen, what holds of all open states"
 
 
 def test_a_gated_run_is_the_same_again(world: Any) -> None:

@@ -1,0 +1,187 @@
+"""The wall clock jumps a day forward and back while stages run: nothing is lost, awaited for a day or paid twice."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batch_server import BatchServer, serving_batches
+from support.clock import DAY_S, Clock
+from support.models import save_tiny
+from support.server import Reply, Server, answer, serving
+
+from stages.runs.artifact import Run
+from stages.runs.pair_records import TEACHER_ACTION
+
+TESTS = Path(__file__).resolve().parents[1]
+PATHS = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+ENV = "support.environments:NumberedEnv"
+EVERY_S = 0.15
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def clock(tmp_path_factory: pytest.TempPathFactory) -> Clock:
+    return Clock(tmp_path_factory.mktemp("clock"))
+
+
+def begin(clock: Clock, *words: str) -> subprocess.Popen[str]:
+    environment = {**clock.environment, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "composer_cli", *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(clock: Clock, *words: str) -> float:
+    """Carry out a command; returns how many seconds it took by a clock that does not jump."""
+    began, process = time.monotonic(), begin(clock, *words)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return time.monotonic() - began
+
+
+def run(root: Path, stage: str) -> Run:
+    return Run(next(root.glob(f"{stage}/[12]*")))
+
+
+def content(found: Run) -> dict[str, str]:
+    return {name: out["content_sha256"] for name, out in found.manifest.outputs.items()}
+
+
+def settings(**values: Any) -> list[str]:
+    return [word for name, value in values.items() for word in ("-s", f"{name.replace('__', '.')}={value}")]
+
+
+def compare(clock: Clock, tmp_path: Path, stage: str, words: Sequence[str]) -> tuple[Run, Run]:
+    """A stage under a steady clock and under one that jumps: the same content, and no time out of all measure."""
+    finish(clock, stage, *words, "--artifacts", str(tmp_path / "steady"))
+    with clock.jumping(EVERY_S) as jumps:
+        took_s = finish(clock, stage, *words, "--artifacts", str(tmp_path / "jumping"))
+    assert len(jumps) > 8
+    steady, jumping = run(tmp_path / "steady", stage), run(tmp_path / "jumping", stage)
+    assert content(steady) == content(jumping)
+    assert 0 < jumping.manifest.seconds <= took_s
+    assert jumping.manifest.counts == steady.manifest.counts
+    assert (jumping.manifest.cost_usd, jumping.manifest.possibly_usd) == pytest.approx(
+        (steady.manifest.cost_usd, steady.manifest.possibly_usd)
+    )
+    return steady, jumping
+
+
+def test_the_clock_of_a_process_jumps_and_what_counts_up_does_not(clock: Clock) -> None:
+    script = (
+        "import time; print(time.time(), time.monotonic(), flush=True); input(); print(time.time(), time.monotonic())"
+    )
+    words = [sys.executable, "-c", script]
+    process = subprocess.Popen(words, env=clock.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    before = [float(word) for word in process.stdout.readline().split()]
+    clock.set(-DAY_S)
+    after = [float(word) for word in process.communicate("\n")[0].split()]
+    clock.set(0)
+    assert after[0] - before[0] == pytest.approx(-DAY_S, abs=60) and 0 <= after[1] - before[1] < 60
+
+
+def busy(body: dict[str, Any], earlier: int) -> Reply:
+    """Every third question is first refused for a moment."""
+    if body["seed"] % 3 == 0 and earlier == 0:
+        return Reply(429, {"error": {"message": "slow down"}}, {"Retry-After": "0.3"})
+    return Reply(body=answer(f"a{body['seed'] % 7}", cost=0.01), delay_s=0.1)
+
+
+def served(server: Server) -> list[str]:
+    about = {"base_url": server.url, "max_tokens": 64, "concurrency": 2, "timeout_s": 30, "usd_per_mtok_in": 0}
+    return settings(**{f"policy__{name}": value for name, value in about.items()}, policy__usd_per_mtok_out=2000)
+
+
+def test_collect_from_a_server_that_asks_for_patience(clock: Clock, tmp_path: Path) -> None:
+    with serving(busy) as server:
+        words = ["--env", ENV, "--policy", "m", "--max-cost", "9", *served(server), *settings(tasks=12, samples=3)]
+        _, jumping = compare(clock, tmp_path, "collect", words)
+    assert jumping.manifest.cost_usd > 0
+
+
+def test_evaluate_with_looks(clock: Clock, tmp_path: Path) -> None:
+    with serving(busy) as server:
+        prices = {"usd_per_mtok_in": 0, "usd_per_mtok_out": 2000}
+        arms = {name: {"model": name, "base_url": server.url, "max_tokens": 64, **prices} for name in "AB"}
+        table = {f"policies__{arm}__{name}": value for arm, of in arms.items() for name, value in of.items()}
+        about = settings(**table, tasks=14, samples=2, control="none", with_start="false", looks=2)
+        finish_any = ["--env", ENV, *about]
+        compare_any(clock, tmp_path, finish_any)
+
+
+def compare_any(clock: Clock, tmp_path: Path, words: Sequence[str]) -> None:
+    """As `compare`, for a verdict of any exit code."""
+    found = []
+    for name, every_s in (("steady", 3600.0), ("jumping", EVERY_S)):
+        with clock.jumping(every_s):
+            process = begin(clock, "evaluate", *words, "--artifacts", str(tmp_path / name))
+            said = process.communicate(timeout=300)[1]
+        assert process.returncode in (0, 1, 3), said
+        found.append((process.returncode, content(run(tmp_path / name, "evaluate"))))
+    assert found[0] == found[1]
+
+
+def test_batches_that_are_found_again_a_day_before_they_were_made(clock: Clock, tmp_path: Path) -> None:
+    def reply(body: dict[str, Any], number: int) -> Reply:
+        return Reply(body=answer(f"a{body['seed'] % 5}", cost=0.01))
+
+    with serving(busy) as server:
+        words = ["--env", ENV, "--policy", "m", *served(server), *settings(tasks=4, samples=2)]
+        finish(clock, "collect", *words, "--artifacts", str(tmp_path))
+    with serving_batches(BatchServer(reply, looks=10**9)) as batches:
+        table = tmp_path / "teachers.toml"
+        about = "max_tokens = 64\nbatch_poll_s = 0.05\nusd_per_mtok_in = 0.0\nusd_per_mtok_out = 2000.0\n"
+        table.write_text(f'[[teachers]]\nname = "t"\nmodel = "m"\nbase_url = "{batches.url}"\n{about}')
+        words = [
+            "replay-teachers",
+            "--teachers",
+            str(table),
+            "--batch",
+            "--max-cost",
+            "99",
+            "--artifacts",
+            str(tmp_path),
+        ]
+        process = begin(clock, *words)
+        wait_for(lambda: bool(batches.looked), process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        clock.set(-DAY_S)
+        batches.looks = 20
+        process = begin(clock, *words, "--resume")
+        with clock.jumping(EVERY_S):
+            assert process.wait(120) == 0, process.communicate()[1]
+    clock.set(0)
+    (found,) = (Run(path) for path in tmp_path.glob("replay-teachers/2*"))
+    rows = found.rows(TEACHER_ACTION)
+    assert len(batches.batches) == 1 and rows and not any(row["error_type"] for row in rows)
+    assert found.manifest.cost_usd == pytest.approx(0.01 * len(rows)) and found.manifest.possibly_usd == 0
+    assert datetime.fromisoformat(found.manifest.started_at) and found.manifest.seconds < 120
+
+
+def wait_for(ready: Any, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not ready():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_training_and_what_is_said_of_it(clock: Clock, tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "tiny")
+    size = {"steps": 6, "prompts_per_step": 2, "generations": 4, "save_every": 2, "threads": 1}
+    sizes = settings(policy__max_tokens=20, tasks=4, **{f"optimisation__{name}": n for name, n in size.items()})
+    compare(clock, tmp_path, "train", ["--env", ENV, "--policy", str(model), *sizes])
+    clock.set(-DAY_S)
+    process = begin(clock, "status", "--artifacts", str(tmp_path / "jumping"))
+    told = process.communicate(timeout=60)[0]
+    clock.set(0)
+    assert process.returncode == 0 and "86" not in told and " 0 s " in told, (
+        "a run of tomorrow is new, not -86400 s old"
+    )
