@@ -20,6 +20,8 @@ from stages.runs.plan import Plan
 from stages.runs.records import TASK, Row
 
 if TYPE_CHECKING:
+    from stages.envs.feature_deletion.baseline import Baseline
+    from stages.envs.feature_deletion.selection import Removal
     from stages.envs.feature_deletion.task_generator import TaskGenerator
 
 VERSION = 2
@@ -73,30 +75,59 @@ def _check_package(config: Config) -> None:
 
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
-    """Try candidates in order until enough are accepted."""
+    """Try candidates in order until enough are accepted: no more at once than are lacking, whoever tries them."""
     del inputs
     _check_package(config)
+    with _generator(config) as generator:
+        out.conclude(package=generator.package.label, package_sha256=generator.package.sha256)
+        out.progress("first runs of all tests", 0, 2)
+        candidates = _candidates(generator, config)
+        while (lacking := config.tasks - _accepted(out)) > 0 and (waiting := _waiting(candidates, out)):
+            out.stop_here()
+            tried = f"tasks, {len(candidates) - len(waiting)} of {len(candidates)} candidates tried"
+            out.progress(tried, config.tasks - lacking, config.tasks)
+            chosen = waiting[:lacking]
+            out.spread([[candidate.identity] for candidate in chosen], "candidates", generator.baseline)
+            _try(_waiting(chosen, out)[: generator.batch], generator, config, out)
+        notes = _about_tests(generator)
+    _finish([candidate.identity for candidate in candidates], notes, config, out)
+
+
+def work(inputs: Inputs, config: Config, out: Out) -> None:
+    """Try a worker's candidates; how the tests behave before anything is removed, the run has measured."""
+    del inputs
+    with _generator(config, out.found) as generator:
+        candidates = _candidates(generator, config)
+        while waiting := _waiting(candidates, out)[: generator.batch]:
+            out.stop_here()
+            _try(waiting, generator, config, out)
+
+
+def _generator(config: Config, baseline: "Baseline | None" = None) -> "TaskGenerator":
     from stages.envs.feature_deletion import task_source
     from stages.envs.feature_deletion.task_generator import TaskGenerator
 
     package, needed = task_source.unpacked(Path(config.package)), task_source.requirements(config.requirements)
-    out.conclude(package=package.label, package_sha256=package.sha256)
-    with TaskGenerator(package, config.sandbox, needed) as generator:
-        out.progress("first runs of all tests", 0, 2)
-        split = None if config.split == "both" else config.split
-        candidates = generator.candidates(config.seed, split, config.kinds, task_source.difficulties(config.difficulty))
-        waiting = [candidate for candidate in candidates if not out.finished(candidate.identity)]
-        while waiting and (lacking := config.tasks - _accepted(out)) > 0:
-            out.stop_here()
-            tried = f"tasks, {len(candidates) - len(waiting)} of {len(candidates)} candidates tried"
-            out.progress(tried, config.tasks - lacking, config.tasks)
-            size = min(lacking, generator.batch)
-            batch, waiting = waiting[:size], waiting[size:]
-            for made in generator.make(batch, config.scope):
-                row = made.row and task_source.prepared(made.row, config.package, config.requirements)
-                out.write(made.removal.identity, {"row": row, "reason": made.reason, "removed": made.removal.names})
-        notes = _about_tests(generator)
-    _finish([candidate.identity for candidate in candidates], notes, config, out)
+    return TaskGenerator(package, config.sandbox, needed, baseline)
+
+
+def _candidates(generator: "TaskGenerator", config: Config) -> "list[Removal]":
+    from stages.envs.feature_deletion import task_source
+
+    split = None if config.split == "both" else config.split
+    return generator.candidates(config.seed, split, config.kinds, task_source.difficulties(config.difficulty))
+
+
+def _waiting(candidates: "Sequence[Removal]", out: Out) -> "list[Removal]":
+    return [candidate for candidate in candidates if not out.finished(candidate.identity)]
+
+
+def _try(batch: "Sequence[Removal]", generator: "TaskGenerator", config: Config, out: Out) -> None:
+    from stages.envs.feature_deletion import task_source
+
+    for made in generator.make(batch, config.scope):
+        row = made.row and task_source.prepared(made.row, config.package, config.requirements)
+        out.write(made.removal.identity, {"row": row, "reason": made.reason, "removed": made.removal.names})
 
 
 def _accepted(out: Out) -> int:

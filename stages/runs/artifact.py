@@ -99,6 +99,7 @@ class Out:
     """A run folder being written: finished units, tables, folders, counts, progress and the wish to stop."""
 
     worker = False  # whether this is a worker's part of a run
+    found: Any = None  # in a worker: what the run found out that all workers need
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class Out:
         cache: Path,
         max_cost: float | None = None,
         listener: Listener | None = None,
-        spread: "Callable[[Out, Sequence[Sequence[str]], str], None] | None" = None,
+        spread: "Callable[[Out, Sequence[Sequence[str]], str, Any], None] | None" = None,
     ) -> None:
         self.path, self.manifest, self.cache = path, record, cache
         self.budget = ledger.Budget(max_cost, path / ledger.NAME)
@@ -124,13 +125,14 @@ class Out:
         """Whether a unit was finished in this or an earlier attempt, or failed in this one where workers tried it."""
         return unit in self._attempted or self.journal.finished(unit)
 
-    def spread(self, blocks: Sequence[Sequence[str]], what: str) -> None:
+    def spread(self, blocks: Sequence[Sequence[str]], what: str, found: Any = None) -> None:
         """Have the units that are missing done by workers, where this run has some; `work` of the stage does them.
 
-        Units of one block depend on each other: one worker does all of them that are missing.
+        Units of one block depend on each other: one worker does all of them that are missing. found: what this process
+        found out that each of them would else have to find out again; it can be pickled.
         """
         if self._spread:
-            self._spread(self, blocks, what)
+            self._spread(self, blocks, what, found)
 
     def take_over(self, units: Sequence[tuple[str, Mapping[str, Any], bool]]) -> None:
         """Make durable what a worker wrote."""

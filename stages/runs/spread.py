@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 from uuid import uuid4
 
 from stages import STAGES
@@ -36,7 +37,7 @@ LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class Shard:
-    """What a worker is told. `lent`: USD that it may spend, None for no bound."""
+    """What a worker is told. `lent`: USD that it may spend, None for no bound. `found`: as `Out.found`."""
 
     stage: str
     inputs: dict[str, list[Path]]
@@ -45,6 +46,7 @@ class Shard:
     folder: Path
     cache: Path
     lent: float | None = None
+    found: Any = None
 
 
 class ShardOut(Out):
@@ -58,6 +60,7 @@ class ShardOut(Out):
         stage = import_module(STAGES[shard.stage].module)
         record = Manifest(composer="", stage=shard.stage, stage_version=stage.VERSION, fingerprint="")
         super().__init__(shard.folder / uuid4().hex, record, cache=shard.cache, max_cost=lent)
+        self.found = shard.found
         self._missing = shard.units - {row["unit"] for row in _units(attempts) if not row["failed"]}
 
     def finished(self, unit: str) -> bool:
@@ -83,7 +86,7 @@ class Spread:
         self._held: dict[str, Reservation] = {}
         self._inputs = {name: [run.path for run in runs] for name, runs in inputs.items()}
 
-    def __call__(self, out: Out, blocks: Sequence[Sequence[str]], what: str) -> None:
+    def __call__(self, out: Out, blocks: Sequence[Sequence[str]], what: str, found: Any = None) -> None:
         """Have the blocks of units done of which any is missing, each block by one worker.
 
         Raises what a worker raised, once the others have stopped; nothing more is begun then. Where the money for a
@@ -98,8 +101,9 @@ class Spread:
         folder, total = out.scratch("shards"), sum(map(len, blocks))
         while missing := [block for block in blocks if not all(map(out.finished, block))]:
             errors = list[BaseException]()
+            shards = self._shards(self._engine, missing, folder, errors, out, found)
             with _told_to_stop(lambda: bool(errors) or out.stop.is_set(), folder):  # noqa: B023 - this round's
-                for shard, error in self._engine.map(work, self._shards(self._engine, missing, folder, errors, out)):
+                for shard, error in self._engine.map(work, shards):
                     _take_over(shard.folder, out, self._held.pop(shard.folder.name))
                     if error is not None and (out.budget.limit is None or not isinstance(error, Incomplete)):
                         errors.append(error)
@@ -111,7 +115,13 @@ class Spread:
                 return
 
     def _shards(
-        self, engine: Engine, blocks: Sequence[Sequence[str]], folder: Path, errors: Sequence[BaseException], out: Out
+        self,
+        engine: Engine,
+        blocks: Sequence[Sequence[str]],
+        folder: Path,
+        errors: Sequence[BaseException],
+        out: Out,
+        found: Any,
     ) -> Iterator[Shard]:
         """Neighbouring blocks together, until there are errors. Each gets an equal part of the money not lent yet."""
         size = max(1, len(blocks) // (engine.workers * A_WORKER))
@@ -126,7 +136,7 @@ class Spread:
                 return
             out.budget.write([held.line])
             self._held[name] = held
-            yield Shard(self._stage, self._inputs, self._config, units, folder / name, out.cache, lent)
+            yield Shard(self._stage, self._inputs, self._config, units, folder / name, out.cache, lent, found)
 
 
 def work(shard: Shard) -> BaseException | None:

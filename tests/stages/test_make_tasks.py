@@ -25,9 +25,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return make(folder, package, tasks=2)
 
 
-def make(root: Path, package: Path, **more: object) -> Run:
+def make(root: Path, package: Path, *, on: str | None = None, **more: object) -> Run:
     config = make_tasks.Config(package=str(package), difficulty="easy", **more)
-    return Run(runner.execute("tasks", {}, config, root=root / "artifacts").path)
+    return Run(runner.execute("tasks", {}, config, root=root / "artifacts", on=on).path)
 
 
 def test_a_run_holds_tasks_and_the_same_as_instances(made: Run) -> None:
@@ -48,6 +48,15 @@ def test_the_report_names_what_was_rejected_and_which_tests_were_not_run(made: R
 def test_equal_work_gives_equal_content(made: Run, tmp_path: Path) -> None:
     again = runner.execute("tasks", {}, make_tasks.Config.model_validate(made.manifest.config), root=tmp_path)
     assert Run(again.path).manifest.content == made.manifest.content
+
+
+def test_workers_try_the_same_candidates(tmp_path: Path) -> None:
+    """The same rows, reasons and report; the tests are measured before anything is removed in one process alone."""
+    package = write(tmp_path / "shelf-1.5", SHELF | BROKEN)
+    here, there = (make(tmp_path / (on or "here"), package, tasks=4, on=on) for on in (None, "processes:2"))
+    assert there.manifest.content == here.manifest.content and there.manifest.counts == here.manifest.counts
+    assert (there.path / "report.txt").read_text() == (here.path / "report.txt").read_text()
+    assert len(list(there.units())) == len(list(here.units()))
 
 
 def test_an_environment_serves_the_tasks_of_a_run_and_their_twins(made: Run) -> None:

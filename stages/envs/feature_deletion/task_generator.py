@@ -160,11 +160,15 @@ class Candidate:
 class TaskGenerator:
     """Makes tasks from one package in one sandbox; a context manager.
 
-    `requirements`: the folder with what the package's tests import beside it. `BadInput` from `baseline`, and so from
-    `candidates` and `make`, when no test of the package passes twice.
+    `requirements`: the folder with what the package's tests import beside it. `baseline`: as another generator for the
+    same package measured it. `BadInput` from `baseline`, and so from `candidates` and `make`, when no test of the
+    package passes twice.
     """
 
-    def __init__(self, package: Package, sandbox: str, requirements: Path | None = None) -> None:
+    def __init__(
+        self, package: Package, sandbox: str, requirements: Path | None = None, baseline: Baseline | None = None
+    ) -> None:
+        self._measured = baseline
         self.package, self.sandbox, self.requirements = package, sandbox, requirements
         with ExitStack() as stack:
             self.worker = stack.enter_context(TestWorker(sandbox, package.root, requirements))
@@ -176,7 +180,7 @@ class TaskGenerator:
     @cached_property
     def baseline(self) -> Baseline:
         """The tests before anything is removed."""
-        return measure(self.worker)
+        return self._measured or measure(self.worker)
 
     @property
     def batch(self) -> int:
