@@ -43,6 +43,8 @@ class Where(Settings):
     """Variables of the job's environment, with their values. No keys: what stands here is shown and kept."""
     keys: list[Name] = Field(default_factory=list)
     """Names of further variables that hold keys; those that the chain's `api_key_env` name need not be repeated."""
+    workers: str | None = Field(None, pattern=r"^(processes:[1-9]\d*|ray(://.+)?)$")
+    """Whom the job deals the chain's units to: processes:N on its machine, or the Ray cluster that it stands in."""
 
 
 @dataclass(frozen=True)

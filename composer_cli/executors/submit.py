@@ -72,6 +72,7 @@ def prepared(asked: Asked, configs: Mapping[str, StageConfig], where: Any, artif
     for text in asked.set_:
         words += [] if text.strip().startswith(f"{ON}.") else ["--set", text]
     words += ["--max-cost", str(asked.max_cost)] if asked.max_cost is not None else []
+    words += ["--on", where.workers] if where.workers else []
     keys = list(dict.fromkeys([*(key for config in configs.values() for key in _keys(config)), *where.keys]))
     if clash := [name for name in where.env if name in keys]:
         raise UsageError(f"on.env holds {clash[0]}, which is a key. Name it in on.keys and export it instead.")

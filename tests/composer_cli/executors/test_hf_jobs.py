@@ -2,6 +2,7 @@
 
 import json
 import sys
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,6 +65,14 @@ def test_a_killed_job_is_tried_again_and_ends_in_the_same_content_without_keys(
     assert holding(KEY, *places) == holding(TOKEN, *places) == []
     assert KEY not in json.dumps(service.jobs[0].asked["environment"]) + json.dumps(service.jobs[0].asked["command"])
     assert service.jobs[0].asked["secrets"] == {"TEACHING_KEY": KEY}
+
+
+@pytest.mark.slow
+def test_a_job_whose_units_are_dealt_to_workers_ends_in_the_same_content(composer, words, service, model, tmp_path):
+    name = name_of(composer(*words, "--set", "on.workers=processes:2", "--json"))
+    until(lambda: job(composer, name)["status"] == "complete", seconds=120)
+    assert digests(tmp_path / "bucket") == here(composer, tmp_path)
+    assert b"--on processes:2" in b64decode(service.jobs[0].asked["environment"]["COMPOSER_SCRIPT"])
 
 
 @pytest.mark.slow

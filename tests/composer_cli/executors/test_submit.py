@@ -83,6 +83,11 @@ def test_a_shipped_preset_goes_along_by_its_name(composer):
     assert "run --preset demo --policy m --max-cost 2.0 --resume --artifacts" in done.stdout, done.stderr
 
 
+def test_a_job_deals_its_units_to_workers_of_its_own(composer):
+    done = composer("run", "--preset", "demo", "--on", "slurm", "--dry-run", "--set", "on.workers=processes:4")
+    assert "run --preset demo --on processes:4 --resume --artifacts" in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -94,6 +99,7 @@ def test_a_shipped_preset_goes_along_by_its_name(composer):
         (["--on", "slurm", "--set", "on.partition=gpu"], "has no setting on.partition"),
         (["--on", "slurm", "--set", "on.options.output=x"], "sbatch's --output is set by Composer itself"),
         (["--on", "slurm", "--set", "on.env.STUDENT_KEY=x"], "on.env holds STUDENT_KEY, which is a key"),
+        (["--on", "slurm", "--set", "on.workers=slurm"], "on.workers"),
         (["--on", "slurm", "--set", "on=1"], "on = 1 is no table of settings"),
         (["--on", "slurm", "--set", f"on.setup=login {KEY}"], "holds the value of a key"),
         (["--on", "slurm", "--dry-run", "--set", f"on.setup=login {KEY}"], "holds the value of a key"),
