@@ -6,6 +6,7 @@ named; whatever could not be read is dropped, named and counted. The unit is a r
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +14,10 @@ from pydantic import Field, model_validator
 
 from stages.envs.swe import regrading
 from stages.errors import BadInput
-from stages.importers import FORMATS, duplicates, files, import_report, reader, swe_logs
+from stages.importers import FORMATS, dealt, duplicates, files, import_report, reader, swe_logs
 from stages.importers.base import Importer
 from stages.importers.data_juicer import JuicerConfig
+from stages.importers.dealt import Dealt
 from stages.importers.files import Source
 from stages.importers.session import ImportSession
 from stages.importers.sidecars import Sidecars
@@ -99,6 +101,9 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     del inputs
     sidecars = Sidecars(config.model, config.redact)
     chosen = _sorted(config.sources(), config, sidecars)
+    if config.format != swe_logs.NAME:  # whose files are read while they are graded
+        named = [(source, importer and importer.__name__) for source, importer in chosen.items()]
+        out.spread([[dealt.unit(source)] for source in chosen], "files", Dealt(named, sidecars))
     session = ImportSession(out, sidecars)
     for done, (source, importer) in enumerate(chosen.items()):
         out.progress("files", done, len(chosen))
@@ -107,6 +112,15 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     agreement = _agreement([source for source in chosen if isinstance(source, swe_logs.Log)], out)
     out.conclude(reports=sidecars.reports.summary())
     _finish(session, config, out, [*agreement, *sidecars.reports.lines()])
+
+
+def work(inputs: Inputs, config: Config, out: Out) -> None:
+    """Read a worker's files."""
+    del inputs, config
+    found: Dealt = out.found
+    for source, name in found.files:
+        if not out.finished(dealt.unit(source)):
+            dealt.leave(source, name and import_module(name), found.sidecars, out)
 
 
 def _sorted(sources: Sequence[Source], config: Config, sidecars: Sidecars) -> Mapping[Source, Importer | None]:

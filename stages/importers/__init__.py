@@ -5,6 +5,7 @@ What all formats share:
 archives.py - Inspect's `.eval` archives, sample by sample
 base.py - what an importer gives: trajectories, what their source does not record, and dropped records
 data_juicer.py - Data-Juicer recipes, run in an environment of their own
+dealt.py - files that workers read, and how an import takes them up
 duplicates.py - rollouts that several files hold
 files.py - foreign files, record by record
 import_report.py - what an import did, file by file

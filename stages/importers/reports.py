@@ -138,6 +138,20 @@ class Reports:
             report.unlisted |= {instance} - report.verdicts.keys()
         return said.pop()
 
+    def used_for(self) -> dict[str, Any]:
+        """On which instances each report, in its order, has spoken so far, and where they contradict each other."""
+        return {
+            "contradicted": sorted(self.contradicted),
+            "spoke": [[sorted(report.judged), sorted(report.unlisted)] for report in self.all],
+        }
+
+    def were_used_for(self, elsewhere: Mapping[str, Any]) -> None:
+        """Count what the same reports were used for by another process."""
+        self.contradicted.update(elsewhere["contradicted"])
+        for report, (judged, unlisted) in zip(self.all, elsewhere["spoke"], strict=True):
+            report.judged.update(judged)
+            report.unlisted.update(unlisted)
+
     def lines(self) -> list[str]:
         """What was read and what it was used for, in lines for a report."""
         if not self.all:

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 
 import orjson
 
-from stages.importers import data_juicer, reader, rows
+from stages.importers import data_juicer, dealt
 from stages.importers.base import Drop, Importer
 from stages.importers.data_juicer import JuicerConfig
-from stages.importers.duplicates import Seen
+from stages.importers.dealt import BATCH, Read
+from stages.importers.duplicates import Known, Seen
 from stages.importers.files import Source
-from stages.importers.reader import FileCount, ReadTrajectory
+from stages.importers.reader import FileCount
 from stages.importers.rows import ImportedPayload
 from stages.importers.sidecars import Sidecars
 from stages.messages import Message
@@ -18,9 +19,6 @@ from stages.rollouts.trace import states
 from stages.runs import store
 from stages.runs.artifact import Out
 from stages.runs.records import Row
-
-BATCH = 64
-"""Rollouts that are made durable in one step."""
 
 
 class ImportSession:
@@ -58,28 +56,31 @@ class ImportSession:
     def _units(
         self, source: Source, importer: Importer | None, count: FileCount
     ) -> Iterator[tuple[str, ImportedPayload]]:
-        for item in reader.read(source, importer, self.sidecars, count):
+        items = dealt.taken_up(source, self.sidecars, count, self.out)
+        for item in items or dealt.read(source, importer, self.sidecars, count):
             if isinstance(item, Drop):
                 self.drops.append(item)
-            elif (unit := rows.rollout_id(item)) in self.effective:
-                self.effective[unit] |= bool(item.trajectory.effective)
-                self._drop(item, "duplicate", f"{unit} was there before", count)
-            elif repeats := self._seen.before(item):
-                self._drop(item, "duplicate", repeats, count)
+            elif (unit := item.known.rollout_id) in self.effective:
+                self.effective[unit] |= item.known.effective
+                self._drop(item.known, f"{unit} was there before", count)
+            elif repeats := self._seen.before(item.known):
+                self._drop(item.known, repeats, count)
             else:
-                self.effective[unit] = bool(item.trajectory.effective)
+                self.effective[unit] = item.known.effective
                 self.rollouts.append(unit)
                 count.rollouts += 1
                 yield unit, self._payload(item, count)
 
-    def _drop(self, item: ReadTrajectory, reason: str, detail: str, count: FileCount) -> None:
+    def _drop(self, known: Known, detail: str, count: FileCount) -> None:
         """A rollout that was read before; PRIME-RL writes those of a training batch a second time."""
-        count.dropped[reason] += 1
-        self.drops.append(item.origin.drop(reason, detail))
+        count.dropped["duplicate"] += 1
+        self.drops.append(Drop(known.file, known.line, "duplicate", detail))
 
-    def _payload(self, item: ReadTrajectory, count: FileCount) -> ImportedPayload:
-        key = (item.trajectory.task_id, item.trajectory.model)
-        payload = rows.payload(item, self._samples[key])
+    def _payload(self, item: Read, count: FileCount) -> ImportedPayload:
+        """With its number among the rollouts of its task and model."""
+        key, payload = (item.known.task_id, item.known.model), item.payload
+        for row in (payload["rollout"], *payload["steps"]):
+            row["sample_idx"] = self._samples[key]
         self._samples[key] += 1
         count.missing |= set(payload["origin"]["missing"])
         return payload

@@ -7,9 +7,13 @@ import pytest
 from support.foreign import PATCH, document, jsonl
 
 from stages.import_traces import Config
+from stages.importers import dealt, files, mini_swe_agent
 from stages.importers.base import INSTANCE, family_of
+from stages.importers.reader import FileCount
+from stages.importers.sidecars import Sidecars
 from stages.runs import runner
-from stages.runs.artifact import Run
+from stages.runs.artifact import Out, Run
+from stages.runs.manifest import Manifest
 from stages.runs.records import ROLLOUT
 
 IDS = ["a__b-1", "a__b-2"]
@@ -26,9 +30,9 @@ def trajectory(folder: Path, instance: str, patch: str | None = PATCH, model: st
     return document(folder / f"{instance}.traj.json", {"messages": said, "info": info, "instance_id": instance})
 
 
-def imported(root: Path, *paths: Path) -> Run:
+def imported(root: Path, *paths: Path, on: str | None = None) -> Run:
     config = Config(paths=[str(path) for path in paths])
-    return Run(runner.execute("import", {}, config, root=root / "artifacts").path)
+    return Run(runner.execute("import", {}, config, root=root / "artifacts", on=on).path)
 
 
 def sources(run: Run) -> list[str]:
@@ -77,3 +81,38 @@ def test_ids_of_swe_bench_and_swe_smith_name_their_repository(name: str, family:
     found = INSTANCE.match(f"{name}.gemini-3-pro.traj")
     assert found is not None and found.group().startswith(name)
     assert not INSTANCE.fullmatch("a_file__of_mine") and family_of("x__y") == "x__y"
+
+
+def test_what_workers_read_counts_as_in_one_process(tmp_path: Path) -> None:
+    """Samples of a task over several files, duplicates, secrets, damaged lines, reports, and a file of no format."""
+    folder = tmp_path / "in"
+    for instance in IDS:
+        trajectory(folder / "trajs", instance, PATCH + "\n")
+        trajectory(folder / "again", instance, "another patch")
+    jsonl(folder / "all_preds.jsonl", *map(prediction, IDS), prediction("a__b-3", "password=hunter2hunter2"))
+    document(folder / "m.run.json", {"resolved_ids": [IDS[0]], "unresolved_ids": [IDS[1]]})
+    rows = [{"instance_id": i, "messages": [{"role": "assistant", "content": i * 3}], "resolved": True} for i in IDS]
+    for name in ("one", "two"):
+        jsonl(folder / name / "data.jsonl", *rows).open("a").write("{torn\n")
+    document(folder / "two" / "odd.json", {"nobody": "knows"})
+    here, there = imported(tmp_path / "here", folder), imported(tmp_path / "there", folder, on="processes:2")
+    assert there.manifest.content == here.manifest.content
+    assert there.manifest.counts == here.manifest.counts and there.manifest.summary == here.manifest.summary
+    assert (there.path / "report.txt").read_text() == (here.path / "report.txt").read_text()
+    assert here.manifest.counts["dropped_duplicate"] > 2 and here.manifest.summary["reports"]["judged"] > 1
+
+
+def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> None:
+    path = trajectory(tmp_path / "in", IDS[0])
+    (source,) = files.find([str(path)])
+    record = Manifest(composer="", stage="import", stage_version=2, fingerprint="")
+    out, count = Out(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)
+    dealt.leave(source, mini_swe_agent, Sidecars(), out)
+    left = dealt.taken_up(source, Sidecars(), count, out)
+    assert left is not None and list(left) == list(
+        dealt.read(source, mini_swe_agent, Sidecars(), FileCount("", "", ""))
+    )
+    assert count.traces == count.records == 1
+    torn = Out(tmp_path / "torn", record, cache=tmp_path)
+    torn.write_all([(f"{dealt.unit(source)}/1", {"drop": {}}, False)])
+    assert dealt.taken_up(source, Sidecars(), count, torn) is None
