@@ -102,7 +102,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     sidecars = Sidecars(config.model, config.redact)
     chosen = _sorted(config.sources(), config, sidecars)
     if config.format != swe_logs.NAME:  # whose files are read while they are graded
-        named = [(source, importer and importer.__name__) for source, importer in chosen.items()]
+        named = [(source, importer.__name__ if importer else None) for source, importer in chosen.items()]
         out.spread([[dealt.unit(source)] for source in chosen], "files", Dealt(named, sidecars))
     session = ImportSession(out, sidecars)
     for done, (source, importer) in enumerate(chosen.items()):
@@ -120,7 +120,7 @@ def work(inputs: Inputs, config: Config, out: Out) -> None:
     found: Dealt = out.found
     for source, name in found.files:
         if not out.finished(dealt.unit(source)):
-            dealt.leave(source, name and import_module(name), found.sidecars, out)
+            dealt.leave(source, import_module(name) if name else None, found.sidecars, out)
 
 
 def _sorted(sources: Sequence[Source], config: Config, sidecars: Sidecars) -> Mapping[Source, Importer | None]:

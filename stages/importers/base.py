@@ -106,6 +106,7 @@ class Origin:
 class Importer(Protocol):
     """A module of this package: one format."""
 
+    __name__: str
     NAME: str
     MISSING: frozenset[Fact]
     """What no file of this format can tell."""

@@ -9,9 +9,9 @@ value - where the pairs that the next teacher is expected to add are worth more 
 
 What it adds is measured in a random share of the states, in which everybody is asked: by whether the majority stands,
 with or against the student, by whom the student is with (where the teachers so far differ, those who think as the
-student does are likelier to be joined), and by the number of the step. These states are also what signal is tested on, as the
-others were chosen by their answers. Actions are compared by their canonical forms, so two spellings may count as a
-disagreement: then one teacher more is asked than needed.
+student does are likelier to be joined), and by the number of the step. These states are also what signal is tested on,
+as the others were chosen by their answers. Actions are compared by their canonical forms, so two spellings may count as
+a disagreement: then one teacher more is asked than needed.
 """
 
 from collections import Counter, defaultdict
