@@ -1,5 +1,6 @@
 """replay-teachers: distinct states once, costs as billed, failures resumable, the verdict."""
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -261,6 +262,7 @@ def test_a_local_teacher_is_hashed_once_however_many_questions(
     tmp_path: Path, tiny: Path, collected: Callable[..., Run]
 ) -> None:
     rollouts, opened = collected(tasks=6), [0]
+    own = shutil.copytree(tiny, tmp_path / "own")  # which nobody has hashed before
     listening = [True]
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -268,7 +270,7 @@ def test_a_local_teacher_is_hashed_once_however_many_questions(
             opened[0] += 1
 
     sys.addaudithook(hook)
-    config = replay_teachers.Config(teachers=[{"name": "local", "model": str(tiny), "max_tokens": 8}])
+    config = replay_teachers.Config(teachers=[{"name": "local", "model": str(own), "max_tokens": 8}])
     with RecordedStates(rollouts, tmp_path) as recorded:
         asked = questions(recorded, config.teachers, samples=1, seed=0)
         assert len(list(asked["local"])) == len(list(asked["local"])) == len(asked["local"]) > 5

@@ -20,6 +20,7 @@ from stages.runs.pair_records import PAIR, TEACHER_ACTION
 from stages.runs.records import ROLLOUT
 from stages.teachers.gate import Gains, GatedState
 from stages.teachers.questions import Question
+from stages.teachers.recorded import State
 from stages.teachers.table import TeacherConfig
 
 TASKS = 30
@@ -124,13 +125,13 @@ def test_only_failed_traces(world: Any) -> None:
 def state_of(number: int, student: str, **said: str) -> GatedState:
     """One step of the student and what teachers said so far, by short words."""
     spelled = {name: [f"```bash\n{text}\n```"] for name, text in said.items()}
-    step = {"state_sha256": f"{number:064d}", "task_id": "t", "rollout_id": "r", "step": 0, "truncated": False}
-    rows = [step | {"action": f"```bash\n{student}\n```"}]
+    step = {"rollout_id": "r", "step": 0, "truncated": False, "action": f"```bash\n{student}\n```"}
+    state = State(f"{number:064d}", "t", "r", 0, 1)
     questions = {}
     for name in PRICES:
         teacher = TeacherConfig(name=name, model=name, base_url="http://localhost/v1", max_tokens=9)
-        questions[name] = [Question(teacher, teacher.identity(), [], rows, 0, 0)]
-    return GatedState(questions, spelled, {name: [1.0] for name in said})
+        questions[name] = [Question(teacher, teacher.identity(), state, lambda _: [], 0, 0)]
+    return GatedState(questions, [step], spelled, {name: [1.0] for name in said})
 
 
 def test_what_a_dear_answer_brings_depends_on_whom_the_student_is_with() -> None:
