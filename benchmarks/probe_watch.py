@@ -82,7 +82,7 @@ def watched(
     extraction = extract_vhack.Config(student=policy, pairs=PairsConfig(source=world))
     v = carried_out("probe-extract-vhack", extract_vhack, [factors], extraction, root)
     size = {"steps": steps, "prompts_per_step": 8, "generations": 8, "keep_every": 1, "threads": 1}
-    size["learning_rate"] = 1e-3 if world == "planted" else 4e-4
+    size["learning_rate"] = 1e-3 if world == "planted" else 2e-4
     turns = 1 if world == "planted" else 8
     config = train.Config(env=env, policy=policy, tasks=70, max_steps=turns, seed=seed, optimisation=size)
     training = carried_out("train", train, [], config, root)

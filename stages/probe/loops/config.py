@@ -147,7 +147,7 @@ class GrpoConfig(EnvStageConfig):
     """Actions after which a rollout ends."""
     descent: DescentConfig = DescentConfig(learning_rate=0.02)
     eval_problems: int = Field(16, ge=0)
-    """Held-out problems before the first and after the last step; 0 for none."""
+    """Held-out problems after the last step of each seed, and before the first, once for all; 0 for none."""
     eval_temperature: float = Field(0.7, ge=0)
     max_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
     """Padded tokens of one backward pass."""

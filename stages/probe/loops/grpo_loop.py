@@ -121,7 +121,8 @@ class GrpoLoop:
 
     def _one_step(self, path: Trajectory, seed: int, number: int) -> None:
         """Sample, step, and write all of it, the journal's line last."""
-        before = self._evaluate(seed) if number == 0 else {}
+        first = number == 0 and seed == self.config.seeds[0]  # all seeds start from one student
+        before = self._evaluate(seed) if first else {}
         account, rows = path.step(self.make, self._tasks(seed, number), seed, number)
         account |= {"train_seed": seed, "step": number, "cos_v_start": self._turned(number)} | before
         write_step(self.out, number, rows, account, folder=f"seed{seed}")

@@ -110,6 +110,7 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
     compared = Run(runner.execute("evaluate", given, config, root=tmp_path).path)
     arms = json.loads((compared.path / "projected.json").read_text())["arms"]
     assert [(arm["arm"], arm["taken_out"]) for arm in arms] == [
+        ("start", "not trained"),
         ("A", "nothing"),
         ("B", "v"),
         ("C", "a random direction"),
