@@ -1,23 +1,25 @@
 """Rollouts against a server with a heavy tail: how near the wall time comes to what latency alone asks for.
 
-    python benchmarks/rollouts.py [--episodes 256] [--steps 20] [--scale 1.0]
+    python benchmarks/rollouts.py [--episodes 256] [--steps 20] [--scale 1.0] [--inspect PYTHON]
 
 A loopback server in a process of its own answers after a log-normal wait (median 2 s, 99th percentile 30 s, cut at
-60 s; all times `--scale`), which the request's seed alone decides. Each answer is followed by a command of 20 ms, and
+60 s; all times `--scale`), which the episode and the step decide. Each answer is followed by a command of 20 ms, and
 each episode by a grading of 1 s; both sleep, so that what is measured is the loop, the client, the journal and the
 tables, all of `composer collect`. No order of work can end before the slowest episode, whose waits, commands and
 grading follow each other: the figure is the ratio of that time to the wall time of the loop, from the first episode's
 start to the last one's end; loading the program before, and tables and gate after it, are given apart. Memory is what
-the process gained (VmRSS) at its peak, over the episodes that were live.
+the process gained (VmRSS) at its peak, over the episodes that were live. With `--inspect`, the interpreter of an
+environment that has inspect_ai, the same episodes are then played by its `eval` against the same server.
 """
 
 import argparse
+import os
 import random
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -26,11 +28,25 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from slow_server import lognormal, running, serve
 
 MEDIAN_S, P99_S, CUT_S, COMMAND_S, GRADE_S = 2.0, 30.0, 60.0, 0.02, 1.0
-PROMPT, OBSERVATION = "Explain this log. " * 230, "a line of output\n" * 60
+OBSERVATION = "a line of output\n" * 60
 
 
-def wait_s(seed: int, scale: float) -> float:
-    return scale * lognormal(random.Random(seed), MEDIAN_S, P99_S, 99, CUT_S)
+def prompt(episode):
+    return f"{episode} is the number of this one. " + "Explain this log. " * 230
+
+
+def wait_s(episode, step, scale):
+    return scale * lognormal(random.Random(f"{episode} {step}"), MEDIAN_S, P99_S, 99, CUT_S)
+
+
+def answers(scale):
+    def answer(body, raw):
+        asked = next(message["content"] for message in body["messages"] if message["role"] == "user")
+        text = asked if isinstance(asked, str) else asked[0]["text"]
+        step = sum(message["role"] == "assistant" for message in body["messages"])
+        return wait_s(int(text.split()[0]), step, scale), "```bash\nls\n```"
+
+    return answer
 
 
 # --- the environment
@@ -47,7 +63,7 @@ class WaitingEnv:
     def tasks(self, split, count, seed):
         from stages.envs.base import Task
 
-        return [Task(f"t{i}", self.name, split, f"f{i}", PROMPT) for i in range(count)]
+        return [Task(f"t{i}", self.name, split, f"f{i}", prompt(i)) for i in range(count)]
 
     def reset(self, task):
         return [{"role": "user", "content": task.prompt}]
@@ -80,13 +96,16 @@ def main():
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--inspect", metavar="PYTHON")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve(lambda body, raw: (wait_s(body["seed"], options.scale), "```bash\nls\n```"))
+        serve(answers(options.scale))
         return
     with running(__file__, "--scale", str(options.scale)) as url:
-        measure(options, url)
+        alone_s = measure(options, url)
+        if options.inspect:
+            beside(options, url, alone_s)
 
 
 def measure(options, url):
@@ -123,11 +142,9 @@ def measure(options, url):
         over.set()
         steps, rollouts = Run(result.path).rows(STEP), Run(result.path).rows(ROLLOUT)
     own_s = (COMMAND_S * options.steps + GRADE_S) * options.scale
-    alone = [
-        own_s + sum(wait_s(row["seed"] % 2**31, options.scale) for row in rows)
-        for _, rows in groupby(steps, key=lambda row: row["rollout_id"])
-    ]
-    late = [row["latency_s"] - wait_s(row["seed"] % 2**31, options.scale) for row in steps]
+    waits = {(e, i): wait_s(e, i, options.scale) for e in range(options.episodes) for i in range(options.steps)}
+    alone = [own_s + sum(waits[e, i] for i in range(options.steps)) for e in range(options.episodes)]
+    late = [row["latency_s"] - waits[int(row["task_id"][1:]), row["step"]] for row in steps]
     between = sum(row["wall_s"] for row in rollouts) - sum(row["latency_s"] + row["command_s"] for row in steps)
     print(
         f"beyond the server's wait: {1000 * sum(late) / len(steps):.0f} ms of a request, "
@@ -140,6 +157,17 @@ def measure(options, url):
         f"{1000 * cpu / len(steps):.1f} ms of CPU a step; "
         f"{1024 * (peak[0] - before) / len(alone):.0f} kB a live episode ({before:.0f} to {peak[0]:.0f} MB)"
     )
+    return max(alone)
+
+
+def beside(options, url, alone_s):
+    script = str(ROOT / "benchmarks" / "rollouts_inspect.py")
+    words = [options.inspect, script, url, str(options.episodes), str(options.steps), str(options.scale)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "benchmarks")}
+    told = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    seconds, cpu = map(float, told.split()[-2:])
+    each = 1000 * cpu / options.episodes / options.steps
+    print(f"inspect_ai: {seconds:.1f} s, ratio {alone_s / seconds:.2f}; {each:.1f} ms of CPU a step, all of it")
 
 
 if __name__ == "__main__":

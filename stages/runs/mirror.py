@@ -38,7 +38,6 @@ class Mirror:
         self._bucket: Bucket = open_bucket(self.url)
         self._owner, self._sent = uuid4().hex, dict[str, Stamp]()
         self._over, self._every_s = threading.Event(), every_s
-        self._taken = threading.Event()  # whether another process has begun to write there
 
     def bring(self) -> None:
         """Have here what is there, unless this machine was the last to write it: then the folder is newer."""
@@ -82,8 +81,7 @@ class Mirror:
         self._over.set()
         if sender.is_alive():
             sender.join()
-        self._send()
-        if self._taken.is_set():
+        if not self._send():
             raise UsageError(
                 f"{self.url} was taken over by another process, so this one stopped. "
                 "Leave the run to that one, or end it and --resume here."
@@ -92,17 +90,16 @@ class Mirror:
             self._bucket.delete([OWNER])
 
     def _send_now_and_then(self, out: Out) -> None:
-        while not self._over.wait(self._every_s) and not self._taken.is_set():
+        while not self._over.wait(self._every_s):
             with suppress(InfrastructureError):  # tried again; at the end it is raised
-                self._send()
-            if self._taken.is_set():
-                out.stop.set()
+                if not self._send():
+                    out.stop.set()
+                    return
 
-    def _send(self) -> None:
-        """Bring the bucket up to what is here now."""
-        if self._taken.is_set() or self._bucket.read(OWNER) != self._owner.encode():
-            self._taken.set()
-            return
+    def _send(self) -> bool:
+        """Bring the bucket up to what is here now; False once another process has begun to write there."""
+        if self._bucket.read(OWNER) != self._owner.encode():
+            return False
         here = dict(sorted(self._files().items(), key=lambda item: (_rank(item[0]), item[1])))
         for name, stamp in here.items():
             if self._sent.get(name) != stamp:
@@ -113,6 +110,7 @@ class Mirror:
         self._bucket.delete(gone)
         for name in gone:
             del self._sent[name]
+        return True
 
     def _files(self) -> dict[str, Stamp]:
         """What is to lie in the bucket."""
