@@ -1,0 +1,74 @@
+"""Which trainings give large blocks back to the system as they are freed (`stages.backends.allocator`)."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.models import save_tiny, tiny_tokenizer
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from stages.backends import allocator
+
+PROGRAM = """
+import ctypes, sys
+from pathlib import Path
+from stages import train
+from stages.runs import runner
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in
+        ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+libc.mallinfo2.restype = Info
+libc.free(libc.malloc(30_000_000))  # from here on glibc by itself takes such blocks from the heap
+config = train.Config(
+    env={"name": "support.environments:GuessEnv"}, policy={"model": sys.argv[1], "max_tokens": 4, "device": "cpu"},
+    tasks=1, optimisation={"steps": 1, "prompts_per_step": 1, "generations": 2, "threads": 1},
+)
+runner.execute("train", {}, config, root=Path(sys.argv[2]))
+before = libc.mallinfo2().hblks
+libc.malloc(29_000_000)
+print(libc.mallinfo2().hblks - before)
+"""
+
+
+def save_larger(folder: Path) -> Path:
+    """Of more parameters than what counts as small: 17 million."""
+    tokenizer = tiny_tokenizer()
+    shape = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=128,
+        max_position_embeddings=2048,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    Qwen3ForCausalLM(shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library does not count its blocks")
+@pytest.mark.parametrize(("save", "mapped"), [(save_tiny, 0), (save_larger, 1)])
+def test_a_training_on_a_cpu_does_unless_its_model_is_small(
+    tmp_path: Path, save: Callable[[Path], Path], mapped: int
+) -> None:
+    """A block of 29 MB, for which the heap has no hole, is then mapped by itself; small models would pay in time."""
+    model = save(tmp_path / "model")
+    clean = {name: value for name, value in os.environ.items() if name != allocator.VARIABLE}
+    words = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(model), str(tmp_path / "runs")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=clean | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) == mapped
