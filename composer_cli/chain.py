@@ -1,12 +1,14 @@
 """Runs a preset: every entry after those it reads, what is up to date skipped, the last entry's result in the end."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from composer_cli import launch, parallel, report
 from composer_cli.console import Console
 from composer_cli.launch import Job, RunOptions
+from composer_cli.parallel import Waiting
 from composer_cli.preset import Entry, Preset
 from composer_cli.printing import print_json, print_text
 from composer_cli.report import lineage
@@ -25,21 +27,22 @@ def run(
     """The results by title, in order. Stops at the first entry that fails or, by default, judges itself not ok."""
     results: dict[str, Result] = {}
     for group in preset.groups():
-        jobs = [_job(entry, configs[entry.title], results, place(preset, entry)) for entry in group]
-        if at_once(jobs, run_options):
-            results |= parallel.execute(jobs, run_options, console)
-        else:
-            results |= {job.title: launch.execute(job, run_options, console) for job in jobs}
-        for job in [] if preset.to_the_end else jobs:
-            _require_ok(job, results[job.title])
+        waiting = [Waiting(e.title, e.stage, e.reads, partial(_job, preset, e, configs[e.title])) for e in group]
+        require = _any if preset.to_the_end else _require_ok
+        if at_once([configs[entry.title] for entry in group], run_options):
+            results |= parallel.execute(waiting, results, run_options, console, require)
+            continue
+        for one in waiting:
+            results[one.title] = launch.execute(one.job(results), run_options, console)
+            require(one.title, results[one.title])
     return results
 
 
-def at_once(jobs: Sequence[Job], run_options: RunOptions) -> bool:
-    """Whether jobs run beside each other: workers are busy with one at a time, and so are some servers."""
-    if len(jobs) == 1 or run_options.on:
+def at_once(configs: Sequence[StageConfig], run_options: RunOptions) -> bool:
+    """Whether entries run beside each other: workers are busy with one at a time, and so are some servers."""
+    if len(configs) == 1 or run_options.on:
         return False
-    policies = [policy for job in jobs if (policy := getattr(job.config, "policy", None)) is not None]
+    policies = [policy for config in configs if (policy := getattr(config, "policy", None)) is not None]
     if not any(policy.served for policy in policies):
         return True
     from stages.policy.serving import wants_no_other
@@ -52,16 +55,20 @@ def place(preset: Preset, entry: Entry) -> str:
     return f" (stage {preset.stage.index(entry) + 1} of {len(preset.stage)})"
 
 
-def _job(entry: Entry, config: StageConfig, results: Mapping[str, Result], standing: str) -> Job:
+def _job(preset: Preset, entry: Entry, config: StageConfig, results: Mapping[str, Result]) -> Job:
     runs = [Run(results[name].path) for name in entry.reads]
-    return Job(entry.title, entry.stage, assign(entry.stage, module(entry.stage).INPUTS, runs), config, standing)
+    inputs = assign(entry.stage, module(entry.stage).INPUTS, runs)
+    return Job(entry.title, entry.stage, inputs, config, place(preset, entry))
 
 
-def _require_ok(job: Job, result: Result) -> None:
+def _any(title: str, result: Result) -> None:
+    """Whatever an entry says of itself, the chain goes on."""
+
+
+def _require_ok(title: str, result: Result) -> None:
     if Run(result.path).manifest.outcome.ok is False:
         raise ComposerError(
-            f"{job.title} did not pass its own checks, so nothing that builds on it was run: "
-            f"see {result.path}/report.txt."
+            f"{title} did not pass its own checks, so nothing that builds on it was run: see {result.path}/report.txt."
         )
 
 

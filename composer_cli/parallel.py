@@ -13,14 +13,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from composer_cli.console import Console, Listener, stopping
+from composer_cli.console import Console, Listener, Watch, stopping
 from composer_cli.launch import Job, RunOptions, ending, planned
 from stages.backends.threads import limit
 from stages.errors import ComposerError
@@ -42,34 +42,101 @@ class Worker:
     interrupts: int = 0
 
 
-def execute(jobs: Sequence[Job], run_options: RunOptions, console: Console) -> dict[str, Result]:
-    """Run all jobs, at most one a core, to the end of each; then raise the first error there was, if any."""
-    ended: dict[str, Result | BaseException] = {job.title: done for job in jobs if (done := job.standing(run_options))}
-    for title in ended:
-        console.tell(f"{title}: up to date")
-    waiting, working = [job for job in jobs if job.title not in ended], dict[Connection, Worker]()
+@dataclass(frozen=True)
+class Waiting:
+    """An entry of a chain, and how it becomes a job once the results of what it reads are there."""
+
+    title: str
+    stage: str
+    reads: Sequence[str]
+    job: Callable[[Mapping[str, Result]], Job]
+
+
+def execute(
+    waiting: Sequence[Waiting],
+    results: Mapping[str, Result],
+    run_options: RunOptions,
+    console: Console,
+    require: Callable[[str, Result], None],
+) -> dict[str, Result]:
+    """Run all of them, at most one a core, to the end of each; then raise the first error there was, if any.
+
+    results: of earlier entries. Once `require` raises for a result, or one asked to stop, nothing more is begun.
+    """
+    several = Several(waiting, results, run_options, console, require)
     with console.watching() as watch, _counting_interrupts(console) as interrupts:
-        while working or (waiting and not interrupts):
-            while waiting and not interrupts and len(working) < cores():
-                job = waiting.pop(0)
-                console.tell(f"{job.title}: starts{job.place}, {planned(job.plan())}")
-                listener = watch.listener(job.title, partial(job.folder, run_options))
-                worker = _start(job, run_options, listener, threads=max(1, cores() // len(jobs)))
-                working[worker.pipe] = worker
-            for pipe in wait(list(working), timeout=0.2):
-                worker = working[pipe]  # type: ignore[index]  # wait() gives back what it was given
-                if (end := _hear(worker)) is not None:
-                    del working[worker.pipe]
-                    watch.ended(worker.job.title)
-                    ended[worker.job.title] = end
-                    console.tell(f"{worker.job.title}: {_last_words(worker, end)}")
-            _pass_on(interrupts, working.values())
-    errors = [end for end in ended.values() if isinstance(end, BaseException)]
+        several.go_on(watch, interrupts)
     if interrupts:
         raise interrupted(interrupts[0])
-    if errors:
-        raise errors[0]
-    return {job.title: end for job in jobs if isinstance(end := ended[job.title], Result)}
+    if several.errors:
+        raise several.errors[0]
+    return {one.title: several.results[one.title] for one in waiting}
+
+
+class Several:
+    """Entries that wait for what they read, work, and have ended."""
+
+    def __init__(
+        self,
+        waiting: Sequence[Waiting],
+        results: Mapping[str, Result],
+        run_options: RunOptions,
+        console: Console,
+        require: Callable[[str, Result], None],
+    ) -> None:
+        self.results, self.errors = dict(results), list[BaseException]()
+        self._run_options, self._console, self._require = run_options, console, require
+        self._waiting, self._working = list(waiting), dict[Connection, Worker]()
+        self._over = False
+        self._threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // len(waiting)))
+        self._preload = list(dict.fromkeys(p for one in waiting for p in getattr(module(one.stage), "PRELOAD", ())))
+
+    def go_on(self, watch: Watch, interrupts: Sequence[int]) -> None:
+        """Until nothing works, and nothing can be begun."""
+        self._begin(watch, interrupts)
+        while self._working:
+            for pipe in wait(list(self._working), timeout=0.2):
+                worker = self._working[pipe]  # type: ignore[index]  # wait() gives back what it was given
+                if (end := _hear(worker)) is not None:
+                    del self._working[worker.pipe]
+                    watch.ended(worker.job.title)
+                    self._console.tell(f"{worker.job.title}: {_last_words(worker, end)}")
+                    self._ended(worker.job.title, end)
+            self._begin(watch, interrupts)
+            _pass_on(interrupts, self._working.values())
+
+    def _begin(self, watch: Watch, interrupts: Sequence[int]) -> None:
+        """Begin what is ready, in order, as there is room for it; what was done before is done at once."""
+        while not (interrupts or self._over or len(self._working) >= cores()):
+            ready = [one for one in self._waiting if self.results.keys() >= set(one.reads)]
+            if not ready:
+                return
+            self._waiting.remove(ready[0])
+            try:
+                self._begin_one(ready[0].job(self.results), watch)
+            except ComposerError as error:
+                self.errors.append(error)
+
+    def _begin_one(self, job: Job, watch: Watch) -> None:
+        if (done := job.standing(self._run_options)) is not None:
+            self._console.tell(f"{job.title}: {done.reason}")
+            self._ended(job.title, done)
+            return
+        self._console.tell(f"{job.title}: starts{job.place}, {planned(job.plan())}")
+        listener = watch.listener(job.title, partial(job.folder, self._run_options))
+        worker = _start(job, self._run_options, listener, self._threads, self._preload)
+        self._working[worker.pipe] = worker
+
+    def _ended(self, title: str, end: Result | BaseException) -> None:
+        if isinstance(end, BaseException):
+            self.errors.append(end)
+            return
+        self.results[title] = end
+        try:
+            self._require(title, end)
+        except ComposerError as error:
+            self.errors.append(error)
+            self._over = True
 
 
 def cores() -> int:
@@ -77,12 +144,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _start(job: Job, run_options: RunOptions, listener: Listener, threads: int) -> Worker:
+def _start(job: Job, run_options: RunOptions, listener: Listener, threads: int, preload: Sequence[str]) -> Worker:
     """A child that ignores Ctrl-C until its stage handles it, with its share of the cores."""
     here, there = multiprocessing.Pipe()
     forking = multiprocessing.get_context("forkserver")
-    forking.set_forkserver_preload([*getattr(module(job.stage), "PRELOAD", ())])
-    threads = int(os.environ.get("OMP_NUM_THREADS") or threads)
+    forking.set_forkserver_preload([*preload])
     process = forking.Process(target=_work, args=(there, job, run_options, threads), daemon=True)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -26,7 +26,7 @@ class Entry(Settings):
     reads: list[str] = Field([], alias="from")
     """Earlier entries whose runs it reads."""
     parallel: str = ""
-    """Neighbours with the same word may run at the same time."""
+    """Neighbours with the same word may run at the same time, each as soon as those that it reads have ended."""
     config: dict[str, Any] = Field(default_factory=dict)
 
     @property

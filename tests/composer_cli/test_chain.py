@@ -50,6 +50,13 @@ CHAIN = "\n".join(
         entry("extract-pairs", "pairs", reads=("collect", "ask")),
     ]
 )
+SILENT = """
+from stages.envs.kata.env import KataEnv
+from stages.envs.base import Observation
+class Silent(KataEnv):
+    def step(self, text):
+        return Observation('...', parse_error='nothing is ever right', stop='submitted')
+"""
 PAIR_OF_COLLECTIONS = entry("collect", "one", *SMALL, parallel="both") + entry(
     "collect", "two", *SMALL, "seed = 1", parallel="both"
 )
@@ -128,14 +135,41 @@ def test_when_one_neighbour_fails_the_other_is_finished(composer, write, tmp_pat
     assert "one: done in" in done.stderr and (tmp_path / "artifacts" / "collect" / "latest").exists()
 
 
+def test_a_neighbour_waits_for_what_it_reads_and_for_nothing_else(composer, write):
+    slow = [entry("collect", "one", *SMALL, parallel="all").replace("SCRIPTED", "SLOW")]
+    slow += [entry("replay-teachers", "ask", "TEACHERS", reads=("one",), parallel="all")]
+    slow += [entry("collect", "two", *SMALL, "seed = 1", parallel="all")]
+    done = composer("run", "--preset", write("\n".join(slow)), "--json")
+    assert done.returncode == 0, done.stderr
+    told = re.findall(r"^(\w+): (starts|done)", done.stderr, re.M)
+    assert told.index(("one", "done")) < told.index(("ask", "starts"))
+    assert told.index(("two", "starts")) < told.index(("one", "done")), "it stands last, and reads nothing"
+    assert list(json.loads(done.stdout)["entries"]) == ["one", "ask", "two"]
+    again = composer("run", "--preset", write("\n".join(slow)))
+    assert re.findall(r"^(\w+): up to date", again.stderr, re.M) == ["one", "ask", "two"]
+
+
+def test_what_a_failed_neighbour_would_be_read_by_is_not_begun(composer, write):
+    broken = entry("collect", "one", "SCRIPTED", 'env = { name = "no-such-env" }', parallel="all")
+    rest = entry("replay-teachers", "ask", "TEACHERS", reads=("one",), parallel="all")
+    done = composer("run", "--preset", write(broken + rest + entry("collect", "two", *SMALL, parallel="all")))
+    assert done.returncode == 2 and "no environment" in done.stderr.splitlines()[-1]
+    assert "two: done in" in done.stderr and "ask: " not in done.stderr
+
+
+def test_a_neighbour_that_is_not_ok_stops_the_others_from_beginning(composer, write, tmp_path):
+    (tmp_path / "silent_env.py").write_text(SILENT)
+    silent = [*SMALL, 'env = { name = "silent_env:Silent" }']
+    text = entry("collect", "one", *silent, parallel="all")
+    text += entry("collect", "two", *SMALL, reads=(), parallel="all").replace("SCRIPTED", "SLOW")
+    text += entry("replay-teachers", "ask", "TEACHERS", reads=("two",), parallel="all")
+    done = composer("run", "--preset", write(text), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1 and "one did not pass its own checks" in done.stderr.splitlines()[-1]
+    assert "two: done in" in done.stderr and "ask: starts" not in done.stderr
+
+
 def test_a_run_that_is_not_ok_stops_the_chain(composer, write, tmp_path):
-    (tmp_path / "silent_env.py").write_text(
-        "from stages.envs.kata.env import KataEnv\n"
-        "from stages.envs.base import Observation\n"
-        "class Silent(KataEnv):\n"
-        "    def step(self, text):\n"
-        "        return Observation('...', parse_error='nothing is ever right', stop='submitted')\n"
-    )
+    (tmp_path / "silent_env.py").write_text(SILENT)
     text = CHAIN.replace("samples = 2", 'samples = 2\nenv = { name = "silent_env:Silent" }')
     done = composer("run", "--preset", write(text), PYTHONPATH=str(tmp_path))
     assert done.returncode == 1 and "collect did not pass its own checks" in done.stderr and "ask" not in done.stderr
