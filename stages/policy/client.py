@@ -14,6 +14,7 @@ from typing import Any
 from urllib.request import getproxies
 
 import openai
+import orjson
 
 from stages.policy import background
 from stages.redaction import redacted, redacted_bytes
@@ -24,6 +25,8 @@ NOT_CONNECTED = {
 }
 """Causes of a connection error before which nothing was sent, by the names of the HTTP libraries below openai."""
 CLOSE_S = 1.0
+RAW = {"X-Stainless-Raw-Response": "true", "Content-Type": "application/json"}
+"""What openai's `with_raw_response` asks for: the response as it came, nothing parsed."""
 
 
 CONNECT_S = 10.0
@@ -70,11 +73,10 @@ class Client:
 
     async def post(self, request: Mapping[str, Any], timeout_s: float) -> Response:
         """The response to a chat completion, whatever its status and content type."""
-        create = self._client.chat.completions.with_raw_response.create
         timeout = openai.Timeout(timeout_s, connect=min(self._connect_s, timeout_s))
-        # all of the request goes as `extra_body`: of messages given apart openai compares each field with its types,
-        # which took more than half of the time of a long conversation's call, for a body that is then replaced
-        sent = create(model=request["model"], messages=[], extra_body=dict(request), timeout=timeout)
+        options: Any = {"timeout": timeout, "headers": RAW}
+        # `chat.completions.create` walks through every message to make JSON of what is JSON already: a third of the CPU
+        sent = self._client.post("/chat/completions", cast_to=object, content=orjson.dumps(request), options=options)
         return await _answered(_whole(sent))
 
     async def models(self, timeout_s: float = CONNECT_S) -> Response:
