@@ -11,16 +11,18 @@ audit of the teachers, tests of signal, digests and the table of states. All fin
 """
 
 import argparse
-import random
+import hashlib
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from peers import needed
 
@@ -29,13 +31,16 @@ from stages.envs.base import Task
 from stages.pairs.extraction import pair_rows
 from stages.pairs.patterns import patterns
 from stages.pairs.states import AnsweredStates
-from stages.runs import manifest, parquet, runner, store
+from stages.runs import manifest, runner, store
 from stages.runs.artifact import Run
 from stages.runs.manifest import InputRef, Manifest
 from stages.runs.pair_records import PAIR, TEACHER_ACTION
 from stages.runs.records import ROLLOUT, STEP, TASK, Row
 
 TEACHERS, STEPS, SAMPLES = ("one", "two", "three"), 50, 4
+PART = 20_000
+"""States that are made together."""
+COMMANDS = [f"```bash\nsed -n {number % 100}p file_{number // 100}.py\n```" for number in range(10_000)]
 OF_PAIRS = ("state_sha256", "chosen", "rejected")
 Tell = Callable[[], str]
 """What was found, in words; asked for once time and memory are taken."""
@@ -74,79 +79,84 @@ def peak() -> float:
 def make(folder: Path, rows: int) -> int:
     """Two finished runs; returns how many rows of teachers there are."""
     states = rows // len(TEACHERS)
-    tables = [(TASK, tasks(states)), (ROLLOUT, rollouts(states)), (STEP, steps(states))]
-    first = written(folder / "rollouts", "collect", tables)
+    first = written(folder / "rollouts", "collect", [(TASK, tasks), (ROLLOUT, rollouts), (STEP, steps)], states)
     asked = {"rollouts": [InputRef(stage="collect", path="rollouts", fingerprint="0", content=first.content)]}
-    second = written(folder / "answers", "replay-teachers", [(TEACHER_ACTION, answers(states))], asked)
+    second = written(folder / "answers", "replay-teachers", [(TEACHER_ACTION, answers)], states, asked)
     return int(second.outputs["teacher_actions"]["rows"])
 
 
-def written(folder: Path, stage: str, tables: list, inputs: dict | None = None) -> Manifest:
-    """A finished run with these tables."""
+def written(folder: Path, stage: str, tables: list, states: int, inputs: dict | None = None) -> Manifest:
+    """A finished run with these tables; each gives its columns of some states, and the others are null."""
     about = Manifest(
         composer="0", stage=stage, stage_version=1, fingerprint="0", status="complete", inputs=inputs or {}
     )
-    for kind, rows in tables:
-        name = f"{kind.name}s"
-        whole = (dict.fromkeys(kind.columns) | row for row in rows)
-        about.outputs[name] = {
-            "file": f"{name}.parquet",
-            **parquet.write_table(folder / f"{name}.parquet", kind, whole),
-        }
+    for kind, columns_of in tables:
+        file, number = folder / f"{kind.name}s.parquet", 0
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(file, kind.schema, compression="zstd") as writer:
+            for begin in range(0, states, PART):
+                columns = columns_of(np.arange(begin, min(begin + PART, states)))
+                size = len(next(iter(columns.values())))
+                told = [pa.array(columns.get(name, [None] * size), of) for name, of in kind.columns.items()]
+                writer.write_batch(pa.record_batch(told, schema=kind.schema))
+                number += size
+        digests = dict.fromkeys(("sha256", "content_sha256"), store.file_sha256(file))
+        about.outputs[f"{kind.name}s"] = {"file": file.name, "kind": str(kind), "rows": number, **digests}
     manifest.write(folder, about)
     return about
 
 
-def place(state: int) -> Row:
-    """Where a state lies: its rollout, its task, its step."""
+def place(state: np.ndarray) -> dict:
+    """Where states lie: their rollouts, tasks, steps."""
     rollout = state // STEPS
-    who = {"rollout_id": f"r{rollout:07d}", "task_id": f"t{rollout // SAMPLES}", "step": state % STEPS}
-    return who | {"state_sha256": store.digest(state)}
+    return {
+        "rollout_id": [f"r{number:07d}" for number in rollout],
+        "task_id": [f"t{number}" for number in rollout // SAMPLES],
+        "step": state % STEPS,
+        "state_sha256": [hashlib.sha256(b"%d" % number).hexdigest() for number in state],
+    }
 
 
-def tasks(states: int) -> Iterator[Row]:
+def tasks(state: np.ndarray) -> dict:
     """One for every four rollouts."""
-    numbers = range(states // (STEPS * SAMPLES) + 1)
-    return ({"task_id": f"t{i}", "env": "e", "split": "s", "family": "f", "data_json": "{}"} for i in numbers)
+    numbers = state[state % (STEPS * SAMPLES) == 0] // (STEPS * SAMPLES)
+    same = {name: [value] * len(numbers) for name, value in (("env", "e"), ("split", "s"), ("family", "f"))}
+    return {"task_id": [f"t{number}" for number in numbers], "data_json": ["{}"] * len(numbers), **same}
 
 
-def rollouts(states: int) -> Iterator[Row]:
+def rollouts(state: np.ndarray) -> dict:
     """Every third passes."""
-    return (
-        {"rollout_id": f"r{i:07d}", "task_id": f"t{i // SAMPLES}", "gt_pass": i % 3 == 0}
-        for i in range(states // STEPS)
-    )
+    numbers = state[state % STEPS == 0] // STEPS
+    about = {"task_id": [f"t{number // SAMPLES}" for number in numbers], "gt_pass": numbers % 3 == 0}
+    return {"rollout_id": [f"r{number:07d}" for number in numbers], **about}
 
 
-def command(number: int) -> str:
-    """One of ten thousand commands."""
-    return f"```bash\nsed -n {number % 100}p file_{number // 100 % 100}.py\n```"
+def commands(numbers: np.ndarray) -> list[str]:
+    """Of ten thousand commands."""
+    return [COMMANDS[number] for number in numbers]
 
 
-def steps(states: int) -> Iterator[Row]:
+def common(state: np.ndarray) -> np.ndarray:
+    """What most do in a state."""
+    return np.random.default_rng([0, state[0]]).integers(10_000, size=len(state))
+
+
+def steps(state: np.ndarray) -> dict:
     """What the student did."""
-    for state in range(states):
-        rng = random.Random(state)
-        common, own = rng.randrange(10_000), rng.randrange(10_000)
-        said = '[{"role":"user","content":"' + "output " * 30 + '"}]'
-        did = {"action": command(common if rng.random() < 0.5 else own), "truncated": False}
-        yield place(state) | did | {"new_messages_json": said}
+    rng = np.random.default_rng([1, state[0]])
+    did = np.where(rng.random(len(state)) < 0.5, common(state), rng.integers(10_000, size=len(state)))
+    said = '[{"role":"user","content":"' + "output " * 30 + '"}]'
+    truncated = np.zeros(len(state), dtype=bool)
+    return place(state) | {"action": commands(did), "truncated": truncated, "new_messages_json": [said] * len(state)}
 
 
-def answers(states: int) -> Iterator[Row]:
+def answers(state: np.ndarray) -> dict:
     """What three teachers did."""
-    for state in range(states):
-        common = random.Random(state).randrange(10_000)
-        for i, teacher in enumerate(TEACHERS):
-            rng = random.Random(3 * state + i + 10**9)
-            did = command(common if rng.random() < 0.6 else rng.randrange(10_000))
-            yield place(state) | {
-                "teacher": teacher,
-                "action": did,
-                "finish_reason": "stop",
-                "cost_usd": 0.0,
-                "model": "m",
-            }
+    rng, size = np.random.default_rng([2, state[0]]), len(state) * len(TEACHERS)
+    did = np.where(rng.random(size) < 0.6, np.repeat(common(state), len(TEACHERS)), rng.integers(10_000, size=size))
+    where = {name: np.repeat(np.array(column), len(TEACHERS)) for name, column in place(state).items()}
+    about = {"finish_reason": ["stop"] * size, "cost_usd": np.zeros(size), "model": ["m"] * size}
+    return where | {"teacher": [*TEACHERS] * len(state), "action": commands(did)} | about
 
 
 # --- the contenders

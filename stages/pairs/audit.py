@@ -176,7 +176,7 @@ class Judgement:
         self._passed = passed
         self._rollouts: dict[str, int] = {}
         self._tasks: dict[str, int] = {}
-        self._task_of = array("q")
+        self._task_of, self._outcome_of = array("q"), array("b")
         self._where, self._wants = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=bool)]
 
     def meet(self, rollouts: Sequence[str], tasks: Sequence[str]) -> Array:
@@ -185,6 +185,7 @@ class Judgement:
             if self._passed.get(rollout) is not None and rollout not in self._rollouts:
                 self._rollouts[rollout] = len(self._rollouts)
                 self._task_of.append(self._tasks.setdefault(task, len(self._tasks)))
+                self._outcome_of.append(bool(self._passed[rollout]))
         return np.array([self._rollouts.get(rollout, NOTHING) for rollout in rollouts], dtype=np.int64)
 
     def add(self, where: Array, wants: bool) -> None:
@@ -195,7 +196,7 @@ class Judgement:
 
     def outcomes(self) -> Array:
         """Whether the rollouts so far passed, by their numbers."""
-        return np.array([bool(self._passed[rollout]) for rollout in self._rollouts], dtype=bool)
+        return np.array(self._outcome_of, dtype=bool)
 
     def alignment(self, *, draws: int = DRAWS, seed: int = 0) -> Alignment | None:
         """What outcomes say; None where no pair lies on a rollout with a known outcome."""
