@@ -13,6 +13,8 @@ sealed.py - bytes with a digest in front, so that a damaged object is known as o
 transport.py - what replicas say to each other: publish, commit, reduce, latest
 in_process.py - the same within one process, which others are held against
 object_store.py - rounds in a bucket: who is in, their mean, the newest state
+lighthouse.py - rounds over torchft's lighthouse, from replica to replica
+served_objects.py - what one replica serves to the others there
 joining.py - a replica's number, and the settings that all replicas share
 loop.py - one replica: inner steps counted, rounds taken part in, others caught up with
 """

@@ -15,7 +15,8 @@ class Diloco(Settings):
     """Replicas of this training that share nothing but a bucket and meet every few steps."""
 
     store: str | None = None
-    """Where they meet: s3://BUCKET/RUN, gs://, az:// or file:///FOLDER. None trains alone."""
+    """Where they meet: s3://BUCKET/RUN, gs://, az:// or file:///FOLDER; or lighthouse://HOST:PORT, where torchft's
+    lighthouse says who is there, and replicas send to each other. None trains alone."""
     replicas: int = Field(2, gt=0)
     """Replicas that the first round waits for; later ones may join, and any may leave."""
     replica: int | None = Field(None, ge=0)

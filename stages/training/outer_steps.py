@@ -17,6 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from stages.diloco import arrays, joining
 from stages.diloco.arrays import Fragments
+from stages.diloco.lighthouse import SCHEME, Lighthouse
 from stages.diloco.loop import OuterLoop, Stopped
 from stages.diloco.object_store import ObjectStore
 from stages.diloco.settings import Diloco
@@ -36,12 +37,21 @@ class Over(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """A replica's place among the others. shared: the settings that all must have."""
+    """A replica's place among the others. bucket: None over a lighthouse. shared: the settings that all must have."""
 
     settings: Diloco
-    bucket: Bucket
+    bucket: Bucket | None
     replica: int
     shared: dict[str, Any]
+
+    def transport(self, fragments: Fragments, rounds: int) -> ObjectStore | Lighthouse:
+        """The way to the others, who must train the same parameters with the same settings."""
+        shared = {**self.shared, "parameters": {name: list(shape) for name, shape in fragments.all.items()}}
+        if self.bucket is None:
+            url, digest = self.settings.store or "", store.digest(shared)
+            return Lighthouse(url, self.settings, self.replica, fragments=fragments, rounds=rounds, shared=digest)
+        joining.agree(self.bucket, shared)
+        return ObjectStore(self.bucket, self.settings, self.replica, fragments=fragments, rounds=rounds)
 
     def seed(self, seed: int) -> int:
         """What this replica draws its order of prompts and pairs from, and its rollouts."""
@@ -49,15 +59,22 @@ class Place:
 
 
 def join(settings: Diloco, out: Out) -> Place | None:
-    """Open the bucket and take a number; None where the training is alone."""
+    """Open the bucket and take a number, or take the one that was given; None where the training is alone."""
     if settings.store is None:
         return None
+    shared = shared_settings(out.manifest.identity)
+    if settings.store.startswith(SCHEME):
+        if settings.replica is None:
+            raise UsageError(
+                f"{settings.store} gives no numbers to replicas. Set diloco.replica, another number from 0 for each."
+            )
+        return Place(settings, None, settings.replica, shared)
     bucket = open_bucket(settings.store)
     owner = out.scratch("diloco") / "owner.json"
     if not owner.exists():
         store.write_json(owner, uuid.uuid4().hex)
     replica = joining.claim(bucket, store.read_json(owner)) if settings.replica is None else settings.replica
-    return Place(settings, bucket, replica, shared_settings(out.manifest.identity))
+    return Place(settings, bucket, replica, shared)
 
 
 def shared_settings(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +104,7 @@ class OuterSteps(TrainerCallback):
         """folder: of the trainer's checkpoints."""
         self._place, self._out, self._folder = place, out, folder
         self._loop: OuterLoop | None = None
-        self._transport: ObjectStore | None = None
+        self._transport: ObjectStore | Lighthouse | None = None
 
     @property
     def finished(self) -> bool:
@@ -106,12 +123,7 @@ class OuterSteps(TrainerCallback):
         parameters, settings = trained(kwargs["model"]), self._place.settings
         fragments = Fragments(arrays.shapes(parameters), settings.fragments)
         rounds = args.max_steps // settings.every
-        joining.agree(
-            self._place.bucket, {**self._place.shared, "parameters": {k: list(v) for k, v in fragments.all.items()}}
-        )
-        self._transport = ObjectStore(
-            self._place.bucket, settings, self._place.replica, fragments=fragments, rounds=rounds
-        )
+        self._transport = self._place.transport(fragments, rounds)
         self._loop = OuterLoop(parameters, settings, self._transport, rounds, stop=self._out.stop.is_set)
         try:
             self._loop.start(*_read(self._folder))

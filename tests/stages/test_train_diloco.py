@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ from stages import train
 from stages.diloco import joining
 from stages.errors import UsageError
 from stages.runs import store
-from stages.runs.artifact import Run
+from stages.runs.artifact import Out, Run
 from stages.runs.bucket import open_bucket
 from stages.runs.inputs import Inputs
+from stages.runs.manifest import Manifest
 from stages.runs.outcome_records import CHECKPOINT
 from stages.runs.records import ROLLOUT
-from stages.training.outer_steps import shared_settings, trained
+from stages.training.outer_steps import join, shared_settings, trained
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 SIZE = ("steps=6", "prompts_per_step=2", "generations=4", "save_every=1", "threads=1", "learning_rate=0.01")
@@ -98,6 +100,32 @@ def test_replicas_meet_in_an_s3_bucket(tmp_path: Path, model: Path, s3: dict[str
     runs = [replicas.end(name, process) for name, process in started]
     assert weights(runs[0]) == weights(runs[1])
     assert [held["replicas"] for held in rounds(runs[0])] == [[0, 1]] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed: pip install torchft")
+def test_replicas_meet_over_torchfts_lighthouse(tmp_path: Path, model: Path):
+    from torchft.coordination import LighthouseServer
+
+    lighthouse = LighthouseServer("[::]:0", 2, join_timeout_ms=60_000, quorum_tick_ms=50, heartbeat_timeout_ms=5_000)
+    url = f"lighthouse://localhost:{lighthouse.address().rpartition(':')[2]}"
+    replicas = Replicas(tmp_path, url, model, 2)
+    started = [(name, replicas.start(name, "-s", f"diloco.replica={i}")) for i, name in enumerate("ab")]
+    runs = [replicas.end(name, process) for name, process in started]
+    lighthouse.shutdown()
+    assert weights(runs[0]) == weights(runs[1]) != (model / "model.safetensors").read_bytes()
+    assert [held["replicas"] for held in rounds(runs[0])] == [[0, 1]] * 3
+    assert min(run.manifest.outcome.summary["bytes_sent"] for run in runs) > 0
+
+
+def test_over_a_lighthouse_replicas_have_numbers(tmp_path: Path):
+    settings = configured(store="lighthouse://localhost:1").diloco
+    record = Manifest(composer="", stage="train", stage_version=1, fingerprint="")
+    with pytest.raises(UsageError, match=r"Set diloco\.replica"):
+        join(
+            settings,
+            Out(tmp_path, Manifest(composer="", stage="train", stage_version=1, fingerprint=""), cache=tmp_path),
+        )
 
 
 def configured(**diloco: Any) -> train.Config:

@@ -16,6 +16,7 @@ from torch import Tensor
 from composer_cli.__main__ import main as composer
 from stages.diloco.arrays import Fragments, shapes
 from stages.diloco.in_process import Meeting
+from stages.diloco.lighthouse import Lighthouse
 from stages.diloco.loop import OuterLoop
 from stages.diloco.object_store import ObjectStore
 from stages.diloco.settings import Diloco
@@ -120,3 +121,31 @@ def main(url: str, number: int, rounds: int, script: dict[str, Any], settings: s
     took_part = [held.round for held in loop.history if held.took_part]
     assert replica.bytes() == b"".join(array.tobytes() for array in loop.state.weights.values())
     bucket.write(f"end/{number}", json.dumps([loop.state.digest, took_part]).encode())
+
+
+def over_lighthouse(url: str, path: str, number: int, rounds: int, script: dict[str, Any], settings: str) -> None:
+    """One replica over torchft's lighthouse; writes the digest of its weights and the rounds that it took part in.
+
+    script: `die_in`, a round after whose offer it kills itself; `hold`, a file to wait for before a round, by round;
+    `say`, a file to write once it can be asked.
+    """
+    chosen, replica = Diloco.model_validate_json(settings), Replica(number)
+    transport = Lighthouse(url, chosen, number, fragments=replica.fragments(chosen), rounds=rounds)
+    loop = replica.loop(chosen, transport, rounds)
+    if "say" in script:
+        Path(script["say"]).touch()
+    loop.start()
+    while not loop.finished:
+        while not Path(script.get("hold", {}).get(loop.state.round, "/")).exists():
+            time.sleep(0.05)
+        for _ in range(chosen.every - 1):
+            replica.step()
+            loop.after_step()
+        replica.step()
+        if loop.state.round == script.get("die_in"):
+            loop.offer()
+            os.kill(os.getpid(), signal.SIGKILL)
+        loop.after_step()
+    assert replica.bytes() == b"".join(array.tobytes() for array in loop.state.weights.values())
+    took_part = [held.round for held in loop.history if held.took_part]
+    Path(path).write_text(json.dumps([loop.state.digest, took_part]))

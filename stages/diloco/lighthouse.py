@@ -1,0 +1,250 @@
+"""Rounds over torchft's lighthouse: it says who is in a round, and the bytes go from replica to replica.
+
+A replica that has an offer asks the lighthouse for a quorum, with its round, the digest of its weights and the address
+where it serves its objects. All that are in a quorum get the same list. Those of the newest round count that hold the
+weights which most of them hold; the first of them computes the mean, the others fetch it from whoever has it. A
+replica that is behind, or holds other weights, takes the state of one that counts. How long the lighthouse waits for
+those who are late is its own setting (--join_timeout_ms), as is after how long a silent one counts as dead.
+
+Source of the calls: torchft 0.2.0, torchft/coordination.py (a low-level interface, which may change).
+"""
+
+import threading
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from stages.diloco import codec, outer
+from stages.diloco.arrays import Fragments
+from stages.diloco.sealed import Damaged, seal, unseal
+from stages.diloco.served_objects import WHO, Objects
+from stages.diloco.settings import Diloco
+from stages.diloco.transport import Gone, Reduced, State
+from stages.errors import InfrastructureError, UsageError
+
+SCHEME = "lighthouse://"
+BEAT_S = 0.3
+ASK_S = 5.0
+"""How long one request for a quorum waits; it is repeated."""
+FETCH_S = 600.0
+"""For one object from another replica."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A replica in a quorum. offer: digest of what it offers, empty where it only joins."""
+
+    name: str
+    address: str
+    round: int
+    base: str
+    offer: str
+    shared: str
+
+
+class Lighthouse:
+    """One replica's way to the others. `shared`: a digest of what all replicas have in common."""
+
+    def __init__(
+        self, url: str, settings: Diloco, replica: int, *, fragments: Fragments, rounds: int, shared: str = ""
+    ) -> None:
+        """url: lighthouse://HOST:PORT. rounds: in the whole training."""
+        self._client = _client(url)
+        self._url, self._settings, self._replica, self._shared = url, settings, replica, shared
+        self._fragments, self._rounds = fragments, rounds
+        self._name = f"{replica:04d}-{uuid.uuid4().hex[:8]}"
+        self._counted: dict[int, list[Member]] = {}
+        self._gone: set[int] = set()
+        self._ahead: list[Member] | None = None
+        """Whose state is to be taken: they are further, or this replica holds other weights than they."""
+        self._objects = Objects(urlsplit(url).hostname or "")
+        self._computed = ""
+        """The mean that this replica computed last."""
+        self.received = 0
+        threading.Thread(target=self._beat, args=(_client(url),), daemon=True).start()
+
+    @property
+    def sent(self) -> int:
+        """Bytes so far."""
+        return self._objects.sent
+
+    def _beat(self, client: Any) -> None:
+        while not self._objects.over.wait(BEAT_S):
+            try:
+                client.heartbeat(self._name)
+            except (RuntimeError, TimeoutError, OSError):
+                continue  # whoever asks for a quorum next says so
+
+    def publish(self, start: State, delta: bytes) -> None:
+        """Serve the offer, and the state that it starts from to those who join."""
+        sealed = seal({"round": start.round, "replica": self._replica, "base": start.digest}, delta)
+        self._objects.keep(f"offer/{start.round}", sealed)
+        self._objects.state = start
+
+    def commit(self, round_: int) -> bool | None:
+        """Ask the lighthouse who is in the round; False where the others are further, or hold other weights."""
+        if round_ not in self._counted and round_ not in self._gone:
+            offer, state = self._objects.get(f"offer/{round_}"), self._objects.state
+            if offer is None or state is None or not self._asked(state, offer[:32].hex()):
+                return None
+        return round_ not in self._gone and self._name in {member.name for member in self._counted[round_]}
+
+    def reduce(self, round_: int) -> Reduced | None:
+        """Fetch the mean from whoever has it; the first that lives of those that count computes it."""
+        if round_ in self._gone:
+            raise Gone
+        key, alive = f"mean/{round_}", list[Member]()
+        if (mine := self._objects.get(key)) is not None:
+            return _mean(mine)
+        for member in self._counted[round_]:
+            if member.name == self._name:
+                alive.append(member)
+                continue
+            found, lives = self._fetch(member, key)
+            alive += [member] if lives else []
+            if found is not None:
+                self._objects.keep(key, found)
+                return _mean(found)
+        if not alive:
+            raise Gone
+        if alive[0].name != self._name:
+            return None
+        self._computed = key
+        self._objects.keep(key, self._reduced(round_))
+        return self.reduce(round_)
+
+    def latest(self, mine: State) -> State:
+        """The state of those who count in the next quorum, or who were ahead in the last one."""
+        self._objects.state = mine
+        if mine.round == self._rounds:
+            self._linger()
+            return mine
+        deadline = time.monotonic() + self._settings.timeout_s
+        while self._ahead is None and not self._asked(mine, ""):
+            if time.monotonic() > deadline:
+                raise InfrastructureError(
+                    f"{self._url} brought too few replicas together within {self._settings.timeout_s:g} s. "
+                    "Start more, or lower the lighthouse's --min_replicas."
+                )
+        ahead, self._ahead, self._gone = self._ahead or [], None, set()
+        if not ahead:
+            return mine
+        for member in ahead:
+            found, _ = self._fetch(member, f"state/{member.round}")
+            if found is not None:
+                return self._decoded(found)
+        raise InfrastructureError(f"No replica that {self._url} names gave its state. --resume tries again.")
+
+    def _asked(self, state: State, offer: str) -> bool:
+        """Whether a quorum came about, which settles the round of those who are furthest."""
+        members = self._quorum({"base": state.digest, "offer": offer, "shared": self._shared}, state.round)
+        if any(member.shared != self._shared for member in members):
+            raise UsageError(
+                f"Replicas at {self._url} have other settings or another model. Give all of them the same."
+            )
+        newest = max((member.round for member in members), default=0)
+        there = [member for member in members if member.round == newest]
+        offering = [member for member in there if member.offer] or there
+        bases = Counter(member.base for member in offering)
+        counted = [m for m in offering if m.base == max(bases, key=lambda base: (bases[base], base))]
+        if len(counted) < (self._settings.least if newest else self._settings.replicas):
+            return False
+        if counted[0].offer:
+            self._counted[newest] = counted
+        if newest > state.round or counted[0].base != state.digest:
+            self._ahead = counted
+            self._gone.add(state.round)
+        return True
+
+    def _quorum(self, told: dict[str, str], round_: int) -> list[Member]:
+        """Who is there, in the order of names; nobody where none came about in `ASK_S`."""
+        try:
+            quorum = self._client.quorum(
+                self._name,
+                timedelta(seconds=ASK_S),
+                address=self._objects.address,
+                store_address="",
+                step=round_,
+                world_size=1,
+                shrink_only=False,
+                data=told,
+            )
+        except (TimeoutError, RuntimeError, OSError):
+            return []
+        members = [
+            Member(one.replica_id, one.address, one.step, **{name: one.data[name] for name in told})
+            for one in quorum.participants
+        ]
+        return sorted(members, key=lambda member: member.name)
+
+    def _reduced(self, round_: int) -> bytes:
+        parts, unreadable, shapes = {}, [], self._fragments.of(round_)
+        for member in self._counted[round_]:
+            own = self._objects.get(f"offer/{round_}") if member.name == self._name else None
+            sealed = own or self._fetch(member, f"offer/{round_}")[0]
+            number = int(member.name[:4])
+            if sealed is None or sealed[:32].hex() != member.offer:
+                unreadable.append(number)
+            else:
+                parts[number] = codec.decode(unseal(sealed)[1], shapes, self._settings.codec)
+        mean = codec.encode(outer.mean(list(parts.values())), codec.OF_MEAN[self._settings.codec])
+        base = self._counted[round_][0].base
+        return seal({"round": round_, "base": base, "replicas": sorted(parts), "unreadable": unreadable}, mean)
+
+    def _fetch(self, member: Member, key: str) -> tuple[bytes | None, bool]:
+        """An object of another replica, None where it has none or it is damaged; and whether the replica lives."""
+        request = Request(f"{member.address}/{key}", headers={WHO: self._name})  # noqa: S310 - http, as a replica said
+        try:
+            with urlopen(request, timeout=FETCH_S) as answer:  # noqa: S310
+                data: bytes = answer.read()
+            unseal(data)
+        except HTTPError:
+            return None, True
+        except (OSError, HTTPException, Damaged):
+            return None, False
+        self.received += len(data)
+        return data, True
+
+    def _linger(self) -> None:
+        """Who computed the last mean serves it until the others have it, or for the grace period."""
+        others = {m.name for m in self._counted.get(self._rounds - 1, []) if m.name != self._name}
+        deadline = time.monotonic() + self._settings.grace_s
+        key = f"mean/{self._rounds - 1}"
+        while self._counted and self._computed == key and time.monotonic() < deadline:
+            if others <= self._objects.taken(key):
+                break
+            time.sleep(BEAT_S)
+        self._objects.close()
+
+    def _decoded(self, sealed: bytes) -> State:
+        header, payload = unseal(sealed)
+        half = len(payload) // 2
+        weights = codec.decode(payload[:half], self._fragments.all, "float32")
+        return State(header["round"], weights, codec.decode(payload[half:], self._fragments.all, "float32"))
+
+
+def _mean(sealed: bytes) -> Reduced:
+    header, mean = unseal(sealed)
+    return Reduced(header["base"], mean, tuple(header["replicas"]), tuple(header["unreadable"]))
+
+
+def _client(url: str) -> Any:
+    """Torchft's client; `UsageError` where it is not installed, or nobody answers."""
+    try:
+        from torchft.coordination import LighthouseClient
+    except ImportError:
+        raise UsageError("torchft is not installed. `pip install torchft` brings it, and the lighthouse.") from None
+    address = url.replace(SCHEME, "http://", 1).rstrip("/")
+    try:
+        return LighthouseClient(address, timedelta(seconds=ASK_S))
+    except (TimeoutError, RuntimeError, OSError, ValueError):
+        raise UsageError(
+            f"No lighthouse answers at {url}. Start one: torchft_lighthouse --bind [::]:29510 --min_replicas 2."
+        ) from None
