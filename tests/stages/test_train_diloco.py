@@ -122,10 +122,7 @@ def test_over_a_lighthouse_replicas_have_numbers(tmp_path: Path):
     settings = configured(store="lighthouse://localhost:1").diloco
     record = Manifest(composer="", stage="train", stage_version=1, fingerprint="")
     with pytest.raises(UsageError, match=r"Set diloco\.replica"):
-        join(
-            settings,
-            Out(tmp_path, Manifest(composer="", stage="train", stage_version=1, fingerprint=""), cache=tmp_path),
-        )
+        join(settings, Out(tmp_path, record, cache=tmp_path))
 
 
 def configured(**diloco: Any) -> train.Config:
