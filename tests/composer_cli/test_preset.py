@@ -117,7 +117,8 @@ def test_an_unknown_preset_entry_or_key_names_what_there_is():
 
 def test_neighbours_with_the_same_word_are_one_group():
     groups = [[entry.title for entry in group] for group in presets.load("demo").groups()]
-    assert [f"{arm}-{seed}" for seed in range(3) for arm in "ABC"] in groups and ["collect"] in groups
+    trainings = [f"{arm}-{seed}" for seed in range(3) for arm in "ABC"]
+    assert groups == [["collect", "replay-teachers", "extract-pairs", *trainings], ["evaluate"]]
 
 
 def test_a_shipped_example_is_found_from_any_folder_with_its_files(tmp_path, monkeypatch):
