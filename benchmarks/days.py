@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -138,13 +139,19 @@ def finished(folder: Path) -> dict[str, str]:
     return {unit["unit"]: store.digest(unit) for unit in units if not unit["failed"]}
 
 
+@cache
+def lines_of(sealed: Path) -> int:
+    with gzip.open(sealed) as file:
+        return sum(1 for _ in file)
+
+
 def lines_in(folder: Path) -> int:
-    """About how many units there are: whole shards have 64, and the open one its lines."""
+    """How many units there are, those included that were written twice."""
     opened = 0
     for path in folder.glob("steps/*.jsonl.open"):
         with suppress(FileNotFoundError):  # sealed meanwhile
             opened += path.read_bytes().count(b"\n")
-    return 64 * len(list(folder.glob("steps/*.jsonl.gz"))) + opened
+    return opened + sum(map(lines_of, folder.glob("steps/*.jsonl.gz")))
 
 
 def carried_out(options, name: str, kill_at: int | None = None) -> tuple[float, float]:

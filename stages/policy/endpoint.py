@@ -169,8 +169,13 @@ class EndpointPolicy:
             raise
         task = asyncio.create_task(self._launch(key, request, bound, reservation, attempt))
         self._in_flight.add(task)
-        task.add_done_callback(self._in_flight.discard)
+        task.add_done_callback(self._landed)
         return await asyncio.shield(task)
+
+    def _landed(self, task: "asyncio.Task[Sample]") -> None:
+        self._in_flight.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at: whoever asked may be gone, and what failed stands in the ledger
 
     async def _launch(
         self, key: str, request: Request, bound: tuple[int, int], reservation: Reservation, attempt: int

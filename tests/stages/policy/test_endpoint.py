@@ -1,5 +1,7 @@
 """The endpoint policy against a real server on loopback: answers, delays, failures, rate limits, budgets, caching."""
 
+import asyncio
+import gc
 import sqlite3
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ from support.server import Reply, answer, serving
 
 from stages import messages
 from stages.errors import Incomplete, UsageError
+from stages.policy import background
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.endpoint import EndpointPolicy
 from stages.runs.ledger import Budget
@@ -296,6 +299,25 @@ def test_answers_in_flight_are_kept_when_another_call_stops_the_run(tmp_path: Pa
 
 
 # --- answers
+
+
+def test_a_call_that_fails_after_its_caller_left_is_nobodys_news(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio would print a traceback for each of them, hundreds where a run ends while a server is down."""
+    with serving(lambda body, n: Reply(500, {"error": {"message": "down"}}, delay_s=0.3)) as server:
+        policy = open_at(server.url, tmp_path)
+
+        async def leave() -> None:
+            asked = asyncio.create_task(policy.ask(turns("a")[0]))
+            await asyncio.sleep(0.1)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            await asyncio.sleep(0.6)
+
+        background.run(leave())
+        gc.collect()
+    assert len(server.requests) == 1 and "never retrieved" not in caplog.text
 
 
 def test_a_tool_call_is_an_answer(tmp_path: Path) -> None:
