@@ -14,6 +14,10 @@ import tempfile
 import time
 from datetime import datetime
 
+from peers import needed
+
+needed("inspect_ai", "openai", by="pip install inspect_ai openai, into an environment of its own")
+
 from inspect_ai import Task, eval, task
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.model import ChatMessageUser
