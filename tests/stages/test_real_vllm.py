@@ -24,7 +24,6 @@ from stages.policy.vllm import VllmPolicy
 from stages.rollouts.trace import by_rollout, prompt_ids
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
 from stages.runs.records import ROLLOUT, STEP
 from stages.training.trees import Tree, score, token_log_probs
 
@@ -140,34 +139,6 @@ def test_a_killed_engine_is_survived_with_its_adapter(root: Path, server: ModelS
     trained, _ = load_model(PolicyConfig(model=str(folder)), cache=root / "models", listener=quiet)
     given = torch.tensor(opened.score(prompt, ids))
     torch.testing.assert_close(given, forward(trained, prompt, ids, 1.0), atol=1e-4, rtol=0)
-
-
-def test_three_arms_learn_and_are_judged_through_one_server(root: Path, server: ModelServer, tmp_path: Path) -> None:
-    """The whole preset, as small as it goes: rollouts, twelve adapters and their evaluation come from one server."""
-    smaller = ["collect.tasks=8", "collect.samples=4", "replay-teachers.samples=1", "evaluate.tasks=6"]
-    smaller += [f"train.{setting}" for setting in ("tasks=8", "adapter.rank=8", "pairs.per_step=2")]
-    smaller += [f"train.optimisation.{name}" for name in ("steps=1", "prompts_per_step=1", "generations=4")]
-    smaller += [f"{entry}.policy.base_url={server.url}" for entry in ("collect", "train")]
-    words = [word for setting in smaller for word in ("--set", setting)]
-    (tmp_path / "models").symlink_to(root / "models")
-    done = subprocess.run(
-        command("run", "--preset", "three-arm", "--policy", f"vllm:{STUDENT}", "--json", *words),
-        capture_output=True,
-        text=True,
-        env=environment(tmp_path),
-    )
-    assert done.returncode in (0, 1, 3), done.stderr
-    entries = json.loads(done.stdout)["entries"]
-    trained = [Run(Path(entry["path"])) for entry in entries.values() if "/train/" in entry["path"]]
-    assert len(trained) == 12
-    for run in trained:
-        sampled = [json.loads(row["sampling_json"]) for row in run.rows(STEP)]
-        assert sampled and {one["policy_version"] for one in sampled} == {0}
-        assert (run.folder(CHECKPOINT) / "adapter_model.safetensors").is_file()
-    judged = Run(Path(entries["evaluate"]["path"]))
-    items = judged.rows(EVAL_ITEM)
-    played = {(item["arm"], item["train_seed"]) for item in items if item["error_type"] is None}
-    assert len(played) == 13 and len(items) == 13 * 6  # the start, and four arms of three seeds
 
 
 def test_a_real_architecture_goes_through_the_preset_to_a_verdict(tmp_path: Path) -> None:
