@@ -6,7 +6,6 @@ named; whatever could not be read is dropped, named and counted. The unit is a r
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,8 +101,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     sidecars = Sidecars(config.model, config.redact)
     chosen = _sorted(config.sources(), config, sidecars)
     if config.format != swe_logs.NAME:  # whose files are read while they are graded
-        named = [(source, importer.__name__ if importer else None) for source, importer in chosen.items()]
-        out.spread([[dealt.unit(source)] for source in chosen], "files", Dealt(named, sidecars))
+        out.spread([[dealt.unit(source)] for source in chosen], "files", Dealt.of(chosen, sidecars))
     session = ImportSession(out, sidecars)
     for done, (source, importer) in enumerate(chosen.items()):
         out.progress("files", done, len(chosen))
@@ -118,9 +116,7 @@ def work(inputs: Inputs, config: Config, out: Out) -> None:
     """Read a worker's files."""
     del inputs, config
     found: Dealt = out.found
-    for source, name in found.files:
-        if not out.finished(dealt.unit(source)):
-            dealt.leave(source, import_module(name) if name else None, found.sidecars, out)
+    found.leave(out)
 
 
 def _sorted(sources: Sequence[Source], config: Config, sidecars: Sidecars) -> Mapping[Source, Importer | None]:

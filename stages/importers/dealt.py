@@ -4,8 +4,9 @@ A trajectory or drop is a unit, and the file itself is one, written last; withou
 rollout was there before, and the how-manieth of its task it is, the import says, file after file.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,18 @@ class Dealt:
 
     files: Sequence[tuple[Source, str | None]]
     sidecars: Sidecars
+
+    @classmethod
+    def of(cls, chosen: Mapping[Source, Importer | None], sidecars: Sidecars) -> "Dealt":
+        """With modules by name, since they cannot be pickled."""
+        return cls([(source, importer.__name__ if importer else None) for source, importer in chosen.items()], sidecars)
+
+    def leave(self, out: Out) -> None:
+        """Read the files of a worker for the import that takes them up."""
+        for source, name in self.files:
+            if not out.finished(unit(source)):
+                importer: Any = import_module(name) if name else None
+                leave(source, importer, self.sidecars, out)
 
 
 @dataclass(frozen=True)
