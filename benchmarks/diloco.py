@@ -1,11 +1,14 @@
 """Replicas that meet every 20 steps beside synchronous training of as many tokens: kata's supervised fine-tuning.
 
-    python benchmarks/diloco.py [--steps 160] [--global-batch 16] [NAME ...]
+    python benchmarks/diloco.py [--steps 400] [--global-batch 8] [--seed 11] [SPEC ...]
 
-All start from kata's novice and learn the student's transcripts, each seen once, with AdamW at a constant rate. The
-synchronous run takes `--global-batch` transcripts a step; N replicas take 1/N of them each, of their own data. The
-replicas take turns in this process, over the in-process transport, whose bytes are those of a bucket
-(tests/stages/diloco/test_object_store.py). The loss is that of 96 transcripts that nobody trained on.
+A SPEC is `synchronous` or REPLICAS:CODEC:OUTER_RATE/MOMENTUM[:INNER_STEPS[:FRAGMENTS]], such as 4:int8:0.9/0.5.
+
+All start from kata's novice and learn the student's transcripts, each seen once, with AdamW, whose rate rises for 40
+steps and falls to a twentieth along a cosine. The synchronous run takes `--global-batch` transcripts a step; N replicas
+take 1/N of them each, of their own data. The replicas take turns in this process, over the in-process transport, whose
+bytes are those of a bucket (tests/stages/diloco/test_object_store.py). The loss is that of 256 transcripts that nobody
+trained on. The seed chooses the transcripts, those held out too.
 
 Bytes: what one replica sends, measured; for a replica of a bucket that includes its share of the means. Data parallel
 sends every gradient in float32: once a step through a server (S), or 2 (N - 1) / N times in a ring.
@@ -13,6 +16,7 @@ sends every gradient in float32: once a step through a server (S), or 2 (N - 1) 
 
 import argparse
 import copy
+import math
 import os
 import sys
 import tempfile
@@ -22,6 +26,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import numpy as np
 import orjson
 import torch
 
@@ -35,20 +40,30 @@ from stages.envs.kata.training import encode
 from stages.tiny_models import training
 
 H = 20
-TUNED = {"outer_learning_rate": 0.9, "outer_momentum": 0.5}
-RUNS = {
-    "synchronous": None,
-    "float32, 0.9 / 0.5": {"replicas": 4, "codec": "float32", **TUNED},
-    "float32, 0.7 / 0.9": {"replicas": 4, "codec": "float32", "outer_learning_rate": 0.7, "outer_momentum": 0.9},
-    "float32, 1.0 / 0.9": {"replicas": 4, "codec": "float32", "outer_learning_rate": 1.0, "outer_momentum": 0.9},
-    "float32, 1.0 / 0.8": {"replicas": 4, "codec": "float32", "outer_learning_rate": 1.0, "outer_momentum": 0.8},
-    "float32, average": {"replicas": 4, "codec": "float32", "outer_learning_rate": 1.0, "outer_momentum": 0.0},
-    "int8": {"replicas": 4, "codec": "int8", **TUNED},
-    "int4": {"replicas": 4, "codec": "int4", **TUNED},
-    "int8, 2 fragments": {"replicas": 4, "codec": "int8", "fragments": 2, **TUNED},
-    "int8, 2 replicas": {"replicas": 2, "codec": "int8", **TUNED},
-    "int8, 8 replicas": {"replicas": 8, "codec": "int8", **TUNED},
-}
+HELD_OUT = 256
+WARM_UP = 40
+SPECS = ("synchronous", "4:float32:0.9/0.5", "4:int8:0.9/0.5", "4:int4:0.9/0.5", "2:int8:0.9/0.5", "8:int8:0.9/0.5")
+
+
+def settings_of(spec):
+    """What a SPEC says; None for the synchronous run."""
+    if spec == "synchronous":
+        return None
+    replicas, codec, outer, *rest = spec.split(":")
+    rate, momentum = outer.split("/")
+    return Diloco(
+        replicas=int(replicas),
+        codec=codec,
+        outer_learning_rate=float(rate),
+        outer_momentum=float(momentum),
+        inner_steps=int(rest[0]) if rest else H,
+        fragments=int(rest[1]) if rest[1:] else 1,
+    )
+
+
+def decayed(steps):
+    """The share of the rate at a step."""
+    return lambda step: min(1, (step + 1) / WARM_UP) * (0.525 + 0.475 * math.cos(math.pi * step / steps))
 
 
 def batch(examples):
@@ -63,25 +78,29 @@ def batch(examples):
 class Learner:
     """A model with AdamW and examples of its own."""
 
-    def __init__(self, start, examples, size, rate):
+    def __init__(self, start, examples, size, rate, steps):
         self.model, self.examples, self.size = copy.deepcopy(start).train(), examples, size
         self.optimizer = torch.optim.AdamW(self.model.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.01)
+        self.rate = torch.optim.lr_scheduler.LambdaLR(self.optimizer, decayed(steps))
 
     def step(self, number):
         self.optimizer.zero_grad()
         training.loss(self.model, *batch(self.examples[number * self.size : (number + 1) * self.size])).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
+        self.rate.step()
 
 
 def held_out_loss(model, examples):
     model.eval()
     with torch.no_grad():
-        return training.loss(model, *batch(examples)).item()
+        return float(
+            np.mean([training.loss(model, *batch(examples[i : i + 32])).item() for i in range(0, HELD_OUT, 32)])
+        )
 
 
 def synchronous(start, examples, size, steps, rate):
-    learner = Learner(start, examples, size, rate)
+    learner = Learner(start, examples, size, rate, steps)
     for number in range(steps):
         learner.step(number)
     return learner.model, None
@@ -91,7 +110,7 @@ def apart(start, examples, size, steps, rate, settings):
     """The model, and the transports of all replicas."""
     own = size // settings.replicas
     learners = [
-        Learner(start, [e for s in range(steps) for e in examples[s * size + n * own :][:own]], own, rate)
+        Learner(start, [e for s in range(steps) for e in examples[s * size + n * own :][:own]], own, rate, steps)
         for n in range(settings.replicas)
     ]
     parameters = [dict(learner.model.named_parameters()) for learner in learners]
@@ -113,29 +132,27 @@ def apart(start, examples, size, steps, rate, settings):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*", default=list(RUNS))
-    parser.add_argument("--steps", type=int, default=160)
-    parser.add_argument("--global-batch", type=int, default=16)
-    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("specs", nargs="*", default=SPECS)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--global-batch", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "composer-models")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     start, tokenizer = training.load(checkpoints.ensure("novice", asked.models, lambda *said: None))
     knowledge, count = RECIPES["student"].knowledge, asked.steps * asked.global_batch
-    examples = [encode(tokenizer, taught) for taught in transcripts.write(count + 96, 11, knowledge)]
-    examples, held_out = examples[:-96], examples[-96:]
+    examples = [encode(tokenizer, taught) for taught in transcripts.write(count + HELD_OUT, asked.seed, knowledge)]
+    examples, held_out = examples[:-HELD_OUT], examples[-HELD_OUT:]
     whole = 4 * sum(p.numel() for p in start.parameters())
-    print(
-        orjson.dumps(
-            {"start": held_out_loss(start, held_out), "bytes": whole, "tokens": sum(len(i) for i, _ in examples)}
-        ).decode()
-    )
-    for name in asked.names:
-        began, told = time.process_time(), RUNS[name]
+    tokens = sum(len(ids) for ids, _ in examples)
+    told = {"seed": asked.seed, "steps": asked.steps, "rate": asked.rate, "bytes": whole, "tokens": tokens}
+    print(orjson.dumps({"start": held_out_loss(start, held_out), **told}).decode(), flush=True)
+    for spec in asked.specs:
+        began, settings = time.process_time(), settings_of(spec)
         work = (start, examples, asked.global_batch, asked.steps, asked.rate)
-        settings = Diloco.model_validate({"inner_steps": H, **told}) if told else None
         model, places = apart(*work, settings) if settings else synchronous(*work)
-        found = {"name": name, "loss": held_out_loss(model, held_out), "cpu_s": time.process_time() - began}
+        found = {"spec": spec, "loss": held_out_loss(model, held_out), "cpu_s": round(time.process_time() - began, 1)}
         if settings and places:
             # the first replica computes every mean; in a bucket each does in turn, so they share what that sends
             sent = sum(place.sent for place in places) / len(places)
@@ -147,7 +164,7 @@ def main():
                 "less_with_means": asked.steps * whole / sent,
                 "less_than_ring": asked.steps * whole * ring / sent,
             }
-        print(orjson.dumps(found).decode(), flush=True)
+        print(orjson.dumps(found | {"seed": asked.seed}).decode(), flush=True)
 
 
 if __name__ == "__main__":
