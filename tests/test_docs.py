@@ -299,7 +299,7 @@ FOREIGN = {
     "Hugging Face": {"hf auth login", "hf buckets sync hf://buckets/OWNER/NAME artifacts"},
     "Modal": {"modal token new", "pip install modal", "modal volume get VOLUME / artifacts"},
     "git": {"git tag", "git push"},
-    "torchft": {"--join_timeout_ms", "--min_replicas"},
+    "torchft": {"--heartbeat_timeout_ms", "--join_timeout_ms", "--min_replicas"},
     "shell": {"PATH", "PYTHONPATH", "zcat steps/*.jsonl.gz"},
 }
 """Words of other programs, by whose they are."""
