@@ -36,6 +36,7 @@ from stages.runs.artifact import Run
 from stages.runs.manifest import InputRef, Manifest
 from stages.runs.pair_records import PAIR, TEACHER_ACTION
 from stages.runs.records import ROLLOUT, STEP, TASK, Row
+from stages.runs.scan import Scan
 
 TEACHERS, STEPS, SAMPLES = ("one", "two", "three"), 50, 4
 PART = 20_000
@@ -174,7 +175,7 @@ def vote(folder: Path) -> Tell:
         for block in states.blocks():
             classes = block.by_text()
             file.write_batch(pair_rows(block, classes, list(patterns(block, classes)), tasks))
-    rows = pq.read_table(folder / "vote.parquet", columns=["rule", *OF_PAIRS]).to_pylist()
+    rows = Scan(folder / "vote.parquet").rows(["rule", *OF_PAIRS])
     return lambda: against(row for row in rows if row["rule"] == "majority_over_student")
 
 
