@@ -1,14 +1,16 @@
 """substrates: collect through TRL, read what prime-rl or verifiers wrote, and check both with one gate.
 
 Answers: whose traces are cleaner? 002a is TRL's rollout function as `train` uses it, without an optimiser step, kept by
-our recorder in `steps/*.jsonl.gz`. 002b is a file that a user has; without one it is the rollouts of 002a in that
-format, which tells of the format and nothing of prime-rl. Writes `comparison.json` and the table in `report.txt`. The
+our recorder in `steps/*.jsonl.gz`; with `through=openenv` its environments are those of an OpenEnv server on loopback.
+002b is a file that a user has; without one it is the rollouts of 002a in that format, which tells of the format and
+nothing of prime-rl, so that neither side is called cleaner. Writes `comparison.json` and the table in `report.txt`. The
 unit is a rollout of 002a.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -35,7 +37,7 @@ from stages.runs.records import Row
 if TYPE_CHECKING:
     from stages.rollouts.episode import Episode
 
-VERSION = 1
+VERSION = 2
 INPUTS: Mapping[str, Slot] = {}
 OUTPUTS: Mapping[str, Kind] = {}
 LIMIT = "tasks"
@@ -57,6 +59,10 @@ class Config(EnvStageConfig):
     """Rollouts of every task: TRL plays groups."""
     max_steps: int = Field(8, gt=0)
     """Actions after which a rollout ends."""
+    through: Literal["process", "openenv"] = "process"
+    """Where 002a acts: in environments of this process, or in those of an OpenEnv server that is started for it."""
+    openenv_python: str = Field("", json_schema_extra={"affects_results": False})
+    """A Python that has openenv; without one COMPOSER_OPENENV, else this one."""
     traces: str | None = None
     """File, folder or pattern of prime-rl's or verifiers' rollouts; without it our own, in that format."""
 
@@ -89,14 +95,43 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     make = config.opener()
     tasks = config.draw(make, config.tasks)
     given = _imported(config.traces, config.traces) if config.traces else None  # a file of no use is refused first
-    ours = _collected(make, tasks, config, out)
+    with _environments(make, tasks, config, out) as environment:
+        ours = _collected(environment, tasks, config, out)
     sides = ours, given or _imported(_exported(ours, tasks, out), "these rollouts as a verifiers file")
-    out.document("comparison", {"cleaner": cleaner(*sides), "sides": [side.document() for side in sides]})
-    out.text("report.txt", table(*sides, OWN if config.traces is None else ()))
+    best = cleaner(*sides) if given else None
+    out.document("comparison", {"cleaner": best, "sides": [side.document() for side in sides]})
+    out.text("report.txt", table(*sides) if given else table(*sides, OWN))
     failed = sum(row["error_type"] is not None for row in ours.rollouts)
     out.count(planned=ours.planned, done=len(ours.rollouts) - failed, failed=failed, read=len(sides[1].rollouts))
     fails: dict[str, Any] = {f"fails_{side.name}": side.verdicts("FAIL") for side in sides}
-    out.conclude(cleaner=cleaner(*sides), **fails)
+    out.conclude(cleaner=best, **fails)
+
+
+@contextmanager
+def _environments(
+    make: Callable[[], Environment], tasks: list[Task], config: Config, out: Out
+) -> Iterator[Callable[[], Environment]]:
+    """What makes the environments that 002a acts in; a server of them ends with the block."""
+    if config.through == "process":
+        yield make
+        return
+    from stages.integrations import openenv_client
+
+    first = make()
+    name, sandbox = first.name, first.sandbox
+    first.close()
+    options = config.options()
+    sessions = config.samples * len(tasks) + 1  # all episodes of a batch at once, and the openings
+    with openenv_client.running(
+        config.env.name,
+        options,
+        tasks,
+        max_steps=config.max_steps,
+        sessions=sessions,
+        folder=out.scratch("openenv"),
+        python=config.openenv_python,
+    ) as url:
+        yield lambda: openenv_client.ServedEnvironment(url, name, sandbox, tasks)
 
 
 def _collected(make: Callable[[], Environment], tasks: list[Task], config: Config, out: Out) -> Side:
@@ -130,7 +165,8 @@ def _collected(make: Callable[[], Environment], tasks: list[Task], config: Confi
         out.progress("rollouts", len(out.journal), len(planned))
     written = rollout_units(out.records())
     records = [written[unit] for unit in planned if unit in written]
-    what = f"TRL's rollout_func on {config.env.name}, {config.policy.model}"
+    where = "" if config.through == "process" else " through an OpenEnv server"
+    what = f"TRL's rollout_func on {config.env.name}{where}, {config.policy.model}"
     steps = [step for record in records for step in record["steps"]]
     return Side("002a", what, [record["rollout"] for record in records], steps, len(planned))
 

@@ -3,6 +3,8 @@
 trl.py - TRL's `rollout_func`, and a tool environment for its `environment_factory`
 trl_rollouts.py - rollouts through TRL without training, with what TRL would compute its loss from
 openenv.py - an OpenEnv server, sessions over WebSocket only
+openenv_server.py - that server as a program, for an interpreter that has openenv
+openenv_client.py - the program started, and our agent loop playing through it
 mini_swe_agent.py - mini-swe-agent's environment protocol
 prime_rl.py - PRIME-RL's default loss from our kernel, as a custom loss
 prime_rl_hints.py - an algorithm for PRIME-RL: GRPO with a reference KL at faulty turns, scored behind a hint

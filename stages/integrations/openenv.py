@@ -29,15 +29,17 @@ except ImportError as error:
 
 
 class TextAction(Action):
-    """One message of the agent, as the model wrote it."""
+    """One message of the agent, as the model wrote it; with `end` none: the episode ends and is graded as it stands."""
 
     text: str
+    end: bool = False
 
 
 class TurnObservation(Observation):
     """The opening messages after a reset, else what the action led to; `stop` says why an episode is over.
 
-    `reward` is null until then, and after it where grading was not possible; `metadata` then holds the whole grade.
+    `reward` is null until then, and after it where grading was not possible; `metadata` then holds the whole grade. At
+    `metadata["observation"]` stands all that the environment itself said of the step.
     """
 
     messages: list[Message]
@@ -81,6 +83,9 @@ class Session(Served[TextAction, TurnObservation, EpisodeState]):
         if self._over:
             raise UsageError(f"There is nothing to act on: {self._over}. Call reset first.")
         self._over = "the last episode broke off"
+        if action.end:
+            self._over = "the episode has ended (ended)"
+            return self._graded(TurnObservation(messages=[], stop="ended"))
         observation = self._environment.step(action.text)
         self._state.step_count += 1
         stop = observation.stop or ("max_steps" if self._state.step_count >= self._max_steps else None)
@@ -89,6 +94,7 @@ class Session(Served[TextAction, TurnObservation, EpisodeState]):
         result = TurnObservation(
             messages=shown, returncode=observation.returncode, parse_error=observation.parse_error, stop=stop
         )
+        result.metadata = {"observation": asdict(observation)}
         return self._graded(result) if stop else result
 
     def _graded(self, result: TurnObservation) -> TurnObservation:
@@ -96,7 +102,7 @@ class Session(Served[TextAction, TurnObservation, EpisodeState]):
             grade = self._environment.grade()
         except InfrastructureError as error:
             grade = Grade(reward=None, error_type=type(error).__name__, error=str(error))
-        result.done, result.reward, result.metadata = True, grade.reward, asdict(grade)
+        result.done, result.reward, result.metadata = True, grade.reward, {**result.metadata, **asdict(grade)}
         return result
 
     @property

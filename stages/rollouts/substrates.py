@@ -17,6 +17,7 @@ from stages.rollouts.gate import Check
 from stages.rollouts.missing import Fact
 from stages.runs.records import Row
 
+NOT_JUDGED = "Neither is called cleaner: both are the same rollouts."
 ENOUGH = 100
 """Rollouts that a collection needs to be judged."""
 MAY_BE_NULL = {"parse_error", "terminated_by", "error_type", "error", "commands", "gt_pass", "visible_pass", "hacked"}
@@ -108,10 +109,10 @@ def cleaner(one: Side, other: Side) -> str | None:
     return min(one, other, key=lambda side: side.standing).name
 
 
-def table(one: Side, other: Side, remarks: Sequence[str]) -> str:
-    """The verdict as plain text."""
+def table(one: Side, other: Side, own: Sequence[str] = ()) -> str:
+    """The verdict as plain text. own: says that the other side is the first one's own export, which is not judged."""
     sides = (one, other)
-    lines = ["Substrates: whose traces are cleaner?", "", *(f"{side.name}  {side.what}" for side in sides), *remarks]
+    lines = ["Substrates: whose traces are cleaner?", "", *(f"{side.name}  {side.what}" for side in sides), *own]
     cells: list[tuple[object, ...]] = [
         ("", one.name, other.name),
         ("rollouts", len(one.rollouts), len(other.rollouts)),
@@ -124,7 +125,8 @@ def table(one: Side, other: Side, remarks: Sequence[str]) -> str:
         cells += [(), (f"{title}:",), *((name, *(side.get(name, 0) for side in counts)) for name in names)]
         cells += [] if names else [("none",)]
     text = tabulate(cells, tablefmt="plain", disable_numparse=True)
-    return "\n".join([*lines, "", text, "", *map(_sentence, sides), _conclusion(one, other)]) + "\n"
+    conclusion = NOT_JUDGED if own else _conclusion(one, other)
+    return "\n".join([*lines, "", text, "", *map(_sentence, sides), conclusion]) + "\n"
 
 
 def _sections(one: Side, other: Side) -> dict[str, list[Mapping[str, int]]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.foreign import REAL, jsonl, needs_real
+from support.real_openenv import PYTHON, needs_openenv
 
 from stages import compare_substrates as substrates
 from stages.errors import BadInput
@@ -50,7 +51,8 @@ def test_without_a_file_the_format_is_compared_and_the_report_says_so(compared):
     assert [name for name, verdict in verdicts(ours).items() if verdict != "ok"] == ["100 rollouts or more"]
     assert verdicts(theirs)["no output elided"] == "not recorded" and verdicts(theirs)["state hash chain"] == "ok"
     report = run.beside("report.txt").decode()
-    assert "nothing is said of prime-rl" in report and "Cleaner: 002a." in report
+    assert "nothing is said of prime-rl" in report and "Cleaner" not in report and "Neither is called" in report
+    assert run.manifest.summary["cleaner"] is None and json.loads(run.beside("comparison.json"))["cleaner"] is None
     assert {unit["rollout"]["source"] for unit in run.units()} == {"trl"} and run.manifest.counts["done"] == 6
 
 
@@ -122,3 +124,23 @@ def test_failed_rollouts_are_counted_and_fail_the_gate(compared):
 def test_a_model_behind_a_server_is_refused():
     with pytest.raises(ValueError, match="in this process"):
         substrates.Config(policy={"model": "m", "base_url": "http://127.0.0.1:9/v1"})
+
+
+@needs_openenv
+@pytest.mark.slow
+def test_through_an_openenv_server_the_rollouts_are_those_of_this_process(compared, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    through = compared(through="openenv", openenv_python=PYTHON)
+    assert steps(through) == steps(compared(folder="two"))
+    assert "through an OpenEnv server" in through.beside("report.txt").decode()
+
+
+@needs_openenv
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_hundred_rollouts_through_an_openenv_server_meet_the_gate(compared):
+    run = compared(env="kata", tasks=25, samples=4, max_tokens=12, through="openenv", openenv_python=PYTHON)
+    ours, _ = sides(run)
+    assert ours["rollouts"] == ours["planned"] == 100 and run.manifest.counts["failed"] == 0
+    of_a_random_model = {"actions well-formed", "nothing truncated"}
+    assert {name for name, verdict in verdicts(ours).items() if verdict == "FAIL"} == of_a_random_model

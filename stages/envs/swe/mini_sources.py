@@ -34,15 +34,16 @@ def prepare(row: Mapping[str, Any], cache: Path) -> None:
 
     `UsageError` where pip cannot fetch it, `BadInput` where a distribution is not the one that the row is made from.
     """
-    for name in (SDISTS, REPOS, VENVS):
-        (cache / name).mkdir(parents=True, exist_ok=True)
+    (cache / VENVS).mkdir(parents=True, exist_ok=True)
     with FileLock(cache / "lock"):
-        _repository(row, cache)
+        repository(row, cache)
         _environment(row, cache / VENVS)
 
 
-def _repository(row: Mapping[str, Any], cache: Path) -> None:
-    """Put the row's base commit into the bare repository of its package."""
+def repository(row: Mapping[str, Any], cache: Path) -> None:
+    """Put the row's base commit, made from its source distribution, into the bare repository of its package."""
+    for name in (SDISTS, REPOS):
+        (cache / name).mkdir(parents=True, exist_ok=True)
     bare = cache / REPOS / f"{row['repo'].replace('/', '__')}.git"
     if not bare.exists():
         trees.git(cache, "init", "--quiet", "--bare", "--initial-branch=main", str(bare))

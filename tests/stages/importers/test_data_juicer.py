@@ -110,6 +110,7 @@ REAL_PROGRAM = os.environ.get("COMPOSER_DATA_JUICER", "")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # at its first start it looks for more packages than pip gave it
 @pytest.mark.skipif(not REAL_PROGRAM, reason="COMPOSER_DATA_JUICER names no dj-process: Data-Juicer itself was NOT run")
 def test_data_juicer_itself(tmp_path: Path, recipe: str) -> None:
     run = imported(tmp_path, {"recipe": recipe, "command": REAL_PROGRAM}, row("A" * 40), row("B" * 50))
