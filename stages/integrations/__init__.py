@@ -5,6 +5,7 @@ trl_rollouts.py - rollouts through TRL without training, with what TRL would com
 openenv.py - an OpenEnv server, sessions over WebSocket only
 openenv_server.py - that server as a program, for an interpreter that has openenv
 openenv_client.py - the program started, and our agent loop playing through it
+verifiers_served.py - a taskset for verifiers' evaluation loop that plays through such a server
 mini_swe_agent.py - mini-swe-agent's environment protocol
 prime_rl.py - PRIME-RL's default loss from our kernel, as a custom loss
 prime_rl_hints.py - an algorithm for PRIME-RL: GRPO with a reference KL at faulty turns, scored behind a hint

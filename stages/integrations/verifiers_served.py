@@ -1,0 +1,93 @@
+"""A taskset for verifiers' own evaluation loop that plays one of our environments behind an OpenEnv server of ours.
+
+verifiers imports a taskset by a plain name, so put a module on its path and name it (`vf-eval composer_served ...`):
+
+    from stages.integrations.verifiers_served import *  # composer_served.py
+    from stages.integrations.verifiers_served import __all__
+
+Its interpreter needs verifiers, orjson and filelock, and no openenv, beside which verifiers cannot be installed.
+
+Contract read from PrimeIntellect-ai/verifiers 0.4.0, `verifiers/v1/{taskset,env,session}.py`.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from stages.envs.base import Task
+from stages.errors import InfrastructureError, UsageError
+from stages.integrations.openenv_client import ServedEnvironment
+
+try:
+    import verifiers.v1 as vf
+except ImportError as error:
+    raise UsageError(
+        f"verifiers cannot be imported ({error}). Install it with `pip install verifiers`, without openenv."
+    ) from error
+
+__all__ = ["ServedEnv", "ServedTaskset"]
+
+
+class ServedData(vf.TaskData):
+    """Which task of which server."""
+
+    url: str
+    asked: str
+    place: int
+
+
+class ServedConfig(vf.TasksetConfig):
+    """`url`: of the server; `asked`: the file that it was started with, which holds its tasks."""
+
+    url: str = ""
+    asked: str = ""
+
+
+class ServedTask(vf.Task[ServedData]):
+    """One task."""
+
+
+class ServedEnvConfig(vf.EnvConfig):
+    """The agent that plays."""
+
+    player: vf.AgentConfig = vf.AgentConfig()
+
+
+class ServedEnv(vf.Env[ServedEnvConfig]):
+    """Our environment speaks as the user: the opening, then what each message led to; its grade is the reward."""
+
+    async def run(self, task: ServedTask, agents: vf.Agents) -> None:
+        """One episode; a reward that the environment cannot give is none, and the rollout fails instead."""
+        tasks = _tasks(Path(task.data.asked))
+        served = ServedEnvironment(task.data.url, tasks[0].env, "behind the server", tasks)
+        try:
+            opening = await asyncio.to_thread(served.reset, tasks[task.data.place])
+            said = "\n\n".join(str(message["content"]) for message in opening)
+            async with agents.player.interaction(task) as interaction:
+                segment = await interaction.turn(said)
+                while not segment.terminated:
+                    observation = await asyncio.to_thread(served.step, segment.last_reply)
+                    if observation.stop or served.over:
+                        break
+                    segment = await interaction.turn(observation.content)
+            grade = await asyncio.to_thread(served.grade)
+        finally:
+            await asyncio.to_thread(served.close)
+        if grade.reward is None:
+            raise InfrastructureError(f"The episode could not be graded: {grade.error}.")
+        interaction.trace.record_reward("environment", grade.reward)
+
+
+class ServedTaskset(vf.Taskset[ServedTask, ServedConfig]):
+    """The tasks that the server was started with."""
+
+    def load(self) -> Iterator[ServedTask]:
+        """Each once, in the server's order."""
+        for place, task in enumerate(_tasks(Path(self.config.asked))):
+            data = ServedData(name=task.task_id, prompt=None, url=self.config.url, asked=self.config.asked, place=place)
+            yield ServedTask(data, self.config.task)
+
+
+def _tasks(asked: Path) -> list[Task]:
+    return [Task(**task) for task in json.loads(asked.read_text())["tasks"]]

@@ -1,0 +1,97 @@
+"""Rollouts by verifiers' own evaluation loop, behind an OpenEnv server, held to the same gate."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import repair
+from support.real_openenv import PYTHON, needs_openenv
+from support.server import Reply, serving
+
+from stages import compare_substrates as substrates
+from stages.envs.kata.env import KataEnv
+from stages.integrations.openenv_client import running
+from stages.runs import runner
+from stages.runs.artifact import Run
+
+VERIFIERS = os.environ.get("COMPOSER_VERIFIERS", "")
+PLUGIN = """\
+from stages.integrations.verifiers_served import *  # noqa: F403
+from stages.integrations.verifiers_served import __all__  # noqa: F401
+"""
+EVALUATION = """\
+model = "scripted"
+num_rollouts = {samples}
+output_dir = "{out}"
+push = false
+rich = "None"
+env.taskset = {{ id = "composer_served", url = "{url}", asked = "{asked}" }}
+env.player = {{ harness = {{ id = "null" }}, runtime = {{ type = "subprocess" }} }}
+client = {{ type = "eval", base_url = "{model}", api_key_var = "VF_KEY" }}
+sampling.max_tokens = 64
+"""
+TASKS, SAMPLES = 4, 2
+ROOT = Path(__file__).parents[3]
+
+
+def streamed(asked: dict[str, Any], earlier: int) -> Reply:
+    """The scripted repair in server-sent events, as verifiers' program asks for it."""
+    reply = repair(asked, earlier)
+    if not asked.get("stream"):
+        return reply
+    text = reply.body["choices"][0]["message"]["content"]
+    about = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "scripted"}
+    parts = [
+        {**about, "choices": [{"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}]},
+        {**about, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {**about, "choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}},
+    ]
+    events = "".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n\n"
+    return Reply(body=events.encode(), headers={"Content-Type": "text/event-stream"})
+
+
+@needs_openenv
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(
+    not (shutil.which(VERIFIERS) and shutil.which("uv")),
+    reason="verifiers did NOT play: COMPOSER_VERIFIERS names a Python that has it, and it wants `uv` on the path",
+)
+def test_rollouts_of_verifiers_own_loop_are_held_to_the_same_gate(tmp_path: Path, tiny: Path) -> None:
+    tasks = KataEnv().tasks("train", TASKS, 0)
+    (tmp_path / "composer_served.py").write_text(PLUGIN)
+    with (
+        serving(streamed) as model,
+        running("kata", {}, tasks, max_steps=6, sessions=2 * SAMPLES * TASKS, folder=tmp_path, python=PYTHON) as url,
+    ):
+        settings = tmp_path / "eval.toml"
+        words = {"out": tmp_path / "out", "url": url, "asked": tmp_path / "openenv.json", "model": model.url}
+        settings.write_text(EVALUATION.format(samples=SAMPLES, **words))
+        done = subprocess.run(
+            [str(Path(VERIFIERS).parent / "vf-eval"), "@", str(settings)],
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "VF_KEY": "none", "UV_PYTHON": VERIFIERS},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (traces,) = (tmp_path / "out").rglob("traces.jsonl")
+    config = substrates.Config(
+        env={"name": "kata"},
+        policy={"model": str(tiny), "max_tokens": 12},
+        tasks=TASKS,
+        samples=SAMPLES,
+        max_steps=2,
+        through="openenv",
+        openenv_python=PYTHON,
+        traces=str(traces),
+    )
+    run = Run(runner.execute("substrates", {}, config, root=tmp_path / "artifacts").path)
+    ours, theirs = json.loads(run.beside("comparison.json"))["sides"]
+    assert [side["rollouts"] for side in (ours, theirs)] == [TASKS * SAMPLES] * 2
+    verdicts = {check["name"]: check["verdict"] for check in theirs["checks"]}
+    assert verdicts["rollouts scored"] == verdicts["rollouts collected"] == "ok", verdicts
+    assert theirs["steps"] == 4 * TASKS * SAMPLES, "look, replace, test, submit"
