@@ -222,16 +222,15 @@ def test_teachers_are_asked_side_by_side_and_steps_in_order(tmp_path: Path, coll
 
 def test_one_slow_answer_holds_up_its_own_chain_alone(tmp_path: Path, collected: Callable[..., Run]) -> None:
     """In batches with barriers, everybody waited for the slowest."""
-    finished: list[float] = []
-    started = time.monotonic()
+    finished, began = list[float](), list[float]()
 
     def reply(body: dict[str, Any], n: int) -> Reply:
+        began.append(time.monotonic())
         time.sleep(1.5 if n == 0 else 0.0)
-        finished.append(time.monotonic() - started)
+        finished.append(time.monotonic() - began[0])
         return Reply(body=answer("x"))
 
     rollouts = collected(tasks=4)
-    started = time.monotonic()
     with serving(reply) as server:
         replay(tmp_path, rollouts, [endpoint("one", server.url, concurrency=2)])
     slow = rollouts.rows(STEP)[0]["rollout_id"]
