@@ -120,7 +120,7 @@ def _environments(
     first = make()
     name, sandbox = first.name, first.sandbox
     first.close()
-    options = config.options()
+    options = config.env_options()
     sessions = config.samples * len(tasks) + 1  # all episodes of a batch at once, and the openings
     with openenv_client.running(
         config.env.name,

@@ -60,14 +60,14 @@ class EnvStageConfig(StageConfig):
 
     def opener(self) -> Callable[[], Environment]:
         """A maker of environments; the sandbox that they work in has been tried with a real command by then."""
-        options = self.options()
+        options = self.env_options()
         first = self._made(options)
         first.close()
         if getattr(first, "sandbox", None) == self.sandbox:
             probe(self.sandbox)
         return lambda: envs.load(self.env.name, options)
 
-    def options(self) -> dict[str, Any]:
+    def env_options(self) -> dict[str, Any]:
         """What the environment's constructor is given, the sandbox among it where it takes one."""
         return {**self.env.options, **({"sandbox": self.sandbox} if envs.takes(self.env.name, "sandbox") else {})}
 

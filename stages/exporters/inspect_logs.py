@@ -106,7 +106,6 @@ def _sample(transcript: ExportedTranscript, model: str, epoch: int) -> Row:
     marked = {**transcript.mark, "gt_pass": rollout["gt_pass"], "terminated_by": rollout["terminated_by"]}
     marked |= {"task_data": orjson.loads(task["data_json"] or "{}"), "submission": transcript.submission}
     marked |= {name: rollout[name] for name in ("model", "error_type", "error")}
-    tools = transcript.origin.get("tools_json") or rollout.get("tools_json") or "[]"
     return {
         "id": rollout["task_id"],
         "epoch": epoch,
@@ -115,7 +114,7 @@ def _sample(transcript: ExportedTranscript, model: str, epoch: int) -> Row:
         "messages": pool,
         "output": events[-1]["output"] if events else {"model": model, "choices": []},
         "scores": _scores(transcript),
-        "metadata": {"composer": {**marked, "prompt": task["prompt"], "tools": orjson.loads(tools)}},
+        "metadata": {"composer": {**marked, "prompt": task["prompt"], "tools": transcript.tools}},
         "events": events,
         "events_data": {"messages": pool, "calls": []},
         "model_usage": {model: _usage([turn.step for turn in transcript.turns])},

@@ -54,7 +54,7 @@ def _episode(transcript: ExportedTranscript) -> Row:
         "verify_metrics": {},
         "artifacts": {},
         "task": None,
-        "extra": {**_known(transcript), "tools": orjson.loads(transcript.origin.get("tools_json") or "[]")},
+        "extra": {**_known(transcript), "tools": transcript.tools},
     }
 
 
@@ -75,7 +75,7 @@ def _captured(transcript: ExportedTranscript) -> Row:
     sent = list(accumulate(rest, lambda before, message: [*before, message], initial=opening))
     starts = [index for index, message in enumerate(rest) if message["role"] == "assistant"]
     starts = starts[: len(transcript.turns)]
-    tools = orjson.loads(transcript.origin.get("tools_json") or "[]") or None
+    tools = transcript.tools or None
     turns = [_turn(transcript, i, sent[start], rest[start], tools) for i, start in enumerate(starts)]
     fields = {"episode_id": transcript.rollout["rollout_id"], "reward": transcript.rollout["reward"]}
     return {**fields, **_known(transcript), "trace": {"schema_version": 1, "turns": turns}}

@@ -79,6 +79,12 @@ class ExportedTranscript:
         return {name: self.rollout[name] for name in MARK}
 
     @property
+    def tools(self) -> list[Row]:
+        """What the model could call, as its environment, or the program that it was imported from, declared it."""
+        declared: list[Row] = orjson.loads(self.origin.get("tools_json") or self.rollout.get("tools_json") or "[]")
+        return declared
+
+    @property
     def submission(self) -> str | None:
         """What was handed in, else what the episode left behind when a limit ended it; None of one that broke down."""
         left = None if self.rollout["terminated_by"] in BROKEN else self.rollout.get("patch")

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from stages.exporters.transcripts import MARK, ExportedTranscript, File, chat
-from stages.runs import parquet
+from stages.runs import parquet, store
 from stages.runs.records import Row
 
 LOST = ("token ids and log-probs", "finish reasons, return codes, costs and times", "errors", "submissions", "sampling")
@@ -54,5 +54,5 @@ def _row(transcript: ExportedTranscript) -> Row:
     prompt, completion = chat(transcript)
     fields: dict[str, Any] = {"step": 0, "prompt": prompt, "completion": completion, "advantage": None}
     rollout = transcript.rollout
-    tools = transcript.origin.get("tools_json") or "[]"
+    tools = store.encode(transcript.tools).decode()
     return {**fields, "reward": rollout["reward"], "model": rollout["model"], "tools": tools, **transcript.mark}

@@ -54,7 +54,7 @@ def _episode(transcript: ExportedTranscript) -> Row:
 
 
 def _trace(transcript: ExportedTranscript, task: Row, errors: list[Row]) -> Row:
-    rollout, origin = transcript.rollout, transcript.origin
+    rollout = transcript.rollout
     nodes = _nodes(transcript)
     unscored = {} if rollout["reward"] is None else {"reward": {"score": rollout["reward"], "weight": 1.0}}
     marked = {**transcript.mark, "gt_pass": rollout["gt_pass"], "submission": transcript.submission}
@@ -64,7 +64,7 @@ def _trace(transcript: ExportedTranscript, task: Row, errors: list[Row]) -> Row:
         "verifiers": {"version": "0.4.0"},
         "task": task,
         "agent": {"config": {"model": rollout["model"]}, "name": "agent", "trainable": True},
-        "tools": [_tool(tool) for tool in orjson.loads(origin.get("tools_json") or "[]")],
+        "tools": [_tool(tool) for tool in transcript.tools],
         "nodes": nodes,
         "calls": _calls(transcript, [i for i, node in enumerate(nodes) if node["sampled"]]),
         "rewards": unscored,

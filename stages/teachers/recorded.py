@@ -21,7 +21,7 @@ from stages.pairs.sorting import on_disk, rows_of
 from stages.rollouts.trace import states
 from stages.runs import store
 from stages.runs.artifact import Run
-from stages.runs.records import ORIGIN, STEP, Row
+from stages.runs.records import ORIGIN, ROLLOUT, STEP, Row
 from stages.runs.spool import Spool
 
 FIRST = "row(rollout_id, step)"
@@ -132,9 +132,11 @@ class RecordedStates:
 
 
 def tools_of(rollouts: Run) -> dict[str, list[Any]]:
-    """The tools that each imported rollout could call, by its id, as its source declared them."""
-    if rollouts.holds(ORIGIN) is None:
-        return {}
-    read = lru_cache(64)(orjson.loads)  # most rollouts of a source have the same ones
-    rows = rollouts.scan(ORIGIN).rows(["rollout_id", "tools_json"])
-    return {row["rollout_id"]: read(row["tools_json"]) for row in rows if row["tools_json"]}
+    """The tools that each rollout could call, by its id, as its environment or its source declared them."""
+    read = lru_cache(64)(orjson.loads)  # most rollouts have the same ones
+    found: dict[str, list[Any]] = {}
+    for kind in (ORIGIN, ROLLOUT):
+        if rollouts.holds(kind) and "tools_json" in rollouts.scan(kind).columns:
+            rows = rollouts.scan(kind).rows(["rollout_id", "tools_json"])
+            found |= {row["rollout_id"]: read(row["tools_json"]) for row in rows if row["tools_json"]}
+    return found

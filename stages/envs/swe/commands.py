@@ -117,12 +117,15 @@ class Tests:
     files: tuple[str, ...]
 
     def counting(self, lists: Lists) -> Lists:
-        """The lists without names that are no tests: a few, such as `[100%]`, were read from a test's own output."""
+        """The lists without names that are no tests: a few, such as `[100%]`, were read from a test's own output.
+
+        Where none of those that must come to pass looks like a test, all stay: without one, anything is resolved.
+        """
         if not self.spec.uses_pytest:
             return lists
         groups = (lists.fail_to_pass, lists.pass_to_pass)
         fail_to_pass, pass_to_pass = (tuple(name for name in names if "::" in name) for names in groups)
-        return replace(lists, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass)
+        return replace(lists, fail_to_pass=fail_to_pass or lists.fail_to_pass, pass_to_pass=pass_to_pass)
 
     def run(self, runtime: TestRuntime, tree: Path) -> Outcomes:
         """Run them on a tree that may be written to."""

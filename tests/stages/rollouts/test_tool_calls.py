@@ -9,10 +9,11 @@ import pytest
 from support.environments import GuessEnv
 from support.server import Reply, answer, serving
 
-from stages import collect
+from stages import collect, replay_teachers
 from stages.envs.base import Observation, TakesCalls
 from stages.envs.tool_calls import carry_out
 from stages.errors import UsageError
+from stages.exporters.transcripts import Transcripts
 from stages.messages import Spoken, ToolCall, write
 from stages.runs import runner
 from stages.runs.artifact import Run
@@ -170,3 +171,18 @@ def test_an_environment_without_tools_is_refused(tmp_path: Path) -> None:
         )
         with pytest.raises(UsageError, match="guess declares no tools"):
             runner.execute("collect", {}, config, root=tmp_path)
+
+
+def test_teachers_and_other_programs_get_the_tools_that_the_student_had(tmp_path: Path) -> None:
+    def stops(body: dict, n: int) -> Reply:
+        return Reply(body=native(("stop", "{}")))
+
+    with serving(stops) as server:
+        rollouts = collected(tmp_path, server.url, "native")
+        student = server.requests[-1]["tools"]
+    with serving(stops) as server:
+        table = [{"name": "one", "model": "one", "base_url": server.url, "max_tokens": 64, "price": "unknown"}]
+        runner.execute("replay-teachers", {"rollouts": rollouts}, replay_teachers.Config(teachers=table), root=tmp_path)
+        assert student and all(body["tools"] == student for body in server.requests)
+    (transcript,) = Transcripts(rollouts)
+    assert transcript.tools == [dict(tool) for tool in CallsEnv.tools]

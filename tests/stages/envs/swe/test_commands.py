@@ -35,3 +35,5 @@ def test_names_that_are_no_tests_do_not_count_where_pytest_runs() -> None:
     lists = Lists(("t.py::a", "[100%]"), ("[1]",), skip_fails=True)
     assert commands.Tests(Spec("3.11"), "a/b", ()).counting(lists) == Lists(("t.py::a",), (), skip_fails=True)
     assert commands.Tests(Spec("3.11", test_command=DJANGO), "django/django", ()).counting(lists) == lists
+    unreadable = commands.Tests(Spec("3.11"), "a/b", ()).counting(Lists(("[100%]",), ("t.py::b",)))
+    assert not unreadable.resolved({"t.py::b": "passed"}), "without a test that came to pass nothing is resolved"
