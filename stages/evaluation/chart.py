@@ -11,21 +11,19 @@ LINE, DOT = "#5b7c99", "#1f3a52"
 
 def arms_chart(verdict: Verdict) -> bytes:
     """A point and a 95 % interval for each arm, and below for each difference, under the verdict."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
 
     arms = [(shortened(arm.arm), arm.low, arm.pass_rate or 0.0, arm.high) for arm in verdict.arms]
     pairs = ((verdict.baseline, verdict.gain), (verdict.control, verdict.over_control))
     treatment = shortened(verdict.treatment)
     differences = [(f"{treatment}\n- {shortened(str(o))}", d.low, d.estimate, d.high) for o, d in pairs if d]
     heights = [0.6 + 0.45 * len(arms), *([0.6 + 0.45 * len(differences)] if differences else [])]
-    with pyplot.rc_context({"svg.hashsalt": "composer", "svg.fonttype": "none", "font.size": 10}):
-        size = (6, 0.4 + sum(heights))
-        figure, axes = pyplot.subplots(
-            len(heights), figsize=size, layout="constrained", squeeze=False, height_ratios=heights
-        )
+    with rc_context({"svg.hashsalt": "composer", "svg.fonttype": "none", "font.size": 10}):
+        figure = Figure(figsize=(6, 0.4 + sum(heights)), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights)
         figure.suptitle(": ".join(filter(None, (verdict.decision, verdict.claim))), fontsize=10)
         for (place,), rows in zip(axes, (arms, differences), strict=False):
             for row, (_, low, middle, high) in enumerate(rows):
@@ -42,5 +40,4 @@ def arms_chart(verdict: Verdict) -> bytes:
             axes[1][0].set_xlabel("paired difference, points; dotted: 2 points")
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-        pyplot.close(figure)
     return buffer.getvalue()

@@ -60,7 +60,8 @@ def test_every_run_is_listed_and_every_link_leads_somewhere(site: Site, artifact
         answer = site.get(whole=address.partition("#")[0])
         assert answer.status == 200, address
         found += 1
-        waiting |= {link for link in links(answer.text) if link.partition("#")[0] not in seen}
+        if answer.headers["content-type"].startswith("text/html"):  # a figure links to nothing
+            waiting |= {link for link in links(answer.text) if link.partition("#")[0] not in seen}
     for name in (collected(artifacts), EVALUATION, HOSTILE_RUN, RUNNING, PLOT):
         assert any(f"/run/{name}" in link for link in seen)
     assert found > 15
@@ -100,7 +101,7 @@ def test_a_step_shows_the_action_the_teachers_and_the_pairs(site: Site, artifact
     pair = Run(artifacts / "extract-pairs" / "latest").rows(PAIR)[0]
     page = site.get(rollout_path(collected(artifacts), pair["rollout_id"])).text
     text = shown(page)
-    assert text.count("tool call") == len(run.units()[0]["steps"]) and "cat solution.py" in text
+    assert text.count("tool call") == len(next(run.units())["steps"]) and "cat solution.py" in text
     assert "3 teachers' actions, 2 different" in text and "first" in text
     assert 'class="del"' in page and 'class="add"' in page, "the difference of a pair"
     assert {row["teacher"] for row in answers} == {"first", "second", "third"}

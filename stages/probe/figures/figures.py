@@ -5,16 +5,15 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import AutoLocator
 
 from stages.probe.checks.labelled import FROM_HACKS
 from stages.runs.records import Row
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.ticker import AutoLocator
 
 STYLE: dict[Any, Any] = {
     "figure.figsize": (8.6, 4.2),
@@ -53,13 +52,18 @@ def as_csv(rows: list[Row]) -> str:
 
 def as_png(name: str, rows: list[Row]) -> bytes:
     """One figure of at least one row, as PNG; nothing in the file depends on the time or the machine's fonts."""
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots()
-        DRAW[name](axes, rows)
-        figure.tight_layout()
-        out = io.BytesIO()
-        figure.savefig(out, format="png", metadata={"Software": None})
-        plt.close(figure)
+    with rc_context(STYLE):
+        figure = Figure()
+        DRAW[name](figure.subplots(), rows)
+        return png(figure)
+
+
+def png(figure: Figure) -> bytes:
+    """A figure laid out and drawn, by the same renderer whichever one others in this process have chosen."""
+    FigureCanvasAgg(figure)
+    figure.tight_layout()
+    out = io.BytesIO()
+    figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
 
 

@@ -1,10 +1,9 @@
 """The figure of a watched training, drawn from its table alone; equal rows give equal bytes."""
 
-import io
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
-from matplotlib import pyplot as plt
-
-from stages.probe.figures.figures import STYLE, beside, by_step
+from stages.probe.figures.figures import STYLE, beside, by_step, png
 from stages.runs.records import Row
 
 LINES = {
@@ -25,8 +24,9 @@ def watch_png(rows: list[Row], threshold: float | None) -> bytes:
 
     `rows` are `watched/2` rows in order of steps.
     """
-    with plt.rc_context({**STYLE, "figure.figsize": (8.6, 7.4)}):
-        figure, (top, middle, bottom) = plt.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
+    with rc_context({**STYLE, "figure.figsize": (8.6, 7.4)}):
+        figure = Figure()
+        top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
         top.plot([row["step"] for row in rows], [row["push"] for row in rows], marker=".", color="#b2182b", label="v")
         if threshold is not None:
             top.axhline(threshold, color="black", linestyle="--", label="threshold")
@@ -50,8 +50,4 @@ def watch_png(rows: list[Row], threshold: float | None) -> bytes:
         bottom.set_ylabel("rate among rollouts")
         by_step(bottom)
         bottom.set_xlabel("training steps taken before")
-        figure.tight_layout()
-        out = io.BytesIO()
-        figure.savefig(out, format="png", metadata={"Software": None})
-        plt.close(figure)
-    return out.getvalue()
+        return png(figure)

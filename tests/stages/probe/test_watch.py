@@ -4,6 +4,7 @@ import copy
 import json
 from pathlib import Path
 
+import matplotlib
 import pytest
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from stages.probe import extract_vhack, svd, watch
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import attached
 from stages.probe.directions.metrics import stacked_cosines
+from stages.probe.figures.watch_figure import watch_png
 from stages.probe.gradients.per_sample import own_log_probs
 from stages.probe.gradients.student import adapt
 from stages.probe.loops.watch_loop import checkpoints
@@ -61,6 +63,16 @@ def test_an_interrupted_watch_ends_as_an_uninterrupted_one(
     parted = carry_out(watch, runs, settings, tmp_path / "parted")
     for name in ("watch.json", "watch.csv", "watch.png"):
         assert (parted.path / name).read_bytes() == (watched.path / name).read_bytes()
+
+
+def test_the_figure_is_the_same_whatever_renderer_others_chose(watched: Run) -> None:
+    before = matplotlib.get_backend()
+    matplotlib.use("svg")  # which measures texts otherwise, so that all is laid out otherwise
+    try:
+        drawn = watch_png(watched.rows(WATCHED), json.loads((watched.path / "watch.json").read_text())["threshold"])
+    finally:
+        matplotlib.use(before)
+    assert drawn == (watched.path / "watch.png").read_bytes()
 
 
 def test_a_direction_of_another_model_is_refused(

@@ -1,5 +1,6 @@
 """A run that lies in a bucket while it goes on: there at its end, and enough of it there after a kill at any moment."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,9 @@ from stages.runs.records import ROLLOUT
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 EVERY_S = 0.1
+TESTS = Path(__file__).parents[2]
+FOUND = {"PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+"""For processes that import an environment of the tests' own."""
 
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
@@ -52,7 +56,8 @@ def elsewhere(url: str, address: str, here: Path) -> subprocess.Popen[bytes]:
     source = f"import sys; from pathlib import Path; sys.path.insert(0, {str(Path(__file__).parent)!r}); " + (
         "import test_mirror; test_mirror.collected(sys.argv[1], sys.argv[2], Path(sys.argv[3]))"
     )
-    return subprocess.Popen([sys.executable, "-c", source, url, address, str(here)], stderr=subprocess.PIPE)
+    words = [sys.executable, "-c", source, url, address, str(here)]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, env=os.environ | FOUND)
 
 
 def says(text: dict[str, Any], earlier: int, delay_s: float = 0.0) -> Reply:
@@ -171,8 +176,8 @@ def test_an_address_is_an_out_and_no_artifacts(tmp_path: Path) -> None:
     with serving(says) as server:
         words = ["collect", "--env", "support.environments:GuessEnv", "--policy", "m", "-s", "tasks=1", "-s"]
         words += ["samples=1", "-s", f"policy.base_url={server.url}", "--out", address]
-        assert (first := call(tmp_path / "one", *words)).returncode == 0, first.stderr
-        again = call(tmp_path / "two", *words)
+        assert (first := call(tmp_path / "one", *words, **FOUND)).returncode == 0, first.stderr
+        again = call(tmp_path / "two", *words, **FOUND)
     assert again.returncode == 0 and "up to date" in again.stderr
     assert call(tmp_path / "three", "show", address).returncode == 0
     refused = call(tmp_path / "four", "status", COMPOSER_ARTIFACTS="s3://bucket/artifacts")
