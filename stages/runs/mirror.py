@@ -5,7 +5,6 @@ the bucket is a run folder as a kill would leave it, at most that much older, an
 from it. Whoever begins last owns the run: a machine that comes back to life finds that and stops.
 """
 
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,11 +12,11 @@ from pathlib import Path
 from uuid import uuid4
 
 from stages.errors import ComposerError, InfrastructureError, UsageError
-from stages.runs import store
+from stages.runs import remote, store
 from stages.runs.artifact import Out
 from stages.runs.bucket import Bucket, open_bucket
 from stages.runs.ledger import NAME as LEDGER
-from stages.runs.remote import MANIFEST, is_inside
+from stages.runs.remote import MANIFEST
 
 EVERY_S = 5.0
 """Between two looks at what changed: so much work a machine that is lost takes with it."""
@@ -34,7 +33,7 @@ class Mirror:
 
     def __init__(self, url: str, stage: str, cache: Path, every_s: float = EVERY_S) -> None:
         self.url = url.rstrip("/")
-        self.folder = cache / store.digest(self.url)[:12] / stage / self.url.rpartition("/")[2]
+        self.folder = remote.place(self.url, stage, cache)
         self._bucket: Bucket = open_bucket(self.url)
         self._owner, self._sent = uuid4().hex, dict[str, Stamp]()
         self._over, self._every_s = threading.Event(), every_s
@@ -47,11 +46,7 @@ class Mirror:
         there = self._bucket.read(MANIFEST)
         if there is None or (owner is None and there == store.read_bytes(self.folder / MANIFEST)):
             return
-        shutil.rmtree(self.folder, ignore_errors=True)
-        for key in self._bucket.keys(""):
-            if key not in (MANIFEST, OWNER) and is_inside(key):
-                self._bucket.fetch(key, self.folder / key)
-        store.write_sealed(self.folder / MANIFEST, there)  # last: a folder without it is no run
+        remote.bring(self._bucket, self.folder, there, but=[OWNER])
 
     @contextmanager
     def following(self, out: Out, *, units: bool) -> Iterator[None]:

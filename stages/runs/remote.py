@@ -5,6 +5,7 @@ against the digests of the manifest, kept, and not fetched again while the manif
 """
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from stages.errors import BadInput, UsageError
 from stages.runs import store
 from stages.runs.artifact import Run
-from stages.runs.bucket import SCHEMES, open_bucket
+from stages.runs.bucket import SCHEMES, Bucket, open_bucket
 from stages.runs.manifest import Manifest
 
 MANIFEST = "manifest.json"
@@ -34,18 +35,29 @@ def fetch(url: str, cache: Path) -> Path:
     about = _manifest(found, url)
     if about.status != "complete":
         raise BadInput(f"{url} is {about.status}, not complete. Publish the run once it is finished.")
-    folder = cache / store.digest(url.rstrip("/"))[:12] / about.stage / url.rstrip("/").rpartition("/")[2]
+    folder = place(url, about.stage, cache)
     if store.read_bytes(folder / MANIFEST) == found and not _damage(Run(folder)):
         return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    for key in sorted(bucket.keys("")):
-        if key != MANIFEST and is_inside(key):
-            bucket.fetch(key, folder / key)
-    store.write_sealed(folder / MANIFEST, found)  # last: a folder without it is no run
+    bring(bucket, folder, found)
     if damage := _damage(Run(folder)):
         (folder / MANIFEST).unlink()
         raise BadInput(f"{url}: {damage}. Publish the run again.")
     return folder
+
+
+def place(url: str, stage: str, cache: Path) -> Path:
+    """The folder below `cache` for the run at an address."""
+    url = url.rstrip("/")
+    return cache / store.digest(url)[:12] / stage / url.rpartition("/")[2]
+
+
+def bring(bucket: Bucket, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:
+    """Put the files of a run in a bucket, all `but` these, into a folder in place of what is there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for key in sorted(bucket.keys("")):
+        if key not in (MANIFEST, *but) and is_inside(key):
+            bucket.fetch(key, folder / key)
+    store.write_sealed(folder / MANIFEST, manifest)  # last: a folder without it is no run
 
 
 def _damage(run: Run) -> str | None:

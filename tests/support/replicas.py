@@ -110,17 +110,22 @@ def main(url: str, number: int, rounds: int, script: dict[str, Any], settings: s
     while not loop.finished:
         while bucket.read(script.get("hold", {}).get(loop.state.round, "run.json")) is None:
             time.sleep(0.05)
-        for _ in range(chosen.every - 1):
-            replica.step()
-            loop.after_step()
-        replica.step()
-        if loop.state.round == script.get("die_in"):
-            loop.offer()
-            os.kill(os.getpid(), signal.SIGKILL)
-        loop.after_step()
+        one_round(replica, loop, chosen, script)
     took_part = [held.round for held in loop.history if held.took_part]
     assert replica.bytes() == b"".join(array.tobytes() for array in loop.state.weights.values())
     bucket.write(f"end/{number}", json.dumps([loop.state.digest, took_part]).encode())
+
+
+def one_round(replica: Replica, loop: OuterLoop, chosen: Diloco, script: dict[str, Any]) -> None:
+    """The steps of a round, and the round; where the script says so, death after the offer."""
+    for _ in range(chosen.every - 1):
+        replica.step()
+        loop.after_step()
+    replica.step()
+    if loop.state.round == script.get("die_in"):
+        loop.offer()
+        os.kill(os.getpid(), signal.SIGKILL)
+    loop.after_step()
 
 
 def over_lighthouse(url: str, path: str, number: int, rounds: int, script: dict[str, Any], settings: str) -> None:
@@ -138,14 +143,7 @@ def over_lighthouse(url: str, path: str, number: int, rounds: int, script: dict[
     while not loop.finished:
         while not Path(script.get("hold", {}).get(loop.state.round, "/")).exists():
             time.sleep(0.05)
-        for _ in range(chosen.every - 1):
-            replica.step()
-            loop.after_step()
-        replica.step()
-        if loop.state.round == script.get("die_in"):
-            loop.offer()
-            os.kill(os.getpid(), signal.SIGKILL)
-        loop.after_step()
+        one_round(replica, loop, chosen, script)
     assert replica.bytes() == b"".join(array.tobytes() for array in loop.state.weights.values())
     took_part = [held.round for held in loop.history if held.took_part]
     Path(path).write_text(json.dumps([loop.state.digest, took_part]))

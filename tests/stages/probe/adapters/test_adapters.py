@@ -11,7 +11,6 @@ from stages.probe.adapters.lora import A_HALF
 from stages.probe.adapters.spectrum import (
     Factors,
     Spectrum,
-    factorise,
     load_factors,
     load_spectrum,
     reconstruction_error,
@@ -24,16 +23,6 @@ from stages.probe.gradients.tiny import tiny_qwen3
 UNTOUCHED = ("antipasto_full", "antipasto_topr", "lora", "lora_frozenA", "lora_random_B", "lora_warmup")
 NAMES = (*UNTOUCHED, "antipasto_paper")
 IDS = torch.arange(2, 26).view(2, 12)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_qwen3()
-
-
-@pytest.fixture(scope="module")
-def spectrum(model) -> Spectrum:
-    return Spectrum({name: factorise(linear.weight) for name, linear in target_linears(model).items()})
 
 
 def opened(name: str, model, spectrum: Spectrum) -> Adapter:

@@ -8,21 +8,10 @@ import torch
 from stages.probe.adapters.attach import Adapter
 from stages.probe.adapters.choose import load_start, open_adapter, save_start
 from stages.probe.adapters.rotated import LIMIT, TURN, RotatedAntipasto, picked, rotation, skew
-from stages.probe.adapters.spectrum import Spectrum, factorise
+from stages.probe.adapters.spectrum import Spectrum
 from stages.probe.adapters.targets import target_linears
-from stages.probe.gradients.tiny import tiny_qwen3
 
 MODULE = "model.layers.0.self_attn.o_proj"
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_qwen3()
-
-
-@pytest.fixture(scope="module")
-def spectrum(model) -> Spectrum:
-    return Spectrum({name: factorise(linear.weight) for name, linear in target_linears(model).items()})
 
 
 def test_a_plane_turns_by_what_the_cayley_transform_says_and_less_than_sixty_degrees() -> None:

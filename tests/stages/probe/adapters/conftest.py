@@ -1,0 +1,17 @@
+"""A tiny model and the decomposition of its Linears."""
+
+import pytest
+
+from stages.probe.adapters.spectrum import Spectrum, factorise
+from stages.probe.adapters.targets import target_linears
+from stages.probe.gradients.tiny import tiny_qwen3
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_qwen3()
+
+
+@pytest.fixture(scope="module")
+def spectrum(model) -> Spectrum:
+    return Spectrum({name: factorise(linear.weight) for name, linear in target_linears(model).items()})
