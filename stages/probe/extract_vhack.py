@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from stages.policy.base import PolicyConfig
+from stages.probe.adapters.names import LORA_EXTRACT, AdapterName
 from stages.probe.pool.pair_source import Pair, PairsConfig, load_pairs
 from stages.runs import store
 from stages.runs.artifact import Out, Run
@@ -42,9 +43,7 @@ class Config(StageConfig):
 
     student: PolicyConfig = PolicyConfig(model="kata:honest")
     """The model whose gradients are probed."""
-    adapter: Literal[
-        "antipasto_full", "antipasto_topr", "antipasto_paper", "lora", "lora_frozenA", "lora_random_B", "lora_warmup"
-    ] = "antipasto_full"
+    adapter: AdapterName = "antipasto_full"
     rank: int = Field(8, gt=0)
     """Of all but antipasto_full, which has no rank to choose. AntiPaSTO takes 64."""
     warmup_steps: int = Field(6, ge=4, le=10)
@@ -134,7 +133,7 @@ def _prepared(
 
 def _facts(config: Config, pairs: Sequence[Pair], student: "Student") -> Row:
     """What must agree before the direction is used, and how it came about."""
-    from stages.probe.adapters.choose import LORA_EXTRACT, coordinates
+    from stages.probe.adapters.choose import coordinates
 
     return {
         **coordinates(student.adapter),

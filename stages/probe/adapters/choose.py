@@ -5,7 +5,7 @@ Where each adapter comes from stands in its file; the check of coordinates is th
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from stages.errors import BadInput, UsageError
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import Adapter
 from stages.probe.adapters.lora import Lora
+from stages.probe.adapters.names import SPECTRAL, AdapterName
 from stages.probe.adapters.rotated import RotatedAntipasto
 from stages.probe.adapters.spectrum import Spectrum, reconstruction_error
 from stages.probe.adapters.targets import target_linears
@@ -22,18 +23,6 @@ from stages.probe.adapters.tensor_file import read_tensors, write_tensors
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-AdapterName = Literal[
-    "antipasto_full", "antipasto_topr", "antipasto_paper", "lora", "lora_frozenA", "lora_random_B", "lora_warmup"
-]
-SPECTRAL = ("antipasto_full", "antipasto_topr", "antipasto_paper")
-"""The adapters that work in singular coordinates, and so need a decomposition."""
-LORA_EXTRACT = {
-    "lora": "B_only",
-    "lora_frozenA": "frozenA",
-    "lora_random_B": "random_B_minus_init",
-    "lora_warmup": "warmup",
-}
-"""How a LoRA comes to have gradients at its start, by adapter: what a direction's metadata calls `lora_extract`."""
 START = "start.safetensors"
 """In the folder of a direction: where its adapter starts, if the pairs decided that."""
 Start = Mapping[str, Tensor]

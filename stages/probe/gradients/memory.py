@@ -12,7 +12,7 @@ from types import MappingProxyType
 from stages.errors import UsageError
 from stages.policy.config import PolicyConfig
 from stages.policy.local import device
-from stages.probe.adapters.choose import SPECTRAL, AdapterName
+from stages.probe.adapters.names import SPECTRAL, AdapterName
 from stages.probe.adapters.rotated import WRITERS
 from stages.probe.adapters.targets import SUFFIXES
 from stages.probe.gradients.per_sample import LOGITS

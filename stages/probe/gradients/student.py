@@ -15,7 +15,8 @@ from torch import Tensor
 
 from stages.policy.base import PolicyConfig
 from stages.probe.adapters.attach import Adapter, Folded, in_float32
-from stages.probe.adapters.choose import SPECTRAL, AdapterName, Start, check_spectrum, open_adapter
+from stages.probe.adapters.choose import Start, check_spectrum, open_adapter
+from stages.probe.adapters.names import SPECTRAL, AdapterName
 from stages.probe.adapters.spectrum import load_spectrum
 from stages.probe.adapters.targets import target_linears
 from stages.probe.gradients.per_sample import RowLoss, RowSink, Sink, own_log_probs, per_sample_gradients, token_sum

@@ -18,7 +18,8 @@ from stages.policy.checkpoint import CheckpointInfo
 from stages.policy.config import PolicyConfig
 from stages.policy.local import load_model
 from stages.probe.adapters.attach import Adapter
-from stages.probe.adapters.choose import SPECTRAL, check_spectrum, coordinates, load_start, open_adapter
+from stages.probe.adapters.choose import check_spectrum, coordinates, load_start, open_adapter
+from stages.probe.adapters.names import SPECTRAL
 from stages.probe.adapters.spectrum import load_spectrum
 from stages.probe.adapters.tensor_file import read_tensors, write_tensors
 from stages.probe.checks.alarm import FLOOR, LEVEL, RANDOM_FAMILY, Alarm, alarm, pushed, standardised

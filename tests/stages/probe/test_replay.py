@@ -8,8 +8,9 @@ import torch
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.probe import extract_vhack, replay, svd, teacher_pool
-from stages.probe.adapters.choose import LORA_EXTRACT, coordinates, load_start, open_adapter
+from stages.probe.adapters.choose import coordinates, load_start, open_adapter
 from stages.probe.adapters.lora import A_HALF
+from stages.probe.adapters.names import LORA_EXTRACT
 from stages.probe.directions.modes import DescentConfig
 from stages.probe.directions.pair_gradients import pair_rows
 from stages.probe.directions.v_hack import V_HACK_FILE, load_direction
