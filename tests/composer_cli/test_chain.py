@@ -175,7 +175,7 @@ def test_a_run_that_is_not_ok_stops_the_chain(composer, write, tmp_path):
 
 
 SLOW_PAIR = PAIR_OF_COLLECTIONS.replace("SCRIPTED", "SLOW").replace(
-    "tasks = 2", "tasks = 3\nin_flight = { episodes = 1 }"
+    "samples = 2", "samples = 1\nin_flight = { episodes = 1 }"
 )
 
 

@@ -115,12 +115,30 @@ def test_a_chain_and_a_training_can_be_watched_and_an_import_has_nothing_to_watc
         assert ("--watch" in call(tmp_path, *words, "--help").stdout) is there
 
 
+SLOWLY = ["-s", "tasks=3", "-s", "samples=1", "-s", "in_flight.episodes=1"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server, tmp_path_factory):
+    """The digests of a slow collection that nobody stops."""
+    root = tmp_path_factory.mktemp("whole")
+    assert call(root, "collect", *model(server, "slow"), *SLOWLY).returncode == 0
+    return digests(root)
+
+
+def digests(root):
+    """The content of the tables of the one collection below a folder."""
+    (path,) = root.glob("collect/2*/manifest.json")
+    return {name: out["content_sha256"] for name, out in json.loads(path.read_text())["outputs"].items()}
+
+
 @pytest.mark.parametrize(
     ("sent", "code", "said"), [(signal.SIGINT, 130, "Interrupted."), (signal.SIGTERM, 143, "Stopped by SIGTERM.")]
 )
-def test_a_signal_is_drained_exits_with_its_code_and_resume_gives_the_same_rows(server, tmp_path, sent, code, said):
-    words = ["collect", *model(server, "slow"), "-s", "tasks=4", "-s", "samples=1", "-s", "in_flight.episodes=1"]
-    cut, whole = tmp_path / "cut", tmp_path / "whole"
+def test_a_signal_is_drained_exits_with_its_code_and_resume_gives_the_same_rows(
+    server, undisturbed, tmp_path, sent, code, said
+):
+    words, cut = ["collect", *model(server, "slow"), *SLOWLY], tmp_path / "cut"
     with subprocess.Popen(command(*words), env=environment(cut), stderr=subprocess.PIPE, text=True) as process:
         until(lambda: any(path.stat().st_size for path in cut.glob("collect/2*/steps/*.open")))
         process.send_signal(sent)
@@ -135,13 +153,7 @@ def test_a_signal_is_drained_exits_with_its_code_and_resume_gives_the_same_rows(
     assert ("SIGTERM" in found["reason"]) == (sent == signal.SIGTERM)
     assert not list(cut.glob("collect/2*/.reserve"))
     assert call(cut, *words, "--resume").returncode == 0
-    assert call(whole, *words).returncode == 0
-    contents = [
-        {name: out["content_sha256"] for name, out in json.loads(path.read_text())["outputs"].items()}
-        for root in (cut, whole)
-        for path in root.glob("collect/2*/manifest.json")
-    ]
-    assert contents[0] == contents[1]
+    assert digests(cut) == undisturbed
 
 
 def test_a_closed_pipe_is_no_failure_to_talk_about(made):

@@ -136,14 +136,12 @@ def test_the_reference_is_the_base_with_the_adapter_off(tmp_path: Path, tiny: Pa
         trained(tmp_path, str(run.folder(CHECKPOINT)), optimisation=again, adapter={"rank": 0})
 
 
-def test_collect_and_evaluate_take_it_as_a_policy(tmp_path: Path) -> None:
-    kata = {"env": {"name": "kata"}, "max_steps": 2}
-    config = train.Config(**kata, policy={"max_tokens": 16}, tasks=4, optimisation=SMALL, adapter=LORA)
-    arm = Run(runner.execute("train", {}, config, root=tmp_path).path)
+def test_collect_and_evaluate_take_it_as_a_policy(tmp_path: Path, tiny: Path) -> None:
+    arm = trained(tmp_path, str(tiny))
     folder = str(arm.folder(CHECKPOINT))
-    rollouts = collect.Config(**kata, policy={"model": folder, "max_tokens": 16}, tasks=2, samples=2)
+    rollouts = collect.Config(env={"name": ENV}, policy={"model": folder, "max_tokens": 16}, tasks=2, samples=2)
     assert len(Run(runner.execute("collect", {}, rollouts, root=tmp_path).path).rows(ROLLOUT)) == 4
-    compare = evaluate.Config(env={"name": "kata", "split": "eval"}, max_steps=2, tasks=2)
+    compare = evaluate.Config(env={"name": ENV, "split": "eval"}, tasks=2)
     items = Run(runner.execute("evaluate", {"arms": arm}, compare, root=tmp_path).path).rows(EVAL_ITEM)
     assert {item["arm"] for item in items} == {"A", "start"} and not [i for i in items if i["error_type"]]
 
