@@ -15,12 +15,12 @@ demo *ARGS:
 # Run lint and the tests, without those marked slow, or only the tests that are named: ./dev test tests/stages -k gate
 test *ARGS:
     {{ if ARGS == "" { "just lint" } else { "true" } }}
-    {{ one_thread }} python -m pytest -n 2 {{ if ARGS == "" { "-m 'not slow'" } else { ARGS } }}
+    {{ one_thread }} python -m pytest -n 2 --dist worksteal {{ if ARGS == "" { "-m 'not slow'" } else { ARGS } }}
 
 # Run lint and all tests, also those that take minutes or start servers, engines and browsers.
 test-all *ARGS:
     just lint
-    {{ one_thread }} python -m pytest -n 2 {{ ARGS }}
+    {{ one_thread }} python -m pytest -n 2 --dist worksteal {{ ARGS }}
 
 # Kill every stage with SIGKILL at random moments, so often in all, resume, and hold the artifacts against undisturbed ones.
 crash KILLS="100" *ARGS:
