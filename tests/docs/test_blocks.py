@@ -1,0 +1,206 @@
+"""Every block of the documents is executed.
+
+The blocks of a document are executed in their order, in one folder, as a reader would. A block with a title is a file
+and is written there. A model's name that a document uses is a folder there with a tiny model in it; the servers that it
+names are one on loopback. Recipes of `./dev` that take minutes stand in blocks marked `<!-- recipes -->`: they are
+expanded by `just`, and every command that they would run is held against the program.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.blocks import execute
+from support.command_line import environment
+from support.documents import BIN, DOCUMENTS, ROOT, blocks, commands, find
+from support.foreign import document
+from support.models import save_tiny
+from support.server import Reply, answer, serving
+from support.shelf import SHELF, write
+from typer import TyperException
+from typer.main import get_command
+
+from composer_cli import launch
+from composer_cli import preset as presets
+from composer_cli.app import app
+from composer_cli.positionals import read
+from composer_cli.stage_command import SHORTCUTS
+from stages import STAGES
+from stages.errors import UsageError
+
+FRESH = {"guide.md"}
+"""Documents that begin with no runs at all."""
+SLOW = {"guide.md"}
+"""It trains and evaluates three arms."""
+MODELS = ("Qwen/Qwen3-8B",)
+SERVERS = ("https://openrouter.ai/api/v1", "http://127.0.0.1:8000/v1")
+STUDENT = ("cat solution.py", "sed -i 's|return .*|return u + v|' solution.py", "python3 test_solution.py", "submit")
+TEACHER = ("cat solution.py", "sed -i 's|return .*|return u * v|' solution.py", "cat test_solution.py", "ls")
+INSPECT_LOG = {
+    "version": 2,
+    "status": "success",
+    "eval": {"task": "sums", "model": "openai/m", "scorers": [{"name": "match"}]},
+    "plan": {"config": {"max_tokens": 5}},
+    "samples": [
+        {
+            "id": 1,
+            "epoch": epoch,
+            "input": "1+1?",
+            "target": "2",
+            "messages": [
+                {"role": "user", "content": "1+1?", "source": "input"},
+                {"role": "assistant", "content": said, "source": "generate"},
+            ],
+            "output": {"choices": [{"stop_reason": "stop"}], "usage": {"input_tokens": 4, "output_tokens": 1}},
+            "scores": {"match": {"value": value}},
+            "events": [],
+        }
+        for epoch, said, value in ((1, "2", "C"), (2, "3", "I"))
+    ],
+}
+MINI_SWE_TRAJECTORY = {
+    "info": {
+        "mini_version": "1.15.0",
+        "config": {"model": {"model_name": "some/model", "model_kwargs": {"temperature": 0.0}}},
+        "exit_status": "Submitted",
+        "submission": "",
+        "model_stats": {"instance_cost": 0.5, "api_calls": 1},
+    },
+    "messages": [
+        {"role": "system", "content": "You fix."},
+        {"role": "user", "content": "It breaks."},
+        {"role": "assistant", "content": "Look.\n\n```bash\nls\n```"},
+        {"role": "user", "content": "<returncode>0</returncode>\n<output>\na.py\n</output>"},
+    ],
+    "trajectory_format": "mini-swe-agent-1",
+    "instance_id": "owner__repo-12",
+}
+
+
+def reply(asked: dict[str, Any], earlier: int) -> Reply:
+    """Teachers disagree with the student at every step but the first."""
+    del earlier
+    turn = sum(message["role"] == "assistant" for message in asked["messages"])
+    said = STUDENT if asked["model"] in MODELS else TEACHER
+    return Reply(body=answer(f"```bash\n{said[min(turn, 3)]}\n```"))
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The base URL of a server for every model that a document names."""
+    with serving(reply) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What readers have lying about: models, a package, files of other programs."""
+    folder = tmp_path_factory.mktemp("shared")
+    for name in MODELS:
+        save_tiny(folder / name)
+    package = write(folder / "toolz-1.2.0", SHELF)
+    with tarfile.open(folder / "toolz-1.2.0.tar.gz", "w:gz") as archive:
+        archive.add(package, arcname=package.name)
+    document(folder / "logs" / "sums.json", INSPECT_LOG)
+    document(folder / "trajectories" / "a.traj.json", MINI_SWE_TRAJECTORY)
+    return folder
+
+
+def executed() -> list[Any]:
+    """The documents, those marked slow that train several models."""
+    marks = {path: [pytest.mark.slow] if path.name in SLOW else [] for path in DOCUMENTS}
+    return [pytest.param(path, marks=mark, id=str(path.relative_to(ROOT))) for path, mark in marks.items()]
+
+
+@pytest.mark.parametrize("path", executed())
+def test_the_blocks_of_a_document_run(path: Path, made: Path, shared: Path, url: str, tmp_path: Path) -> None:
+    for item in shared.iterdir():
+        (tmp_path / item.name).symlink_to(item)
+    if path.name not in FRESH:
+        shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
+    search = os.pathsep.join([str(ROOT), *stand_ins()])
+    env = environment(tmp_path / "artifacts", PYTHONPATH=search, OPENROUTER_API_KEY="k", TRL_EXPERIMENTAL_SILENCE="1")
+    for block in blocks(path):
+        if block.mark == "recipes":
+            continue
+        text = block.text
+        for server in SERVERS:
+            text = text.replace(server, url)
+        if block.title:
+            (tmp_path / block.title).write_text(text)
+        jobs: list[str | list[str]] = [text] if block.language == "python" else []
+        if block.language == "sh":
+            assert all(words[0] == "composer" for words in commands(text)), f"{path}:{block.line}: only composer is run"
+            jobs = [words[1:] for words in commands(text)]
+        assert jobs or (block.language == "toml" and block.title), f"{path}:{block.line}: nothing executes this block"
+        for job in jobs:
+            code, printed = execute(job, tmp_path, env)
+            gate = code == 1 and "Collection gate" in printed and "FAIL" in printed  # tiny models say random things
+            assert code == 0 or gate, f"{path}:{block.line}: {job} ended with {code}\n{printed[-4000:]}"
+
+
+def stand_ins() -> list[str]:
+    """Where stand-ins for frameworks lie that are not installed."""
+    folder = ROOT / "tests" / "support" / "stand_ins"
+    missing = [name for name in ("openenv", "minisweagent") if find_spec(name) is None or _stands_in(name)]
+    return [str(folder)] if missing else []
+
+
+def _stands_in(name: str) -> bool:
+    spec = find_spec(name)
+    return spec is not None and "stand_ins" in str(spec.origin)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_marked_recipes_exist_and_run_what_exists(path: Path) -> None:
+    for block in blocks(path):
+        assert block.mark in (None, "recipes"), f"{path}:{block.line}: no such mark"
+        if block.mark == "recipes":
+            for words in commands(block.text):
+                check(words)
+
+
+def check(words: list[str]) -> None:
+    """Fail unless the command, its options and its settings exist, or the recipe, and whatever it would run."""
+    if words[0] == "./dev":
+        done = subprocess.run([BIN / "just", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        lines = [line.removeprefix("OMP_NUM_THREADS=1 ") for line in done.stderr.splitlines()]
+        for line in lines:
+            if line.startswith("composer "):
+                check(shlex.split(line))
+        return
+    assert words[0] == "composer", f"nobody checks {words[0]}"
+    name, command, rest = find(words[1:])
+    given = command.make_context(
+        name, rest, parent=get_command(app).make_context("composer", [], resilient_parsing=True)
+    ).params
+    if name in STAGES:
+        said, _ = read(name, given.get("words") or [])
+        values = {key: given.get(word) for word, key in SHORTCUTS.items() if word != "teachers"}
+        short = [*said, *launch.shortcuts(name, values, None, given.get("limit"))]
+        launch.configure(name, [], short, given["set_"] or [])
+    if name == "run":
+        presets.configure(presets.load(given["preset"]), [])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "composer colect",
+        "composer collect --polcy x",
+        "composer collect --set tsaks=3",
+        "./dev demmo",
+        "rm -r artifacts",
+    ],
+)
+def test_a_wrong_command_is_found(wrong: str) -> None:
+    with pytest.raises((UsageError, TyperException, KeyError, AssertionError)):
+        check(shlex.split(wrong))

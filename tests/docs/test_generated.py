@@ -1,0 +1,75 @@
+"""What the program generates stands in the documents, every message is explained, and every link leads somewhere."""
+
+import os
+import re
+import runpy
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from support.documents import BIN, DOCUMENTS, ROOT
+from typer.main import get_command
+
+from composer_cli.app import app
+from stages import STAGES
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")
+ROOT_PAGES = ("index.md", "runs.md", "contributing.md", "results.md", "changelog.md")
+
+
+def test_generated_parts_are_as_the_program_says() -> None:
+    tool = [BIN / "cog", "--check", *[path for path in DOCUMENTS if "[[[cog" in path.read_text()]]
+    done = subprocess.run(tool, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, f"{done.stdout}{done.stderr} Run `./dev docs`."
+
+
+def test_every_command_is_documented() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in get_command(app).commands if f"`composer {name}`" not in text] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 220
+
+
+def test_the_picture_shows_stages_that_exist() -> None:
+    shown = set(re.findall(r'class="stage"[^>]*>([^<]+)<', (ROOT / "docs" / "images" / "arrows.svg").read_text()))
+    assert shown and shown <= STAGES.keys()
+
+
+def test_every_message_of_the_program_is_explained_and_every_explanation_has_its_message() -> None:
+    tool = runpy.run_path(str(ROOT / "docs" / "errors.py"))
+    missing = [f"{message.place}: {message.text}" for message in tool["without_entry"]()]
+    assert missing == [], (
+        "docs/troubleshooting.md explains none of these; `python docs/errors.py --skeleton` gives rows"
+    )
+    assert tool["without_message"]() == [], "these rows of docs/troubleshooting.md fit no message any more"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message", "fits"),
+    [
+        ("There is no stage …", "There is no stage …. The stages are: ….", True),
+        ("There is no stage … are", "There is no stage …. The stages are: ….", True),
+        ("The stages are … There is", "There is no stage …. The stages are: ….", False),
+        ("There is no statue", "There is no stage …. The stages are: ….", False),
+    ],
+)
+def test_an_entry_belongs_to_the_messages_that_hold_its_words(entry: str, message: str, fits: bool) -> None:
+    assert runpy.run_path(str(ROOT / "docs" / "errors.py"))["belongs"](entry, message) == fits
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(path: Path) -> None:
+    site = runpy.run_path(str(ROOT / "docs" / "pages.py")) if find_spec("mkdocs") else {"ROOT_PAGES": ROOT_PAGES}
+    for target, _ in LINK.findall(path.read_text()):
+        if path.is_relative_to(ROOT / "docs") and target in site["ROOT_PAGES"]:
+            continue
+        assert not target or (path.parent / target).exists(), f"{path}: {target}"
+
+
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is absent: the reference's packages were not compared")
+def test_the_reference_holds_every_package() -> None:
+    site = runpy.run_path(str(ROOT / "docs" / "pages.py"))
+    assert set(site["PACKAGES"]) == {path.parent.name for path in (ROOT / "stages").glob("*/__init__.py")}
