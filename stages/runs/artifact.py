@@ -172,13 +172,8 @@ class Out:
         rmtree(final, ignore_errors=True)
         temporary.rename(final)
         content = store.folder_sha256(final)
-        self.manifest.outputs[name] = {
-            "file": name,
-            "kind": str(CHECKPOINT),
-            "rows": 1,
-            "sha256": content,
-            "content_sha256": content,
-        }
+        digests = {"sha256": content, "content_sha256": content}
+        self.manifest.outputs[name] = {"file": name, "kind": str(CHECKPOINT), "rows": 1, **digests}
 
     def foreign(self, name: str, fill: Callable[[BinaryIO], int]) -> int:
         """Write an output in another program's format; `fill` writes it, without keys, and returns its records."""
