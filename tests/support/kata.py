@@ -1,0 +1,44 @@
+"""Commands of agents in `kata`, as its tests play them."""
+
+from pathlib import Path
+
+from stages.envs.base import Observation, Task
+from stages.envs.bash import fenced
+from stages.envs.kata.env import KataEnv
+from stages.envs.kata.language import expression
+from stages.envs.kata.tasks import parts, renamed
+
+TEST = "python3 test_solution.py"
+
+
+def answer(task: Task) -> str:
+    """The right expression of a task."""
+    operation, modifier = parts(task.family)
+    names = tuple(task.data["arguments"])
+    return renamed(expression(operation.code, modifier, "x", "y", task.data["constant"]), names)
+
+
+def edit(code: str) -> str:
+    """A command that replaces the expression."""
+    return f"sed -i 's|return .*|return {code}|' solution.py"
+
+
+def write(source: str, file: str = "solution.py") -> str:
+    """A command that writes a file."""
+    return f"cat > {file} <<'END'\n{source}\nEND"
+
+
+def play(env: KataEnv, *commands: str) -> list[Observation]:
+    """Carry out commands one after the other."""
+    return [env.step(fenced(command)) for command in commands]
+
+
+def folder_of(env: KataEnv) -> Path:
+    """The folder of an episode's files."""
+    return env.finished().folder
+
+
+def solution(task: Task, *lines: str, before: str = "") -> str:
+    """A solution of these lines."""
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"{before}\ndef {task.data['function']}({', '.join(task.data['arguments'])}):\n{body}"
