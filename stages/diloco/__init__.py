@@ -14,6 +14,7 @@ transport.py - what replicas say to each other: publish, commit, reduce, latest
 in_process.py - the same within one process, which others are held against
 object_store.py - rounds in a bucket: who is in, their mean, the newest state
 lighthouse.py - rounds over torchft's lighthouse, from replica to replica
+secret.py - how they prove to each other there that they belong together
 served_objects.py - what one replica serves to the others there
 joining.py - a replica's number, and the settings that all replicas share
 loop.py - one replica: inner steps counted, rounds taken part in, others caught up with

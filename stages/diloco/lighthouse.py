@@ -4,7 +4,8 @@ A replica that has an offer asks the lighthouse for a quorum, with its round, th
 where it serves its objects. All that are in a quorum get the same list. Those of the newest round count that hold the
 weights which most of them hold; the first of them computes the mean, the others fetch it from whoever has it. A
 replica that is behind, or holds other weights, takes the state of one that counts. How long the lighthouse waits for
-those who are late is its own setting (--join_timeout_ms), as is after how long a silent one counts as dead.
+those who are late is its own setting (--join_timeout_ms), as is after how long a silent one counts as dead. It has no
+password, so replicas prove to each other that they know a secret (`stages.diloco.secret`).
 
 Source of the calls: torchft 0.2.0, torchft/coordination.py (a low-level interface, which may change).
 """
@@ -24,12 +25,12 @@ from urllib.request import Request, urlopen
 from stages.diloco import codec, outer
 from stages.diloco.arrays import Fragments
 from stages.diloco.sealed import Damaged, seal, unseal
-from stages.diloco.served_objects import WHO, Objects
-from stages.diloco.settings import Diloco
+from stages.diloco.secret import Secret
+from stages.diloco.served_objects import PROOF, Objects, answered, request
+from stages.diloco.settings import SCHEME, Diloco
 from stages.diloco.transport import Gone, Reduced, State
 from stages.errors import InfrastructureError, UsageError
 
-SCHEME = "lighthouse://"
 BEAT_S = 0.3
 ASK_S = 5.0
 """How long one request for a quorum waits; it is repeated."""
@@ -57,14 +58,16 @@ class Lighthouse:
     ) -> None:
         """url: lighthouse://HOST:PORT. rounds: in the whole training."""
         self._client = _client(url)
-        self._url, self._settings, self._replica, self._shared = url, settings, replica, shared
+        self._secret = Secret.read(settings.api_key_env)
+        self._url, self._settings, self._replica = url, settings, replica
+        self._shared = self._secret.proof("shares", shared)
         self._fragments, self._rounds = fragments, rounds
         self._name = f"{replica:04d}-{uuid.uuid4().hex[:8]}"
         self._counted: dict[int, list[Member]] = {}
         self._gone: set[int] = set()
         self._ahead: list[Member] | None = None
         """Whose state is to be taken: they are further, or this replica holds other weights than they."""
-        self._objects = Objects(urlsplit(url).hostname or "")
+        self._objects = Objects(urlsplit(url).hostname or "", self._secret)
         self._computed = ""
         """The mean that this replica computed last."""
         self.received = 0
@@ -147,7 +150,8 @@ class Lighthouse:
         members = self._quorum({"base": state.digest, "offer": offer, "shared": self._shared}, state.round)
         if any(member.shared != self._shared for member in members):
             raise UsageError(
-                f"Replicas at {self._url} have other settings or another model. Give all of them the same."
+                f"Replicas at {self._url} have other settings, another model, or another secret in "
+                f"{self._settings.api_key_env}. Give all of them the same."
             )
         newest = max((member.round for member in members), default=0)
         there = [member for member in members if member.round == newest]
@@ -199,15 +203,18 @@ class Lighthouse:
         return seal({"round": round_, "base": base, "replicas": sorted(parts), "unreadable": unreadable}, mean)
 
     def _fetch(self, member: Member, key: str) -> tuple[bytes | None, bool]:
-        """An object of another replica, None where it has none or it is damaged; and whether the replica lives."""
-        request = Request(f"{member.address}/{key}", headers={WHO: self._name})  # noqa: S310 - http, as a replica said
+        """An object of another replica, None where it has none or it is damaged; and whether a replica lives there."""
+        asked = request(self._secret, self._name, key)
+        wanted = Request(f"{member.address}/{key}", headers=asked)  # noqa: S310 - http, as a replica said
         try:
-            with urlopen(request, timeout=FETCH_S) as answer:  # noqa: S310
-                data: bytes = answer.read()
+            with urlopen(wanted, timeout=FETCH_S) as answer:  # noqa: S310
+                proof, data = answer.headers.get(PROOF, ""), answer.read()
             unseal(data)
-        except HTTPError:
-            return None, True
+        except HTTPError as error:
+            return None, answered(self._secret, asked, key, error.headers.get(PROOF, ""), b"")
         except (OSError, HTTPException, Damaged):
+            return None, False
+        if not answered(self._secret, asked, key, proof, data):
             return None, False
         self.received += len(data)
         return data, True

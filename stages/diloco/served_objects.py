@@ -1,34 +1,41 @@
-"""What one replica serves to the others over HTTP: its offers, the means that it has, and the state of its round."""
+"""What one replica serves to the others over HTTP: its offers, the means that it has, and the state of its round.
 
+Only who knows the replicas' secret is answered, and its answers prove that they are a replica's.
+"""
+
+import secrets
 import socket
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from stages.diloco import codec
 from stages.diloco.sealed import seal
+from stages.diloco.secret import Secret
 from stages.diloco.transport import State
 
 KEPT = 3
 """Rounds whose objects are served."""
-WHO = "X-Replica"
-"""The header that says who asks."""
+WHO, NONCE, PROOF = "X-Replica", "X-Nonce", "X-Proof"
+"""The headers that say who asks, a word that no other request has, and that whoever speaks knows the secret."""
 
 
 class Objects:
-    """Objects by key, `WHAT/ROUND`, and a server of them on a free port."""
+    """Objects by key, `WHAT/ROUND`, and a server of them on a free port of one address."""
 
-    def __init__(self, towards: str) -> None:
-        """towards: a host; the address is what this machine is reached by from there."""
+    def __init__(self, towards: str, secret: Secret) -> None:
+        """towards: a host; the address is what this machine is reached by from there, and no other one answers."""
         self.state: State | None = None
         self.sent = 0
         self.over = threading.Event()
         self._kept: dict[str, bytes] = {}
         self._taken: dict[str, set[str]] = defaultdict(set)
-        self._server = ThreadingHTTPServer(("", 0), _handler(self))
+        host = _own_address(towards)
+        self._server = ThreadingHTTPServer((host, 0), _handler(self, secret))
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self.address = f"http://{_own_address(towards)}:{self._server.server_port}"
+        self.address = f"http://{host}:{self._server.server_port}"
 
     def keep(self, key: str, data: bytes) -> None:
         """Serve an object from now on, and no longer those of rounds long past."""
@@ -62,12 +69,35 @@ class Objects:
         self._server.server_close()
 
 
-def _handler(objects: Objects) -> type[BaseHTTPRequestHandler]:
+def request(secret: Secret, who: str, key: str) -> dict[str, str]:
+    """The headers with which a replica asks another for an object."""
+    nonce = secrets.token_hex(16)
+    return {WHO: who, NONCE: nonce, PROOF: secret.proof("asks", who, nonce, key)}
+
+
+def answered(secret: Secret, asked: Mapping[str, str], key: str, proof: str, data: bytes) -> bool:
+    """Whether a replica gave `data`, empty for nothing, in answer to a request with the headers `asked`."""
+    return secret.proves(proof, *_given(asked[NONCE], key, data))
+
+
+def _given(nonce: str, key: str, data: bytes) -> tuple[str, ...]:
+    return "gives", nonce, key, data[:32].hex()  # the digest of the rest, which `unseal` checks
+
+
+def _handler(objects: Objects, secret: Secret) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            data = objects.asked(self.path.strip("/"), self.headers.get(WHO, ""))
+            key, (who, nonce, proof) = (
+                self.path.strip("/"),
+                (self.headers.get(name, "") for name in (WHO, NONCE, PROOF)),
+            )
+            if not secret.proves(proof, "asks", who, nonce, key):
+                self.send_error(403)
+                return
+            data = objects.asked(key, who)
             self.send_response(404 if data is None else 200)
             self.send_header("Content-Length", str(len(data or b"")))
+            self.send_header(PROOF, secret.proof(*_given(nonce, key, data or b"")))
             self.end_headers()
             self.wfile.write(data or b"")
 

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from stages.runs.config import Settings
 
 Codec = Literal["float32", "bf16", "int8", "int4"]
+SCHEME = "lighthouse://"
 MEMORY = 10
 """Times 1 / (1 - momentum): rounds before the outer momentum has settled."""
 
@@ -17,6 +18,9 @@ class Diloco(Settings):
     store: str | None = None
     """Where they meet: s3://BUCKET/RUN, gs://, az:// or file:///FOLDER; or lighthouse://HOST:PORT, where torchft's
     lighthouse says who is there, and replicas send to each other. None trains alone."""
+    api_key_env: str = Field("COMPOSER_DILOCO_SECRET", json_schema_extra={"affects_results": False})
+    """Over a lighthouse, the environment variable that holds the secret which all replicas share; one that does not
+    know it gets nothing from them."""
     replicas: int = Field(2, gt=0)
     """Replicas that the first round waits for; later ones may join, and any may leave."""
     replica: int | None = Field(None, ge=0)
@@ -59,6 +63,10 @@ class Diloco(Settings):
                 f"diloco.quorum is {self.quorum}, more than the {self.replicas} replicas; take at most as many"
             )
         return self
+
+    def sends(self) -> bool:
+        """Whether the secret is used."""
+        return (self.store or "").startswith(SCHEME)
 
     @property
     def least(self) -> int:

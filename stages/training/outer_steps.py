@@ -17,10 +17,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from stages.diloco import arrays, joining
 from stages.diloco.arrays import Fragments
-from stages.diloco.lighthouse import SCHEME, Lighthouse
+from stages.diloco.lighthouse import Lighthouse
 from stages.diloco.loop import OuterLoop, Stopped
 from stages.diloco.object_store import ObjectStore
-from stages.diloco.settings import Diloco
+from stages.diloco.settings import SCHEME, Diloco
 from stages.errors import UsageError
 from stages.runs import store
 from stages.runs.artifact import Interrupted, Out

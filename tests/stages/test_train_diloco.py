@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from support.command_line import until
 from support.models import save_tiny, tiny_model
-from support.replicas import PROCESSES, command
+from support.replicas import PROCESSES, SECRET, command
 from support.s3 import s3 as s3
 
 from stages import train
@@ -109,7 +109,7 @@ def test_replicas_meet_over_torchfts_lighthouse(tmp_path: Path, model: Path):
 
     lighthouse = LighthouseServer("[::]:0", 2, join_timeout_ms=60_000, quorum_tick_ms=50, heartbeat_timeout_ms=5_000)
     url = f"lighthouse://localhost:{lighthouse.address().rpartition(':')[2]}"
-    replicas = Replicas(tmp_path, url, model, 2)
+    replicas = Replicas(tmp_path, url, model, 2, COMPOSER_DILOCO_SECRET=SECRET)
     started = [(name, replicas.start(name, "-s", f"diloco.replica={i}")) for i, name in enumerate("ab")]
     runs = [replicas.end(name, process) for name, process in started]
     lighthouse.shutdown()

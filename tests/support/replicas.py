@@ -80,6 +80,8 @@ def together(
     return loops
 
 
+SECRET = "the word of this training"
+"""What replicas over a lighthouse share."""
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload([*PRELOAD, "support.replicas"])
 """Processes that start in no time, because torch is imported once and not once in each."""
@@ -135,6 +137,7 @@ def over_lighthouse(url: str, path: str, number: int, rounds: int, script: dict[
     `say`, a file to write once it can be asked.
     """
     chosen, replica = Diloco.model_validate_json(settings), Replica(number)
+    os.environ[chosen.api_key_env] = SECRET
     transport = Lighthouse(url, chosen, number, fragments=replica.fragments(chosen), rounds=rounds)
     loop = replica.loop(chosen, transport, rounds)
     if "say" in script:
