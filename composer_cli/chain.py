@@ -1,6 +1,7 @@
 """Runs a preset: every entry after those it reads, what is up to date skipped, the last entry's result in the end."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ def run(
         if at_once([configs[entry.title] for entry in group], run_options):
             results |= parallel.execute(waiting, results, run_options, console, require)
             continue
-        for one in waiting:
-            results[one.title] = launch.execute(one.job(results), run_options, console)
+        for entry, one in zip(group, waiting, strict=True):
+            theirs = replace(run_options, on=run_options.on or entry.on or None)
+            results[one.title] = launch.execute(one.job(results), theirs, console)
             require(one.title, results[one.title])
     return results
 
@@ -100,7 +102,8 @@ def overview(preset: Preset, configs: Mapping[str, StageConfig], root: Path) -> 
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
         free = _free_plan(entry, configs[entry.title])
         plan = f", {launch.planned(free)}" if free else ""
-        lines.append(f"{entry.title:<18}{entry.stage:<18}{reads}{plan}")
+        workers = f", on {entry.on}" if entry.on else ""
+        lines.append(f"{entry.title:<18}{entry.stage:<18}{reads}{plan}{workers}")
     return "\n".join([*lines, *(f"  checked: {line}" for line in checked(configs, root))])
 
 

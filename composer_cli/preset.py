@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from composer_cli import settings
+from stages.backends.engine import check
 from stages.errors import UsageError
 from stages.runs.config import Settings, StageConfig
 from stages.runs.runner import module
@@ -27,6 +28,8 @@ class Entry(Settings):
     """Earlier entries whose runs it reads."""
     parallel: str = ""
     """Neighbours with the same word may run at the same time, each as soon as those that it reads have ended."""
+    on: str = ""
+    """Workers among whom its units are dealt, where `composer run` is not told others with --on."""
     config: dict[str, Any] = Field(default_factory=dict)
 
     @property
@@ -100,6 +103,11 @@ def _check_names(path: Path, entries: Sequence[Entry]) -> None:
         for name in entry.reads:
             if name not in earlier:
                 raise UsageError(f"{path}: {entry.title} reads {name!r}, but no earlier entry is called so: {earlier}.")
+        if entry.on:
+            check(entry.on)
+            if entry.parallel or not hasattr(module(entry.stage), "work"):
+                why = "its stage deals no units" if not entry.parallel else "it may run beside others"
+                raise UsageError(f"{path}: {entry.title} has on = {entry.on!r}, but {why}. Remove `on` there.")
         earlier.append(entry.title)
 
 

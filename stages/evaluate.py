@@ -19,6 +19,7 @@ from stages.envs.base import Environment, Task
 from stages.envs.config import HeldOutEnvConfig
 from stages.errors import BadInput, Incomplete
 from stages.evaluation import lineup, looks, planning
+from stages.evaluation.items import blocks, item, item_id
 from stages.evaluation.lineup import Arm
 from stages.evaluation.planning import Planning
 from stages.evaluation.projected import Projected, projected
@@ -28,7 +29,7 @@ from stages.policy.checkpoint import CheckpointInfo, refuse_trained
 from stages.policy.serving import Serving
 from stages.rollouts.episode import Episode
 from stages.rollouts.playing import PlayingConfig, play_missing
-from stages.runs import reporting, store
+from stages.runs import reporting
 from stages.runs.artifact import Out, Run
 from stages.runs.inputs import Inputs, Slot
 from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
@@ -130,6 +131,8 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     following = reporting.following(config.report_to, out, config.label())
     with following, Serving(out, [arm.policy for arm in played]) as serving:
         for part, level in zip(parts, looks.levels(len(parts)), strict=True):
+            episodes = _episodes([tasks[index] for index in part], config)
+            out.spread(blocks(played, episodes), "rollouts of all arms")
             for arm in played:
                 _play(arm, make(), [tasks[index] for index in part], serving, config, out)
             items = _items(played, known, tasks[: part.stop], config, out)
@@ -151,17 +154,13 @@ def work(inputs: Inputs, config: Config, out: Out) -> None:
         for part in looks.parts(len(tasks), config.looks):
             for arm in played:
                 theirs = [tasks[index] for index in part]
-                if not all(out.finished(_item_id(arm, episode)) for episode in _episodes(theirs, config)):
+                if not all(out.finished(item_id(arm, episode)) for episode in _episodes(theirs, config)):
                     _play(arm, make, theirs, serving, config, out)
 
 
 def _episodes(tasks: list[Task], config: Config) -> list[Episode]:
     """The same tasks, samples and sampling seeds for every arm: what differs is the model alone."""
     return [Episode(task, index, config.seed) for task in tasks for index in range(config.samples)]
-
-
-def _item_id(arm: Arm, episode: Episode) -> str:
-    return f"{arm.name}/{arm.seed}/{episode.rollout_id}"
 
 
 def _play(
@@ -174,36 +173,12 @@ def _play(
         make,
         policy,
         _episodes(tasks, config),
-        key=lambda episode: _item_id(arm, episode),
-        payload=lambda episode: {"item": _item(arm, episode)},
+        key=lambda episode: item_id(arm, episode),
+        payload=lambda episode: {"item": item(arm, episode)},
         config=config,
         out=out,
         what=f"rollouts of arm {arm.name}",
     )
-
-
-def _item(arm: Arm, episode: Episode) -> Row:
-    """One `eval_item/1` row; `passed` is null when the machinery failed."""
-    error_type, error = episode.error or (None, None)
-    reward = None if episode.error else episode.grade.reward
-    return {
-        "item_id": _item_id(arm, episode),
-        "arm": arm.name,
-        "train_seed": arm.seed,
-        "task_id": episode.task.task_id,
-        "family": episode.task.family,
-        "sample_idx": episode.sample_idx,
-        "passed": None if reward is None else reward >= 1.0,
-        **{name: getattr(episode.grade, name) for name in ("gt_pass", "visible_pass", "hacked", "protocol_ok")},
-        "num_steps": len(episode.steps),
-        "terminated_by": episode.terminated_by,
-        "transcript_json": store.encode(episode.messages).decode(),
-        "error_type": error_type,
-        "error": error,
-        "cost_usd": sum(step.sample.cost_usd for step in episode.steps),
-        "sampled_tokens": sum(step.sample.completion_tokens for step in episode.steps),
-        "wall_s": episode.wall_s,
-    }
 
 
 def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Config, out: Out) -> list[Row]:
@@ -211,7 +186,7 @@ def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Confi
 
     Transcripts stay on disk: everything else of an item is small.
     """
-    names = [_item_id(arm, episode) for arm in played for episode in _episodes(tasks, config)]
+    names = [item_id(arm, episode) for arm in played for episode in _episodes(tasks, config)]
     items = [record["item"] | {"transcript_json": None} for record in out.journal.read(names)]
     here = {task.task_id for task in tasks}
     return [*items, *(item for item in known if not played or item["task_id"] in here)]

@@ -32,13 +32,20 @@ class Engine(Protocol):
 
 def find(word: str) -> Engine:
     """The engine that a word stands for; `UsageError` for another word, or where the engine is not installed."""
+    check(word)
     kind, _, rest = word.partition(":")
-    if kind == "processes" and rest.isdigit() and int(rest) > 0:
+    if kind == "processes":
         from stages.backends.processes import Processes
 
         return Processes(int(rest))
-    if word == "ray" or (kind == "ray" and len(rest) > len("//")):
-        from stages.backends.ray_cluster import RayCluster
+    from stages.backends.ray_cluster import RayCluster
 
-        return RayCluster(word if rest else None)
-    raise UsageError(f"There is no engine {word!r}. Give one of: {WORDS}.")
+    return RayCluster(word if rest else None)
+
+
+def check(word: str) -> None:
+    """`UsageError` for a word that no engine stands for."""
+    kind, _, rest = word.partition(":")
+    processes = kind == "processes" and rest.isdigit() and int(rest) > 0
+    if not (processes or word == "ray" or (kind == "ray" and len(rest) > len("//"))):
+        raise UsageError(f"There is no engine {word!r}. Give one of: {WORDS}.")

@@ -4,6 +4,7 @@ arms.py       - the arms of an experiment as items: can two be compared, the rat
 chart.py      - pass@1 of every arm and the differences with their intervals, as SVG
 comparison.py - items of two arms as a comparison: paired, lost outcomes bounded, subsets tested
 flips.py      - the test that decides: studentised sign flips, and the interval that they give
+items.py      - rollouts of arms as items, and which of them one worker plays
 lineup.py     - which models are compared: checkpoints, models of the settings, rollouts played earlier
 looks.py      - planned looks at an evaluation that is still going on, and the level of each
 paired.py     - outcomes of two arms as what the test needs, training seeds on top, for one experiment or many

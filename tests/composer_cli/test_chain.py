@@ -56,6 +56,15 @@ class Silent(KataEnv):
     def step(self, text):
         return Observation('...', parse_error='nothing is ever right', stop='submitted')
 """
+WITNESS = """
+import os
+from pathlib import Path
+from stages.envs.kata.env import KataEnv
+class Witness(KataEnv):
+    def reset(self, task):
+        (Path(__file__).parent / f'played-in-{os.getpid()}').touch()
+        return super().reset(task)
+"""
 PAIR_OF_COLLECTIONS = entry("collect", "one", *SMALL, parallel="both") + entry(
     "collect", "two", *SMALL, "seed = 1", parallel="both"
 )
@@ -104,6 +113,25 @@ def test_neighbours_run_in_processes_of_their_own(composer, write):
     assert found["one"]["path"] != found["two"]["path"]
     again = composer("run", "--preset", write(PAIR_OF_COLLECTIONS))
     assert {"one: up to date", "two: up to date"} <= set(again.stderr.splitlines())
+
+
+def test_an_entry_has_workers_of_its_own(composer, write, tmp_path):
+    """Those of its `on`, or of --on where that is given; the rollouts are those of one process."""
+    (tmp_path / "witness_env.py").write_text(WITNESS)
+    plain = entry("collect", "collect", *SMALL, 'env = { name = "witness_env:Witness" }')
+    found, digests = dict[str, int](), list[str]()
+    for on, *words in (("",), ("processes:2",), ("processes:2", "--on", "processes:1")):
+        text = plain.replace("[stage.config]", f'on = "{on}"\n[stage.config]', 1)
+        done = composer("run", "--preset", write(text), "--json", "--clean", *words, PYTHONPATH=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        digests.append(outputs(json.loads(done.stdout)["entries"]["collect"])["rollouts"]["content_sha256"])
+        witnesses = list(tmp_path.glob("played-in-*"))
+        found[" ".join([on, *words])] = len(witnesses)
+        for witness in witnesses:
+            witness.unlink()
+    assert found == {"": 1, "processes:2": 2, "processes:2 --on processes:1": 1}
+    assert len(set(digests)) == 1
+    assert ", on processes:2" in composer("run", "--preset", "demo", "--dry-run").stdout
 
 
 @pytest.mark.parametrize(

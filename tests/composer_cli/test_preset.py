@@ -95,6 +95,9 @@ def test_a_stage_that_is_an_entry_stands_for_that_entry_alone():
         ("[[stage]]\nstage = 'collect'\nnmae = 'x'", "nmae"),
         ("[[stage]]\nstage = 'collect'\n[[stage]]\nstage = 'collect'", "two entries are called 'collect'"),
         ("[[stage]]\nstage = 'evaluate'\nfrom = ['A']", "reads 'A'"),
+        ("[[stage]]\nstage = 'collect'\non = 'processes'", "no engine 'processes'"),
+        ("[[stage]]\nstage = 'train'\non = 'processes:2'", "its stage deals no units"),
+        ("[[stage]]\nstage = 'collect'\non = 'ray'\nparallel = 'x'", "beside others"),
     ],
 )
 def test_what_is_no_preset_is_said(tmp_path, text, part):

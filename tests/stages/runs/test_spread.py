@@ -99,6 +99,34 @@ def test_arms_are_compared_on_the_rows_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
+def test_local_arms_are_dealt_together_and_give_the_rows_of_one_process(tmp_path: Path, model: Path) -> None:
+    """Workers do not wait for each other between arms: every arm's batches are dealt at once."""
+    other = save_tiny(tmp_path / "other", seed=1)
+    arms = {
+        name: PolicyConfig(model=str(path), max_tokens=8) for name, path in (("A", model), ("B", other), ("C", model))
+    }
+    config, told = evaluate.Config(env=ENV, tasks=40, policies=arms), dict[str | None, list[str]]()
+    runs = []
+    for on in (None, "processes:2"):
+        heard = told[on] = []
+        runs.append(
+            runner.execute(
+                "evaluate",
+                {},
+                config,
+                root=tmp_path / (on or "here"),
+                on=on,
+                listener=lambda what, done, total, heard=heard: heard.append(f"{what} {done}/{total}"),
+            ).path
+        )
+    assert contents(runs[0]) == contents(runs[1])
+    assert store.read_json(runs[0] / "verdict.json") == store.read_json(runs[1] / "verdict.json")
+    assert Run(runs[0]).manifest.models == Run(runs[1]).manifest.models
+    assert "rollouts of all arms 120/120" in told["processes:2"] and "rollouts of all arms 120/120" not in told[None]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_local_teachers_answer_as_in_one_process_and_servers_are_asked_from_one(tmp_path: Path, model: Path) -> None:
     with serving(letters) as server:
         rollouts = {"rollouts": Run(played(tmp_path, settings(server.url)))}
