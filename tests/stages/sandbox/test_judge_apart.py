@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,8 @@ def test_no_candidate_hears_another(work: Path, way: str) -> None:
         (work / "tell.py").write_text(f"import ctypes, fcntl, os, socket\ndef tell():\n    {tell}\n    return 1\n")
         (work / "hear.py").write_text(HEAR)
         calls = [Call("tell.py", "tell", [()]), Call("hear.py", "hear", [()])]
-        heard.append(judge("bubblewrap", work, calls, LIMITS)[1].answers[0])
+        patient = replace(LIMITS, wall_s=20.0)  # a busy machine is no news
+        heard.append(judge("bubblewrap", work, calls, patient)[1].answers[0])
     assert heard[0].error is None and heard[0] == heard[1]
 
 
