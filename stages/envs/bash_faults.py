@@ -22,8 +22,11 @@ QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 NO_REDIRECT = re.compile(r"\d*>&\d?-?|&?\d*>>?\s*/dev/\w+|2>>?\s*\S+")
 """What looks like writing a file: joined streams, the null device, a file of errors."""
 REDIRECT = re.compile(r"(?<![-=<])>{1,2}\|?\s*[^\s&>|;]")
+LOG = re.compile(r"\|&?\s*tee\b[^|]*|&?\d*>{1,2}\|?\s*[^\s&>|]+")
+"""What keeps the output of tests: no edit of the project that is tested."""
+PIPELINES = re.compile(r"&&|\|\||[;\n]")
 EDITORS = re.compile(
-    r"(?:^|[;&|(\n]|\b(?:sudo|xargs|then|do|else)\s)\s*"
+    r"(?:^|[&|(]|(?:\b(?:sudo|xargs(?:\s+-\S+(?:\s+\d+)?)*|then|do|else)|\s-exec(?:dir)?)\s)\s*"
     r"(?:tee|patch|cp|mv|rm|ed|sed\s+(?:[^;&|\n]*?\s)?(?:-\w*i|--in-place)|perl\s+(?:-\S+\s+)*-\w*i"
     r"|git\s+(?:apply|am|checkout|restore|revert|reset|stash|mv|rm|cherry-pick|merge))(?![\w-]*\w)"
 )
@@ -33,7 +36,8 @@ WRITES = re.compile(
 )
 TESTS = re.compile(
     r"\b(?:pytest|unittest|tox|nox|nosetests|make|ctest|go\s+(?:test|build|vet|run)|cargo\s+\w+|(?:npm|yarn|pnpm)\s+(?:run\s+)?test"
-    r"|mvn|gradlew?)(?![\w.-]*\w)|\bpython[\d.]*\s+(?:-\w+\s+)*\S*test\w*\.py\b|\bmanage\.py\s+test\b|(?:^|[\s;&|])\./\S*test\S*"
+    r"|mvn|gradlew?)(?![\w.-]*\w)|\bpython[\d.]*\s+(?:-\w+\s+)*\S*test\w*\.py\b|\bmanage\.py\s+test\b"
+    r"|(?:(?:^|[;&|(\n])\s*|\b(?:ba)?sh\s+(?:-\w+\s+)*)\./\S*test\S*"
 )
 
 
@@ -42,12 +46,17 @@ def edits(command: str) -> bool:
     shell, programs = _parts(command)
     if PYTHON.search(shell) and any(WRITES.search(program) for program in programs):
         return True
-    return bool(REDIRECT.search(NO_REDIRECT.sub(" ", shell)) or EDITORS.search(shell))
+    return any(map(_changes, PIPELINES.split(shell)))
 
 
 def runs_tests(command: str) -> bool:
     """Whether a command builds or tests the project, by how it is written."""
     return bool(TESTS.search(_parts(command)[0]))
+
+
+def _changes(pipeline: str) -> bool:
+    left = LOG.sub(" ", pipeline) if TESTS.search(pipeline) else pipeline
+    return bool(REDIRECT.search(NO_REDIRECT.sub(" ", left)) or EDITORS.search(left))
 
 
 def _parts(command: str) -> tuple[str, list[str]]:

@@ -20,6 +20,11 @@ EDITS = [
     "printf x | tee a.py",
     "perl -pi -e s/a/b/ a.py",
     "mv a b",
+    "grep -rlZ foo . | xargs -0 -n 1 sed -i s/foo/bar/",
+    "find . -name '*.py' -exec sed -i s/a/b/ {} +",
+    "cat > ./tests/test_a.py <<'EOF'\nassert 1\nEOF",
+    "pytest -q > out.txt; sed -i s/a/b/ a.py",
+    "sed -i s/a/b/ ./tests/test_a.py",
 ]
 NO_EDITS = [
     "ls",
@@ -34,6 +39,10 @@ NO_EDITS = [
     "python -c 'f = lambda x: x -> 1'",
     "cat a.py 2> err.txt",
     "sed -n 1,20p a.py",
+    "pytest -q 2>&1 | tee out.txt",
+    "cd /repo && python -m pytest -x > /tmp/out.txt 2>&1; tail /tmp/out.txt",
+    "go test ./... |& tee log",
+    "bash ./run_tests.sh &> log",
 ]
 TESTS = [
     "pytest -q",
@@ -47,6 +56,8 @@ TESTS = [
     "cd x && cargo build 2>&1 | tail",
     "npm test",
     "./run_tests.sh",
+    "bash -x ./run_tests.sh",
+    "cd x && ./test/run",
 ]
 NO_TESTS = [
     "cat tests/test_a.py",
@@ -56,6 +67,8 @@ NO_TESTS = [
     "cat go.mod",
     "vi Makefile",
     "grep 'pytest' a",
+    "sed -i s/a/b/ ./tests/test_a.py",
+    "cat > ./tests/test_a.py <<'EOF'\nassert 1\nEOF",
 ]
 
 
@@ -92,6 +105,11 @@ def test_a_failing_test_is_the_fault_of_the_edit_before_it(edit: str, tests: str
 
 def test_joined_streams_move_no_fault() -> None:
     played = [ran("sed -i s/a/b/ a.py"), ran("python3 a.py 2>&1"), ran("pytest 2>&1", "FAIL\n", 1)]
+    assert [fault.turn for fault in faults(played)] == [0]
+
+
+def test_a_log_of_the_tests_is_no_edit() -> None:
+    played = [ran("sed -i s/a/b/ a.py"), ran("pytest 2>&1 | tee out.txt", "FAIL\n", 1)]
     assert [fault.turn for fault in faults(played)] == [0]
 
 
