@@ -3,11 +3,14 @@
     python benchmarks/gating.py RUN --prices teacher-a=1 --prices teacher-b=1 --prices teacher-c=10
     python benchmarks/gating.py FILE --student 6b_finetuning --prices 6b_verification=1 --prices 175b_finetuning=4
         --prices 175b_verification=20
+    python benchmarks/gating.py FOLDER --student qwen3-4b-instruct-2507 --prices gpt-4.1-nano=1 --prices gpt-4.1-mini=4
+        --prices gpt-4.1=20
 
 RUN is a folder of `replay-teachers` in which everybody was asked. FILE holds answers of several models to the same
 questions, as OpenAI's `example_model_solutions.jsonl` of GSM8K (also .gz) does; an action is then a command
-that prints the final answer.
-Either is served again at the given prices (USD an answer) by a local server, through every gate; pairs are extracted by
+that prints the final answer. FOLDER holds rollouts of several models at the same questions, MODEL.results.jsonl.gz
+as verifiers writes them; an action is then what a model did first, the only state in which all were.
+Any is served again at the given prices (USD an answer) by a local server, through every gate; pairs are extracted by
 canonical form. Beside the curve stand two bounds, for asking the cheaper teachers everywhere and the dearest where that
 is best: `known pairs` knows beforehand where its answer will make a pair, `known chances` knows how often it makes one
 in states in which the same agree (and no more, which is what a gate can learn at best from who said the same as whom).
@@ -21,7 +24,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from tabulate import tabulate
@@ -31,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.server import Reply, answer, serving
 
 from stages import extract_pairs, import_traces, replay_teachers
+from stages.messages import Message, Spoken, ToolCall, write
 from stages.pairs.states import AnsweredStates
 from stages.policy import dialect
 from stages.rollouts.trace import states_by_digest
@@ -60,7 +63,9 @@ def main() -> None:
     arguments = parser.parse_args()
     prices = {name: float(usd) for name, usd in (item.split("=") for item in arguments.prices)}
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.run.is_dir():
+        if files := sorted(arguments.run.glob("*.results.jsonl.gz")):
+            rollouts, said = of_rollouts(files, arguments.student, [*prices], Path(folder))
+        elif arguments.run.is_dir():
             rollouts, said = of_run(Run(arguments.run))
         else:
             rollouts, said = of_answers(arguments.run, arguments.student, Path(folder))
@@ -93,13 +98,40 @@ def of_answers(path: Path, student: str, folder: Path) -> tuple[Run, Said]:
             asked = [{"role": "user", "content": row["question"]}]
             answers = {name: final(told["solution"]) for name, told in row.items() if isinstance(told, dict)}
             said |= {(name, store.digest(asked)): (text, "stop") for name, text in answers.items()}
-            told = [*asked, {"role": "assistant", "content": answers[student]}]
-            passed = row[student]["is_correct"]
-            file.write(
-                json.dumps({"messages": told, "task_id": str(index), "resolved": passed, "model": student}) + "\n"
-            )
+            file.write(one_step(str(index), asked, answers[student], row[student]["is_correct"], student))
     config = import_traces.Config(paths=[str(folder / "student.jsonl")])
     return Run(runner.execute("import", {}, config, root=folder).path), said
+
+
+def of_rollouts(files: Sequence[Path], student: str, teachers: Sequence[str], folder: Path) -> tuple[Run, Said]:
+    """The student's first actions as imported rollouts of one step, and the teachers' at the same questions."""
+    by_model = {}
+    for path in files:
+        with gzip.open(path) as file:
+            rows = [json.loads(line) for line in file]
+        by_model[path.name.removesuffix(".results.jsonl.gz")] = {store.digest(row["prompt"]): row for row in rows}
+    said: Said = {}
+    with (folder / "student.jsonl").open("w") as file:
+        for index, (asked, row) in enumerate(by_model[student].items()):
+            for name in teachers:
+                said[name, asked] = (first(by_model[name][asked]["completion"]), "stop")
+            done = first(row["completion"])
+            file.write(one_step(str(index), row["prompt"], done, row["reward"] > 0, student))
+    config = import_traces.Config(paths=[str(folder / "student.jsonl")])
+    return Run(runner.execute("import", {}, config, root=folder).path), said
+
+
+def one_step(task_id: str, asked: list[Message], done: str, passed: bool, model: str) -> str:
+    """A rollout of one answer, as a line."""
+    told = [*asked, {"role": "assistant", "content": done}]
+    return json.dumps({"messages": told, "task_id": task_id, "resolved": passed, "model": model}) + "\n"
+
+
+def first(completion: list[dict[str, Any]]) -> str:
+    """The first message with its calls; verifiers keeps each as JSON in a string."""
+    said, *_ = completion
+    calls = [json.loads(call)["function"] for call in said.get("tool_calls") or []]
+    return write(Spoken(said["content"] or "", tuple(ToolCall(call["name"], call["arguments"]) for call in calls)))
 
 
 def final(solution: str) -> str:
@@ -162,7 +194,7 @@ def bounds(rollouts: Run, answers: Run, prices: dict[str, float], folder: Path) 
     with AnsweredStates(rollouts, answers, folder) as states:
         for state in states:
             asked = [name for name in order if state.teachers[name]]
-            told = GatedState({name: [SimpleNamespace(steps=state.steps)] for name in order}, state.teachers)
+            told = GatedState({name: [] for name in order}, state.steps, state.teachers)
             before = told.pairs(order[:-1])
             base, sure = base + sum(prices[name] for name in asked[:-1]), sure + before
             alike = (told.situation(order[:-1]), told.company(order[:-1]))
