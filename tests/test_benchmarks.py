@@ -1,6 +1,8 @@
 """Every benchmark says in one sentence what it lacks, before it measures anything."""
 
 import ast
+import gzip
+import json
 import re
 import subprocess
 import sys
@@ -69,3 +71,26 @@ def test_a_missing_peer_is_one_sentence(script: str, module: str, words: list[st
 def test_the_bench_extra_has_what_is_asked_for_by_default() -> None:
     names = {re.split(r"[>=<]", line)[0] for line in PROJECT["optional-dependencies"]["bench"]}
     assert {"opacus", "aiohttp"} <= names
+
+
+@pytest.mark.slow
+def test_gating_serves_recorded_rollouts_again(tmp_path: Path) -> None:
+    """Two cheap models agree against the student in all questions but the last, where the dear one joins the first."""
+    queries = {"student": "cccc", "cheap": "aaab", "other": "aaac", "dear": "aaab"}
+    for model, said in queries.items():
+        rows = []
+        for number, query in enumerate(said):
+            call = {"function": {"name": "search", "arguments": json.dumps({"query": query})}}
+            done = [{"role": "assistant", "content": "", "tool_calls": [json.dumps(call)]}]
+            asked = [{"role": "user", "content": f"question {number}"}]
+            rows.append({"prompt": asked, "completion": done, "reward": 0.0})
+        (tmp_path / f"{model}.results.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    prices = [word for name, usd in (("cheap", 1), ("other", 1), ("dear", 8)) for word in ("--prices", f"{name}={usd}")]
+    words = [str(ROOT / "benchmarks" / "gating.py"), str(tmp_path), "--student", "student", *prices, "--usd-per-pair"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line]
+    told = {cell[0]: cell[1:] for cell in cells}
+    assert told["everybody"] == ["40", "1.000", "4", "1.000"]
+    assert told["disagreement"] == ["16", "0.400", "4", "1.000"]
+    assert told["known pairs"][-1] == "0.4"

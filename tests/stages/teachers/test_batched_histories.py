@@ -219,7 +219,7 @@ def test_no_history_of_batches_overspends_or_buys_twice() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_none_of_a_thousand_histories_of_batches_does() -> None:
     histories(MANY)
 
