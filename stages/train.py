@@ -105,7 +105,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         )
     reporting.check(config.report_to)
     from stages.policy.local import LocalPolicy, device, load_model
-    from stages.training import outer_steps, served
+    from stages.training import outer_steps, served, servers
     from stages.training.setup import seeded
 
     chosen = _chosen(config)
@@ -123,26 +123,28 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     chosen.check(config.max_steps * config.policy.max_tokens, on)
     if on == "cpu" and not chosen.small:
         allocator.unmap_large_blocks()
-    served.check(config.policy, config.adapter, alone=ranks.count == 1 and config.diloco.store is None)
+    served.check(config.policy, config.adapter, replicas=config.diloco.store is not None)
+    sampled = servers.address(config.policy, config.distribution, chosen.optimisation.max_staleness, ranks)
     tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
-    place = outer_steps.join(config.diloco, out)
-    own = config if place is None else config.model_copy(update={"seed": place.seed(config.seed)})
+    replica = outer_steps.join(config.diloco, out)
+    own = config if replica is None else config.model_copy(update={"seed": replica.seed(config.seed)})
     rank, here = config.adapter.rank or 0, config.policy.held_here()
     with (
         Serving(out, [config.policy], rank=rank) as serving,
         ranks.depending(),
         seeded(own.seed, config.optimisation.threads),
     ):
-        sampler = serving.open(config.policy) if config.policy.served else None
+        place = servers.place(sampled, ranks)
+        sampler = place.in_turn(lambda: serving.open(sampled)) if sampled.served else None
         model, tokenizer = load_model(here, cache=out.cache, listener=out.progress)
         mixed, sharded = _masters(model, config, ranks)
         policy = LocalPolicy(model.eval(), tokenizer, here)
         out.model("policy", **(sampler or policy).facts(), training={**chosen.facts(), "processes": ranks.count})
         folder = ranks.of_first(lambda: out.scratch("trainer"))
-        outer = None if place is None else outer_steps.OuterSteps(place, out, folder)
+        outer = None if replica is None else outer_steps.OuterSteps(replica, out, folder)
         with reporting.writing(config.report_to, out.path / "logs"):
             trainer = assembly.trainer(
-                assembly.Job(inputs, own, out, policy, sampler, tasks, folder, mixed, ranks, outer, sharded)
+                assembly.Job(inputs, own, out, policy, sampler, tasks, folder, mixed, place, outer, sharded)
             )
             if sharded is None:
                 ranks.copy_first(policy.model.parameters())

@@ -46,9 +46,9 @@ class VllmPolicy:
         url: str,
         server: ModelServer | None = None,
     ) -> None:
-        self.config, self.tokenizer, self.server = config, tokenizer, server
+        self.config, self.tokenizer, self.server, self.url = config, tokenizer, server, url
         self.version: int | None = None
-        self._ends, self._url = ends, url
+        self._ends = ends
         self._completions = Completions(config, url, server)
         self.found = self._asked(self._completions.probe(ends))
         self._name = self.found.name
@@ -80,7 +80,9 @@ class VllmPolicy:
             raise not_loaded(config, error) from None
         policy = cls(config, tokenizer, ends, url, server)
         if folder is not None:
-            policy.load(f"adapter-{store.folder_sha256(folder)[:12]}", folder)
+            name = f"adapter-{store.folder_sha256(folder)[:12]}"
+            policy.load(name, folder)
+            policy.take(name)
         return policy
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
@@ -113,9 +115,12 @@ class VllmPolicy:
             background.together(self._completions.score(self._name, prompt, given) for prompt, given in actions)
         )
 
-    def load(self, name: str, folder: Path, version: int | None = None) -> None:
-        """Sample from an adapter of the served model from now on; `version` is written into every sample."""
+    def load(self, name: str, folder: Path) -> None:
+        """Let the server hold an adapter of its model under this name."""
         self._asked(self._completions.load(name, folder))
+
+    def take(self, name: str, version: int | None = None) -> None:
+        """Sample from an adapter that the server holds from now on; `version` is written into every sample."""
         self._name, self.version = name, version
 
     def unload(self, name: str) -> None:
@@ -166,4 +171,4 @@ class VllmPolicy:
         try:
             return background.run(work)
         except (Retryable, Rejected) as error:
-            raise InfrastructureError(f"The server at {self._url} cannot be used: {error}.") from None
+            raise InfrastructureError(f"The server at {self.url} cannot be used: {error}.") from None

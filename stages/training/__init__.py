@@ -21,6 +21,7 @@ step_report.py - what a whole step reports: losses, metrics, gradient norms and 
 journal.py - rollouts, rewards and hints as tables of the run
 rollouts.py - on-policy episodes in the form TRL wants
 served.py - rollouts from a server: with which weights, and how far behind
+servers.py - which server each process of a training samples from
 ahead.py - rollouts of coming steps, played while this one trains
 sync.py - the adapter under training and its copy on a server
 rows.py - the rows of one step, and of the parts that it is cut into

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.backends.ranks import Ranks, launched
+from stages.backends.ranks import launched
 from stages.envs.base import Task
 from stages.policy import adapters
 from stages.runs.artifact import Out
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
     from stages.training.composed import ComposedTrainer
     from stages.training.outer_steps import OuterSteps
+    from stages.training.servers import Place
     from stages.training.sharding import Sharded
 
 TRUNCATED = {"vllm_importance_sampling_mode": "token_truncate"}
@@ -30,7 +31,8 @@ class Job:
     """What a trainer is made of.
 
     sampler: the policy behind a server that plays instead of `policy`, None without one. folder: for checkpoints to
-    resume from. mixed: whether float32 weights compute under bfloat16 autocast. outer: the meetings of replicas.
+    resume from. mixed: whether float32 weights compute under bfloat16 autocast. place: this process among those of the
+    training. outer: the meetings of replicas.
     sharded: the model cut into shares, None where every process trains all of it.
     """
 
@@ -42,7 +44,7 @@ class Job:
     tasks: list[Task]
     folder: Path
     mixed: bool
-    ranks: Ranks
+    place: "Place"
     outer: "OuterSteps | None"
     sharded: "Sharded | None" = None
 
@@ -79,7 +81,7 @@ def trainer(job: Job) -> "ComposedTrainer":
     from stages.training.rollouts import Rollouts
     from stages.training.sharded_trainer import ShardedTrainer
 
-    config, out, policy, ranks = job.config, job.out, job.policy, job.ranks
+    config, out, policy, ranks = job.config, job.out, job.policy, job.place.ranks
     make, size = config.opener(), config.optimisation
     environment = make()
     journal = TrainingJournal(out, job.sampler or policy, environment.sandbox)
@@ -117,7 +119,7 @@ def trainer(job: Job) -> "ComposedTrainer":
     follows = None
     if job.sampler is not None:
         opening = environment.reset(job.tasks[0])
-        follows = served.rollouts(rollouts, job.sampler, policy, opening, size, out)
+        follows = served.rollouts(rollouts, job.sampler, policy, opening, size, out, job.place)
     kind = ComposedTrainer if job.sharded is None else partial(ShardedTrainer, sharded=job.sharded)
     return kind(
         policy=policy,

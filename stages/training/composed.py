@@ -85,13 +85,14 @@ class ComposedTrainer(GRPOTrainer):
             self._served.end()
 
     def _rows_of(self, step: int) -> list[dict[str, Any]] | None:
-        """The rows of a step's rollouts as TRL's sampler will hand them over; None behind the last step."""
+        """The rows of a step's rollouts as TRL's sampler will hand them over here; None behind the last step."""
         rollouts, each = self.args.per_device_train_batch_size * self._micro_batches, self.num_generations or 1
         prompts = rollouts // each
         if step >= self.args.max_steps:
             return None
         dataset: Any = self.train_dataset
-        return [dataset[i] for i in range(step * prompts, (step + 1) * prompts) for _ in range(each)]
+        start = (step * self._ranks.count + self._ranks.rank) * prompts
+        return [dataset[i] for i in range(start, start + prompts) for _ in range(each)]
 
     def _play(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """TRL hands over prompts alone; the rows, which know their task, were kept when the batch came in."""

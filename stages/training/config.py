@@ -53,6 +53,10 @@ class Config(EnvStageConfig):
             raise ValueError(
                 "policy.base_url: a model behind a server cannot be trained; give a local folder or a hub id"
             )
+        if self.distribution.servers and not (self.policy.served and self.policy.base_url):
+            raise ValueError(
+                "distribution.servers are further ones beside policy.base_url, of a policy vllm:MODEL; set both"
+            )
         if self.optimisation.max_staleness and not self.policy.served:
             raise ValueError(
                 "optimisation.max_staleness needs rollouts from a server; write vllm: before policy.model, or take 0"

@@ -45,11 +45,21 @@ class Rollouts:
 
     def play(self, rows: list[Row], policy: TokenPolicy, step: int) -> dict[str, list[Any]]:
         """Play every row's task; rows of one task are samples of one group."""
-        return self.handed_over(self.played(rows, policy, step), policy, step)
+        return self.handed_over(self.played(self.numbered(rows), policy, step), policy, step)
+
+    def numbered(self, rows: list[Row]) -> list[Row]:
+        """The rows with `sample`, which of its task's rollouts each is, among those of all processes."""
+        ids = self._ranks.gather([row["task_id"] for row in rows])
+        seen = Counter(task_id for earlier in ids[: self._ranks.rank] for task_id in earlier)
+        numbered = []
+        for row in rows:
+            numbered.append({**row, "sample": seen[row["task_id"]]})
+            seen[row["task_id"]] += 1
+        return numbered
 
     def played(self, rows: list[Row], policy: Policy, step: int) -> list[Episode]:
-        """The rollouts of this process alone; nothing is recorded yet."""
-        episodes = self._episodes(rows, step)
+        """The rollouts of this process alone, of numbered rows; nothing is recorded yet, and no other one is asked."""
+        episodes = [self._episode(row["task_id"], row["sample"], step) for row in rows]
         return play(self._make, policy, episodes, max_steps=self._max_steps, before_turn=self._before_turn)
 
     def handed_over(self, own: list[Episode], policy: TokenPolicy, step: int) -> dict[str, list[Any]]:
@@ -59,16 +69,9 @@ class Rollouts:
         columns = [self._columns(episode, policy) for episode in own]
         return {name: [column[name] for column in columns] for name in columns[0]}
 
-    def _episodes(self, rows: list[Row], step: int) -> list[Episode]:
-        ids = self._ranks.gather([row["task_id"] for row in rows])
-        seen = Counter(task_id for earlier in ids[: self._ranks.rank] for task_id in earlier)
-        episodes = []
-        for row in rows:
-            index = seen[row["task_id"]]
-            seen[row["task_id"]] += 1
-            seed = int(store.digest([self._seed, step, row["task_id"], index])[:15], 16)
-            episodes.append(Episode(self._tasks[row["task_id"]], index, seed))
-        return episodes
+    def _episode(self, task_id: str, sample: int, step: int) -> Episode:
+        seed = int(store.digest([self._seed, step, task_id, sample])[:15], 16)
+        return Episode(self._tasks[task_id], sample, seed)
 
     def _columns(self, episode: Episode, policy: TokenPolicy) -> Row:
         """One row of what TRL wants; an episode that failed before its first action has one masked token, no reward."""

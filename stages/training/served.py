@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stages.backends.ranks import Ranks
 from stages.errors import UsageError
 from stages.messages import Message, opening_ids
 from stages.policy import adapters
@@ -14,18 +15,19 @@ from stages.runs.artifact import Out
 from stages.runs.records import Row
 from stages.training.ahead import Ahead
 from stages.training.rollouts import Rollouts
+from stages.training.servers import Place
 from stages.training.settings import Adapter, Optimisation
 from stages.training.sync import AdapterSync
 
 
-def check(policy: PolicyConfig, adapter: Adapter, *, alone: bool) -> None:
-    """`UsageError` for a policy behind a server that cannot follow the training; `alone`: one process, no replicas."""
+def check(policy: PolicyConfig, adapter: Adapter, *, replicas: bool) -> None:
+    """`UsageError` for a policy behind a server that cannot follow the training; replicas: whether it has some."""
     if not policy.served:
         return
-    if not alone:
+    if replicas:
         raise UsageError(
-            f"{policy.model!r} is sampled from a server, which follows one process, and this training has several. "
-            "Leave out torchrun and diloco.store, or vllm:."
+            f"{policy.model!r} is sampled from a server, which follows one training, and replicas are several. "
+            "Leave out diloco.store, or vllm:."
         )
     if not adapter.rank:
         raise UsageError(
@@ -51,16 +53,22 @@ class ServedRollouts:
 
     def begin(self, trained: Callable[[], tuple[Any, int]], rows_of: Callable[[int], list[Row] | None]) -> None:
         """Follow a model under training; rows_of: the rows of a coming step, None behind the last."""
+
+        def numbered(step: int) -> list[Row] | None:
+            rows = rows_of(step)
+            return None if rows is None else self._rollouts.numbered(rows)
+
         self.sync.follow(trained)
-        self._ahead = Ahead(self._rollouts.played, rows_of, self.sync.sampler.as_it_is, self._max_staleness)
+        self._ahead = Ahead(self._rollouts.played, numbered, self.sync.sampler.as_it_is, self._max_staleness)
 
     def play(self, rows: list[Row], step: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
         """The rollouts of a step in the form TRL wants, and their metrics."""
         if self._ahead is None:
             raise RuntimeError("begin was not called")
-        episodes = self._ahead.take(rows, step)
+        episodes = self._ahead.take(self._rollouts.numbered(rows), step)
         columns = self._rollouts.handed_over(episodes, self.sync.sampler, step)
-        return columns, staleness(episodes, step) | {"sampling/sync_difference": self.sync.differences.get(step, 0.0)}
+        found = staleness(episodes, step, self.sync.place.ranks)
+        return columns, found | {"sampling/sync_difference": self.sync.differences.get(step, 0.0)}
 
     def end(self) -> None:
         """Play no further."""
@@ -69,9 +77,10 @@ class ServedRollouts:
         self.sync.end()
 
 
-def staleness(episodes: Sequence[Episode], step: int) -> dict[str, float]:
+def staleness(own: Sequence[Episode], step: int, ranks: Ranks) -> dict[str, float]:
     """How many optimiser steps the weights behind each rollout were behind: the mean, and how many were at all."""
-    versions = [e.steps[0].sample.policy_version for e in episodes if e.steps]
+    mine = [e.steps[0].sample.policy_version for e in own if e.steps]
+    versions = [version for theirs in ranks.gather(mine) for version in theirs]
     behind = [step - version for version in versions if version is not None]
     return {
         "sampling/staleness": sum(behind) / max(len(behind), 1),
@@ -86,6 +95,7 @@ def rollouts(
     opening: list[Message],
     settings: Optimisation,
     out: Out,
+    place: Place,
 ) -> ServedRollouts:
     """Rollouts from the server behind `sampler` in the training of `policy`; weights are compared on this opening.
 
@@ -99,9 +109,10 @@ def rollouts(
     sync = AdapterSync(
         sampler,
         adapters.describe(policy.config, policy.model),
-        out.scratch("versions"),
+        place.ranks.of_first(lambda: out.scratch("versions")),
         opening_ids(policy.tokenizer, opening),
         tolerance=settings.sync_tolerance,
         keep=settings.max_staleness,
+        place=place,
     )
     return ServedRollouts(played, sync, settings.max_staleness)

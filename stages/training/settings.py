@@ -1,6 +1,6 @@
 """The settings of training beside the channels' weights: pairs, hints, TAID, EOPD, optimisation."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -134,11 +134,13 @@ class Optimisation(Settings):
 
 
 class Distribution(Settings):
-    """How the processes that torchrun starts share one training of all weights."""
+    """How the processes that torchrun starts share one training."""
 
     sharding: Literal["none", "fsdp2"] = "none"
     """fsdp2 spreads float32 masters, gradients and the optimiser's state over the processes, each of which holds the
     weights whole only in the type they compute in. none keeps all of them in every process."""
+    servers: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s]+")], ...] = ()
+    """With a policy vllm:..., further servers beside policy.base_url: the processes sample from all of them in turn."""
 
 
 class Adapter(Settings):

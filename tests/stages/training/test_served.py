@@ -70,14 +70,17 @@ def test_every_step_samples_from_the_newest_weights(tmp_path: Path, model: Path)
 
 
 def test_a_server_that_keeps_its_old_weights_stops_the_run(tmp_path: Path, model: Path) -> None:
-    with running(model, deaf=1) as engine, pytest.raises(ComposerError, match="After step 1 the server samples from"):
+    with (
+        running(model, deaf=1) as engine,
+        pytest.raises(ComposerError, match="After step 1 the server at "),
+    ):
         trained(tmp_path, engine, model)
 
 
 def test_a_server_of_another_model_stops_the_run_before_the_first_rollout(tmp_path: Path, model: Path) -> None:
     other = save_tiny(tmp_path / "other", seed=1)
     with running(other) as engine:
-        with pytest.raises(ComposerError, match="After step 0 the server samples from"):
+        with pytest.raises(ComposerError, match="After step 0 the server at "):
             trained(tmp_path, engine, model)
         assert {body["model"] for _, body in engine.requests if "logprobs" in body} == {"base"}
 
@@ -160,9 +163,9 @@ def test_what_a_server_cannot_follow_is_refused(
 def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UsageError, match="cannot hold another one on top"):
-        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), Adapter(rank=4), alone=True)
-    with pytest.raises(UsageError, match="follows one process"):
-        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), Adapter(rank=4), alone=False)
+        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), Adapter(rank=4), replicas=False)
+    with pytest.raises(UsageError, match="follows one training, and replicas are several"):
+        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), Adapter(rank=4), replicas=True)
 
 
 def test_staleness_needs_a_server() -> None:
