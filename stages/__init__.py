@@ -69,6 +69,9 @@ STAGES = {
     "tasks": Stage(
         "stages.make_tasks", "Make tasks from any tested Python package.", "beside", ("env", "package"), "ENV PACKAGE"
     ),
+    "curriculum": Stage(
+        "stages.curriculum", "Order tasks by how often rollouts solved them.", "beside", ("run",), "[RUN]"
+    ),
     "substrates": Stage(
         "stages.compare_substrates", "Compare rollouts through TRL with those of prime-rl or verifiers.", "beside"
     ),

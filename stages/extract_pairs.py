@@ -17,8 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-import orjson
-
+from stages.envs import task_table
 from stages.envs.base import ComparesOutcomes, Environment, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import UsageError
@@ -81,7 +80,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         _compare_groups(rollouts, config, out)
         return
     answers = inputs.one("teacher_actions")
-    tasks = {row["task_id"]: _task(row) for row in rollouts.scan(TASK).rows()}
+    tasks = {row["task_id"]: task_table.task(row) for row in rollouts.scan(TASK).rows()}
     with AnsweredStates(rollouts, answers, out.scratch("states")) as states:
         make = _environment(rollouts, config)
         if make is not None:
@@ -95,7 +94,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 def work(inputs: Inputs, config: Config, out: Out) -> None:
     """Vote where actions have to be run for it; all else takes no time, and is left to `run`."""
     rollouts = inputs.one("rollouts")
-    tasks = {row["task_id"]: _task(row) for row in rollouts.scan(TASK).rows()}
+    tasks = {row["task_id"]: task_table.task(row) for row in rollouts.scan(TASK).rows()}
     with AnsweredStates(rollouts, inputs.one("teacher_actions"), out.scratch("states")) as states:
         make = _environment(rollouts, config)
         if make is not None:
@@ -139,11 +138,6 @@ def _environment(rollouts: Run, config: Config) -> Callable[[], Environment] | N
     return make if isinstance(make(), ComparesOutcomes) else None
 
 
-def _task(row: Row) -> Task:
-    names = ("task_id", "env", "split", "family", "prompt")
-    return Task(**{name: row[name] for name in names}, data=orjson.loads(row["data_json"]))
-
-
 def _compare_groups(imported: Run, config: Config, out: Out) -> None:
     """Compare the rollouts of every task with each other, then tabulate pairs and drops."""
     rollouts = list(imported.scan(ROLLOUT).rows(OF_ROLLOUTS))
@@ -151,7 +145,7 @@ def _compare_groups(imported: Run, config: Config, out: Out) -> None:
         known = ", ".join(sorted({row["model"] or "unknown" for row in rollouts}))
         raise UsageError(f"No rollout is of the model {config.student!r}. The models are: {known}.")
     submitted = {row["rollout_id"]: row["submission"] for row in imported.scan(ORIGIN).rows(SUBMITTED)}
-    tasks = {row["task_id"]: _task(row) for row in imported.scan(TASK).rows()}
+    tasks = {row["task_id"]: task_table.task(row) for row in imported.scan(TASK).rows()}
     grouped, left = by_task(rollouts), dict.fromkeys(tasks)
 
     def compare(task_id: str, steps: list[Row]) -> None:

@@ -1,17 +1,20 @@
 """make-tasks: make tasks from a package by deleting features of it, keeping those that can be graded and not looked up.
 
 Reads a folder or sdist, writes `tasks` (each row's data is a row in SWE-bench's shape) and the same rows as
-`instances.jsonl`. The unit is one candidate; a rejected one keeps its reason.
+`instances.jsonl`. What to delete is drawn, or a model proposes it. The unit is one candidate, or one question to that
+model; a rejected candidate keeps its reason.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from stages.errors import Incomplete, UsageError
+from stages.policy import PolicyConfig
+from stages.policy.serving import Serving
 from stages.runs import store
 from stages.runs.artifact import Out
 from stages.runs.config import StageConfig
@@ -23,11 +26,19 @@ if TYPE_CHECKING:
     from stages.envs.feature_deletion.baseline import Baseline
     from stages.envs.feature_deletion.selection import Removal
     from stages.envs.feature_deletion.task_generator import TaskGenerator
+    from stages.teachers.proposing import Proposing
 
 VERSION = 2
 INPUTS: Mapping[str, Slot] = {}
 OUTPUTS = {"tasks": TASK}
 LIMIT = "tasks"
+
+
+class Proposer(PolicyConfig):
+    """A model that proposes features to delete."""
+
+    max_tokens: int = Field(2048, gt=0)
+    """Longest answer in tokens; of one that is cut off nothing is used."""
 
 
 class Config(StageConfig):
@@ -50,6 +61,15 @@ class Config(StageConfig):
     """What the package's tests import beside it, installed as wheels."""
     sandbox: str = "bubblewrap"
     """`none` runs the package's code unprotected on this machine."""
+    proposer: Proposer | None = None
+    """A model that is asked for features and the symbols that carry them; without one `kinds` says what is drawn."""
+    questions: int = Field(20, gt=0)
+    """At most so many questions to the proposer, each for up to four features; no more than the tasks need."""
+
+    def identity(self) -> dict[str, Any]:
+        """The settings; what is asked of a proposer counts where there is one."""
+        own = super().identity()
+        return own if self.proposer else {name: own[name] for name in own if name not in ("proposer", "questions")}
 
     def label(self) -> str:
         """The package's name."""
@@ -60,9 +80,12 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     """The tasks to make."""
     del inputs
     _check_package(config)
-    return Plan(
-        units=config.tasks, what="tasks", notes=(f"made from {config.package}, every one by running its tests",)
-    )
+    notes = (f"made from {config.package}, every one by running its tests",)
+    if config.proposer is None:
+        return Plan(units=config.tasks, what="tasks", notes=notes)
+    tokens = config.questions * config.proposer.longest_answer()
+    asked = f"features proposed by {config.proposer.model}, in at most {config.questions} answers"
+    return Plan(config.tasks, "tasks", tokens, config.proposer.cost(0, tokens), (*notes, asked))
 
 
 def _check_package(config: Config) -> None:
@@ -78,26 +101,32 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Try candidates in order until enough are accepted: no more at once than are lacking, whoever tries them."""
     del inputs
     _check_package(config)
-    with _generator(config) as generator:
+    with _generator(config) as generator, Serving(out, [config.proposer] if config.proposer else []) as serving:
         out.conclude(package=generator.package.label, package_sha256=generator.package.sha256)
         out.progress("first runs of all tests", 0, 2)
-        candidates = _candidates(generator, config)
-        while (lacking := config.tasks - _accepted(out)) > 0 and (waiting := _waiting(candidates, out)):
+        asking = _proposing(generator, config, serving, out)
+        candidates = asking.more() if asking else _drawn(generator, config)
+        while (lacking := config.tasks - _accepted(out)) > 0:
             out.stop_here()
+            if not (waiting := _waiting(candidates, out)):
+                if asking is None or asking.over:
+                    break
+                candidates = asking.more()
+                continue
             tried = f"tasks, {len(candidates) - len(waiting)} of {len(candidates)} candidates tried"
             out.progress(tried, config.tasks - lacking, config.tasks)
             chosen = waiting[:lacking]
-            out.spread([[candidate.identity] for candidate in chosen], "candidates", generator.baseline)
+            out.spread([[candidate.identity] for candidate in chosen], "candidates", (generator.baseline, candidates))
             _try(_waiting(chosen, out)[: generator.batch], generator, config, out)
         notes = _about_tests(generator)
-    _finish([candidate.identity for candidate in candidates], notes, config, out)
+    _finish([candidate.identity for candidate in candidates], asking, notes, config, out)
 
 
 def work(inputs: Inputs, config: Config, out: Out) -> None:
-    """Try a worker's candidates; how the tests behave before anything is removed, the run has measured."""
+    """Try a worker's candidates; what they are and how the tests behave before, the run has found out."""
     del inputs
-    with _generator(config, out.found) as generator:
-        candidates = _candidates(generator, config)
+    baseline, candidates = out.found
+    with _generator(config, baseline) as generator:
         while waiting := _waiting(candidates, out)[: generator.batch]:
             out.stop_here()
             _try(waiting, generator, config, out)
@@ -111,7 +140,20 @@ def _generator(config: Config, baseline: "Baseline | None" = None) -> "TaskGener
     return TaskGenerator(package, config.sandbox, needed, baseline)
 
 
-def _candidates(generator: "TaskGenerator", config: Config) -> "list[Removal]":
+def _proposing(generator: "TaskGenerator", config: Config, serving: Serving, out: Out) -> "Proposing | None":
+    from stages.envs.feature_deletion import task_source
+    from stages.envs.feature_deletion.proposals import Proposals
+    from stages.teachers.proposing import Proposing
+
+    if config.proposer is None:
+        return None
+    split, wanted = None if config.split == "both" else config.split, task_source.difficulties(config.difficulty)
+    package, texts, lines = generator.package.label, generator.texts, generator.baseline.lines
+    proposals = Proposals(package, texts, lines, seed=config.seed, split=split, difficulties=wanted)
+    return Proposing(proposals, config.proposer, config.questions, config.seed, serving, out)
+
+
+def _drawn(generator: "TaskGenerator", config: Config) -> "list[Removal]":
     from stages.envs.feature_deletion import task_source
 
     split = None if config.split == "both" else config.split
@@ -131,10 +173,10 @@ def _try(batch: "Sequence[Removal]", generator: "TaskGenerator", config: Config,
 
 
 def _accepted(out: Out) -> int:
-    return sum(record["row"] is not None for record in out.records())
+    return sum(record.get("row") is not None for record in out.records())
 
 
-def _finish(order: Sequence[str], notes: Sequence[str], config: Config, out: Out) -> None:
+def _finish(order: Sequence[str], asking: "Proposing | None", notes: Sequence[str], config: Config, out: Out) -> None:
     """Tables in the order of the candidates, and what became of each."""
     tried = [record for unit in order if (record := out.journal.get(unit))]
     rows = [record["row"] for record in tried if record["row"]][: config.tasks]
@@ -144,8 +186,16 @@ def _finish(order: Sequence[str], notes: Sequence[str], config: Config, out: Out
     out.count(planned=config.tasks, done=len(rows), tried=len(tried))
     out.count(**{f"rejected, {reason}": number for reason, number in sorted(reasons.items())})
     out.conclude(tasks=len(rows))
+    refused = asking.refused if asking else Counter[str]()
+    out.count(**{f"refused, {reason}": number for reason, number in sorted(refused.items())})
+    named = asking.report(refused) if asking else []
     beyond = sum(record["row"] is not None for record in tried) - len(rows)
-    out.text("report.txt", _report(len(rows), len(tried), beyond, reasons, [*_hanging(rows), *notes]))
+    out.text("report.txt", _report(len(rows), len(tried), beyond, reasons, [*named, *_hanging(rows), *notes]))
+    if not order and asking:
+        raise Incomplete(
+            f"None of the proposer's features can be tried: {dict(refused)}. Read its answers in the run's units; ask "
+            "another model, or more questions."
+        )
     if not order:
         raise Incomplete(
             "The package has no function or class that its tests execute and that is long enough to be a task. Choose "

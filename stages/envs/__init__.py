@@ -8,6 +8,7 @@ folders.py - folders that an agent may have filled with anything: walked, read, 
 folder_writes.py - writes and deletes below such folders
 tool_calls.py - tool calls: checked against what is declared, carried out, their mistakes answered
 config.py - which environment a stage acts in, its options and its sandbox
+task_table.py - tasks from the table of a run, in its order
 jsonl.py - rows of a file that a user names by path
 kata/ - small code-repair tasks, generated, with small models that act in them
 gsm8k/ - grade-school maths from JSON lines or the hub, a reward for the right number

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from stages import envs
-from stages.envs import boundary
+from stages.envs import boundary, task_table
 from stages.envs.base import Environment, Task
 from stages.errors import ComposerError, UsageError
 from stages.runs.config import Settings, StageConfig
@@ -21,6 +21,8 @@ class EnvConfig(Settings):
     split: Literal["train", "eval"] = "train"
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment's constructor; `env.KEY` is short for `env.options.KEY`."""
+    curriculum: str = ""
+    """A run of `composer curriculum`: its tasks of the split, in its order, instead of those that are drawn."""
 
     @model_validator(mode="before")
     @classmethod
@@ -32,9 +34,14 @@ class EnvConfig(Settings):
         return {**known, "options": {**options, **further}} if further else given
 
     def identity(self) -> dict[str, Any]:
-        """The settings; an environment of one's own counts with its file, so that editing it asks for another run."""
-        code = envs.code_sha256(self.name)
-        return {**super().identity(), **({"code_sha256": code} if code else {})}
+        """The settings; a curriculum counts by its tasks, an environment of one's own by its file as it is."""
+        own, code = super().identity(), envs.code_sha256(self.name)
+        del own["curriculum"]
+        return {
+            **own,
+            **({"curriculum": task_table.identity(self.curriculum)} if self.curriculum else {}),
+            **({"code_sha256": code} if code else {}),
+        }
 
     def label(self) -> str:
         """The name, fit for a folder."""
@@ -91,6 +98,8 @@ class EnvStageConfig(StageConfig):
         """The first `count` tasks of the split under the stage's seed."""
         environment = make()
         try:
+            if self.env.curriculum:
+                return task_table.tasks(self.env.curriculum, environment.name, self.env.split, count)
             return boundary.tasks(environment.tasks(self.env.split, count, self.seed), self.env.name)
         except (ComposerError, OSError):
             raise

@@ -1,4 +1,4 @@
-"""Record kinds of what training and evaluation leave: rewards, hints, checkpoints, evaluated rollouts."""
+"""Record kinds of what training and evaluation leave: rewards, hints, checkpoints, evaluated rollouts, difficulties."""
 
 from stages.runs.kinds import BOOL, FLOAT, INT, TEXT, Kind
 
@@ -52,5 +52,24 @@ HINT = Kind(
 )
 """What self-distillation told the teacher at a turn. `source`: "template", the model that wrote the hint, or the id of
 the rollout that was shown."""
+
+DIFFICULTY = Kind(
+    "difficulty",
+    1,
+    {
+        "task_id": TEXT,
+        "env": TEXT,
+        "split": TEXT,
+        "family": TEXT,
+        "num_rollouts": INT,
+        "num_solved": INT,
+        "rate": FLOAT,
+        "low": FLOAT,
+        "high": FLOAT,
+        "place": INT,
+    },
+)
+"""How hard a task is: of its graded rollouts (`num_rollouts`) the share that solved it, with Wilson's 95 % interval,
+all null where there are none. `place`: in the curriculum, from 0; null for a task that is no part of it."""
 
 CHECKPOINT = Kind("checkpoint", 1, {})

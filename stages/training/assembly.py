@@ -132,7 +132,7 @@ def trainer(job: Job) -> "ComposedTrainer":
         max_tokens=size.max_tokens_per_micro_batch,
         ranks=ranks,
         args=arguments(config, job.folder, job.mixed),
-        train_dataset=setup.task_dataset(job.tasks, make, size, config.seed),
+        train_dataset=setup.task_dataset(job.tasks, make, size, config.seed, as_given=bool(config.env.curriculum)),
         callbacks=[
             *([] if job.outer is None else [job.outer]),
             Supervision(out, channels, job.folder, ranks),

@@ -48,7 +48,9 @@ def save(
     if config.optimisation.keep_every:
         write_kept(out)
     replicas = config.diloco.store is not None  # which draw from the same tasks, each in an order of its own
-    order = range(len(tasks)) if replicas else prompt_order(len(tasks), config.optimisation, config.seed)
+    as_given = bool(config.env.curriculum)
+    drawn = prompt_order(len(tasks), config.optimisation, config.seed, as_given=as_given)
+    order = range(len(tasks)) if replicas else drawn
     info = CheckpointInfo(
         arm=config.arm,
         train_seed=config.seed,

@@ -34,28 +34,37 @@ ChannelRows = Callable[[list[Episode], int], ChannelBatch]
 """(episodes of this step, step) -> the rows of all channels."""
 
 
-def prompt_order(num_tasks: int, settings: Optimisation, seed: int) -> list[int]:
+def prompt_order(num_tasks: int, settings: Optimisation, seed: int, *, as_given: bool = False) -> list[int]:
     """Indices of the tasks of all prompts: every task once before any comes again, each round in its own order.
 
-    The whole course of training lies in one list, so that a resumed run finds its place by counting.
+    The whole course of training lies in one list, so that a resumed run finds its place by counting. as_given: every
+    round in the order in which the tasks are, which is a curriculum's.
     """
     count = settings.steps * settings.prompts_per_step
     order: list[int] = []
     while len(order) < count:
         indices = list(range(num_tasks))
-        random.Random(f"{seed}/{len(order)}").shuffle(indices)  # noqa: S311 (an order that repeats, not a secret)
+        if not as_given:
+            random.Random(f"{seed}/{len(order)}").shuffle(indices)  # noqa: S311 (an order that repeats, not a secret)
         order += indices
     return order[:count]
 
 
-def task_dataset(tasks: Sequence[Task], make: Callable[[], Environment], settings: Optimisation, seed: int) -> Dataset:
+def task_dataset(
+    tasks: Sequence[Task],
+    make: Callable[[], Environment],
+    settings: Optimisation,
+    seed: int,
+    *,
+    as_given: bool = False,
+) -> Dataset:
     """One row a prompt of the whole training: the task's opening messages, and its id for the rollouts."""
     environment = make()
     try:
         openings = [environment.reset(task) for task in tasks]
     finally:
         environment.close()
-    order = prompt_order(len(tasks), settings, seed)
+    order = prompt_order(len(tasks), settings, seed, as_given=as_given)
     return Dataset.from_list([{"prompt": openings[i], "task_id": tasks[i].task_id} for i in order])
 
 

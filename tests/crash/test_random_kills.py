@@ -17,7 +17,18 @@ from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 from support.shelf import SHELF, write
 
-from stages import STAGES, collect, evaluate, export, extract_pairs, import_traces, make_tasks, replay_teachers, train
+from stages import (
+    STAGES,
+    collect,
+    curriculum,
+    evaluate,
+    export,
+    extract_pairs,
+    import_traces,
+    make_tasks,
+    replay_teachers,
+    train,
+)
 from stages.compare_substrates import Config as Substrates
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, plot, replay, score, selftest, svd, teacher_pool, uat, watch
@@ -136,6 +147,7 @@ def works(
         "import": imported,
         "export": lambda: Work("export", export.Config(format="trl"), [made(collected(), "collected")]),
         "tasks": cut,
+        "curriculum": lambda: Work("curriculum", curriculum.Config(), [made(collected(), "collected")]),
         "substrates": lambda: Work("substrates", Substrates(env=ENV, policy=tiny, tasks=4, samples=2)),
         "probe-svd": probed("probe-svd", lambda: svd.Config(model=policies()["honest"])),
         "probe-extract-vhack": probed("probe-extract-vhack", pairs, "svd"),

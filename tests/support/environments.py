@@ -95,3 +95,16 @@ class NumberedEnv(GuessEnv):
     def reset(self, task: Task) -> list[Message]:
         """The task's number is part of the message."""
         return [{"role": "user", "content": f"{super().reset(task)[0]['content']} {task.task_id}"}]
+
+
+class JudgedGuessEnv(GuessEnv):
+    """One message, solved where it is the letter and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(turns=1)
+
+    def grade(self) -> Grade:
+        """Right or wrong."""
+        assert self._task is not None
+        right = self._said == [self._task.data["letter"]]
+        return Grade(reward=float(right), gt_pass=right, visible_pass=right, hacked=False, protocol_ok=True)

@@ -7,6 +7,7 @@ worker.py - many test runs in one sandbox
 baseline.py - which tests pass, and which lines each of them executes
 definitions.py - functions and classes of a source file, and what is left of one when it is removed
 selection.py - what to remove: functions, classes, clusters of the call graph, at a difficulty
+proposals.py - what to remove as a model proposes it: what it is shown, and what of its answer can be tried
 leaks.py - copies of the removed code that an agent could find
 twins.py - contradictory tests: the impossible variant of a task
 contradicting.py - the search for tests of one candidate that can be contradicted

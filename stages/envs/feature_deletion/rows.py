@@ -89,6 +89,7 @@ def build(
         "removal": removal.kind,
         "difficulty": removal.difficulty,
         "removed": removal.names,
+        **({"feature": removal.feature} if removal.feature else {}),
         "edits": _edits(removal),
         "contradictions": [asdict(contradiction) for contradiction in proven],
         "test_files": list(baseline.files),

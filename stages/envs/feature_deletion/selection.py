@@ -47,6 +47,8 @@ class Removal:
     difficulty: Difficulty
     split: Split
     parts: tuple[Definition, ...]
+    feature: str = ""
+    """What a model that proposed it calls it."""
 
     @property
     def names(self) -> list[str]:
@@ -110,9 +112,8 @@ def candidates(
     difficulties: Sequence[Difficulty],
 ) -> list[Removal]:
     """Every removal to try, in an order that mixes kinds and difficulties; only code that tests execute."""
-    usable = [d for path in sorted(texts) for d in definitions(path, texts[path]) if _covered(d, lines)]
     rng = random.Random(f"feature-deletion/{seed}")  # noqa: S311 - draws data, no secret
-    halves = [(half, members) for half, members in halved(usable).items() if split in (None, half)]
+    halves = [(half, members) for half, members in halved(usable(texts, lines)).items() if split in (None, half)]
     pools = {
         kind: [(half, parts) for half, members in halves for parts in _of_kind(kind, members, rng)] for kind in kinds
     }
@@ -121,6 +122,11 @@ def candidates(
     return [
         Removal(kind, rng.choice(list(difficulties)), half, parts) for kind, (half, parts) in _interleaved(pools, rng)
     ]
+
+
+def usable(texts: Mapping[str, str], lines: Mapping[str, Mapping[int, frozenset[str]]]) -> list[Definition]:
+    """What some test executes a line of, by path and place."""
+    return [d for path in sorted(texts) for d in definitions(path, texts[path]) if _covered(d, lines)]
 
 
 def halved(usable: Sequence[Definition]) -> dict[Split, list[Definition]]:

@@ -26,17 +26,17 @@ class Source:
     """The tasks of one environment's options."""
 
     def __init__(self, sandbox: str, package: str, tasks: str, difficulty: str, requirements: tuple[str, ...]) -> None:
-        if not package and not tasks:
-            raise UsageError(
-                "Feature deletion needs a package: --set env.package=DIR_OR_SDIST, or a run of `composer tasks` with "
-                "--set env.tasks=RUN."
-            )
         self._sandbox, self._package, self._tasks = sandbox, package, tasks
         self._difficulties = difficulties(difficulty)
         self._requirements = requirements
 
     def rows(self, split: Split, count: int, seed: int) -> list[Row]:
         """At most `count` rows of a split; `UsageError` when there is none."""
+        if not self._package and not self._tasks:
+            raise UsageError(
+                "Feature deletion needs a package: --set env.package=DIR_OR_SDIST, or a run of `composer tasks` with "
+                "--set env.tasks=RUN, or one of `composer curriculum` with --set env.curriculum=RUN."
+            )
         found = self._read(split) if self._tasks else self._make(split, count, seed)
         if not found:
             where = self._tasks or self._package

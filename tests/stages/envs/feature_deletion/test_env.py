@@ -258,7 +258,7 @@ def test_tasks_are_made_on_demand_and_so_are_twins(shelf: Path) -> None:
 def test_it_is_loaded_by_its_name(shelf: Path) -> None:
     assert load("feature-deletion", {"package": str(shelf)}).name == "feature-deletion"
     with pytest.raises(UsageError, match="needs a package"):
-        load("feature-deletion", {})
+        load("feature-deletion", {}).tasks("train", 1, seed=0)
     with pytest.raises(UsageError, match="easy, medium, hard or mixed"):
         load("feature-deletion", {"package": str(shelf), "difficulty": "brutal"})
     with pytest.raises(UsageError, match="true \\(only them\\)"):

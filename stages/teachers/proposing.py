@@ -1,0 +1,85 @@
+"""Asking a model which features of a package to delete, one question after another.
+
+Every answer is a unit of the run, so that it is paid for once however often the run is resumed; what it proposes is
+read from there again.
+"""
+
+from collections import Counter
+
+from stages.envs.feature_deletion.proposals import Proposals
+from stages.envs.feature_deletion.selection import Removal
+from stages.errors import Incomplete
+from stages.policy import Policy, PolicyConfig, Sample, Turn
+from stages.policy.serving import Serving
+from stages.runs import store
+from stages.runs.artifact import Out
+from stages.runs.records import Row
+from stages.teachers.asking import FINAL
+
+KEPT = ("text", "finish_reason", "prompt_tokens", "completion_tokens", "cost_usd", "error_type", "error")
+
+
+class Proposing:
+    """At most `questions` questions to a model about one package.
+
+    `more` raises `Incomplete` where the model gives no answer that another attempt could bring.
+    """
+
+    def __init__(
+        self, proposals: Proposals, config: PolicyConfig, questions: int, seed: int, serving: Serving, out: Out
+    ) -> None:
+        self.proposals, self.questions, self.asked = proposals, questions, 0
+        self._config, self._seed, self._serving, self._out = config, seed, serving, out
+        self._policy: Policy | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether no question is left."""
+        return self.asked >= self.questions or not self.proposals.question()
+
+    def more(self) -> list[Removal]:
+        """All that there is to try so far; questions are asked until something new is among it, or none is left."""
+        before = len(self.proposals.removals)
+        while not self.over and len(self.proposals.removals) == before:
+            self._out.stop_here()
+            self.proposals.take(self._answer())
+            self.asked += 1
+        return self.proposals.removals
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Why features that were named are not tried, without what distinguishes one from another."""
+        return Counter(one.reason.partition(":")[0] for one in self.proposals.made if one.reason)
+
+    def report(self, refused: Counter[str]) -> list[str]:
+        """What came of the questions, in lines."""
+        tried = len(self.proposals.removals)
+        lines = [
+            "",
+            f"{self.asked} questions to {self._config.model}: {tried} features to try, {refused.total()} refused",
+        ]
+        return lines + [f"{number:>6}  {reason}" for reason, number in refused.most_common()]
+
+    def _answer(self) -> str:
+        """The text of the next answer; empty where asking again would bring none either."""
+        unit = f"question-{self.asked:04d}"
+        if not self._out.finished(unit):
+            self._out.progress("questions about features", self.asked, self.questions)
+            seed = int(store.digest([self._seed, unit])[:15], 16)
+            sample = self._asks(Turn(self.proposals.question(), seed))
+            failed = sample.error_type not in FINAL
+            answer: Row = {name: getattr(sample, name) for name in KEPT}
+            self._out.write(unit, {"answer": answer}, failed=failed)
+            if failed:
+                raise Incomplete(
+                    f"{self._config.model} did not say which features to delete: {sample.error}. What was made is "
+                    "saved; go on with --resume."
+                )
+        found = self._out.journal.get(unit)
+        return str(found["answer"]["text"]) if found else ""
+
+    def _asks(self, turn: Turn) -> Sample:
+        if self._policy is None:
+            self._policy = self._serving.open(self._config)
+            self._out.model("proposer", **self._policy.facts())
+        return self._policy.sample([turn])[0]

@@ -1,0 +1,162 @@
+"""What a model is shown of a package, and what of an answer can be tried: good answers, bad ones and hostile ones."""
+
+import json
+import textwrap
+from typing import Any
+
+import pytest
+from support.shelf import SHELF
+
+from stages.envs.feature_deletion import selection
+from stages.envs.feature_deletion.definitions import definitions
+from stages.envs.feature_deletion.proposals import A_QUESTION, MAX_SYMBOLS, PAGE_CHARS, Proposals, printable
+
+TEXTS = {path: textwrap.dedent(text) for path, text in SHELF.items() if path.startswith("shelf/")}
+UNTESTED = "Shelf.__len__"
+BOOKS, WORDS = "shelf/books.py", "shelf/words.py"
+
+
+def covered() -> dict[str, dict[int, frozenset[str]]]:
+    """As if one test executed every line but those of one method."""
+    lines: dict[str, dict[int, frozenset[str]]] = {}
+    for path, text in TEXTS.items():
+        for one in definitions(path, text):
+            if one.kind == "function" and one.qualname != UNTESTED:
+                lines.setdefault(path, {}).update(dict.fromkeys(one.covers(), frozenset({"tests/test_all.py::test"})))
+    return lines
+
+
+def proposals(split: str | None = "train", seed: int = 0) -> Proposals:
+    return Proposals("shelf-1.5", TEXTS, covered(), seed=seed, split=split, difficulties=("easy", "hard"))
+
+
+def answer(*features: tuple[Any, Any]) -> str:
+    return json.dumps({"features": [{"feature": name, "symbols": symbols} for name, symbols in features]})
+
+
+def of_half(half: str) -> list[str]:
+    found = selection.halved(selection.usable(TEXTS, covered()))
+    return [f"{d.path}:{d.qualname}" for d in found[half] if d.code]
+
+
+def test_a_question_shows_the_names_of_one_half_and_no_code() -> None:
+    for half, other in (("train", "eval"), ("eval", "train")):
+        text = proposals(half).question()[0]["content"]
+        assert all(f"{name} (" in text for name in of_half(half)) and of_half(half)
+        assert not any(f"{name} (" in text for name in of_half(other)) and of_half(other)
+        assert "letters_of_names" not in text and "1 tests)" in text
+
+
+def test_both_halves_are_asked_about_in_turns() -> None:
+    asked = proposals(None)
+    first = asked.question()
+    asked.take("{}")
+    assert asked.question() != first
+    asked.take("{}")
+    assert asked.question() == first
+
+
+def test_a_large_package_is_shown_in_pages() -> None:
+    body = "\n".join(f"def name_of_function_{i}(a):\n    b = a\n    c = b\n    return c" for i in range(900))
+    text = {"big/one.py": body}
+    lines = {"big/one.py": dict.fromkeys(range(1, 3601), frozenset({"t.py::t"}))}
+    asked = Proposals("big", text, lines, seed=0, split="train", difficulties=("easy",))
+    seen = set()
+    for _ in range(8):
+        shown = asked.question()[0]["content"]
+        assert len(shown) < PAGE_CHARS + 2_000
+        seen |= {line.partition(" ")[0] for line in shown.splitlines() if line.startswith("big/one.py:")}
+        asked.take("")
+    halves = selection.halved(definitions("big/one.py", body))
+    assert seen == {f"big/one.py:{d.qualname}" for d in halves["train"]}
+
+
+def test_good_answers_become_removals_and_are_remembered() -> None:
+    one, two, *_ = [name for name in of_half("train") if not name.startswith(f"{BOOKS}:Shelf")]
+    asked = proposals()
+    said = asked.take(
+        "Here you are:\n```json\n" + answer(("labels", [one]), ("both", [two, one])) + "\n```\nAnything else?"
+    )
+    assert [made.reason for made in said] == [None, None]
+    assert [removal.feature for removal in asked.removals] == ["labels", "both"]
+    assert set(asked.removals[1].names) == {one, two} and asked.removals[1].kind == "cluster"
+    assert f"- {one}\n" in asked.question()[0]["content"]
+    (again,) = asked.take(answer(("again", [one])))
+    assert (again.removal, again.reason) == (None, "named before")
+
+
+def test_methods_go_with_their_class() -> None:
+    half = "train" if f"{BOOKS}:Shelf" in of_half("train") else "eval"
+    (made,) = proposals(half).take(answer(("shelves", [f"{BOOKS}:Shelf.add", f"{BOOKS}:Shelf"])))
+    assert made.removal is not None and made.removal.names == [f"{BOOKS}:Shelf"] and made.removal.kind == "class"
+
+
+def test_equal_answers_give_equal_removals_and_difficulty_is_drawn_by_the_seed() -> None:
+    names = of_half("train")
+    said = answer(*[(name, [name]) for name in names[:A_QUESTION]])
+    made = [
+        [r.identity for r in one.removals] for one in (proposals(seed=seed) for seed in range(40)) if one.take(said)
+    ]
+    again = proposals(seed=0)
+    again.take(said)
+    assert [r.identity for r in again.removals] == made[0]
+    assert len({tuple(one) for one in made}) > 1
+
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "nothing": ("", "an answer holds no list of features"),
+    "prose": ("I would delete the labels.", "an answer holds no list of features"),
+    "cut off": (answer(("labels", [f"{WORDS}:titled"]))[:-9], "an answer holds no list of features"),
+    "another object": ('{"feature": "labels"}', "an answer holds no list of features"),
+    "no list": ('{"features": "all of them"}', "an answer holds no list of features"),
+    "an empty list": ('{"features": []}', "an answer names no feature"),
+    "nested a hundred thousand times": ('{"features": ' + "[" * 100_000, "an answer holds no list of features"),
+    "a number of a million digits": ('{"features": [' + "9" * 1_000_000, "an answer holds no list of features"),
+    "begun a hundred thousand times": ('{"features": ' * 100_000, "an answer holds no list of features"),
+    "no symbols": (answer(("labels", [])), f"no list of one to {MAX_SYMBOLS} symbols"),
+    "symbols are a word": (answer(("labels", "titled")), f"no list of one to {MAX_SYMBOLS} symbols"),
+    "a feature is a number": ('{"features": [7]}', f"no list of one to {MAX_SYMBOLS} symbols"),
+    "all symbols": (answer(("all", [f"{WORDS}:titled"] * 9)), f"no list of one to {MAX_SYMBOLS} symbols"),
+    "a symbol is an object": (answer(("x", [{"path": WORDS}])), "the package has no such symbol: "),
+    "a symbol is not there": (answer(("x", [f"{WORDS}:gone"])), f"the package has no such symbol: {WORDS}:gone"),
+    "a file outside": (
+        answer(("x", ["../../../etc/passwd:root"])),
+        "the package has no such symbol: ../../../etc/passwd:root",
+    ),
+    "a test": (
+        answer(("x", ["tests/test_words.py:test_titled"])),
+        "the package has no such symbol: tests/test_words.py:test_titled",
+    ),
+    "signs that steer a terminal": (answer(("x", ["\x1b[2J\u202e\ud800x"])), "the package has no such symbol: [2Jx"),
+    "an untested symbol": (
+        answer(("x", [f"{BOOKS}:{UNTESTED}"])),
+        f"no test executes a symbol's code: {BOOKS}:{UNTESTED}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_tried_is_refused_with_its_reason(case: str) -> None:
+    said, reason = REFUSED[case]
+    asked = proposals()
+    (made,) = asked.take(said)
+    assert (made.removal, made.reason) == (None, reason) and not asked.removals
+
+
+def test_the_other_half_and_what_is_too_small_are_refused() -> None:
+    (made,) = proposals("train").take(answer(("x", [of_half("eval")[0]])))
+    assert made.reason == f"a symbol of the other split: {of_half('eval')[0]}"
+    small = f"{BOOKS}:Shelf.__init__"
+    half = "train" if small in of_half("train") else "eval"
+    (made,) = proposals(half).take(answer(("x", [small])))
+    assert made.reason is not None and made.reason.startswith("not 3 to 400 lines of code: 2")
+
+
+def test_more_features_than_asked_for_are_not_read() -> None:
+    said = proposals().take(answer(*[("x", [f"{WORDS}:nowhere"])] * 500))
+    assert len(said) == A_QUESTION + 1 and said[-1].reason == "an answer names more features than were asked for: 500"
+
+
+def test_names_are_made_fit_to_be_shown() -> None:
+    assert printable("a\x1b]0;title\x07b\nc\u2028" + "x" * 1000) == "a]0;titlebc" + "x" * 109
+    assert printable(7) == "" and printable(None) == ""

@@ -1,0 +1,187 @@
+"""curriculum: pass rates with their intervals from runs of collect, and stages that take their tasks from there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import binomtest
+from support.runs import written
+from support.server import Reply, answer, serving
+
+from stages import collect, curriculum
+from stages.envs.base import TWIN
+from stages.envs.config import EnvConfig
+from stages.errors import BadInput, Incomplete, UsageError
+from stages.runs import runner
+from stages.runs.artifact import Run
+from stages.runs.outcome_records import DIFFICULTY
+from stages.runs.records import ROLLOUT, TASK
+from stages.training.settings import Optimisation
+from stages.training.setup import prompt_order
+
+PASSED: dict[str, list[bool | None]] = {
+    "always": [True] * 8,
+    "half": [True, False] * 4,
+    f"half{TWIN}": [True] * 8,
+    "hardly-known": [True, False, None, None],
+    "mostly": [True] * 7 + [False],
+    "never": [False] * 8,
+    "rarely": [True, *[False] * 7],
+    "unknown": [None] * 4,
+}
+"""Rollouts by task: solved, not solved, not graded."""
+ENV = "support.environments:JudgedGuessEnv"
+
+
+def measured(root: Path, passed: dict[str, list[bool | None]], prompt: str = "do it", model: str = "m") -> Run:
+    """A run of collect with these rollouts."""
+    tasks = [
+        {"task_id": t, "env": "e", "split": "train", "family": t, "prompt": prompt, "data_json": "{}"} for t in passed
+    ]
+    rollouts = [
+        {"rollout_id": f"{t}#{i}", "task_id": t, "gt_pass": solved, "model": model}
+        for t, all_ in passed.items()
+        for i, solved in enumerate(all_)
+    ]
+    return Run(written(root, f"collect/{model}-{len(rollouts)}", [(TASK, tasks), (ROLLOUT, rollouts)]))
+
+
+def make(root: Path, *runs: Run, **settings: Any) -> Run:
+    given = {"tasks": list(runs), "rollouts": list(runs)}
+    return Run(runner.execute("curriculum", given, curriculum.Config(**settings), root=root / "artifacts").path)
+
+
+def ids(run: Run) -> list[str]:
+    return [row["task_id"] for row in run.rows(TASK)]
+
+
+def test_rates_stand_with_their_number_and_wilsons_interval(tmp_path: Path) -> None:
+    rows = {row["task_id"]: row for row in make(tmp_path, measured(tmp_path, PASSED)).rows(DIFFICULTY)}
+    assert list(rows) == list(PASSED)
+    for task, passed in PASSED.items():
+        graded = [one for one in passed if one is not None]
+        row = rows[task]
+        assert (row["num_rollouts"], row["num_solved"]) == (len(graded), sum(graded))
+        if not graded:
+            assert (row["rate"], row["low"], row["high"]) == (None, None, None)
+            continue
+        interval = binomtest(sum(graded), len(graded)).proportion_ci(method="wilson")
+        assert row["rate"] == sum(graded) / len(graded)
+        assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high), abs=1e-12)
+
+
+def test_tasks_of_a_band_come_in_order(tmp_path: Path) -> None:
+    run = measured(tmp_path, PASSED)
+    everything = make(tmp_path, run)
+    assert ids(everything) == ["always", "mostly", "half", "rarely", "never"]
+    assert ids(make(tmp_path, run, order="hard-first")) == ["never", "rarely", "half", "mostly", "always"]
+    band = make(tmp_path, run, min_rate=0.125, max_rate=0.875, min_rollouts=2)
+    assert ids(band) == ["mostly", "half", "hardly-known", "rarely"], "the ends of the band belong to it"
+    places = {row["task_id"]: row["place"] for row in band.rows(DIFFICULTY)}
+    assert [places[name] for name in ids(band)] == [0, 1, 2, 3] and places["always"] is None
+
+
+def test_the_report_says_what_was_left_out_and_why(tmp_path: Path) -> None:
+    run = make(tmp_path, measured(tmp_path, PASSED), min_rate=0.1, max_rate=0.9)
+    report = (run.path / "report.txt").read_text()
+    assert report.startswith("3 of 8 tasks, by 50 graded rollouts of m\n")
+    for line in (
+        "2  left out, fewer than 4 graded rollouts",
+        "1  left out, solved by less than 10 %",
+        "1  left out, solved by more than 90 %",
+        "1  left out, impossible variants, whose passes are hacks",
+        "6  rollouts that could not be graded and count for nothing",
+        "2  tasks solved by all",
+        "1  tasks solved by none",
+        "1  tasks solved by less than all",
+    ):
+        assert f"     {line}\n" in report, line
+    assert run.manifest.counts["left out, solved by less than 10 %"] == 1 and run.manifest.counts["ungraded"] == 6
+
+
+def test_several_runs_add_up_and_one_given_twice_counts_once(tmp_path: Path) -> None:
+    one = measured(tmp_path, {"half": [True, True]})
+    other = measured(tmp_path, {"half": [False, False, False], "never": [False] * 4}, model="n")
+    run = make(tmp_path, one, other, Run(one.path))
+    rows = {row["task_id"]: row for row in run.rows(DIFFICULTY)}
+    assert (rows["half"]["num_solved"], rows["half"]["num_rollouts"]) == (2, 5)
+    assert "Several models played" in (run.path / "report.txt").read_text()
+
+
+def test_another_task_under_the_same_id_is_refused(tmp_path: Path) -> None:
+    one, other = (measured(tmp_path / p, {"half": [True]}, prompt=p) for p in ("do it", "do something else"))
+    with pytest.raises(BadInput, match="another task under the id half"):
+        make(tmp_path, one, other)
+
+
+def test_rollouts_without_their_task_are_refused(tmp_path: Path) -> None:
+    run = Run(
+        written(
+            tmp_path, "collect/x", [(TASK, []), (ROLLOUT, [{"rollout_id": "a#0", "task_id": "a", "gt_pass": True}])]
+        )
+    )
+    with pytest.raises(BadInput, match="has rollouts of a, which no run given has as a task"):
+        make(tmp_path, run)
+
+
+def test_an_empty_band_and_an_impossible_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Incomplete, match=r"None of 1 tasks lies between 0\.1 and 1"):
+        make(tmp_path, measured(tmp_path, {"never": [False] * 4}), min_rate=0.1)
+    with pytest.raises(ValueError, match=r"min_rate is 0\.5, above max_rate"):
+        curriculum.Config(min_rate=0.5, max_rate=0.4)
+
+
+def collected(root: Path, url: str, **env: Any) -> Run:
+    config = collect.Config(
+        env={"name": ENV, **env}, policy={"model": "m", "base_url": url}, tasks=6, samples=8, max_steps=1
+    )
+    return Run(runner.execute("collect", {}, config, root=root / "artifacts").path)
+
+
+def test_collect_plays_the_tasks_of_a_curriculum_in_its_order(tmp_path: Path) -> None:
+    """The policy of the second run is asked about the tasks that the first one's rollouts put first."""
+
+    def says(body: dict[str, Any], earlier: int) -> Reply:
+        letter = body["messages"][-1]["content"][-1]
+        return Reply(body=answer("b" if letter == "b" or body["seed"] % 4 == 0 else "a"))
+
+    with serving(says) as server:
+        first = collected(tmp_path, server.url)
+        rates = make(tmp_path, first, min_rollouts=8, max_rate=0.99)
+        ordered = ids(rates)
+        rows = {row["task_id"]: row["rate"] for row in rates.rows(DIFFICULTY)}
+        assert ordered and all(0 < rows[name] < 1 for name in ordered) and len(ordered) < 6
+        assert [rows[name] for name in ordered] == sorted((rows[name] for name in ordered), reverse=True)
+        again = collected(tmp_path, server.url, curriculum=str(rates.path))
+    assert ids(again) == ordered and again.rows(TASK) == rates.rows(TASK)
+    assert len(again.rows(ROLLOUT)) == 8 * len(ordered)
+
+
+def test_a_curriculum_of_something_else_is_refused(tmp_path: Path) -> None:
+    run = make(tmp_path, measured(tmp_path, {"half": [True, False] * 2}))
+    config = collect.Config(env={"name": ENV, "curriculum": str(run.path)}, tasks=1)
+    with pytest.raises(UsageError, match="holds tasks of e, and guess is to be played"):
+        config.draw(config.opener(), 1)
+    config = collect.Config(env={"name": ENV, "curriculum": str(run.path), "split": "eval"}, tasks=1)
+    with pytest.raises(UsageError, match="no task of the split 'eval'"):
+        config.draw(config.opener(), 1)
+
+
+def test_a_curriculum_counts_by_its_tasks_and_not_by_its_place(tmp_path: Path) -> None:
+    one = make(tmp_path / "a", measured(tmp_path / "a", PASSED))
+    same = make(tmp_path / "b", measured(tmp_path / "b", PASSED))
+    other = make(tmp_path / "c", measured(tmp_path / "c", PASSED), order="hard-first")
+    first, second, third = (EnvConfig(curriculum=str(run.path)).identity() for run in (one, same, other))
+    assert first == second != third and "curriculum" not in EnvConfig().identity()
+
+
+def test_training_keeps_the_order_of_a_curriculum() -> None:
+    size = Optimisation(steps=3, prompts_per_step=2)
+    assert prompt_order(4, size, seed=0, as_given=True) == [0, 1, 2, 3, 0, 1]
+    assert sorted(prompt_order(4, size, seed=0)[:4]) == [0, 1, 2, 3]
+    assert prompt_order(4, size, seed=0) != prompt_order(4, size, seed=0, as_given=True)
+
+
+def test_equal_measurements_give_equal_content(tmp_path: Path) -> None:
+    one, same = (make(tmp_path / p, measured(tmp_path / p, PASSED)) for p in "ab")
+    assert one.manifest.content == same.manifest.content
