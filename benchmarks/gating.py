@@ -28,7 +28,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
 from support.server import Reply, answer, serving
 
