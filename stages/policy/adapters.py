@@ -71,9 +71,14 @@ def base_of(folder: Path, config: PolicyConfig) -> tuple[PolicyConfig, str | Non
 
 
 def save(trained: Any, base: Base, folder: Path) -> None:
-    """Write a peft model's adapter and the record of its base."""
-    trained.peft_config["default"].base_model_name_or_path = base.model
-    trained.save_pretrained(folder, save_embedding_layers=False)
+    """Write a peft model's adapter, with its base as the user wrote it, and the record of that base."""
+    config = trained.peft_config["default"]
+    loaded_from = config.base_model_name_or_path  # where peft looks for its config.json when others save, or on the hub
+    config.base_model_name_or_path = base.model
+    try:
+        trained.save_pretrained(folder, save_embedding_layers=False)
+    finally:
+        config.base_model_name_or_path = loaded_from
     store.write_json(folder / RECORD, base.model_dump())
 
 

@@ -13,6 +13,7 @@ import torch
 from support import real_vllm
 from support.command_line import command, environment
 from support.models import tiny_tokenizer
+from support.several import train_all
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stages import collect, train
@@ -102,6 +103,18 @@ def test_three_steps_of_training_keep_both_sides_equal(root: Path, server: Model
     assert [line["sampling/stale_rollouts"] for line in steps] == [0, 8 * max_staleness, 8 * max_staleness]
     off = [line["sampling/sampling_logp_difference/max"] for line in steps]
     assert off[0] < 1e-4 and (max(off) < 1e-4) == (max_staleness == 0)
+
+
+def test_two_processes_train_on_one_server(root: Path, server: ModelServer) -> None:
+    """On a CPU it dies where one's comparison meets the other's rollouts."""
+    size = {"steps": 3, "prompts_per_step": 4, "generations": 4, "learning_rate": 1e-2, "threads": 1}
+    case = {"env": {"name": "kata"}, "policy": policy(server), "tasks": 4, "optimisation": size, "adapter": {"rank": 8}}
+    run = train_all(root, {"several": case}, 2)["several"]
+    lines = [json.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    steps = [line for line in lines if "sampling/sync_difference" in line]
+    assert [line["sampling/sync_difference"] < 1e-5 for line in steps] == [True] * 3
+    assert max(line["sampling/sampling_logp_difference/max"] for line in steps) < 1e-4
+    assert len(run.rows(ROLLOUT)) == 3 * 16
 
 
 def test_a_teacher_behind_the_server_scores_the_rollouts_of_a_training(root: Path, server: ModelServer) -> None:

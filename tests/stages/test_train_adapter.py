@@ -1,5 +1,6 @@
 """LoRA: the base stays as it is, a checkpoint is an adapter that knows its base, and stages take it as a policy."""
 
+import json
 import shutil
 import signal
 import sys
@@ -10,11 +11,13 @@ from typing import Any
 import orjson
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from stages import collect, evaluate, export, train
 from stages.errors import BadInput, UsageError
+from stages.policy import adapters
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, load_model
 from stages.runs import runner, store
@@ -50,6 +53,17 @@ def opened(model: str, cache: Path, **more: Any) -> Any:
 @torch.no_grad()
 def scores(model: Any) -> torch.Tensor:
     return token_log_probs(model, score(model, [TREE]))
+
+
+def test_only_the_file_names_the_base_as_the_user_wrote_it(tmp_path: Path, tiny: Path) -> None:
+    """Whenever a model is saved, peft looks for the config of the base that it names, on the hub if it is no folder."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), LoraConfig(r=2, target_modules=["q_proj"]))
+    base = adapters.Base(model="world:student", weights="0", dtype="float32")
+    adapters.save(model, base, tmp_path / "adapter")
+    assert (
+        json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == base.model
+    )
+    assert model.peft_config["default"].base_model_name_or_path == str(tiny)
 
 
 def test_a_checkpoint_is_an_adapter_in_float32_with_its_base(tmp_path: Path, tiny: Path) -> None:
