@@ -1,12 +1,13 @@
 """Peak memory of a process that trains all weights, whole (data parallel) or in shares (FSDP2), on two processes.
 
-    python benchmarks/sharding.py [MODEL:LAYERS:DTYPE:SHARDING ...] [--processes 2]
+    python benchmarks/sharding.py [MODEL:LAYERS:DTYPE:SHARDING[:VOCABULARY] ...] [--processes 2]
 
-A layer has the dimensions of MODEL (0.6B of Qwen3, 7B, 14B and 32B of Qwen2.5); there are fewer of them, and the
-vocabulary is a tokenizer's of 17 characters, so that embeddings are next to nothing. Weights are random. Two steps of
-GRPO with AdamW, two prompts a process of two samples each, activations recomputed, a group a pass, on gloo. Peak: the
-largest resident memory (VmHWM, Linux) less what the process held before the model. `needed` is the sum of
-`stages/training/memory.py` for weights, gradients and optimiser; its activations are for prompts of 1,024 tokens.
+A layer has the dimensions of MODEL (0.6B of Qwen3, 7B, 14B and 32B of Qwen2.5); there are fewer of them, and unless
+asked otherwise the vocabulary is a tokenizer's of 17 characters, so that embeddings are next to nothing. Weights are
+random. Two steps of GRPO with AdamW, two prompts a process of two samples each, activations recomputed, a group a
+pass, on gloo. Peak: the largest resident memory (VmHWM, Linux) less what the process held before the model. `needed`
+is the sum of `stages/training/memory.py` for weights, gradients and optimiser; its activations are for prompts of
+1,024 tokens. The first process' peak may be that of writing checkpoints, for which it gathers whatever is in shares.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def memory(field):
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:"))
 
 
-def save(folder, name, layers, dtype):
+def save(folder, name, layers, dtype, vocabulary):
     import torch
     from support.models import tiny_tokenizer
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -51,7 +52,7 @@ def save(folder, name, layers, dtype):
     hidden, intermediate, heads, keys, width = SHAPES[name]
     tokenizer = tiny_tokenizer("abcdefghijkl\u0120")
     config = Qwen3Config(
-        vocab_size=len(tokenizer),
+        vocab_size=vocabulary or len(tokenizer),
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
@@ -107,19 +108,20 @@ def main():
     parser.add_argument("specs", nargs="*", default=SPECS)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--one", nargs=2, metavar=("FOLDER", "SHARDING"), help=argparse.SUPPRESS)
-    parser.add_argument("--save", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--save", nargs=5, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.save:
-        save(Path(asked.save[0]) / "model", asked.save[1], int(asked.save[2]), asked.save[3])
+        folder, name, layers, dtype, vocabulary = asked.save
+        save(Path(folder) / "model", name, int(layers), dtype, int(vocabulary))
         return
     if asked.one:
         one(Path(asked.one[0]), asked.one[1])
         return
     here = [sys.executable, __file__]
     for spec in asked.specs:
-        name, layers, dtype, sharding = spec.split(":")
+        name, layers, dtype, sharding, *vocabulary = spec.split(":")
         with tempfile.TemporaryDirectory() as place:
-            subprocess.run([*here, "--save", place, name, layers, dtype], check=True)
+            subprocess.run([*here, "--save", place, name, layers, dtype, *(vocabulary or "0")], check=True)
             count = ["-m", "torch.distributed.run", "--nproc-per-node", str(asked.processes), "--master-port", "29741"]
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             subprocess.run([here[0], *count, here[1], "--one", place, sharding], env=environment, check=True)

@@ -20,6 +20,9 @@ PROMPT_TOKENS = 1024
 """Assumed length of a prompt, which is known only when it is played."""
 KEPT = 1.65
 """Numbers that a layer keeps for each number that goes into or comes out of its Linears."""
+REDUCED = 4
+"""Bytes a gradient of the largest unit in shares on its way to them: FSDP2 copies a unit's into one float32 buffer.
+Gloo holds them once more (measured: benchmarks/sharding.py)."""
 VOCABULARY_CHUNK = 32_768
 """Logits of one token that are held at once, as in TRL; `stages.training.trees` holds fewer."""
 RANK = 16
@@ -105,9 +108,10 @@ def needed(shape: ModelShape, training: Training) -> Needed:
     if training.sharded:
         computing, masters = min(shape.bytes, 4) * shape.parameters, 4 * shape.parameters / training.processes
         weights = computing + masters + (4 * shape.parameters if size.beta else 0)
-        layers = sum(width * height for width, height in shape.linears) * (1 - 1 / shape.layers)  # all but one
-        uncut = shape.parameters if training.several else shape.parameters - layers
-        gradients = masters + min(shape.bytes, 4) * uncut
+        layers = sum(width * height for width, height in shape.linears)
+        uncut = shape.parameters if training.several else shape.parameters - layers * (1 - 1 / shape.layers)
+        unit = max(layers / shape.layers, shape.parameters - layers)  # a layer, or embeddings and output head
+        gradients = masters + min(shape.bytes, 4) * uncut + REDUCED * unit
         optimiser = 2 * masters
     length = PROMPT_TOKENS + training.episode
     kept = KEPT * shape.bytes * (inputs + outputs) + (4 * inputs if rank and shape.bytes == 2 else 0)
