@@ -177,7 +177,8 @@ class Judgement:
         self._rollouts: dict[str, int] = {}
         self._tasks: dict[str, int] = {}
         self._task_of, self._outcome_of = array("q"), array("b")
-        self._where, self._wants = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=bool)]
+        self._wanted = np.zeros((2, 0), dtype=np.int64)
+        """How many pairs each rollout [.., R] makes right by failing, and by passing."""
 
     def meet(self, rollouts: Sequence[str], tasks: Sequence[str]) -> Array:
         """A number of each of these rollouts, `NOTHING` without a known outcome. tasks: where each is met."""
@@ -186,13 +187,13 @@ class Judgement:
                 self._rollouts[rollout] = len(self._rollouts)
                 self._task_of.append(self._tasks.setdefault(task, len(self._tasks)))
                 self._outcome_of.append(bool(self._passed[rollout]))
+        if len(self._outcome_of) > (places := self._wanted.shape[1]):
+            self._wanted = np.pad(self._wanted, ((0, 0), (0, 2 * len(self._outcome_of) - places)))
         return np.array([self._rollouts.get(rollout, NOTHING) for rollout in rollouts], dtype=np.int64)
 
     def add(self, where: Array, wants: bool) -> None:
         """A pair on each of these rollouts, by their numbers; wants: the outcome that makes it right."""
-        known = where[where != NOTHING]
-        self._where.append(known)
-        self._wants.append(np.full(len(known), wants))
+        np.add.at(self._wanted[int(wants)], where[where != NOTHING], 1)
 
     def outcomes(self) -> Array:
         """Whether the rollouts so far passed, by their numbers."""
@@ -200,13 +201,19 @@ class Judgement:
 
     def alignment(self, *, draws: int = DRAWS, seed: int = 0) -> Alignment | None:
         """What outcomes say; None where no pair lies on a rollout with a known outcome."""
-        where, wants, outcome = np.concatenate(self._where), np.concatenate(self._wants), self.outcomes()
-        if not len(where):
+        outcome = self.outcomes()
+        failing, passing = self._wanted[:, : len(outcome)]
+        pairs = int(failing.sum() + passing.sum())
+        if not pairs:
             return None
         steps = np.zeros(len(outcome), dtype=np.int64)
         shuffles = Shuffles(Labels(np.zeros((len(outcome), 1)), np.array(self._task_of), steps, ()))
         random = np.random.default_rng(seed)
-        right = float((outcome[where] == wants).mean())
-        null = np.array([(outcome[shuffles.draw(random)][where] == wants).mean() for _ in range(draws)])
+
+        def share(passed: Array) -> float:
+            return float(np.where(passed, passing, failing).sum() / pairs)
+
+        right = share(outcome)
+        null = np.array([share(outcome[shuffles.draw(random)]) for _ in range(draws)])
         p_value = (1 + int((null >= right - 1e-9).sum())) / (draws + 1)
-        return Alignment(len(where), right, float(null.mean()), p_value)
+        return Alignment(pairs, right, float(null.mean()), p_value)

@@ -23,9 +23,16 @@ OF_STEPS = (
 """What rollouts of one task are compared by."""
 
 
-def on_disk(folder: Path, **tables: Scan) -> "duckdb.DuckDBPyConnection":
-    """A database in `folder` with these tables as views, `file_row_number` beside their columns."""
-    settings: dict[str, str | bool | int | float | list[str]] = {"memory_limit": MEMORY, "threads": 2}
+def on_disk(folder: Path, memory: str = MEMORY, **tables: Scan) -> "duckdb.DuckDBPyConnection":
+    """A database in `folder` with these tables as views, `file_row_number` beside their columns.
+
+    What it stores is gone soon, so that compressing it is not worth its time.
+    """
+    settings: dict[str, str | bool | int | float | list[str]] = {
+        "memory_limit": memory,
+        "threads": 2,
+        "force_compression": "uncompressed",
+    }
     import duckdb  # slow to import, and few commands need it
 
     (folder / "rows.duckdb").unlink(missing_ok=True)

@@ -1,11 +1,12 @@
 """Distinct states with the teachers' actions in them, and who did what in each, by names of classes.
 
-Steps and answers are joined and sorted on disk by DuckDB, and come one state after the other.
+Steps and answers are joined and sorted on disk by DuckDB, once and one after the other, since each may take all of its
+memory; then they come one state after the other, however often they are gone through.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -34,16 +35,20 @@ CREATE TABLE states AS SELECT state_sha256, row_number() OVER (ORDER BY first) -
 """
 """Numbered in the order of rollouts and steps."""
 STEPS = """
-SELECT n, state_sha256, rollout_id, task_id, step, action, truncated, prompt_delta_token_ids IS NOT NULL AS has_ids
+CREATE TABLE sorted_steps AS SELECT n, state_sha256, rollout_id, task_id, step, action, truncated,
+prompt_delta_token_ids IS NOT NULL AS has_ids
 FROM steps JOIN states USING (state_sha256) ORDER BY n, rollout_id, step
 """
 ANSWERS = """
-SELECT n, teacher, CASE WHEN finish_reason IS DISTINCT FROM 'length' THEN action END AS whole,
+CREATE TABLE sorted_answers AS SELECT n, teacher,
+CASE WHEN finish_reason IS DISTINCT FROM 'length' THEN action END AS whole,
 coalesce(nullif(served_model, ''), model) AS served,
 CASE WHEN error_type IS NULL THEN cost_usd ELSE coalesce(cost_usd, 0) END AS cost_usd
 FROM answers JOIN states USING (state_sha256) ORDER BY n, file_row_number
 """
 """A call that failed without a bill cost nothing."""
+MEMORY_MB, MORE_MB = 150, 15
+"""What DuckDB may take to join and sort, and for each million rows where that is more: less has not been enough."""
 BLOCK = 8192
 """States of which arrays are in memory together."""
 
@@ -75,7 +80,9 @@ class AnsweredStates:
 
     def __init__(self, rollouts: Run, answers: Run, folder: Path) -> None:
         _same_origin(rollouts, answers)
-        self._database = on_disk(folder, steps=rollouts.scan(STEP), answers=answers.scan(TEACHER_ACTION))
+        steps, given = rollouts.scan(STEP), answers.scan(TEACHER_ACTION)
+        memory = max(MEMORY_MB, MORE_MB * (len(steps) + len(given)) // 10**6)
+        self._database = on_disk(folder, f"{memory}MB", steps=steps, answers=given)
         for table in (ROLLOUTS, STATES):
             self._database.execute(table)
         ordered = "SELECT teacher FROM answers GROUP BY teacher ORDER BY min(file_row_number)"
@@ -110,10 +117,18 @@ class AnsweredStates:
         question = "SELECT task_id, count(DISTINCT state_sha256) FROM steps GROUP BY task_id"
         return dict(self._database.execute(question).fetchall())
 
+    @cached_property
+    def _sorted(self) -> tuple[str, str]:
+        """Questions for steps and answers in the order of states: a table keeps the order in which it was made."""
+        for table in (STEPS, ANSWERS):
+            self._database.execute(table)
+        return "FROM sorted_steps", "FROM sorted_answers"
+
     def __iter__(self) -> Iterator[AnsweredState]:
-        answers = groupby(rows_of(self._database, ANSWERS), key=itemgetter("n"))
+        steps, given_answers = (rows_of(self._database, question) for question in self._sorted)
+        answers = groupby(given_answers, key=itemgetter("n"))
         at, given = next(answers, (-1, iter(())))
-        for n, rows in groupby(rows_of(self._database, STEPS), key=itemgetter("n")):
+        for n, rows in groupby(steps, key=itemgetter("n")):
             recorded = list(rows)
             state = AnsweredState(recorded[0]["state_sha256"], recorded, {name: [] for name in self.teachers})
             if at == n:
@@ -132,7 +147,8 @@ class AnsweredStates:
         number = len(self)
         with self._database.cursor() as recorded, self._database.cursor() as given:
             steps, answers = (
-                Cut(one.sql(question).to_arrow_reader(most)) for one, question in ((recorded, STEPS), (given, ANSWERS))
+                Cut(one.sql(question).to_arrow_reader(most))
+                for one, question in zip((recorded, given), self._sorted, strict=True)
             )
             for begin in range(0, number, most):
                 end = min(begin + most, number)
