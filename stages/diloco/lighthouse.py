@@ -16,17 +16,14 @@ import uuid
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
-from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 from stages.diloco import codec, outer
 from stages.diloco.arrays import Fragments
-from stages.diloco.sealed import Damaged, seal, unseal
+from stages.diloco.sealed import seal, unseal
 from stages.diloco.secret import Secret
-from stages.diloco.served_objects import PROOF, Objects, answered, request
+from stages.diloco.served_objects import Objects, fetch
 from stages.diloco.settings import SCHEME, Diloco
 from stages.diloco.transport import Gone, Reduced, State
 from stages.errors import InfrastructureError, UsageError
@@ -34,8 +31,6 @@ from stages.errors import InfrastructureError, UsageError
 BEAT_S = 0.3
 ASK_S = 5.0
 """How long one request for a quorum waits; it is repeated."""
-FETCH_S = 600.0
-"""For one object from another replica."""
 
 
 @dataclass(frozen=True)
@@ -203,21 +198,9 @@ class Lighthouse:
         return seal({"round": round_, "base": base, "replicas": sorted(parts), "unreadable": unreadable}, mean)
 
     def _fetch(self, member: Member, key: str) -> tuple[bytes | None, bool]:
-        """An object of another replica, None where it has none or it is damaged; and whether a replica lives there."""
-        asked = request(self._secret, self._name, key)
-        wanted = Request(f"{member.address}/{key}", headers=asked)  # noqa: S310 - http, as a replica said
-        try:
-            with urlopen(wanted, timeout=FETCH_S) as answer:  # noqa: S310
-                proof, data = answer.headers.get(PROOF, ""), answer.read()
-            unseal(data)
-        except HTTPError as error:
-            return None, answered(self._secret, asked, key, error.headers.get(PROOF, ""), b"")
-        except (OSError, HTTPException, Damaged):
-            return None, False
-        if not answered(self._secret, asked, key, proof, data):
-            return None, False
-        self.received += len(data)
-        return data, True
+        data, lives = fetch(member.address, key, self._secret, self._name)
+        self.received += len(data or b"")
+        return data, lives
 
     def _linger(self) -> None:
         """Who computed the last mean serves it until the others have it, or for the grace period."""

@@ -8,13 +8,18 @@ import socket
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from stages.diloco import codec
-from stages.diloco.sealed import seal
+from stages.diloco.sealed import Damaged, seal, unseal
 from stages.diloco.secret import Secret
 from stages.diloco.transport import State
 
+FETCH_S = 600.0
+"""For one object from another replica."""
 KEPT = 3
 """Rounds whose objects are served."""
 WHO, NONCE, PROOF = "X-Replica", "X-Nonce", "X-Proof"
@@ -78,6 +83,21 @@ def request(secret: Secret, who: str, key: str) -> dict[str, str]:
 def answered(secret: Secret, asked: Mapping[str, str], key: str, proof: str, data: bytes) -> bool:
     """Whether a replica gave `data`, empty for nothing, in answer to a request with the headers `asked`."""
     return secret.proves(proof, *_given(asked[NONCE], key, data))
+
+
+def fetch(address: str, key: str, secret: Secret, who: str) -> tuple[bytes | None, bool]:
+    """An object of another replica, None where it has none or it is damaged; and whether a replica lives there."""
+    asked = request(secret, who, key)
+    wanted = Request(f"{address}/{key}", headers=asked)  # noqa: S310 - http, as a replica said
+    try:
+        with urlopen(wanted, timeout=FETCH_S) as answer:  # noqa: S310
+            proof, data = answer.headers.get(PROOF, ""), answer.read()
+        unseal(data)
+    except HTTPError as error:
+        return None, answered(secret, asked, key, error.headers.get(PROOF, ""), b"")
+    except (OSError, HTTPException, Damaged):
+        return None, False
+    return (data, True) if answered(secret, asked, key, proof, data) else (None, False)
 
 
 def _given(nonce: str, key: str, data: bytes) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import pytest
 
 from stages.diloco.sealed import seal
 from stages.diloco.secret import Secret
-from stages.diloco.served_objects import NONCE, PROOF, WHO, Objects, answered, request
+from stages.diloco.served_objects import NONCE, PROOF, WHO, Objects, answered, fetch, request
 from stages.errors import UsageError
 
 OURS, THEIRS = Secret("the word of this training"), Secret("another word")
@@ -43,6 +43,22 @@ def test_a_replica_gets_what_it_asks_for_and_knows_from_whom(objects: Objects) -
     assert not answered(OURS, request(OURS, "0001-a", "offer/3"), "offer/3", proof, data), "of another question"
     status, data, proof = asked(objects, "mean/3", request(OURS, "0001-a", "mean/3"))
     assert (status, data) == (404, b"") and proof
+
+
+def test_who_cannot_prove_to_be_a_replica_is_none(objects: Objects) -> None:
+    """A stranger at the lighthouse may name an address of its own, with other weights behind it."""
+    stranger = Objects("localhost", THEIRS)
+    stranger.keep("offer/3", OFFER)
+    try:
+        assert fetch(objects.address, "offer/3", OURS, "0001-a") == (OFFER, True)
+        assert fetch(objects.address, "mean/3", OURS, "0001-a") == (None, True)
+        assert fetch(stranger.address, "offer/3", OURS, "0001-a") == (None, False)
+        assert fetch(objects.address, "offer/3", THEIRS, "0001-a") == (None, False)
+        objects.keep("offer/4", OFFER[:-1])
+        assert fetch(objects.address, "offer/4", OURS, "0001-a") == (None, False)
+    finally:
+        stranger.close()
+    assert fetch(stranger.address, "offer/3", OURS, "0001-a") == (None, False)
 
 
 @pytest.mark.parametrize(
