@@ -27,7 +27,8 @@ def main() -> None:
         sessions=asked["sessions"],
     )
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(served, log_level="warning"))
+    # A client thinks for minutes between two steps and answers no ping meanwhile; it ends when its connection does.
+    server = uvicorn.Server(uvicorn.Config(served, log_level="warning", ws_ping_interval=None))
     threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     server.run([listener])

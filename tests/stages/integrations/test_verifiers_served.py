@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from support.real_openenv import PYTHON, needs_openenv
 from support.server import Reply, serving
 
 from stages import compare_substrates as substrates
+from stages.envs.bash import fenced
 from stages.envs.kata.env import KataEnv
-from stages.integrations.openenv_client import running
+from stages.integrations.openenv_client import ServedEnvironment, running
 from stages.runs import runner
 from stages.runs.artifact import Run
 
@@ -52,6 +54,19 @@ def streamed(asked: dict[str, Any], earlier: int) -> Reply:
     ]
     events = "".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n\n"
     return Reply(body=events.encode(), headers={"Content-Type": "text/event-stream"})
+
+
+@needs_openenv
+@pytest.mark.slow
+def test_a_session_outlives_a_model_that_thinks_for_long(tmp_path: Path) -> None:
+    """Longer than a server waits by default for the answer to its ping."""
+    tasks = KataEnv().tasks("train", 1, 0)
+    with running("kata", {}, tasks, max_steps=2, sessions=1, folder=tmp_path, python=PYTHON) as url:
+        environment = ServedEnvironment(url, "kata", "bubblewrap", tasks)
+        environment.reset(tasks[0])
+        time.sleep(45)
+        assert "solution.py" in environment.step(fenced("ls")).content
+        environment.close()
 
 
 @needs_openenv
