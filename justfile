@@ -15,12 +15,12 @@ demo *ARGS:
 # Run lint and the tests, without those marked slow, or only the tests that are named: ./dev test tests/stages -k gate
 test *ARGS:
     {{ if ARGS == "" { "just lint" } else { "true" } }}
-    {{ one_thread }} python -m pytest -n 2 --dist worksteal {{ if ARGS == "" { "-m 'not slow'" } else { ARGS } }}
+    {{ one_thread }} python -m pytest {{ at_once }} {{ if ARGS == "" { "-m 'not slow'" } else { ARGS } }}
 
 # Run lint and all tests, also those that take minutes or start servers, engines and browsers.
 test-all *ARGS:
     just lint
-    {{ one_thread }} python -m pytest -n 2 --dist worksteal {{ ARGS }}
+    {{ one_thread }} python -m pytest {{ at_once }} {{ ARGS }}
 
 # Kill every stage with SIGKILL at random moments, so often in all, resume, and hold the artifacts against undisturbed ones.
 crash KILLS="100" *ARGS:
@@ -54,6 +54,9 @@ docs:
     NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict
     @echo "{{ justfile_directory() }}/site/index.html"
     @if [ -t 1 ] && [ -z "${CI:-}" ]; then python -m webbrowser "file://{{ justfile_directory() }}/site/index.html" || true; fi
+
+# Tests wait for servers and sandboxes about half of their time, so four processes keep two cores busy.
+at_once := "-n 4 --dist worksteal"
 
 # Small models are fastest on one thread.
 one_thread := "OMP_NUM_THREADS=1"
