@@ -112,6 +112,13 @@ class Reporter(Outcomes):
         if report.failed:
             self.send("broken", [report.nodeid, str(report.longrepr)[-2000:]])
 
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: "pytest.Item", call: "Any") -> "Any":
+        """Send whether a phase raised, which a report of it that is changed afterwards contradicts."""
+        raised = call.excinfo is not None
+        yield
+        self.send("phase", [item.nodeid, raised or call.excinfo is not None])  # of unittest's only pytest finds it
+
     def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
         """Send the outcome of a phase."""
         outcome = outcome_of(report)

@@ -3,9 +3,9 @@
     python -I -S composer_supervisor.py COMMAND...
 
 Reads the secret from stdin. The child gets a descriptor by the variable COMPOSER_CHANNEL; its first line is a key, by
-which the plugin seals every outcome as it happens, in order. A line without the right seal is called tampering. Ends
-with a line `<secret> <JSON>` on stdout once the plugin said that the session is over, and with the child's exit status.
-Runs under Python 3.6 and later.
+which the plugin seals every outcome as it happens, in order. A line without the right seal is called tampering, and so
+is the pass of a test that raised. Ends with a line `<secret> <JSON>` on stdout once the plugin said that the session is
+over, and with the child's exit status. Runs under Python 3.6 and later.
 """
 
 import ctypes
@@ -33,6 +33,8 @@ class Report:
         self.key = key
         self.received = 0
         self.tampered = False
+        self.raised: str | None = None
+        """The test whose last phase raised."""
         self.outcomes: dict[str, str] = {}
         self.broken: list[list[str]] = []
         self.end: dict[str, Any] | None = None
@@ -49,6 +51,10 @@ class Report:
             self.end = content
         elif kind == "broken":
             self.broken.append(content)
+        elif kind == "phase":
+            self.raised = content[0] if content[1] else None
+        elif content[1] in ("passed", "xpassed") and content[0] == self.raised:
+            self.tampered = True
         elif self.outcomes.get(content[0]) not in ("failed", "error"):
             self.outcomes[content[0]] = content[1]
 
