@@ -86,12 +86,13 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Count, then choose and order."""
     tasks, models = _measured(_distinct(inputs.many("tasks")), _distinct(inputs.many("rollouts")))
     sign = 1 if config.order == "easy-first" else -1
-    chosen = [one for one in tasks.values() if one.left_out(config) is None]
+    why = {name: one.left_out(config) for name, one in tasks.items()}
+    chosen = [one for name, one in tasks.items() if why[name] is None]
     chosen.sort(key=lambda one: (-sign * (one.rate or 0.0), one.row["task_id"]))
     places = {one.row["task_id"]: place for place, one in enumerate(chosen)}
     out.table(DIFFICULTY, (_difficulty(one, places) for one in tasks.values()), "difficulties")
     out.table(TASK, (one.row for one in chosen))
-    reasons = Counter(reason for one in tasks.values() if (reason := one.left_out(config)))
+    reasons = Counter(reason for reason in why.values() if reason)
     ungraded = sum(one.ungraded for one in tasks.values())
     out.count(planned=len(tasks), done=len(chosen), ungraded=ungraded)
     out.count(**{f"left out, {reason}": number for reason, number in sorted(reasons.items())})

@@ -1,12 +1,13 @@
 """Keys of servers are kept out of everything that is written or shown, also where a server sends them back.
 
-A key is known from the moment at which it is read from its variable (`PolicyConfig.key`). Text of a server is redacted
+A key is known from the moment at which it is read from its variable (`secret_in`). Text of a server is redacted
 where it enters (`stages.policy.client`), and once more where files are written (`stages.runs.store`) and where people
 are spoken to (`composer_cli.errors`).
 """
 
 import html
 import json
+import os
 from typing import Any
 from urllib.parse import quote
 
@@ -62,3 +63,10 @@ keep_secret = _OF_THIS_PROCESS.keep
 redacted = _OF_THIS_PROCESS.redacted
 redacted_bytes = _OF_THIS_PROCESS.redacted_bytes
 redacted_value = _OF_THIS_PROCESS.redacted_value
+
+
+def secret_in(variable: str) -> str:
+    """What an environment variable holds, without blanks around it, redacted from now on; empty where it is not set."""
+    value = os.environ.get(variable, "").strip()
+    keep_secret(value)
+    return value

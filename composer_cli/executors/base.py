@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol
 from pydantic import Field
 
 from stages.errors import UsageError
-from stages.redaction import keep_secret
+from stages.redaction import secret_in
 from stages.runs.config import Settings
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
@@ -131,16 +131,13 @@ def grown(text: Callable[[], str], over: Callable[[], bool], every_s: float = EV
 
 def values(keys: Sequence[str]) -> dict[str, str]:
     """The keys by the names of their variables, redacted from now on; `UsageError` names those that are not set."""
-    missing = [name for name in keys if not os.environ.get(name, "").strip()]
+    missing = [name for name in keys if not secret_in(name)]
     if missing:
         raise UsageError(f"The chain needs {', '.join(missing)}, which is not set here. Export it before submitting.")
-    found = {name: os.environ[name] for name in keys}
-    for value in found.values():
-        keep_secret(value.strip())
-    return found
+    return {name: os.environ[name] for name in keys}
 
 
 def redact(keys: Sequence[str]) -> None:
     """Redact from now on the keys of these names that are set here."""
     for name in keys:
-        keep_secret(os.environ.get(name, "").strip())
+        secret_in(name)

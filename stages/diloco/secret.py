@@ -6,10 +6,9 @@ the lighthouse, that has no password, would let it. Nothing is encrypted.
 """
 
 import hmac
-import os
 
 from stages.errors import UsageError
-from stages.redaction import keep_secret
+from stages.redaction import secret_in
 
 
 class Secret:
@@ -21,13 +20,12 @@ class Secret:
     @classmethod
     def read(cls, variable: str) -> "Secret":
         """From the environment, redacted from now on; `UsageError` names a variable that is missing or empty."""
-        word = os.environ.get(variable, "").strip()
+        word = secret_in(variable)
         if not word:
             raise UsageError(
                 f"The environment variable {variable}, which holds the secret that replicas over a lighthouse share, "
                 "is not set. Make one with `openssl rand -hex 16` and export it for each of them."
             )
-        keep_secret(word)
         return cls(word)
 
     def proof(self, *told: str) -> str:

@@ -107,10 +107,8 @@ def _given(nonce: str, key: str, data: bytes) -> tuple[str, ...]:
 def _handler(objects: Objects, secret: Secret) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            key, (who, nonce, proof) = (
-                self.path.strip("/"),
-                (self.headers.get(name, "") for name in (WHO, NONCE, PROOF)),
-            )
+            key = self.path.strip("/")
+            who, nonce, proof = (self.headers.get(name, "") for name in (WHO, NONCE, PROOF))
             if not secret.proves(proof, "asks", who, nonce, key):
                 self.send_error(403)
                 return

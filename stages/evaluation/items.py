@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from stages.evaluation.lineup import Arm
 from stages.rollouts.episode import Episode
-from stages.runs import store
-from stages.runs.plan import BATCH
+from stages.runs import plan, store
 from stages.runs.records import Row
 
 
@@ -14,13 +13,12 @@ def item_id(arm: Arm, episode: Episode) -> str:
     return f"{arm.name}/{arm.seed}/{episode.rollout_id}"
 
 
-def blocks(arms: Sequence[Arm], episodes: Sequence[Episode]) -> list[list[str]]:
+def blocks(arms: Sequence[Arm], episodes: Sequence[Episode]) -> list[Sequence[str]]:
     """What one worker plays at least: one rollout of a server, a whole batch of a model in its process."""
-    found = list[list[str]]()
+    found = list[Sequence[str]]()
     for arm in arms:
         served = arm.policy.served or arm.policy.base_url is not None
-        names, size = [item_id(arm, episode) for episode in episodes], 1 if served else BATCH
-        found += [names[start : start + size] for start in range(0, len(names), size)]
+        found += plan.blocks([item_id(arm, episode) for episode in episodes], 1 if served else plan.BATCH)
     return found
 
 

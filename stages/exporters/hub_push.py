@@ -1,24 +1,22 @@
 """A folder into a repository of the Hugging Face hub, in one commit."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 from stages.errors import InfrastructureError, UsageError
-from stages.redaction import keep_secret, redacted
+from stages.redaction import redacted, secret_in
 
 REFUSED = (401, 403)
 
 
 def token(variable: str) -> str:
     """The token from the environment, redacted from now on; `UsageError` names a variable that is missing or empty."""
-    value = os.environ.get(variable, "").strip()
+    value = secret_in(variable)
     if not value:
         raise UsageError(
             f"The environment variable {variable}, which holds the hub's token, is not set. Export it, name another "
             "with api_key_env, or leave repo out: then the folder is written and nothing is sent."
         )
-    keep_secret(value)
     return value
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from stages.errors import BadInput, UsageError
 from stages.policy import embedded
-from stages.redaction import keep_secret
+from stages.redaction import secret_in
 from stages.runs import store
 from stages.runs.config import Settings
 
@@ -127,14 +127,13 @@ class PolicyConfig(Settings):
         """
         if not self.api_key_env:
             return "EMPTY"
-        if not os.environ.get(self.api_key_env, "").strip():
+        key = secret_in(self.api_key_env)
+        if not key:
             state = "is empty" if self.api_key_env in os.environ else "is not set"
             raise UsageError(
                 f"The environment variable {self.api_key_env}, which holds the key for {self.base_url}, {state}. "
                 "Export it."
             )
-        key = os.environ[self.api_key_env].strip()
-        keep_secret(key)
         return key
 
     def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:

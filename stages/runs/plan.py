@@ -3,7 +3,7 @@
 Fixed, so that a resumed run gives the rows of an uninterrupted one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -45,6 +45,11 @@ class Batched(Protocol):
     batch_size: int
 
 
+def blocks(keys: Sequence[str], size: int) -> list[Sequence[str]]:
+    """The names of units, so many together as one worker does at least."""
+    return [keys[start : start + size] for start in range(0, len(keys), size)]
+
+
 def work_through(
     units: "Units[Unit]",
     key: Callable[[Unit], str],
@@ -62,9 +67,7 @@ def work_through(
     """
     local = policy.capture_level == "tokens"
     size = BATCH if local else policy.batch_size
-    keys = [key(unit) for unit in units]
-    out.spread([keys[start : start + size] for start in range(0, len(keys), size)], what)
-    del keys
+    out.spread(blocks([key(unit) for unit in units], size), what)
     waiting = iter(units)
     for start in range(0, len(units), size):
         batch = list(islice(waiting, size))

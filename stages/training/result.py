@@ -11,7 +11,7 @@ from stages.training.config import Config
 from stages.training.table import training_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -48,9 +48,9 @@ def save(
     if config.optimisation.keep_every:
         write_kept(out)
     replicas = config.diloco.store is not None  # which draw from the same tasks, each in an order of its own
-    as_given = bool(config.env.curriculum)
-    drawn = prompt_order(len(tasks), config.optimisation, config.seed, as_given=as_given)
-    order = range(len(tasks)) if replicas else drawn
+    order: Sequence[int] = range(len(tasks))
+    if not replicas:
+        order = prompt_order(len(tasks), config.optimisation, config.seed, as_given=bool(config.env.curriculum))
     info = CheckpointInfo(
         arm=config.arm,
         train_seed=config.seed,

@@ -18,6 +18,7 @@ from stages.runs import manifest, runner, store
 from stages.runs.artifact import Out, Run
 from stages.runs.pair_records import PAIR, STATE
 
+TESTS = Path(__file__).resolve().parents[1]
 LIMIT_S = 900
 Cases = Mapping[str, Mapping[str, Any]]
 Value = TypeVar("Value")
@@ -69,6 +70,7 @@ def start(folder: Path, cases: Cases, count: int) -> list[subprocess.Popen[str]]
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "support.several", str(folder)]
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    shared["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     processes = []
     for rank in range(count):
         environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -93,14 +93,20 @@ def test_each_plays_its_own_rollouts_ahead(tmp_path: Path, model: Path) -> None:
     assert len(run.rows(ROLLOUT)) == 3 * 16
 
 
+def stopped(tmp_path: Path, given: dict[str, Any]) -> list[str]:
+    """What each of two processes said whose training does not come to its end."""
+    processes = start(tmp_path, {"run": given}, 2)
+    said = [process.communicate(timeout=300)[1] for process in processes]
+    assert all(process.returncode for process in processes)
+    return said
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_one_server_with_other_weights_stops_all(tmp_path: Path, model: Path) -> None:
     """The second process finds out; both say which server it is."""
     with running(model) as right, running(model, deaf=1) as wrong:
-        processes = start(tmp_path, {"run": settings(model, [right, wrong])}, 2)
-        said = [process.communicate(timeout=300)[1] for process in processes]
-    assert all(process.returncode for process in processes)
+        said = stopped(tmp_path, settings(model, [right, wrong]))
     assert all(f"After step 1 the server at {wrong.url} samples from other weights" in text for text in said)
 
 
@@ -108,8 +114,7 @@ def test_one_server_with_other_weights_stops_all(tmp_path: Path, model: Path) ->
 @pytest.mark.timeout(600)
 def test_a_server_that_does_not_answer_stops_all(tmp_path: Path, model: Path) -> None:
     with running(model) as right, running(model, textual=1) as wrong:
-        processes = start(tmp_path, {"run": settings(model, [right, wrong])}, 2)
-        said = [process.communicate(timeout=300)[1] for process in processes]
+        said = stopped(tmp_path, settings(model, [right, wrong]))
     assert all("does not answer with the token ids" in text for text in said)
 
 
