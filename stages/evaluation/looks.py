@@ -1,9 +1,12 @@
 """Planned looks at an evaluation that is still going on, so that it can end when it is decided.
 
 Looking often and stopping at the first small p finds something in nothing. The looks of O'Brien and Fleming
-(Biometrics 1979) are hard to pass early and nearly the full test at the last: the sum of outcomes is compared with one
-bound at every look. Looks are spaced equally over tasks. Where outcomes cluster in families or training seeds, early
-looks know more than their share of tasks, so looks are more alike than the bound assumes, and it errs on the safe side.
+(Biometrics 1979) are hard to pass early and nearly the full test at the last: the sum of outcomes is compared with
+one bound at every look. The intervals at these levels are repeated confidence intervals (Jennison and Turnbull, JRSS
+B 1989): all of them hold the truth together with probability 1 - alpha, so one may stop at any look, for any reason,
+and go on after a decision, and the interval at hand is as good as it says. Looks are spaced equally over tasks. Where
+outcomes cluster in families or training seeds, early looks know more than their share of tasks, so looks are more
+alike than the bound assumes, and it errs on the safe side.
 """
 
 from functools import cache

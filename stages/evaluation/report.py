@@ -4,7 +4,7 @@ import textwrap
 
 from stages.evaluation.arms import ArmSummary
 from stages.evaluation.stats import PairedDifference
-from stages.evaluation.verdict import Verdict
+from stages.evaluation.verdict import Look, Verdict
 from stages.evaluation.wording import points
 
 WIDTH = 100
@@ -44,6 +44,8 @@ def text_table(verdict: Verdict) -> str:
             "",
             *wrap(f"Whatever the {verdict.num_lost} lost rollouts would have been, the interval is {bounds}."),
         ]
+    if verdict.looks:
+        lines += ["", *wrap("looks, whose intervals hold all together with 95 %:"), *map(look_line, verdict.looks)]
     decision = f"{verdict.decision}: {verdict.claim}" if verdict.claim else verdict.decision
     return "\n".join([*lines, "", decision, *wrap(" ".join(filter(None, (verdict.why, verdict.estimand))))])
 
@@ -87,6 +89,12 @@ def difference_lines(title: str, difference: PairedDifference) -> list[str]:
             f"  in new families: [{100 * low:+.1f}, {100 * high:+.1f}]{'' if low > 0 or high < 0 else ', undecided'}"
         )
     return lines
+
+
+def look_line(look: Look) -> str:
+    """What one of several looks saw."""
+    seen = "no difference" if look.gain is None else points(look.gain)
+    return f"  {look.tasks} tasks, at the level of {look.level:.2g}: {seen}, {look.decision}"
 
 
 def shortened(name: str) -> str:
