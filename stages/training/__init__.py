@@ -31,6 +31,7 @@ hints.py - faulty turns and what to tell the agent there
 reprompt.py - a successful rollout of the group as what the teacher is shown
 self_teacher.py - the student as its own teacher: as it is, its moving average, or near its start
 trees.py - several completions of one prompt scored in one pass
+packing.py - rows of several lengths in one pass without padding, where a model's attention allows it
 checkpoints.py - checkpoints that survive a kill
 kept.py - checkpoints that stay beside the result
 result.py - what a training leaves

@@ -4,11 +4,10 @@ A tree is a prompt with branches; a branch sees the prompt and itself. The numbe
 rounding.
 """
 
-from collections.abc import Callable, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,11 +15,11 @@ from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 
 from stages.losses.hidden import Head
+from stages.training import packing
 
 MAX_TOKENS = 16_384
-"""Tokens, padding included, in one forward pass."""
+"""Of one forward pass."""
 VOCABULARY_CHUNK = 8192  # columns of logits; TRL takes 32,768, whose temporaries are gigabytes where Triton is not
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -60,29 +59,15 @@ class Scored:
         return torch.bincount(self.branch, minlength=self.num_branches)
 
 
-@dataclass(frozen=True)
-class Branch:
-    """One branch behind its prompt; `number` counts branches over all trees."""
-
-    number: int
-    prompt: list[int]
-    ids: list[int]
-
-
 def score(model: Any, trees: Sequence[Tree]) -> Scored:
     """Hidden states for all branches; gradients flow if they are enabled.
 
-    Rows of like length go together, so little is padded.
+    All trees are one row where the model allows it (`packing`); else rows of like length go together.
     """
-    alone, families = _sorted(trees, _can_share(model))
-    parts: dict[int, Float[Tensor, "m h"]] = {}
-    for rows in _buckets(alone, lambda row: len(row.prompt) + len(row.ids), lambda row: 1):
-        parts |= _separately(model, rows)
-    for bucket in _buckets(families, lambda rows: len(rows[0].prompt), len):
-        parts |= _behind_shared_prompts(model, bucket)
-    branches, device = [branch for tree in trees for branch in tree.branches], parts[0].device
+    branches, device = [branch for tree in trees for branch in tree.branches], next(model.parameters()).device
+    hidden = packing.predicting(model, [(tree.prompt, tree.branches) for tree in trees], MAX_TOKENS)
     return Scored(
-        torch.cat([parts[number] for number in range(len(branches))]),
+        _separately(model, trees) if hidden is None else hidden,
         torch.tensor([token for branch in branches for token in branch], device=device),
         torch.tensor([i for i, branch in enumerate(branches) for _ in branch], device=device),
         len(branches),
@@ -109,96 +94,21 @@ def _picked(scored: Scored, branches: Sequence[tuple[int, int]]) -> Scored:
     return Scored(scored.hidden.index_select(0, rows), scored.targets[rows], numbers, len(branches))
 
 
-def _can_share(model: Any) -> bool:
-    """Whether a prompt's keys and values can be kept: not with recomputed activations, nor in a recurrent state."""
-    recomputes = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-    return not (recomputes and model.training) and not getattr(model, "_is_stateful", False)
-
-
-def _sorted(trees: Sequence[Tree], shares: bool) -> tuple[list[Branch], list[list[Branch]]]:
-    """Rows that are scored by themselves, and families of rows with one prompt."""
-    alone: list[Branch] = []
-    families: list[list[Branch]] = []
-    number = 0
-    for tree in trees:
-        rows = [Branch(number + i, tree.prompt, branch) for i, branch in enumerate(tree.branches)]
-        number += len(rows)
-        if shares and len(rows) > 1:
-            families.append(rows)
-        else:
-            alone += rows
-    return alone, families
-
-
-def _buckets(items: Sequence[Item], length: Callable[[Item], int], rows: Callable[[Item], int]) -> list[list[Item]]:
-    """Items of like length together, none padded by more than half, no bucket above MAX_TOKENS."""
-    buckets: list[list[Item]] = []
-    for item in sorted(items, key=length):
-        fits = bool(buckets) and length(item) <= 1.5 * length(buckets[-1][0])
-        if fits and length(item) * sum(map(rows, [*buckets[-1], item])) <= MAX_TOKENS:
-            buckets[-1].append(item)
-        else:
-            buckets.append([item])
-    return buckets
-
-
-def _separately(model: Any, rows: list[Branch]) -> dict[int, Float[Tensor, "m h"]]:
-    """Predicting hidden states of each row. They are causal and padding lies behind them, so no mask is needed."""
-    ids = _padded([row.prompt + row.ids[:-1] for row in rows], model)
-    hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state  # [B, T, H]
-    ends = [(row, len(row.prompt) - 1) for row in rows]
-    return {row.number: states[end : end + len(row.ids)] for states, (row, end) in zip(hidden, ends, strict=True)}
-
-
-def _behind_shared_prompts(model: Any, families: list[list[Branch]]) -> dict[int, Float[Tensor, "m h"]]:
-    """Prompts once, padded on the left; then all branches behind their keys and values, which pass gradients on."""
-    prompts = [rows[0].prompt for rows in families]
-    ids = _padded(prompts, model, left=True)
-    ends = torch.tensor([len(prompt) for prompt in prompts], device=ids.device)
-    first = (ids.shape[1] - ends)[:, None]
-    places = torch.arange(ids.shape[1], device=ids.device) - first  # [B, P], negative at padding
-    mask = (places >= 0).long()
-    prefix = model.get_decoder()(input_ids=ids, attention_mask=mask, position_ids=places.clamp(min=0), use_cache=True)
-    members = [(family, row) for family, rows in enumerate(families) for row in rows]
+def _separately(model: Any, trees: Sequence[Tree]) -> Float[Tensor, "n h"]:
+    """Every branch as a row of its own. Rows are causal and padding lies behind them, so no mask is needed."""
+    rows = list(enumerate((tree.prompt, branch) for tree in trees for branch in tree.branches))
     parts: dict[int, Float[Tensor, "m h"]] = {}
-    for bucket in _buckets(members, lambda member: len(member[1].ids), lambda member: 1):
-        family = torch.tensor([family for family, _ in bucket], device=ids.device)
-        rows = [row for _, row in bucket]
-        following = _following(model, rows, _selected(prefix.past_key_values, family), mask[family], ends[family])
-        leading = prefix.last_hidden_state[family, -1:]  # predicts the first token of each branch
-        hidden = torch.cat([leading, following], 1)
-        parts |= {row.number: states[: len(row.ids)] for states, row in zip(hidden, rows, strict=True)}
-    return parts
+    for bucket in packing.alike(rows, lambda row: sum(map(len, row[1])), lambda length: length, MAX_TOKENS):
+        ids = _padded([prompt + branch[:-1] for _, (prompt, branch) in bucket], model)
+        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state  # [B, T, H]
+        for states, (number, (prompt, branch)) in zip(hidden, bucket, strict=True):
+            parts[number] = states[len(prompt) - 1 : len(prompt) - 1 + len(branch)]
+    return torch.cat([parts[number] for number in range(len(rows))])
 
 
-def _following(
-    model: Any, rows: list[Branch], prefix: Any, mask: Int[Tensor, "b p"], ends: Int[Tensor, " b"]
-) -> Float[Tensor, "b t h"]:
-    """Hidden states of all tokens of the branches but the last, behind their prompts."""
-    ids = _padded([row.ids[:-1] for row in rows], model)
-    if ids.shape[1] == 0:
-        return torch.empty(
-            len(rows), 0, model.config.get_text_config().hidden_size, dtype=model.dtype, device=ids.device
-        )
-    places = ends[:, None] + torch.arange(ids.shape[1], device=ids.device)
-    seen = torch.cat([mask, torch.ones_like(ids)], 1)
-    return model.get_decoder()(
-        input_ids=ids, attention_mask=seen, position_ids=places, past_key_values=prefix, use_cache=True
-    ).last_hidden_state
-
-
-def _selected(prefix: Any, rows: Int[Tensor, " b"]) -> Any:
-    """A cache with these rows of another, which stays as it is."""
-    chosen = copy(prefix)
-    chosen.layers = [copy(layer) for layer in prefix.layers]
-    chosen.batch_select_indices(rows)
-    return chosen
-
-
-def _padded(rows: Sequence[list[int]], model: Any, left: bool = False) -> Int[Tensor, "b t"]:
+def _padded(rows: Sequence[list[int]], model: Any) -> Int[Tensor, "b t"]:
     width = max(map(len, rows))
-    pads = [[0] * (width - len(row)) for row in rows]
-    filled = [pad + row if left else row + pad for row, pad in zip(rows, pads, strict=True)]
+    filled = [row + [0] * (width - len(row)) for row in rows]
     return torch.tensor(filled, dtype=torch.long, device=next(model.parameters()).device)
 
 
