@@ -3,14 +3,18 @@
 Data-Juicer installs what an operator lacks while it runs, gigabytes of CUDA packages among it, so it must not live in
 this program's own environment, and here it may install nothing. Its own view of a rollout (text and messages) is thrown
 away: texts stay as they were imported, tool-call arguments included, and only keep, drop and statistics come back,
-joined by id.
+joined by id. Why a rollout was dropped is read from Data-Juicer's tracer, which is opened for the operators that drop.
+
+Its trace files as py-data-juicer 1.6.1 writes them, `core/tracer/tracer.py`.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,19 @@ OFFLINE = {
 }
 """What keeps it from installing anything on the way."""
 AT_MOST_S = 3600.0
+DROPPING = re.compile(rb"\b\w+_(?:filter|deduplicator|selector)\b")
+"""Operators that drop, by the end of their names; mappers change texts, which are not read back."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a recipe made of rollouts, by their ids: statistics of those it keeps, the reasons for the others.
+
+    A rollout in neither was dropped without a reason that Data-Juicer traces, such as the third of equal ones.
+    """
+
+    kept: dict[str, Any]
+    dropped: dict[str, str]
 
 
 class JuicerConfig(Settings):
@@ -55,19 +72,38 @@ def _recipe(path: str) -> bytes:
         raise BadInput(f"The Data-Juicer recipe {path} cannot be read: {error.strerror}.") from None
 
 
-def judge(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConfig, folder: Path) -> dict[str, Any]:
-    """The statistics of every rollout (id, messages) that the recipe keeps, by id; the others were dropped."""
+def judge(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConfig, folder: Path) -> Judged:
+    """Run the recipe over rollouts (id, messages); its files stay in `folder`."""
     given, kept = folder / "rollouts.jsonl", folder / "kept" / "kept.jsonl"
     with store.sealing(given) as file:
         store.write_lines(file, (_record(*rollout) for rollout in rollouts))
     shutil.rmtree(kept.parent, ignore_errors=True)
     words = ["--config", str(Path(config.recipe or "").expanduser()), "--dataset_path", str(given)]
     words += ["--export_path", str(kept), "--np", "1", "--keep_stats_in_res_ds", "true"]
+    operators = sorted({found.decode() for found in DROPPING.findall(_recipe(config.recipe or ""))})
+    if operators:
+        words += ["--open_tracer", "true", "--trace_num", str(sys.maxsize)]
+        words += ["--op_list_to_trace", orjson.dumps(operators).decode()]
     _run([_program(config.command), *words], folder)
     if not kept.exists():
         raise ComposerError(f"Data-Juicer ended without an error and without a result in {kept}.")
     rows = [orjson.loads(line) for line in kept.read_bytes().splitlines() if line.strip()]
-    return {row["id"]: row.get(STATS) or {} for row in rows}
+    return Judged({row["id"]: row.get(STATS) or {} for row in rows}, _reasons(kept.parent))
+
+
+def _reasons(folder: Path) -> dict[str, str]:
+    """Which operator dropped each rollout that a trace file names, by id."""
+    reasons: dict[str, str] = {}
+    for path in sorted(folder.rglob("trace/*.jsonl")):
+        kind, _, operator = path.stem.partition("-")
+        with path.open("rb") as file:
+            for traced in map(orjson.loads, file):
+                if kind == "duplicate":
+                    reasons[traced["dup2"]["id"]] = f"{operator}, like {traced['dup1']['id']}"
+                else:
+                    told = (f"{name} {value}" for name, value in sorted((traced.get(STATS) or {}).items()))
+                    reasons[traced["id"]] = f"{operator} ({', '.join(told)})"
+    return reasons
 
 
 def _record(rollout_id: str, messages: list[Message]) -> dict[str, Any]:

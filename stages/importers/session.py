@@ -105,13 +105,15 @@ class ImportSession:
         conversations = (
             (unit["rollout"]["rollout_id"], _conversation(unit["steps"])) for unit in self.units() if unit["steps"]
         )
-        kept = data_juicer.judge(conversations, config, self.out.scratch("data-juicer"))
+        judged = data_juicer.judge(conversations, config, self.out.scratch("data-juicer"))
+        kept = judged.kept
         counts = {count.file: count for count in self.counts}
         for name, origin in origins.items():
             if name not in kept:
                 counts[origin["file"]].rollouts -= 1
                 counts[origin["file"]].dropped["data_juicer"] += 1
-                self.drops.append(Drop(origin["file"], origin["line"], "data_juicer", f"{name}: dropped by the recipe"))
+                why = judged.dropped.get(name, "the recipe")
+                self.drops.append(Drop(origin["file"], origin["line"], "data_juicer", f"{name}: dropped by {why}"))
         self.rollouts = [name for name in self.rollouts if name in kept or name not in origins]
         self._statistics = kept
 

@@ -112,7 +112,21 @@ REAL_PROGRAM = os.environ.get("COMPOSER_DATA_JUICER", "")
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # at its first start it looks for more packages than pip gave it
 @pytest.mark.skipif(not REAL_PROGRAM, reason="COMPOSER_DATA_JUICER names no dj-process: Data-Juicer itself was NOT run")
-def test_data_juicer_itself(tmp_path: Path, recipe: str) -> None:
-    run = imported(tmp_path, {"recipe": recipe, "command": REAL_PROGRAM}, row("A" * 40), row("B" * 50))
-    told = [orjson.loads(o["extra_json"])["data_juicer"] for o in run.rows(ORIGIN)]
-    assert [t["text_len"] for t in told] == sorted(t["text_len"] for t in told) and len(told) == 2
+def test_data_juicer_itself_drops_and_what_it_drops_is_said_with_the_reason(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    operators = ("text_length_filter:\n      min_len: 30", "document_deduplicator:")
+    recipe.write_text("process:\n" + "".join(f"  - {operator}\n" for operator in operators))
+    short = {**row(""), "completion": [{"role": "assistant", "content": "no"}]}
+    given = (row("A" * 40), short, row("B" * 50), {**row("A" * 40), "reward": 0.0})
+    run = imported(tmp_path, {"recipe": str(recipe), "command": REAL_PROGRAM}, *given)
+    counts = run.manifest.counts
+    assert (counts["traces"], counts["rollouts"], counts["dropped_data_juicer"]) == (4, 2, 2)
+    assert [step["action"][:1] for step in run.rows(STEP)] == ["A", "B"]
+    told = [orjson.loads(o["extra_json"])["data_juicer"]["text_len"] for o in run.rows(ORIGIN)]
+    assert told[0] + 10 == told[1]
+    first = run.rows(ROLLOUT)[0]["rollout_id"]
+    by_length, alike = json.loads(run.beside("drops.json"))
+    assert [(drop["line"], drop["reason"]) for drop in (by_length, alike)] == [(2, "data_juicer"), (4, "data_juicer")]
+    said = f"text_len {len('user: Q') + len('assistant: no') + 2}"
+    assert by_length["detail"].endswith(f": dropped by text_length_filter ({said})")
+    assert alike["detail"].endswith(f": dropped by document_deduplicator, like {first}")
