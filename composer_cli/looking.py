@@ -171,7 +171,9 @@ def publish(
             metavar="RUN", help="A run's folder, or its name in `composer status`.", autocompletion=complete.runs
         ),
     ],
-    address: Annotated[str, typer.Argument(metavar="URL", help="Where to: s3://BUCKET/RUN, gs://, az:// or file:///.")],
+    address: Annotated[
+        str, typer.Argument(metavar="URL", help="Where to: s3://BUCKET/RUN, gs://, az://, hf:// or file:///.")
+    ],
     json: options.Json = False,
     verbose: options.Verbose = False,
     artifacts: options.Artifacts = options.ARTIFACTS,

@@ -2,9 +2,10 @@
 
 artifact.py - a run as a stage sees it: `Run` is read, `Out` is written
 attempt.py  - one attempt at a stage, from `running` to how it ended
-bucket.py   - a folder or bucket: create, read, list, delete, through obstore
+bucket.py   - a folder or bucket: create, read, list, delete, through obstore; what any place of runs can do
 config.py   - the settings of a stage
 folders.py  - where a run lies, and who holds it
+hub_bucket.py - runs on the Hugging Face hub: in a bucket, or finished ones in a dataset
 inputs.py   - which run fills which slot
 journal.py  - finished units: an open journal and the files it is sealed into
 kinds.py    - what a record kind is

@@ -5,16 +5,48 @@ as do endpoints (AWS_ENDPOINT_URL, and AWS_ALLOW_HTTP=true for one without TLS).
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stages.errors import InfrastructureError, UsageError
 from stages.runs.store import sealing
 
 PART_BYTES = 8 * 1024 * 1024
 SCHEMES = ("s3", "gs", "az", "file", "memory")
+
+
+class Shelf(Protocol):
+    """Where finished runs lie."""
+
+    url: str
+    sent: int
+
+    def read(self, key: str) -> bytes | None:
+        """What lies there under a name; None where nothing does."""
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Write it into a file here."""
+
+    def keys(self, prefix: str) -> list[str]:
+        """The names that begin with a prefix, sorted."""
+
+    def send_all(self, files: Sequence[tuple[Path, str]]) -> None:
+        """Write files under these names, none of them after the last one."""
+
+
+class Desk(Shelf, Protocol):
+    """Where a run lies while it goes on: what is there can be replaced and deleted."""
+
+    def write(self, key: str, data: bytes) -> None:
+        """Write under a name, in place of what is there."""
+
+    def send(self, path: Path, key: str) -> None:
+        """Write a file under a name, in place of what is there."""
+
+    def delete(self, keys: list[str]) -> None:
+        """Delete what lies under these names, if anything does."""
 
 
 class Bucket:
@@ -74,6 +106,11 @@ class Bucket:
             obstore.put(self._store, key, path, chunk_size=PART_BYTES)
         self.sent += path.stat().st_size
 
+    def send_all(self, files: Sequence[tuple[Path, str]]) -> None:
+        """Write files as objects of these keys, one after the other."""
+        for path, key in files:
+            self.send(path, key)
+
     def keys(self, prefix: str) -> list[str]:
         """The keys below a prefix, sorted."""
         import obstore
@@ -99,14 +136,24 @@ class Bucket:
         try:
             yield
         except BaseError as error:
-            raise InfrastructureError(
-                f"{self.url} failed at {what} ({_first_line(error)}). Check the address, the keys in the environment "
-                "and the network, then --resume."
-            ) from None
+            raise failed(self.url, what, _first_line(error)) from None
+
+
+def failed(url: str, what: str, said: str) -> InfrastructureError:
+    """The sentence for a store that did not do what it was asked, and what it said."""
+    return InfrastructureError(
+        f"{url} failed at {what} ({said}). Check the address, the keys in the environment "
+        "and the network, then --resume."
+    )
 
 
 def open_bucket(url: str) -> Bucket:
     """The store of an address; `UsageError` where it is not understood, or obstore is not installed."""
+    if url.startswith("hf://"):
+        raise UsageError(
+            f"{url} will not do for replicas: they write objects only where there is none, which the hub does not "
+            "offer. Write s3://BUCKET/RUN, gs://BUCKET/RUN, az://CONTAINER/RUN or file:///FOLDER."
+        )
     try:
         from obstore.exceptions import BaseError
         from obstore.store import LocalStore, from_url

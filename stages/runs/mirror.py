@@ -14,7 +14,9 @@ from uuid import uuid4
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.runs import remote, store
 from stages.runs.artifact import Out
-from stages.runs.bucket import Bucket, open_bucket
+from stages.runs.bucket import Desk, open_bucket
+from stages.runs.hub_bucket import SCHEME as HUB
+from stages.runs.hub_bucket import HubBucket, open_hub
 from stages.runs.ledger import NAME as LEDGER
 from stages.runs.remote import MANIFEST
 
@@ -34,7 +36,7 @@ class Mirror:
     def __init__(self, url: str, stage: str, cache: Path, every_s: float = EVERY_S) -> None:
         self.url = url.rstrip("/")
         self.folder = remote.place(self.url, stage, cache)
-        self._bucket: Bucket = open_bucket(self.url)
+        self._bucket = _desk(self.url)
         self._owner, self._sent = uuid4().hex, dict[str, Stamp]()
         self._over, self._every_s = threading.Event(), every_s
 
@@ -81,8 +83,12 @@ class Mirror:
                 f"{self.url} was taken over by another process, so this one stopped. "
                 "Leave the run to that one, or end it and --resume here."
             )
-        if out.manifest.status == "complete" or not self.folder.exists():
+        over = out.manifest.status == "complete" or not self.folder.exists()
+        if over and self._owns():  # sending takes its time: another process may have begun meanwhile
             self._bucket.delete([OWNER])
+
+    def _owns(self) -> bool:
+        return self._bucket.read(OWNER) == self._owner.encode()
 
     def _send_now_and_then(self, out: Out) -> None:
         while not self._over.wait(self._every_s):
@@ -93,7 +99,7 @@ class Mirror:
 
     def _send(self) -> bool:
         """Bring the bucket up to what is here now; False once another process has begun to write there."""
-        if self._bucket.read(OWNER) != self._owner.encode():
+        if not self._owns():
             return False
         here = dict(sorted(self._files().items(), key=lambda item: (_rank(item[0]), item[1])))
         for name, stamp in here.items():
@@ -118,6 +124,18 @@ class Mirror:
                 if path.is_file() and not path.is_symlink():
                     found[name] = path.stat().st_mtime_ns, path.stat().st_size
         return found
+
+
+def _desk(url: str) -> Desk:
+    if not url.startswith(f"{HUB}://"):
+        return open_bucket(url)
+    place = open_hub(url)
+    if not isinstance(place, HubBucket):
+        raise UsageError(
+            f"{url} takes finished runs only, since every write to a dataset is a commit. Give --out "
+            "hf://buckets/OWNER/NAME/RUN, or `composer publish RUN` there once it is finished."
+        )
+    return place
 
 
 def _rank(name: str) -> int:

@@ -5,7 +5,7 @@ against the digests of the manifest, kept, and not fetched again while the manif
 """
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
@@ -13,7 +13,9 @@ from pydantic import ValidationError
 from stages.errors import BadInput, UsageError
 from stages.runs import store
 from stages.runs.artifact import Run
-from stages.runs.bucket import SCHEMES, Bucket, open_bucket
+from stages.runs.bucket import SCHEMES, Shelf, open_bucket
+from stages.runs.hub_bucket import SCHEME as HUB
+from stages.runs.hub_bucket import open_hub
 from stages.runs.manifest import Manifest
 
 MANIFEST = "manifest.json"
@@ -23,12 +25,17 @@ LEFT_OUT = ("scratch", "ledger.jsonl")
 
 def is_address(text: str) -> bool:
     """Whether a text means a place in a bucket, not a folder or a name."""
-    return text.partition("://")[0] in SCHEMES and "://" in text
+    return text.partition("://")[0] in (*SCHEMES, HUB) and "://" in text
+
+
+def open_shelf(url: str) -> Shelf:
+    """The bucket or the repository of an address; `UsageError` where there is none."""
+    return open_hub(url) if url.startswith(f"{HUB}://") else open_bucket(url)
 
 
 def fetch(url: str, cache: Path) -> Path:
     """The run at an address, below `cache`; `BadInput` where there is none, or it is unfinished or damaged."""
-    bucket = open_bucket(url.rstrip("/"))
+    bucket = open_shelf(url.rstrip("/"))
     found = bucket.read(MANIFEST)
     if found is None:
         raise BadInput(f"{url} holds no run: it has no {MANIFEST}. `composer publish RUN {url}` would write one.")
@@ -51,7 +58,7 @@ def place(url: str, stage: str, cache: Path) -> Path:
     return cache / store.digest(url)[:12] / stage / url.rpartition("/")[2]
 
 
-def bring(bucket: Bucket, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:
+def bring(bucket: Shelf, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:
     """Put the files of a run in a bucket, all `but` these, into a folder in place of what is there."""
     shutil.rmtree(folder, ignore_errors=True)
     for key in sorted(bucket.keys("")):
@@ -93,19 +100,19 @@ def publish(run: Run, url: str) -> int:
         raise BadInput(f"{run.path} is {run.manifest.status}, not complete. Finish it first, with --resume.")
     if damage := run.damage():
         raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
-    bucket = open_bucket(url.rstrip("/"))
+    bucket = open_shelf(url.rstrip("/"))
     if (there := bucket.read(MANIFEST)) is not None:
         if _manifest(there, url).outputs == run.manifest.outputs:
             return 0
         raise UsageError(f"{url} holds another run. Choose another address, or delete that run there.")
-    files = [path for path in sorted(run.path.rglob("*")) if path.is_file() and not path.is_symlink()]
-    for path in files:
-        name = path.relative_to(run.path)
-        if (
-            name.parts[0] not in LEFT_OUT
-            and not any(part.startswith(".") for part in name.parts)
-            and str(name) != MANIFEST
-        ):
-            bucket.send(path, name.as_posix())
-    bucket.send(run.path / MANIFEST, MANIFEST)
+    bucket.send_all([*_to_publish(run.path), (run.path / MANIFEST, MANIFEST)])
     return bucket.sent
+
+
+def _to_publish(folder: Path) -> Iterator[tuple[Path, str]]:
+    """The files of a run and their names, all but the manifest."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in name.parts)
+        if path.is_file() and not path.is_symlink() and not hidden and name.parts[0] not in (*LEFT_OUT, MANIFEST):
+            yield path, name.as_posix()

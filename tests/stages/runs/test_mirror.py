@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.command_line import call, until
+from support.hub_files import file_hub
 from support.s3 import s3 as s3
 from support.server import Reply, answer, serving
 
@@ -16,7 +17,6 @@ from stages import collect, export
 from stages.errors import InfrastructureError, UsageError
 from stages.runs import remote, runner, store
 from stages.runs.artifact import Run
-from stages.runs.bucket import open_bucket
 from stages.runs.mirror import OWNER, Mirror
 from stages.runs.records import ROLLOUT
 
@@ -27,11 +27,17 @@ FOUND = {"PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
 """For processes that import an environment of the tests' own."""
 
 
-@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
+@pytest.fixture(params=["file", *(pytest.param(name, marks=pytest.mark.slow) for name in ("s3", "hub"))])
 def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where a run may lie: a folder, and a bucket of a local S3 server in a process of its own."""
+    """Where a run may lie: a folder, a bucket of a local S3 server, one of a fake of the hub."""
     if request.param == "file":
         yield f"file://{tmp_path}/bucket/run"
+        return
+    if request.param == "hub":
+        monkeypatch.setenv("HF_TOKEN", "any-token")
+        with file_hub("any-token", tmp_path / "storage") as hub:
+            monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+            yield "hf://buckets/someone/runs/there/run"
         return
     for name, value in request.getfixturevalue("s3").items():
         monkeypatch.setenv(name, value)
@@ -67,7 +73,7 @@ def says(text: dict[str, Any], earlier: int, delay_s: float = 0.0) -> Reply:
 
 
 def units_at(address: str) -> int:
-    bucket = open_bucket(address)
+    bucket = remote.open_shelf(address)
     opened = [bucket.read(key) or b"" for key in bucket.keys("") if key.endswith(".open")]
     return sum(data.count(b"\n") for data in opened)
 
@@ -79,7 +85,7 @@ def content(run: Run) -> dict[str, str]:
 def test_a_finished_run_lies_there_as_if_it_had_been_published(tmp_path: Path, address: str) -> None:
     with serving(says) as server:
         run = collected(server.url, address, tmp_path / "here")
-        keys = open_bucket(address).keys("")
+        keys = remote.open_shelf(address).keys("")
         assert OWNER not in keys and {"manifest.json", "rollouts.parquet", "steps/000000.jsonl.gz"} <= set(keys)
         assert not [key for key in keys if key.endswith(".open") or "scratch" in key]
         assert remote.fetch(address, tmp_path / "here" / "remote") == run.path  # without fetching anything
@@ -108,7 +114,8 @@ def test_a_machine_that_is_lost_is_replaced_by_one_that_has_the_bucket_alone(tmp
 
 
 def test_whoever_begins_last_owns_the_run(tmp_path: Path, address: str) -> None:
-    with serving(lambda body, n: says(body, n, 0.3)) as server:
+    delay_s = 1.5 if address.startswith("hf:") else 0.3  # the second must be up before the first is through
+    with serving(lambda body, n: says(body, n, delay_s)) as server:
         first = elsewhere(server.url, address, tmp_path / "first")
         until(lambda: units_at(address) >= 1 or first.poll() is not None, 60)
         run = collected(server.url, address, tmp_path / "second", resume=True)

@@ -1,0 +1,103 @@
+"""Runs on the hub: published and fetched as from any bucket; a dataset in one commit, and finished runs only."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from support.hub_files import FileHub, file_hub
+from support.runs import written
+
+from stages.errors import BadInput, InfrastructureError, UsageError
+from stages.runs import remote, store
+from stages.runs.artifact import Run
+from stages.runs.bucket import open_bucket
+from stages.runs.hub_bucket import HubBucket, open_hub
+from stages.runs.mirror import Mirror
+from stages.runs.records import ROLLOUT
+
+TOKEN = "hf_" + "n0tarealtoken" * 2
+IN_BUCKET, IN_DATASET = "hf://buckets/someone/runs/kata/first", "hf://datasets/someone/tables/kata/first"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileHub]:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with file_hub(TOKEN, tmp_path / "storage") as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
+        yield running
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    folder = written(tmp_path / "here", "collect/20260102T030405Z-kata-abc", [(ROLLOUT, [{"rollout_id": "r"}])])
+    store.write_sealed(folder / "report.txt", b"one rollout")
+    store.write_sealed(folder / "figures" / "a b.txt", b"in a folder")
+    return Run(folder)
+
+
+@pytest.mark.parametrize("url", [IN_BUCKET, IN_DATASET])
+def test_a_published_run_is_read_as_it_was(
+    tmp_path: Path, run: Run, hub: FileHub, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", url == IN_DATASET)  # large files go by LFS, as the fake has it
+    assert remote.is_address(url) and remote.publish(run, url) > 0
+    there = hub.objects if url == IN_BUCKET else hub.files
+    names = {"manifest.json", "report.txt", "rollouts.parquet", "figures/a b.txt"}
+    assert set(there) == {f"kata/first/{name}" for name in names}
+    commits = [path for path in hub.asked if path.endswith(("/commit/main", "/runs/batch"))]
+    assert len(commits) == (2 if url == IN_BUCKET else 1), "a bucket takes the manifest last, a dataset all at once"
+    fetched = Run(remote.fetch(url, tmp_path / "cache"))
+    assert fetched.rows(ROLLOUT) == run.rows(ROLLOUT) and fetched.beside("figures/a b.txt") == b"in a folder"
+    assert fetched.manifest == run.manifest and remote.publish(run, url) == 0
+    there["kata/first/rollouts.parquet"] = b"PAR1"
+    with pytest.raises(BadInput, match="rollouts has changed since it was written"):
+        remote.fetch(url, tmp_path / "elsewhere")
+    with pytest.raises(BadInput, match="holds no run: it has no"):
+        remote.fetch(url.replace("first", "second"), tmp_path / "cache")
+
+
+def test_files_of_a_bucket_are_replaced_listed_and_deleted(tmp_path: Path, hub: FileHub) -> None:
+    place = open_hub(IN_BUCKET)
+    assert isinstance(place, HubBucket) and place.keys("") == [] and place.read("a") is None
+    place.write("a", b"first")
+    place.write("b/c", b"")
+    (tmp_path / "a").write_bytes(b"second" * 1000)
+    place.send(tmp_path / "a", "a")
+    open_hub("hf://buckets/someone/runs/kata/first-other").write("a", b"of another run")
+    assert place.keys("") == ["a", "b/c"] and place.keys("b/") == ["b/c"]
+    assert place.read("a") == b"second" * 1000 and place.read("b/c") == b""
+    place.fetch("a", tmp_path / "fetched" / "a")
+    assert (tmp_path / "fetched" / "a").read_bytes() == b"second" * 1000
+    assert (place.sent, place.received) == (6005, 12000)
+    place.delete(["a", "not there"])
+    place.delete([])
+    assert place.keys("") == ["b/c"] and len(hub.objects) == 2
+    with pytest.raises(FileNotFoundError):
+        place.send(tmp_path / "gone", "gone")
+
+
+def test_what_the_hub_cannot_do_is_a_sentence(tmp_path: Path, hub: FileHub) -> None:
+    with pytest.raises(UsageError, match=r"finished runs only, .*hf://buckets/OWNER/NAME/RUN"):
+        Mirror(IN_DATASET, "collect", tmp_path)
+    with pytest.raises(UsageError, match="will not do for replicas"):
+        open_bucket(IN_BUCKET)
+    for url in ("hf://someone/runs", "hf://spaces/a/b", "hf://buckets/someone", "hf://datasets/a/b@main/run"):
+        with pytest.raises(UsageError, match="names no place on the hub"):
+            open_hub(url)
+    with pytest.raises(UsageError, match="there is no buckets/someone/nothing that this token may see"):
+        open_hub("hf://buckets/someone/nothing/run")
+
+
+def test_a_hub_that_fails_is_a_sentence_without_the_token(
+    run: Run, hub: FileHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = open_hub(IN_BUCKET)
+    hub.status = 400
+    with pytest.raises(InfrastructureError, match=r"first failed at reading manifest\.json \(400: no\)") as failed:
+        place.read("manifest.json")
+    assert TOKEN not in str(failed.value)
+    hub.status = 200
+    monkeypatch.setenv("HF_TOKEN", TOKEN[::-1])
+    with pytest.raises(UsageError, match="that this token may see"):
+        remote.publish(run, IN_BUCKET)
