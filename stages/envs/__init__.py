@@ -6,6 +6,7 @@ bash.py - the text protocol of a bash action
 bash_faults.py - which turns of a shell episode went wrong
 folders.py - folders that an agent may have filled with anything: walked, read, copied
 folder_writes.py - writes and deletes below such folders
+temporary.py - temporary folders, and those that killed processes left
 tool_calls.py - tool calls: checked against what is declared, carried out, their mistakes answered
 config.py - which environment a stage acts in, its options and its sandbox
 task_table.py - tasks from the table of a run, in its order

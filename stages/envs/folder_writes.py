@@ -54,7 +54,7 @@ def _unlink(name: str, above: int) -> None:
     os.chmod(name, stat.S_IRWXU, dir_fd=above)
     descriptor = os.open(name, FOLDER, dir_fd=above)
     try:
-        _empty(descriptor)
+        empty(descriptor)
     finally:
         os.close(descriptor)
     os.rmdir(name, dir_fd=above)
@@ -66,14 +66,17 @@ def remove(folder: Path) -> None:
     with suppress(OSError):
         top = os.open(folder, FOLDER)
         try:
-            _empty(top)
+            empty(top)
         finally:
             os.close(top)
         os.rmdir(folder)
 
 
-def _empty(top: int) -> None:
-    """Every folder is moved to the top before it is emptied, so that neither depth nor long paths matter."""
+def empty(top: int) -> None:
+    """Delete all that lies in a folder of ours, given its descriptor.
+
+    Every folder is moved to the top before it is emptied, so that neither depth nor long paths matter.
+    """
     token, waiting = secrets.token_hex(16), _cleared(top)
     number = 0
     while waiting:

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from stages.envs import temporary
 from stages.envs.base import Split
 from stages.envs.feature_deletion import leaks, selection, tools
 from stages.envs.feature_deletion.package import Package, unpack
@@ -98,7 +99,7 @@ def unpacked(path: Path) -> Package:
 @lru_cache(maxsize=16)
 def _unpacked(path: Path, changed_ns: int) -> tuple[Package, "tempfile.TemporaryDirectory[str]"]:
     del changed_ns
-    folder = tempfile.TemporaryDirectory(prefix="composer-package-")
+    folder = tempfile.TemporaryDirectory(prefix="package-", dir=temporary.home())
     return unpack(path, Path(folder.name)), folder
 
 
@@ -127,6 +128,6 @@ def requirements(needed: tuple[str, ...]) -> Path | None:
 
 @lru_cache(maxsize=4)
 def _installed(needed: tuple[str, ...]) -> "tempfile.TemporaryDirectory[str]":
-    folder = tempfile.TemporaryDirectory(prefix="composer-requirements-")
+    folder = tempfile.TemporaryDirectory(prefix="requirements-", dir=temporary.home())
     tools.install(needed, Path(folder.name))
     return folder

@@ -2,12 +2,11 @@
 
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from stages.envs import folder_writes, folders
+from stages.envs import folder_writes, folders, temporary
 
 SOLUTION, TESTS = "solution.py", "test_solution.py"
 MAX_FILE_BYTES = 16_384
@@ -23,7 +22,7 @@ class Snapshot(NamedTuple):
 
 def make(files: Mapping[str, bytes]) -> Path:
     """A private temporary folder that holds `files` (relative path -> content)."""
-    folder = Path(tempfile.mkdtemp(prefix="composer-kata-"))
+    folder = temporary.make("kata")
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
@@ -42,7 +41,7 @@ def copy(folder: Path, most_bytes: int) -> Path:
 
     `UnwieldyTree` where it is too deep, or its files have more than `most_bytes` together.
     """
-    target = Path(tempfile.mkdtemp(prefix="composer-kata-"))
+    target = temporary.make("kata")
     try:
         folders.copy(folder, target, most_bytes=most_bytes)
     except BaseException:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stages.envs import temporary
 from stages.envs.leetcode_rh import programs
 from stages.envs.leetcode_rh.answers import Answer, TestFunction
 from stages.envs.leetcode_rh.assertions import Assertion
@@ -149,7 +150,7 @@ def _execute(kind: str, wanted: Sequence[dict[str, Run]]) -> list[dict[str, Outc
 def _programs(sources: Sequence[str]) -> Iterator[tuple[Path, list[str]]]:
     """A folder with a file a program. It cannot be listed, so that no answer finds what another one found out."""
     names = [f"{secrets.token_hex(16)}.py" for _ in sources]
-    with tempfile.TemporaryDirectory(prefix="composer-leetcode-") as name:
+    with tempfile.TemporaryDirectory(prefix="leetcode-", dir=temporary.home()) as name:
         folder = Path(name)
         for file, source in zip(names, sources, strict=True):
             (folder / file).write_text(source, errors="replace")

@@ -7,13 +7,12 @@ follows a link, runs a program in such a folder, or writes through one.
 import os
 import stat
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.envs import folder_writes, folders
+from stages.envs import folder_writes, folders, temporary
 from stages.envs.folders import Entry, UnwieldyTree
 
 CACHES = frozenset(
@@ -56,7 +55,7 @@ def scratch() -> Iterator[Path]:
 
 def make() -> Path:
     """A private temporary folder."""
-    return Path(tempfile.mkdtemp(prefix="composer-tree-"))
+    return temporary.make("tree")
 
 
 def walk(root: Path) -> Iterator[str]:
