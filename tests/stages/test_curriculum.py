@@ -1,20 +1,26 @@
 """curriculum: pass rates with their intervals from runs of collect, and stages that take their tasks from there."""
 
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy.stats import binomtest
+from support.command_line import call, model
 from support.runs import written
 from support.server import Reply, answer, serving
 
 from stages import collect, curriculum
 from stages.envs.base import TWIN
 from stages.envs.config import EnvConfig
+from stages.envs.kata.env import KataEnv
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import DIFFICULTY
+from stages.runs.outcome_records import DIFFICULTY, TRAINING_REWARD
 from stages.runs.records import ROLLOUT, TASK
 from stages.training.settings import Optimisation
 from stages.training.setup import prompt_order
@@ -185,3 +191,62 @@ def test_training_keeps_the_order_of_a_curriculum() -> None:
 def test_equal_measurements_give_equal_content(tmp_path: Path) -> None:
     one, same = (make(tmp_path / p, measured(tmp_path / p, PASSED)) for p in "ab")
     assert one.manifest.content == same.manifest.content
+
+
+SOLVED = {"kata-train-0-00000": 1, "kata-train-0-00001": 4, "kata-train-0-00002": 3, "kata-train-0-00003": 2}
+"""How many of four rollouts the scripted model solves."""
+
+
+def solver() -> Callable[[dict[str, Any], int], Reply]:
+    """A model that knows the answers to four tasks of kata, and gives them as often as `SOLVED` says."""
+    tasks = {task.prompt: task for task in KataEnv().tasks("train", 4, 0)}
+    asked, lock = Counter[str](), threading.Lock()
+
+    def says(body: dict[str, Any], earlier: int) -> Reply:
+        del earlier
+        said = [message["content"] for message in body["messages"]]
+        task = next(task for prompt, task in tasks.items() if prompt in "\n".join(said))
+        if len([message for message in body["messages"] if message["role"] == "assistant"]):
+            return Reply(body=answer("```bash\nsubmit\n```"))
+        with lock:
+            asked[task.task_id] += 1
+            solves = asked[task.task_id] <= SOLVED[task.task_id]
+        known = {tuple(given): wanted for given, wanted in [*task.data["visible"], *task.data["hidden"]]}
+        source = f"def {task.data['function']}(*given):\n    return {known!r}[given]\n"
+        command = f"cat > solution.py <<'END'\n{source}END" if solves else "ls"
+        return Reply(body=answer(f"```bash\n{command}\n```"))
+
+    return says
+
+
+@pytest.mark.slow
+def test_a_training_on_the_command_line_goes_through_a_curriculum_in_its_order(tmp_path: Path, tiny: Path) -> None:
+    """Rollouts of kata, their difficulty, and two steps of two tasks each that are the curriculum's, in its order."""
+
+    def composer(stage: str, *words: object) -> Run:
+        done = call(tmp_path, stage, *words)
+        assert done.returncode == 0, done.stderr
+        return Run((tmp_path / stage / "latest").resolve())
+
+    with serving(solver()) as server:
+        played = composer(
+            "collect", *model(server.url), "-s", "tasks=4", "-s", "samples=4", "-s", "policy.max_tokens=64"
+        )
+    rates = composer("curriculum", played.path, "--set", "max_rate=0.9")
+    ordered = ["kata-train-0-00002", "kata-train-0-00003", "kata-train-0-00000"]
+    assert ids(rates) == ordered, "the one that is always solved is left out, the others come easiest first"
+    assert [row["num_solved"] for row in rates.rows(DIFFICULTY)] == list(SOLVED.values())
+    size = ("steps=2", "prompts_per_step=2", "generations=2")
+    words = [
+        *(f"optimisation.{part}" for part in size),
+        f"env.curriculum={rates.path}",
+        "policy.max_tokens=8",
+        "max_steps=2",
+    ]
+    trained = composer("train", "--policy", tiny, *(part for word in words for part in ("--set", word)))
+    steps: dict[int, list[str]] = {}
+    for row in trained.rows(TRAINING_REWARD):
+        steps.setdefault(row["training_step"], []).append(row["task_id"])
+    first, second, third = ordered
+    assert [sorted(names) for names in steps.values()] == [sorted([first, second] * 2), sorted([third, first] * 2)]
+    assert json.loads(trained.beside("checkpoint.json"))["task_ids"] == ordered
