@@ -23,10 +23,10 @@ _homes: dict[str, Path] = {}
 
 
 def make(kind: str) -> Path:
-    """A private, empty folder; `kind` begins its name."""
-    while True:
-        with suppress(FileNotFoundError):  # somebody tidied up: a new home
-            return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=home()))
+    """A private, empty folder; `kind` begins its name. `FileNotFoundError` where there is no temporary folder."""
+    with suppress(FileNotFoundError):
+        return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=home()))
+    return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=home()))  # somebody tidied up meanwhile: a new home
 
 
 def home() -> Path:

@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,3 +106,11 @@ def test_a_home_that_somebody_deleted_is_made_anew(
     source = "from stages.envs import temporary; temporary.home().rmdir(); print(temporary.make('tree').is_dir())"
     assert started(source).communicate(timeout=60)[0] == "True\n"
     assert temporary.make("tree").parent == temporary.home()
+
+
+def test_without_a_temporary_folder_there_is_an_error_and_no_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full disk"))
+    with pytest.raises(FileNotFoundError):
+        temporary.make("tree")
