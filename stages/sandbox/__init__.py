@@ -5,6 +5,7 @@ supervised.py - open a sandbox, probe whether one works here, run commands in it
 bubblewrap.py - the bwrap command line: what is visible inside
 syscalls.py - the seccomp filter
 interpreter.py - the Python that is visible inside
+memory_group.py - the kernel's limit of a sandbox's memory, where it lets us set one
 session.py - the host's end of the channel to a supervisor
 guest/ - the supervisor, process 1 of the sandbox
 judge.py - verdicts on functions that a candidate cannot forge

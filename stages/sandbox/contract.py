@@ -17,7 +17,7 @@ class Limits:
     cpu_s: int = 10
     """CPU seconds of one process."""
     memory_mb: int = 1024
-    """MiB of memory of all processes, and of the private /tmp, /dev/shm and home."""
+    """MiB of memory of all processes, of their page tables, and of the private /tmp, /dev/shm and home."""
     processes: int = 64
     """Processes and threads."""
     file_mb: int = 64

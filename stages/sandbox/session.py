@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 from stages.errors import InfrastructureError
 from stages.sandbox.contract import Limits
 from stages.sandbox.guest.protocol import HEAD, READY, REASONS, pack_call, pack_request
+from stages.sandbox.memory_group import MemoryGroup
 
 START_PATIENCE_S = 30.0
 GRACE_S = 5.0
 """How much longer than the wall limit a supervisor on a busy machine may take to answer."""
 END_PATIENCE_S = 2.0
+KILLED = 137
 
 
 class Gone(Exception):
@@ -34,7 +36,10 @@ class Reply(NamedTuple):
 
 
 class Session:
-    """One supervisor process, started by `command` in the environment `env`, and the channel to it."""
+    """One supervisor process, started by `command` in the environment `env`, and the channel to it.
+
+    It and all that it starts live in `group`, where there is one, which ends with it.
+    """
 
     def __init__(
         self,
@@ -42,12 +47,14 @@ class Session:
         env: dict[str, str],
         limits: Limits,
         settings: dict[str, Any],
+        group: MemoryGroup | None = None,
     ) -> None:
-        self.limits = limits
+        self.limits, self.group = limits, group
         self.channel, theirs = socket.socketpair()
         with theirs, command as (argv, descriptors), _realtime_priority():
+            argv = [*argv, str(theirs.fileno())]
             self.process = subprocess.Popen(
-                [*argv, str(theirs.fileno())],
+                argv if group is None else group.entering(argv),
                 pass_fds=[*descriptors, theirs.fileno()],
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -69,11 +76,18 @@ class Session:
         """Have one job run for at most `wall_s` seconds; only its process sees `content`. `Gone` without an answer."""
         deadline = time.monotonic() + wall_s + GRACE_S
         timed = {**request, "wall_s": wall_s}
+        before = self._killed()
         self._send(pack_request(timed) if content is None else pack_call(timed, content))
         code, timed_out, reason, total, kept = HEAD.unpack(self._receive(HEAD.size, deadline))
         if kept > self.limits.output_bytes or reason >= len(REASONS):
             raise Gone("its answer makes no sense")
-        return Reply(code, timed_out, REASONS[reason], total, self._receive(kept, deadline))
+        output = self._receive(kept, deadline)
+        why = "memory" if self._killed() > before else REASONS[reason]
+        return Reply(KILLED if why == "memory" else code, timed_out, why, total, output)
+
+    def _killed(self) -> int:
+        """Processes that the kernel has ended for want of memory."""
+        return 0 if self.group is None else self.group.killed()
 
     def _send(self, frame: bytes) -> None:
         try:
@@ -105,6 +119,8 @@ class Session:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, 9)
             _, stderr = self.process.communicate()
+        if self.group is not None:
+            self.group.close()
         return bytes(stderr).decode(errors="replace").strip()
 
 

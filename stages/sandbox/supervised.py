@@ -11,13 +11,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from stages.errors import InfrastructureError, UsageError
+from stages.sandbox import memory_group
 from stages.sandbox.bubblewrap import GUEST, TESTBED, bwrap_command
 from stages.sandbox.contract import CommandResult, Limits, existing_folder
 from stages.sandbox.interpreter import LINKS, base_python, guest_folder
-from stages.sandbox.session import Gone, Reply, Session
+from stages.sandbox.session import KILLED, Gone, Reply, Session
 
 KINDS = ("bubblewrap", "none")
-KILLED = 137
 FIXED_ENV = {
     "PATH": f"{LINKS}:/usr/local/bin:/usr/bin:/bin",
     "HOME": "/home/agent",
@@ -90,7 +90,8 @@ class SupervisedSandbox:
         fixed = _fixed_env(self.kind, self.work)
         inside = TESTBED if self.kind == "bubblewrap" else str(self.work)
         # The supervisor itself gets no variable of the caller's, such as a PYTHONPATH that leads into the work folder.
-        return Session(self._command(), fixed, self.limits, {"work": inside, "env": {**fixed, **self.env}})
+        group = memory_group.opened(self.limits) if self.kind == "bubblewrap" else None
+        return Session(self._command(), fixed, self.limits, {"work": inside, "env": {**fixed, **self.env}}, group)
 
     @contextmanager
     def _command(self) -> Iterator[tuple[list[str], list[int]]]:

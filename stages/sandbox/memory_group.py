@@ -1,0 +1,157 @@
+"""A control group a sandbox: the kernel's own limit of memory, page tables and memory file systems included.
+
+The watchdog looks every few milliseconds and says why it ends a command; the kernel never lets the group grow beyond
+its limit between two looks. Where no group can be made the watchdog is alone. Source: Linux
+Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+"""
+
+import itertools
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from stages.sandbox.contract import Limits
+
+MB = 1 << 20
+HEADROOM_MB = 64
+"""What the supervisor and the kernel's own objects may take beside the limit of commands."""
+ENTER = 'echo 0 > "$0" && exec "$@"'
+PATIENCE_S = 0.2
+_number = itertools.count()
+
+
+class Place(NamedTuple):
+    """A group below which others can be made, and the version of the interface that it has."""
+
+    folder: Path
+    version: int
+
+
+class MemoryGroup:
+    """One control group with a limit in MiB below `place`. `OSError` where the kernel lets us make none."""
+
+    def __init__(self, place: Place, memory_mb: int) -> None:
+        self.version = place.version
+        self.folder = place.folder / f"composer-{os.getpid()}-{next(_number)}"
+        self.folder.mkdir()
+        limit, with_swap = _limits(self.version, memory_mb * MB)
+        try:
+            self._write(*limit)
+        except OSError:
+            self.close()
+            raise
+        with suppress(OSError):  # a kernel without accounting of swap lacks the file
+            self._write(*with_swap)
+
+    def _write(self, name: str, value: int) -> None:
+        (self.folder / name).write_text(str(value))
+
+    def entering(self, argv: Sequence[str]) -> list[str]:
+        """The command line that joins the group and then becomes `argv`, whose children are in it from the start."""
+        return ["/bin/sh", "-c", ENTER, str(self.folder / "cgroup.procs"), *argv]
+
+    def killed(self) -> int:
+        """How many processes the kernel has ended here for want of memory."""
+        with suppress(OSError):
+            for line in (self.folder / _events(self.version)).read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+        return 0
+
+    def close(self) -> None:
+        """Remove it, once what ran in it is gone; what is left then is removed by whoever makes groups next."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.folder.exists() and not _removed(self.folder) and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+def opened(limits: Limits) -> MemoryGroup | None:
+    """A group for a sandbox with these limits; None where none can be made."""
+    place = usable()
+    if place is None:
+        return None
+    try:
+        return MemoryGroup(place, limits.memory_mb + HEADROOM_MB)
+    except OSError:
+        return None
+
+
+@cache
+def usable() -> Place | None:
+    """The first place where a group can be made, limited and entered: tried once in this process."""
+    for place in places():
+        with suppress(OSError):
+            _sweep(place)
+            group = MemoryGroup(place, HEADROOM_MB)
+            entered = subprocess.run(group.entering(["true"]), capture_output=True).returncode == 0
+            group.close()
+            if entered:
+                return place
+    return None
+
+
+def places(root: Path = Path("/")) -> Iterator[Place]:
+    """Where groups with a limit of memory could be made, the nearest first; `root` is where proc and sys lie.
+
+    Version 1: below our own group. Version 2 lets no group of processes have children with limits, so there it is the
+    nearest group above that deals memory out; a group that has a limit of its own is never left.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        inside = Path(path.lstrip("/"))
+        if "memory" in controllers.split(","):
+            mount = root / "sys/fs/cgroup/memory"
+            # In a container the path may be the host's; its own group is then what is mounted.
+            own = mount / inside if (mount / inside).is_dir() else mount
+            if os.access(own, os.W_OK):
+                yield Place(own, 1)
+        elif number == "0" and not controllers:
+            yield from _second(root / "sys/fs/cgroup", inside)
+
+
+def _second(mount: Path, inside: Path) -> Iterator[Place]:
+    for group in (mount / inside, *(mount / above for above in inside.parents)):
+        if "memory" in _words(group / "cgroup.subtree_control") and os.access(group, os.W_OK):
+            yield Place(group, 2)
+        if _words(group / "memory.max") not in ([], ["max"]):
+            return
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def _limits(version: int, limit: int) -> tuple[tuple[str, int], tuple[str, int]]:
+    """File and value of the limit, and of what makes it hold for swap too: version 1 counts both together."""
+    if version == 1:
+        return ("memory.limit_in_bytes", limit), ("memory.memsw.limit_in_bytes", limit)
+    return ("memory.max", limit), ("memory.swap.max", 0)
+
+
+def _events(version: int) -> str:
+    return "memory.oom_control" if version == 1 else "memory.events"
+
+
+def _sweep(place: Place) -> None:
+    """Remove groups of hosts that were killed: no process of theirs is left, else the kernel keeps them."""
+    for folder in place.folder.glob("composer-*-*"):
+        if not Path(f"/proc/{folder.name.split('-')[1]}").exists():
+            _removed(folder)
+
+
+def _removed(folder: Path) -> bool:
+    with suppress(OSError):
+        folder.rmdir()
+    return not folder.exists()
