@@ -72,6 +72,9 @@ STAGES = {
     "curriculum": Stage(
         "stages.curriculum", "Order tasks by how often rollouts solved them.", "beside", ("run",), "[RUN]"
     ),
+    "normalize": Stage(
+        "stages.normalize", "Leave the rollouts that a Data-Juicer recipe keeps.", "beside", ("run",), "[RUN]"
+    ),
     "substrates": Stage(
         "stages.compare_substrates", "Compare rollouts through TRL with those of prime-rl or verifiers.", "beside"
     ),

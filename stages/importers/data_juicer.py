@@ -51,7 +51,7 @@ class Judged:
 
 
 class JuicerConfig(Settings):
-    """A Data-Juicer recipe to run over what was imported."""
+    """A Data-Juicer recipe to run over rollouts."""
 
     recipe: str | None = None
     """The recipe, a YAML file; rollouts that it drops are dropped."""
@@ -84,11 +84,12 @@ def judge(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConfig, f
     if operators:
         words += ["--open_tracer", "true", "--trace_num", str(sys.maxsize)]
         words += ["--op_list_to_trace", orjson.dumps(operators).decode()]
-    _run([_program(config.command), *words], folder)
+    _run([program(config.command), *words], folder)
     if not kept.exists():
         raise ComposerError(f"Data-Juicer ended without an error and without a result in {kept}.")
-    rows = [orjson.loads(line) for line in kept.read_bytes().splitlines() if line.strip()]
-    return Judged({row["id"]: row.get(STATS) or {} for row in rows}, _reasons(kept.parent))
+    with kept.open("rb") as lines:
+        rows = (orjson.loads(line) for line in lines if line.strip())
+        return Judged({row["id"]: row.get(STATS) or {} for row in rows}, _reasons(kept.parent))
 
 
 def _reasons(folder: Path) -> dict[str, str]:
@@ -111,22 +112,22 @@ def _record(rollout_id: str, messages: list[Message]) -> dict[str, Any]:
     return {"id": rollout_id, "text": text, "messages": messages}
 
 
-def _program(command: str) -> str:
-    """The program's path; `UsageError` when it is absent, or lies where it could change what this program runs on."""
-    program = shutil.which(os.path.expanduser(command))
-    if program is None:
+def program(command: str) -> str:
+    """Data-Juicer's path; `UsageError` when it is absent, or lies where it could change what this program runs on."""
+    found = shutil.which(os.path.expanduser(command))
+    if found is None:
         raise UsageError(
             f"Data-Juicer runs from an environment of its own, and there is no program {command!r}. "
             "Make one with `python -m venv DIR` and `DIR/bin/pip install py-data-juicer aiohttp ray torch` "
             "(a CPU build of torch will do), "
             "and give --set dj.command=DIR/bin/dj-process."
         )
-    if Path(program).parent == Path(sys.executable).parent:
+    if Path(found).parent == Path(sys.executable).parent:
         raise UsageError(
-            f"{program} lies in the environment that this program runs in, which Data-Juicer would change. "
+            f"{found} lies in the environment that this program runs in, which Data-Juicer would change. "
             "Install it in one of its own and give that with --set dj.command=DIR/bin/dj-process."
         )
-    return program
+    return found
 
 
 def _run(words: list[str], folder: Path) -> None:

@@ -14,8 +14,7 @@ from stages.importers.files import Source
 from stages.importers.reader import FileCount
 from stages.importers.rows import ImportedPayload
 from stages.importers.sidecars import Sidecars
-from stages.messages import Message
-from stages.rollouts.trace import states
+from stages.rollouts.reading import conversation
 from stages.runs import store
 from stages.runs.artifact import Out
 from stages.runs.records import Row
@@ -103,7 +102,7 @@ class ImportSession:
             if unit["steps"]:
                 origins[unit["rollout"]["rollout_id"]] = {name: unit["origin"][name] for name in ("file", "line")}
         conversations = (
-            (unit["rollout"]["rollout_id"], _conversation(unit["steps"])) for unit in self.units() if unit["steps"]
+            (unit["rollout"]["rollout_id"], conversation(unit["steps"])) for unit in self.units() if unit["steps"]
         )
         judged = data_juicer.judge(conversations, config, self.out.scratch("data-juicer"))
         kept = judged.kept
@@ -116,11 +115,6 @@ class ImportSession:
                 self.drops.append(Drop(origin["file"], origin["line"], "data_juicer", f"{name}: dropped by {why}"))
         self.rollouts = [name for name in self.rollouts if name in kept or name not in origins]
         self._statistics = kept
-
-
-def _conversation(steps: list[Row]) -> list[Message]:
-    """The whole conversation of a rollout, its last action included."""
-    return [*states(steps)[-1], {"role": "assistant", "content": steps[-1]["action"]}]
 
 
 def _with_statistics(unit: ImportedPayload, statistics: Row | None) -> ImportedPayload:

@@ -4,7 +4,10 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 
+import orjson
+
 from stages.errors import BadInput
+from stages.messages import Message
 from stages.runs.artifact import Run
 from stages.runs.records import ROLLOUT, STEP, Row
 
@@ -27,6 +30,16 @@ def rollout_rows(run: Run) -> Iterator[tuple[Row, list[Row]]]:
             f"{run.path}: the steps of {steps[0]['rollout_id']} do not lie in the order of the rollouts. "
             "Rerun the stage that wrote them."
         )
+
+
+def conversation(steps: Iterable[Row]) -> list[Message]:
+    """All that was said in one rollout, its last action included; `steps` are all of it, in order."""
+    said: list[Message] = []
+    action = ""
+    for row in steps:
+        said += orjson.loads(row["new_messages_json"])
+        action = row["action"]
+    return [*said, {"role": "assistant", "content": action}]
 
 
 def step_groups(steps: Iterable[Row]) -> Iterator[list[Row]]:

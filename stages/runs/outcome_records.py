@@ -1,4 +1,4 @@
-"""Record kinds of what training and evaluation leave: rewards, hints, checkpoints, evaluated rollouts, difficulties."""
+"""Record kinds of what training, evaluation and choosing leave: rewards, hints, checkpoints, verdicts, difficulties."""
 
 from stages.runs.kinds import BOOL, FLOAT, INT, TEXT, Kind
 
@@ -71,5 +71,11 @@ DIFFICULTY = Kind(
 )
 """How hard a task is: of its graded rollouts (`num_rollouts`) the share that solved it, with Wilson's 95 % interval,
 all null where there are none. `place`: in the curriculum, from 0; null for a task that is no part of it."""
+
+SELECTION = Kind(
+    "selection", 1, {"rollout_id": TEXT, "task_id": TEXT, "kept": BOOL, "stats_json": TEXT, "reason": TEXT}
+)
+"""Whether a recipe kept a rollout, the statistics that it left, null for what it dropped or did not judge, and which
+operator dropped it, null for what is kept and where Data-Juicer does not trace it."""
 
 CHECKPOINT = Kind("checkpoint", 1, {})

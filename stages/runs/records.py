@@ -8,7 +8,7 @@ from typing import Any
 
 from stages.errors import BadInput
 from stages.runs.kinds import BOOL, FLOAT, INT, LOGPROBS, TEXT, TEXTS, TOKENS, Kind
-from stages.runs.outcome_records import CHECKPOINT, DIFFICULTY, EVAL_ITEM, HINT, TRAINING_REWARD
+from stages.runs.outcome_records import CHECKPOINT, DIFFICULTY, EVAL_ITEM, HINT, SELECTION, TRAINING_REWARD
 from stages.runs.pair_records import PAIR, STATE, TEACHER_ACTION
 from stages.runs.probe_records import (
     DIRECTION,
@@ -162,7 +162,7 @@ ORIGIN = Kind(
 are null in the other tables. `effective`: whether it entered a training batch. `extra_json` keeps what has
 no column."""
 
-_LEFT = (EVAL_ITEM, TRAINING_REWARD, HINT, DIFFICULTY, CHECKPOINT)
+_LEFT = (EVAL_ITEM, TRAINING_REWARD, HINT, DIFFICULTY, SELECTION, CHECKPOINT)
 _PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, STATE, ORIGIN, *_LEFT)
 _PROBE = (POOL_ROW, PROBE_ROW, SVD_MODULE, DIRECTION, PROBE_SCORE, PLACEBO, PROBE_CHECK, TRAJECTORY, WATCHED)
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_PIPELINE, *_PROBE)}

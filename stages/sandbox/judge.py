@@ -17,8 +17,8 @@ from typing import Any
 
 from stages.errors import UsageError
 from stages.sandbox.contract import Limits
-from stages.sandbox.session import Gone, Reply
-from stages.sandbox.supervised import KILLED, SupervisedSandbox, known_kind, probe
+from stages.sandbox.session import KILLED, Gone, Reply
+from stages.sandbox.supervised import SupervisedSandbox, known_kind, probe
 
 
 @dataclass(frozen=True)

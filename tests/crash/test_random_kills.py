@@ -1,4 +1,4 @@
-"""`kill -9` at random moments of every stage: what is resumed ends as what was never killed, and little is paid twice.
+"""Every stage twice, and killed by `kill -9` at random moments: equal ends, and little is paid twice.
 
 COMPOSER_KILLS is the number of kills over all stages together; `./dev crash 100` sets it.
 """
@@ -7,11 +7,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.command_line import repair
+from support.data_juicer import stand_in
 from support.killing import Work, forget, kill_at_random, paid
 from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
@@ -26,6 +29,7 @@ from stages import (
     extract_pairs,
     import_traces,
     make_tasks,
+    normalize,
     replay_teachers,
     train,
 )
@@ -114,6 +118,12 @@ def works(
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return Work("import", import_traces.Config(paths=[str(path)], model="m"))
 
+    def choosing() -> Work:
+        recipe = folder / "recipe.yaml"
+        recipe.write_text("process: []\n")
+        dj = {"recipe": str(recipe), "command": stand_in(folder / "elsewhere")}
+        return Work("normalize", normalize.Config(dj=dj), [made(collected(), "collected")])
+
     def cut() -> Work:
         package = folder / "shelf-1.5"
         write(package, SHELF)
@@ -148,6 +158,7 @@ def works(
         "export": lambda: Work("export", export.Config(format="trl"), [made(collected(), "collected")]),
         "tasks": cut,
         "curriculum": lambda: Work("curriculum", curriculum.Config(), [made(collected(), "collected")]),
+        "normalize": choosing,
         "substrates": lambda: Work("substrates", Substrates(env=ENV, policy=tiny, tasks=4, samples=2)),
         "probe-svd": probed("probe-svd", lambda: svd.Config(model=policies()["honest"])),
         "probe-extract-vhack": probed("probe-extract-vhack", pairs, "svd"),
@@ -165,6 +176,34 @@ def works(
 
 def test_no_stage_is_left_out(works: dict[str, Callable[[], Work]]) -> None:
     assert works.keys() == STAGES.keys()
+
+
+@pytest.fixture(scope="module")
+def two_processes() -> Iterator[list[ProcessPoolExecutor]]:
+    """Two in which sets and dicts of strings come in different orders."""
+    with pytest.MonkeyPatch.context() as patch:
+        started = []
+        for seed in ("1", "2"):
+            patch.setenv("PYTHONHASHSEED", seed)
+            started.append(ProcessPoolExecutor(1, get_context("spawn")))
+            started[-1].submit(hash, "begun").result()
+    assert len({one.submit(hash, "abc").result() for one in started}) == 2
+    yield started
+    for one in started:
+        one.shutdown()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_twice_gives_equal_content(
+    stage: str, works: dict[str, Callable[[], Work]], two_processes: list[ProcessPoolExecutor], tmp_path: Path
+) -> None:
+    work = works[stage]()
+    for number, process in enumerate(two_processes):
+        process.submit(work.carry_out, tmp_path / str(number)).result(600)
+    first, second = (work.artifacts(tmp_path / str(number)) for number in range(2))
+    assert first["content"] or len(first) > 1, "there is something to compare"
+    assert first == second
+    forget(tmp_path)
 
 
 @pytest.mark.parametrize("stage", STAGES)

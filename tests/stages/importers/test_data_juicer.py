@@ -1,13 +1,13 @@
 """Data-Juicer in an environment of its own: joined by id, kept from installing, refused where it would do harm."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from support.data_juicer import REAL_PROGRAM, needs_real, stand_in
 from support.foreign import jsonl
 
 from stages.errors import BadInput, ComposerError, UsageError
@@ -17,30 +17,10 @@ from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.records import ORIGIN, ROLLOUT, STEP
 
-STAND_IN = """#!{python}
-import json, os, sys
-told = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-assert os.environ["UV_OFFLINE"] == os.environ["PIP_NO_INDEX"] == "1" and "SECRET" not in os.environ
-if "fail" in open(told["--config"]).read():
-    sys.exit("no such operator")
-rows = [json.loads(line) for line in open(told["--dataset_path"])]
-os.makedirs(os.path.dirname(told["--export_path"]))
-with open(told["--export_path"], "w") as out:
-    for row in reversed(rows):
-        if len(row["text"]) >= 30:
-            row["text"] = row["text"].lower()
-            out.write(json.dumps({{**row, "__dj__stats__": {{"text_len": len(row["text"])}}}}) + "\\n")
-"""
-"""A program with Data-Juicer's arguments that keeps texts of 30 characters, changes them, and reorders them."""
-
 
 @pytest.fixture
 def program(tmp_path: Path) -> str:
-    path = tmp_path / "elsewhere" / "dj-process"
-    path.parent.mkdir()
-    path.write_text(STAND_IN.format(python=sys.executable))
-    path.chmod(0o755)
-    return str(path)
+    return stand_in(tmp_path / "elsewhere")
 
 
 @pytest.fixture
@@ -106,12 +86,9 @@ def test_the_recipes_content_is_what_counts(tmp_path: Path, recipe: str) -> None
         JuicerConfig(recipe=str(tmp_path / "nowhere.yaml")).identity()
 
 
-REAL_PROGRAM = os.environ.get("COMPOSER_DATA_JUICER", "")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # at its first start it looks for more packages than pip gave it
-@pytest.mark.skipif(not REAL_PROGRAM, reason="COMPOSER_DATA_JUICER names no dj-process: Data-Juicer itself was NOT run")
+@needs_real
 def test_data_juicer_itself_drops_and_what_it_drops_is_said_with_the_reason(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     operators = ("text_length_filter:\n      min_len: 30", "document_deduplicator:")

@@ -1,0 +1,121 @@
+"""normalize: what a recipe keeps is as it was, what it drops is declared, whoever played the rollouts."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from support.data_juicer import REAL_PROGRAM, needs_real, stand_in
+from support.foreign import jsonl
+from support.runs import written
+
+from stages import export, import_traces, normalize
+from stages.errors import Incomplete, UsageError
+from stages.rollouts.reading import conversation, rollout_rows
+from stages.rollouts.trace import transcripts
+from stages.runs import runner, store
+from stages.runs.artifact import Run
+from stages.runs.outcome_records import SELECTION
+from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("process:\n  - text_length_filter:\n      min_len: 30\n")
+    return str(path)
+
+
+@pytest.fixture
+def make(tmp_path: Path, recipe: str) -> Callable[..., Run]:
+    program = stand_in(tmp_path / "elsewhere")
+
+    def normalized(source: Run, command: str = program, **settings: Any) -> Run:
+        config = normalize.Config(dj={"recipe": recipe, "command": command, **settings})
+        return Run(runner.execute("normalize", {"rollouts": source}, config, root=tmp_path / "artifacts").path)
+
+    return normalized
+
+
+def played(root: Path, *actions: str | None) -> Run:
+    """A run of collect with one rollout an action; None failed before its first."""
+    tasks = [{"task_id": t, "env": "e", "split": "train", "family": t, "prompt": "Q", "data_json": "{}"} for t in "ab"]
+    rollouts: list[Row] = []
+    steps: list[Row] = []
+    for number, action in enumerate(actions):
+        who = {"rollout_id": f"r{number}", "task_id": "ab"[number % 2], "env": "e"}
+        rollouts.append({**who, "reward": None if action is None else float(len(action) > 20), "num_steps": 1})
+        if action is not None:
+            said = store.encode([{"role": "user", "content": "Q"}]).decode()
+            row = {"step": 0, "num_steps": 1, "new_messages_json": said, "num_messages": 1, "action": action}
+            steps.append({**who, **row, "done": True, "capture_level": "text"})
+    return Run(written(root, "collect/played", [(TASK, tasks), (ROLLOUT, rollouts), (STEP, steps)]))
+
+
+def test_what_is_kept_is_as_it_was_and_what_is_dropped_is_declared(tmp_path: Path, make: Callable[..., Run]) -> None:
+    source = played(tmp_path, "A" * 40, "no", "B" * 50, "nor this", None)
+    run = make(source)
+    kept = {"r0", "r2", "r4"}
+    for kind in (ROLLOUT, STEP):
+        assert run.rows(kind) == [row for row in source.rows(kind) if row["rollout_id"] in kept]
+    assert run.rows(TASK) == source.rows(TASK)
+    told = {row["rollout_id"]: (row["kept"], row["stats_json"]) for row in run.rows(SELECTION)}
+    assert [name for name, (stays, _) in told.items() if stays] == sorted(kept) and len(told) == 5
+    assert orjson.loads(told["r0"][1])["text_len"] + 10 == orjson.loads(told["r2"][1])["text_len"]
+    assert told["r1"][1] is None and told["r4"] == (True, None)  # dropped; without steps there is nothing to judge
+    summary = run.manifest.summary
+    assert (summary["kept"], summary["dropped"], summary["tasks_without_rollouts"]) == (3, 2, 1)
+    assert (summary["mean_reward_kept"], summary["mean_reward_dropped"]) == (1.0, 0.0)
+    report = (run.path / "report.txt").read_text()
+    assert "  r1\n  r3\n" in report and "tasks without a rollout left: 1, among them b" in report
+
+
+def test_imported_rollouts_keep_their_origins(tmp_path: Path, make: Callable[..., Run]) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": text}], "resolved": True}
+        for text in ("A" * 40, "no", "B" * 50)
+    ]
+    path = jsonl(tmp_path / "in" / "chats.jsonl", *({**row, "task_id": f"t{i}"} for i, row in enumerate(rows)))
+    config = import_traces.Config(paths=[str(path)], model="m")
+    source = Run(runner.execute("import", {}, config, root=tmp_path / "artifacts").path)
+    run = make(source)
+    whole = source.rows(ORIGIN)
+    assert run.rows(ORIGIN) == [whole[0], whole[2]] and len(run.rows(STEP)) == 2
+    unrecorded = {name: counts[2] for name, counts in run.manifest.summary["gate"].items()}
+    assert unrecorded["prompt extends the last"] == 2, "what the source cannot tell is no failure"
+
+
+def test_collected_rollouts_go_on_to_what_reads_rollouts(
+    tmp_path: Path, make: Callable[..., Run], collected: Callable[..., Run]
+) -> None:
+    source = collected()
+    run = make(source)
+    assert run.manifest.counts["dropped"] == 0 and run.rows(STEP) == source.rows(STEP)
+    assert run.manifest.outputs["steps"]["content_sha256"] == source.manifest.outputs["steps"]["content_sha256"]
+    done = runner.execute("export", {"rollouts": run}, export.Config(format="trl"), root=tmp_path / "artifacts")
+    assert done.status == "complete"
+    for _, steps in rollout_rows(run):
+        assert conversation(steps)[:-1] == transcripts(steps)[-1]
+
+
+def test_a_recipe_that_keeps_nothing_is_no_success(tmp_path: Path, make: Callable[..., Run]) -> None:
+    with pytest.raises(Incomplete, match="none of 2 rollouts"):
+        make(played(tmp_path, "no", "nor"))
+
+
+def test_without_a_recipe_there_is_nothing_to_do(tmp_path: Path, make: Callable[..., Run]) -> None:
+    with pytest.raises(UsageError, match="--dj RECIPE"):
+        make(played(tmp_path, "A" * 40), recipe=None)
+
+
+@needs_real
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # at its first start it looks for more packages than pip gave it
+def test_data_juicer_itself_drops_what_is_too_short(tmp_path: Path, make: Callable[..., Run]) -> None:
+    run = make(played(tmp_path, "A" * 40, "no", "B" * 50), command=REAL_PROGRAM)
+    told = {row["rollout_id"]: row for row in run.rows(SELECTION)}
+    assert [told[f"r{i}"]["kept"] for i in range(3)] == [True, False, True]
+    assert told["r1"]["reason"].startswith("text_length_filter (text_len ") and told["r0"]["reason"] is None
+    assert orjson.loads(told["r0"]["stats_json"])["text_len"] == len("user: Q\n\nassistant: ") + 40
+    assert [row["action"] for row in run.rows(STEP)] == ["A" * 40, "B" * 50]
