@@ -11,5 +11,6 @@ capture.py - what is kept of a stream
 protocol.py - frames between host and supervisor, imported by both
 
 Inside, this folder is no package: its files lie on the path of modules, and import each other by their bare names.
-Names for annotations are imported behind `TYPE_CHECKING = False`: `typing` would cost a third of the start-up.
+Names for annotations are imported behind `TYPE_CHECKING = False`: `typing` would cost a third of the start-up, and
+`signal`, `ctypes` and `contextlib` half of it.
 """

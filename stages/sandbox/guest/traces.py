@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 WATCHED = ("/tmp", "/dev/shm", "/home/agent", "/dev/pts", "/dev/pts/ptmx")  # noqa: S108 (folders of the sandbox's own)
@@ -35,9 +34,11 @@ class Devices:
         """Put them back; no mount that is read-only lets a device be used (bwrap adds nodev to it)."""
         for path, before in self._before.items():
             if _status(path)[:3] != before[:3]:
-                with contextlib.suppress(PermissionError):
+                try:
                     os.chmod(path, before[0] & 0o7777)
                     os.utime(path, ns=before[1:3])
+                except PermissionError:
+                    continue
 
 
 def last_pid() -> int:

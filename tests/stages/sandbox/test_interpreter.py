@@ -2,11 +2,12 @@
 
 import ast
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 from stages.sandbox import Sandbox
-from stages.sandbox.interpreter import base_python
+from stages.sandbox.interpreter import base_python, guest_folder
 
 
 def test_base_python_is_no_venv() -> None:
@@ -43,3 +44,11 @@ def _has(name: str) -> bool:
     except ImportError:
         return False
     return True
+
+
+def test_a_supervisor_starts_without_what_would_double_its_start() -> None:
+    script = f"import sys; sys.path.insert(0, {str(guest_folder())!r}); import supervisor; print(*sys.modules)"
+    done = subprocess.run([base_python(), "-sS", "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "supervisor" in loaded
+    assert loaded & {"signal", "enum", "functools", "collections", "ctypes", "contextlib", "typing", "re"} == set()

@@ -142,6 +142,17 @@ def test_it_is_loaded_by_its_name_and_serves_named_instances(path: Path, repos: 
         load("swe-lite", {**options, "instances": ["acme__abacus-8"]}).tasks("train", 5, seed=3)
 
 
+def test_a_folder_of_mirrors_may_be_named_from_here(
+    path: Path, repos: Path, venvs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repos.parent)
+    env = SweEnv(path=str(path), repos=repos.name, venvs=str(venvs))
+    (task,) = env.tasks("eval", 1, seed=0)
+    monkeypatch.chdir("/")
+    assert verdict(play(env, task, FIX)) == (True, True, False, True)
+    env.close()
+
+
 def test_a_missing_mirror_is_refused_with_the_command_that_makes_it(path: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"git clone --mirror https://github.com/acme/abacus"):
         SweEnv(path=str(path), repos=str(tmp_path)).tasks("eval", 1, seed=0)
