@@ -64,7 +64,8 @@ class Source:
     def _rows(self) -> Iterator[Numbered | Drop]:
         number = 0
         try:
-            for batch in pq.ParquetFile(self.path).iter_batches(1024):
+            # Buffered, the whole file would be in memory at its end.
+            for batch in pq.ParquetFile(self.path, pre_buffer=False).iter_batches(1024):
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row

@@ -36,7 +36,7 @@ class Scan:
     def batches(self, columns: list[str] | None = None, size: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
         """All rows in order, or these columns of them, at most `size` at a time; `BadInput` where they are damaged."""
         try:
-            with pq.ParquetFile(self.path) as file:
+            with pq.ParquetFile(self.path, pre_buffer=False) as file:  # buffered, all that was read stays in memory
                 yield from file.iter_batches(size, columns=columns)
         except (pa.ArrowInvalid, OSError) as error:
             raise BadInput(

@@ -1,6 +1,7 @@
 """Tables are of one kind, equal rows give equal bytes and digests, and a table is never all in memory."""
 
 import io
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -110,6 +111,15 @@ def test_a_damaged_table_is_named(tmp_path: Path) -> None:
     (tmp_path / "t").write_bytes(data)
     with pytest.raises(BadInput, match="cannot be read as Parquet"):
         read(tmp_path / "t", TASK)
+
+
+def test_what_was_read_is_let_go(tmp_path: Path) -> None:
+    """Text that does not pack: a reader that keeps the bytes of the file it went through grows by all of them."""
+    noise = random.Random(0)
+    parquet.write_table(tmp_path / "t", TASK, (task(i, noise.randbytes(300).hex()) for i in range(65_000)))
+    packed, before = (tmp_path / "t").stat().st_size, pa.total_allocated_bytes()
+    held = [pa.total_allocated_bytes() - before for _ in parquet.scan_table(tmp_path / "t", TASK).batches()]
+    assert max(held) < packed / 2
 
 
 PROGRAM = """
