@@ -199,7 +199,7 @@ def test_twice_gives_equal_content(
 ) -> None:
     work = works[stage]()
     for number, process in enumerate(two_processes):
-        process.submit(work.carry_out, tmp_path / str(number)).result(600)
+        process.submit(work.carry_out, tmp_path / str(number)).result(1500)
     first, second = (work.artifacts(tmp_path / str(number)) for number in range(2))
     assert first["content"] or len(first) > 1, "there is something to compare"
     assert first == second
