@@ -38,7 +38,7 @@ def command(*words: object) -> list[str]:
 def call(artifacts: Path, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
     return subprocess.run(
-        command(*words), capture_output=True, text=True, timeout=120, env=environment(artifacts, **more)
+        command(*words), capture_output=True, text=True, timeout=300, env=environment(artifacts, **more)
     )
 
 

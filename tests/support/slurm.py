@@ -66,12 +66,12 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
     with ExitStack() as stack:
         for program in ("slurmctld", "slurmd"):
             stack.enter_context(_daemon(program, folder, variables))
-        until(lambda: "idle" in said(variables, "sinfo", "-h"), seconds=60)
+        until(lambda: "idle" in said(variables, "sinfo", "-h"), seconds=200)
         try:
             yield variables
         finally:  # a daemon that ends leaves the processes of jobs behind
             said(variables, "scancel", "-u", getpass.getuser())
-            until(lambda: not said(variables, "squeue", "-h", "-t", "R,CG"), seconds=60)
+            until(lambda: not said(variables, "squeue", "-h", "-t", "R,CG"), seconds=200)
 
 
 def said(variables: dict[str, str], *words: str) -> str:

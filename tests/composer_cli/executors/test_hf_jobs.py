@@ -45,12 +45,13 @@ def here(composer, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_killed_job_is_tried_again_and_ends_in_the_same_content_without_keys(
     composer, words, service, model, held, tmp_path
 ):
     held.first = 6
     name = name_of(composer(*words, "--json"))
-    until(lambda: len(model.requests) == 7, seconds=60)  # the seventh is held
+    until(lambda: len(model.requests) == 7, seconds=200)  # the seventh is held
     assert job(composer, name)["status"] == "running"
     service.jobs[0].kill()
     held.let.set()
@@ -68,24 +69,26 @@ def test_a_killed_job_is_tried_again_and_ends_in_the_same_content_without_keys(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_job_whose_units_are_dealt_to_workers_ends_in_the_same_content(composer, words, service, model, tmp_path):
     name = name_of(composer(*words, "--set", "on.workers=processes:2", "--json"))
-    until(lambda: job(composer, name)["status"] == "complete", seconds=120)
+    until(lambda: job(composer, name)["status"] == "complete", seconds=300)
     assert digests(tmp_path / "bucket") == here(composer, tmp_path)
     assert b"--on processes:2" in b64decode(service.jobs[0].asked["environment"]["COMPOSER_SCRIPT"])
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_cancelled_job_stays_so_and_the_same_command_goes_on(composer, words, service, model, held, tmp_path):
     held.first = 6
     name = name_of(composer(*words, "--json"))
-    until(lambda: len(model.requests) == 7, seconds=60)
+    until(lambda: len(model.requests) == 7, seconds=200)
     stopped = composer("cancel", name)
     held.let.set()
     assert stopped.returncode == 0 and (service.jobs[0].stage, service.jobs[0].launches) == ("CANCELED", 1)
     until(lambda: service.jobs[0].process.poll() is not None)
     again = name_of(composer(*words, "--json"))
-    until(lambda: job(composer, again)["status"] == "complete", seconds=90)
+    until(lambda: job(composer, again)["status"] == "complete", seconds=300)
     assert digests(tmp_path / "bucket") == here(composer, tmp_path)
 
 

@@ -47,12 +47,13 @@ def words(tmp_path: Path) -> list:
 
 @with_sdk
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_an_ended_sandbox_is_followed_by_one_that_goes_on_to_the_same_content(
     composer, words, service, model, held, tmp_path
 ):
     held.first = 6
     name = name_of(composer(*words, "--json"))
-    until(lambda: len(model.requests) == 7, seconds=60)  # the seventh is held
+    until(lambda: len(model.requests) == 7, seconds=200)  # the seventh is held
     assert job(composer, name)["status"] == "running"
     assert "collect: starts" in composer("show", name).stdout
     stopped = composer("cancel", name)

@@ -15,6 +15,7 @@ REQUESTS = 16
 """Two tasks, two samples, four steps: what the chain asks for, however often it is interrupted."""
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not slurm.installed(), reason=slurm.MISSING),
 ]
 
@@ -44,7 +45,7 @@ def submitted(composer, tmp_path: Path) -> Callable[..., str]:
 
 def ended(composer, name: str) -> str:
     """Its status when it is over."""
-    until(lambda: job(composer, name)["status"] not in ("queued", "running"), seconds=150)
+    until(lambda: job(composer, name)["status"] not in ("queued", "running"), seconds=300)
     return job(composer, name)["status"]
 
 
@@ -79,11 +80,11 @@ def test_a_preempted_job_is_queued_again_and_goes_on_without_asking_twice(
 ):
     held.first = 5
     name = submitted()
-    until(lambda: len(model.requests) == 6, seconds=60)  # the sixth is held
+    until(lambda: len(model.requests) == 6, seconds=200)  # the sixth is held
     high = ["sbatch", "--parsable", "-p", "high", "-c2", "--output=/dev/null", "--wrap", "sleep 1"]
     subprocess.run(high, check=True, env={**os.environ, **cluster}, capture_output=True)
     held.let.set()
-    until(lambda: "attempt 2" in job(composer, name)["reason"], seconds=60)
+    until(lambda: "attempt 2" in job(composer, name)["reason"], seconds=200)
     assert ended(composer, name) == "complete" and len(model.requests) == REQUESTS
     assert digests(tmp_path / "artifacts") == here(composer, tmp_path)
     assert len(model.requests) == 2 * REQUESTS
@@ -92,7 +93,7 @@ def test_a_preempted_job_is_queued_again_and_goes_on_without_asking_twice(
 def test_a_job_that_nears_its_time_limit_queues_itself_again(composer, submitted, cluster, model, held, tmp_path):
     held.first = 5
     name = submitted()
-    until(lambda: len(model.requests) == 6, seconds=60)
+    until(lambda: len(model.requests) == 6, seconds=200)
     slurm.said(cluster, "scancel", "--batch", "--signal=USR1", number(tmp_path, name))
     held.let.set()
     assert ended(composer, name) == "complete" and len(model.requests) == REQUESTS
@@ -106,7 +107,7 @@ def test_a_cancelled_job_stays_cancelled_and_the_same_command_goes_on(
 ):
     held.first = 5
     name = submitted()
-    until(lambda: len(model.requests) == 6, seconds=60)
+    until(lambda: len(model.requests) == 6, seconds=200)
     again = composer("run", "--preset", tmp_path / "small.toml", "--on", "slurm")
     assert again.returncode == 2 and f"`composer cancel {name}` stops it" in again.stderr
     held.let.set()

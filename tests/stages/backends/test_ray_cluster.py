@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from support.jobs import Nap, nap
-from support.ray_nodes import cluster
+from support.ray_nodes import cluster, served
 
-from stages.backends.engine import TRIES
+from stages.backends.engine import TRIES, find
 from stages.backends.ray_cluster import RayCluster
 from stages.errors import InfrastructureError
 
@@ -40,3 +40,15 @@ def test_a_job_that_kills_every_worker_is_given_up(nodes: Any, tmp_path: Path) -
     with pytest.raises(InfrastructureError, match="lost a job for good"):
         list(RayCluster().map(nap, [Nap(0, tmp_path, deaths=99)]))
     assert (tmp_path / "0").read_text() == "x" * TRIES
+
+
+def test_a_cluster_is_reached_through_rays_own_client(tmp_path: Path) -> None:
+    with served() as address:
+        engine = find(address)
+        assert engine.workers == 2
+        jobs = [Nap(number, tmp_path, 0.2) for number in range(6)]
+        assert sorted(number for _, (number, _) in engine.map(nap, jobs)) == list(range(6))
+        with pytest.raises(InfrastructureError, match="lost a job for good"):
+            list(engine.map(nap, [Nap(9, tmp_path, deaths=99)]))
+    with pytest.raises(InfrastructureError, match=f"The Ray cluster {address} cannot be reached"):
+        find(address)
