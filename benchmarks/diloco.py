@@ -8,7 +8,9 @@ All start from kata's novice and learn the student's transcripts, each seen once
 steps and falls to a twentieth along a cosine. The synchronous run takes `--global-batch` transcripts a step; N replicas
 take 1/N of them each, of their own data. The replicas take turns in this process, over the in-process transport, whose
 bytes are those of a bucket (tests/stages/diloco/test_object_store.py). The loss is that of 256 transcripts that nobody
-trained on. The seed chooses the transcripts, those held out too.
+trained on, the mean of eight batches, whose spread gives its standard error; `beside_first` is the difference from the
+first SPEC of the call, with the standard error of the batches' differences. The seed chooses the transcripts, those
+held out too.
 
 Bytes: what one replica sends, measured; for a replica of a bucket that includes its share of the means. Data parallel
 sends every gradient in float32: once a step through a server (S), or 2 (N - 1) / N times in a ring.
@@ -91,12 +93,16 @@ class Learner:
         self.rate.step()
 
 
-def held_out_loss(model, examples):
+def held_out_losses(model, examples):
+    """Of each batch of 32."""
     model.eval()
     with torch.no_grad():
-        return float(
-            np.mean([training.loss(model, *batch(examples[i : i + 32])).item() for i in range(0, HELD_OUT, 32)])
-        )
+        return np.array([training.loss(model, *batch(examples[i : i + 32])).item() for i in range(0, HELD_OUT, 32)])
+
+
+def mean(losses):
+    """With its standard error."""
+    return {"mean": float(losses.mean()), "se": float(losses.std(ddof=1) / math.sqrt(len(losses)))}
 
 
 def synchronous(start, examples, size, steps, rate):
@@ -147,12 +153,16 @@ def main():
     whole = 4 * sum(p.numel() for p in start.parameters())
     tokens = sum(len(ids) for ids, _ in examples)
     told = {"seed": asked.seed, "steps": asked.steps, "rate": asked.rate, "bytes": whole, "tokens": tokens}
-    print(orjson.dumps({"start": held_out_loss(start, held_out), **told}).decode(), flush=True)
+    print(orjson.dumps({"start": float(held_out_losses(start, held_out).mean()), **told}).decode(), flush=True)
+    first = None
     for spec in asked.specs:
         began, settings = time.process_time(), settings_of(spec)
         work = (start, examples, asked.global_batch, asked.steps, asked.rate)
         model, places = apart(*work, settings) if settings else synchronous(*work)
-        found = {"spec": spec, "loss": held_out_loss(model, held_out), "cpu_s": round(time.process_time() - began, 1)}
+        losses = held_out_losses(model, held_out)
+        first = losses if first is None else first
+        found = {"spec": spec, "loss": mean(losses), "cpu_s": round(time.process_time() - began, 1)}
+        found |= {} if losses is first else {"beside_first": mean(losses - first)}
         if settings and places:
             # the first replica computes every mean; in a bucket each does in turn, so they share what that sends
             sent = sum(place.sent for place in places) / len(places)
