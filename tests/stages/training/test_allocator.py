@@ -13,6 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stages.backends import allocator
 
+TESTS = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import ctypes, sys
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_a_training_on_a_cpu_does_unless_its_model_is_small(
     """A block of 29 MB, for which the heap has no hole, is then mapped by itself; small models would pay in time."""
     model = save(tmp_path / "model")
     clean = {name: value for name, value in os.environ.items() if name != allocator.VARIABLE}
+    clean["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     words = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(model), str(tmp_path / "runs")]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=clean | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
