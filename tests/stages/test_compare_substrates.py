@@ -137,7 +137,7 @@ def test_through_an_openenv_server_the_rollouts_are_those_of_this_process(compar
 
 @needs_openenv
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3600)
 def test_a_hundred_rollouts_through_an_openenv_server_meet_the_gate(compared):
     run = compared(env="kata", tasks=25, samples=4, max_tokens=12, through="openenv", openenv_python=PYTHON)
     ours, _ = sides(run)

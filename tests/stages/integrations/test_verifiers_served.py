@@ -28,6 +28,7 @@ from stages.integrations.verifiers_served import __all__  # noqa: F401
 EVALUATION = """\
 model = "scripted"
 num_rollouts = {samples}
+max_concurrent = 8
 output_dir = "{out}"
 push = false
 rich = "None"
@@ -36,7 +37,7 @@ env.player = {{ harness = {{ id = "null" }}, runtime = {{ type = "subprocess" }}
 client = {{ type = "eval", base_url = "{model}", api_key_var = "VF_KEY" }}
 sampling.max_tokens = 64
 """
-TASKS, SAMPLES = 4, 2
+TASKS, SAMPLES = 25, 4
 ROOT = Path(__file__).parents[3]
 
 
@@ -71,12 +72,12 @@ def test_a_session_outlives_a_model_that_thinks_for_long(tmp_path: Path) -> None
 
 @needs_openenv
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(
     not (shutil.which(VERIFIERS) and shutil.which("uv")),
     reason="verifiers did NOT play: COMPOSER_VERIFIERS names a Python that has it, and it wants `uv` on the path",
 )
-def test_rollouts_of_verifiers_own_loop_are_held_to_the_same_gate(tmp_path: Path, tiny: Path) -> None:
+def test_a_hundred_rollouts_of_verifiers_own_loop_are_held_to_the_same_gate(tmp_path: Path, tiny: Path) -> None:
     tasks = KataEnv().tasks("train", TASKS, 0)
     (tmp_path / "composer_served.py").write_text(PLUGIN)
     with (
@@ -108,5 +109,6 @@ def test_rollouts_of_verifiers_own_loop_are_held_to_the_same_gate(tmp_path: Path
     ours, theirs = json.loads(run.beside("comparison.json"))["sides"]
     assert [side["rollouts"] for side in (ours, theirs)] == [TASKS * SAMPLES] * 2
     verdicts = {check["name"]: check["verdict"] for check in theirs["checks"]}
-    assert verdicts["rollouts scored"] == verdicts["rollouts collected"] == "ok", verdicts
+    told = ("100 rollouts or more", "rollouts scored", "rollouts collected")
+    assert {verdicts[name] for name in told} == {"ok"}, (verdicts, theirs)
     assert theirs["steps"] == 4 * TASKS * SAMPLES, "look, replace, test, submit"
