@@ -1,6 +1,7 @@
 """Peak memory of a process that trains all weights, whole (data parallel) or in shares (FSDP2), on two processes.
 
     python benchmarks/sharding.py [MODEL:LAYERS:DTYPE:SHARDING[:VOCABULARY] ...] [--processes 2]
+    python benchmarks/sharding.py --compare 7B:1:bfloat16 [--seed 0]
 
 A layer has the dimensions of MODEL (0.6B of Qwen3, 7B, 14B and 32B of Qwen2.5); there are fewer of them, and unless
 asked otherwise the vocabulary is a tokenizer's of 17 characters, so that embeddings are next to nothing. Weights are
@@ -8,6 +9,11 @@ random. Two steps of GRPO with AdamW, two prompts a process of two samples each,
 pass, on gloo. Peak: the largest resident memory (VmHWM, Linux) less what the process held before the model. `needed`
 is the sum of `stages/training/memory.py` for weights, gradients and optimiser; its activations are for prompts of
 1,024 tokens. The first process' peak may be that of writing checkpoints, for which it gathers whatever is in shares.
+
+`--compare` takes one step of gradient descent whole in one process and in shares of two, from the same weights, and
+tells how far apart loss, gradient norm and the movement of the weights are, beside what another cut of the same rows
+into passes makes in one process, which is rounding alone. `other actions` counts rollouts that were sampled otherwise,
+as 16 bits may have it; where it is not 0, another seed compares like with like.
 """
 
 import argparse
@@ -68,8 +74,8 @@ def save(folder, name, layers, dtype, vocabulary):
     tokenizer.save_pretrained(folder)
 
 
-def one(folder, sharding):
-    """One of the processes; says its peak, and the first what the arithmetic gives."""
+def one(folder, sharding, name="run", more=None):
+    """One of the processes; says its peak, and the first what the arithmetic gives. more: on top of `STEP`."""
     from stages import train
     from stages.backends import ranks
     from stages.runs import runner
@@ -77,18 +83,21 @@ def one(folder, sharding):
     from stages.training.defaults import choose
     from stages.training.memory import needed
 
+    more = dict(more or {})
     config = train.Config(
+        seed=more.pop("seed", 0),
         env={"name": "support.environments:GuessEnv"},
         policy={"model": str(folder / "model"), "max_tokens": 12},
         tasks=2,
-        optimisation=STEP,
+        trl={"optim": more.pop("optim")} if "optim" in more else {},
+        optimisation=STEP | more,
         adapter={"rank": 0},
         distribution={"sharding": sharding},
     )
     here = ranks.join()
     before = memory("VmRSS")
     if here.first:
-        runner.execute("train", {}, config, root=folder, out=folder / "run")
+        runner.execute("train", {}, config, root=folder, out=folder / name)
     else:
         runner.follow("train", {}, config, root=folder)
     chosen = choose(config.policy, config.optimisation, config.adapter, None, config.distribution)
@@ -103,11 +112,64 @@ def one(folder, sharding):
     (folder / f"{here.rank}.json").write_bytes(orjson.dumps(found))
 
 
+def trained(place, sharding, processes, name="run", more=None):
+    """Train what lies in a folder, by torchrun."""
+    count = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", "29741"]
+    own = ["--one", place, sharding, name, orjson.dumps(more or {}).decode()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *count, __file__, *own], env=environment, check=True)
+
+
+def compare(spec, seed):
+    """Print a line for each way of taking the step, beside the first."""
+    from stages.runs.artifact import Run
+    from stages.runs.records import STEP as STEPS
+
+    name, layers, dtype = spec.split(":")
+    ways = {"whole": ("none", 1, 2), "in shares of two": ("fsdp2", 2, 2), "whole, other passes": ("none", 1, 4)}
+    with tempfile.TemporaryDirectory() as place:
+        subprocess.run([sys.executable, __file__, "--save", place, name, layers, dtype, "0"], check=True)
+        first = None
+        for number, (way, (sharding, processes, rows)) in enumerate(ways.items()):
+            size = {"steps": 1, "learning_rate": 0.05, "micro_batch": rows, "optim": "sgd", "seed": seed}
+            size["max_grad_norm"] = 1e9  # no clipping: the norm, summed in float32, is 3e-5 off
+            trained(place, sharding, processes, str(number), size)
+            run = Run(Path(place) / str(number))
+            lines = (run.path / "metrics.jsonl").read_bytes().splitlines()
+            told = {key: orjson.loads(lines[0])[key] for key in ("loss", "grad_norm")}
+            told["way"], first = way, first or run
+            if run is not first:
+                said = [[row["action"] for row in each.rows(STEPS)] for each in (first, run)]
+                told["other actions"] = sum(ours != theirs for ours, theirs in zip(*said, strict=True))
+                told |= apart(Path(place) / "model", first, run)
+            print(orjson.dumps({"spec": spec, **told}).decode(), flush=True)
+
+
+def apart(start, one, other):
+    """How far a step moved the weights, and by how much two runs of it differ: Euclidean, and the largest weight."""
+    import torch
+    from safetensors import safe_open
+
+    from stages.runs.outcome_records import CHECKPOINT
+
+    files = [start / "model.safetensors", *(run.folder(CHECKPOINT) / "model.safetensors" for run in (one, other))]
+    moved = differs = largest = 0.0
+    opened = [safe_open(file, "pt") for file in files]
+    for name in opened[0].keys():  # noqa: SIM118 - no dict
+        before, ours, theirs = (file.get_tensor(name).float() for file in opened)
+        moved += float(torch.sum((ours - before).double() ** 2))
+        differs += float(torch.sum((theirs - ours).double() ** 2))
+        largest = max(largest, float((theirs - ours).abs().max()))
+    return {"moved": moved**0.5, "apart": differs**0.5, "share": (differs / moved) ** 0.5, "largest": largest}
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("specs", nargs="*", default=SPECS)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--one", nargs=2, metavar=("FOLDER", "SHARDING"), help=argparse.SUPPRESS)
+    parser.add_argument("--compare", metavar="MODEL:LAYERS:DTYPE")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--save", nargs=5, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.save:
@@ -115,16 +177,18 @@ def main():
         save(Path(folder) / "model", name, int(layers), dtype, int(vocabulary))
         return
     if asked.one:
-        one(Path(asked.one[0]), asked.one[1])
+        place, sharding, name, more = asked.one
+        one(Path(place), sharding, name, orjson.loads(more))
         return
-    here = [sys.executable, __file__]
+    if asked.compare:
+        compare(asked.compare, asked.seed)
+        return
     for spec in asked.specs:
         name, layers, dtype, sharding, *vocabulary = spec.split(":")
         with tempfile.TemporaryDirectory() as place:
-            subprocess.run([*here, "--save", place, name, layers, dtype, *(vocabulary or "0")], check=True)
-            count = ["-m", "torch.distributed.run", "--nproc-per-node", str(asked.processes), "--master-port", "29741"]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            subprocess.run([here[0], *count, here[1], "--one", place, sharding], env=environment, check=True)
+            wanted = ["--save", place, name, layers, dtype, *(vocabulary or "0")]
+            subprocess.run([sys.executable, __file__, *wanted], check=True)
+            trained(place, sharding, asked.processes)
             found = [orjson.loads((Path(place) / f"{rank}.json").read_bytes()) for rank in range(asked.processes)]
         peaks = [each["peak"] for each in found]
         print(orjson.dumps({"spec": spec, **found[0], "peak": max(peaks), "peaks": peaks}).decode(), flush=True)

@@ -18,7 +18,7 @@ from stages import collect
 from stages.runs import runner
 from stages.runs.artifact import Run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 AT_ONCE = 2
 """Episodes of a worker."""
 TASKS = 40
