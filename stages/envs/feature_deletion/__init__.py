@@ -11,6 +11,7 @@ proposals.py - what to remove as a model proposes it: what it is shown, and what
 leaks.py - copies of the removed code that an agent could find
 twins.py - contradictory tests: the impossible variant of a task
 contradicting.py - the search for tests of one candidate that can be contradicted
+candidate.py - one removal on its way to a task
 task_generator.py - candidates to accepted tasks
 patience.py - how long tests may take when an answer is graded
 rows.py - a task as a row in SWE-bench's shape, and back
