@@ -1,16 +1,8 @@
 """Bad inputs, each answered by one clear sentence and the right exit code, and by nothing on disk."""
 
-import io
 import json
-import re
-import shutil
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
 
 import pytest
-
-from composer_cli.app import main
 
 COLLECT = ["collect", "--policy", "m", "-s", "policy.base_url=http://127.0.0.1:9/v1", "-s", "policy.max_attempts=1"]
 POOL = ["probe", "teacher-pool"]
@@ -156,63 +148,6 @@ TABLE: list[tuple[list[str], int, str]] = [
     (["run", "--preset", "demo", "-s", "nonsense=1"], 2, "no entry 'nonsense'"),
     (["run", "--preset", "demo", "-s", "collect.nonsense=1"], 2, "no setting nonsense"),
 ]
-ENVS = """
-from stages.envs.base import Task
-from support.environments import GuessEnv
-
-class Broken(GuessEnv):
-    def __init__(self):
-        raise ZeroDivisionError("oh")
-
-class NoTasks(GuessEnv):
-    def tasks(self, split, count, seed):
-        return {}["no such key"]
-
-class WrongTasks(GuessEnv):
-    def tasks(self, split, count, seed):
-        return ["a", "b"]
-
-class Twice(GuessEnv):
-    def tasks(self, split, count, seed):
-        return super().tasks(split, 1, seed) * 2
-
-class NoJson(GuessEnv):
-    def tasks(self, split, count, seed):
-        return [Task("a", "e", split, "f", "p", {"x": object()})]
-"""
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files that are of no use, and a folder for artifacts."""
-    tmp = tmp_path_factory.mktemp("bad")
-    (tmp / "bad.toml").write_text("tasks = = 3")
-    (tmp / "other.toml").write_text("x = 3")
-    (tmp / "nameless.toml").write_text('[[teachers]]\nmodel = "m"\nmax_tokens = 64\n')
-    (tmp / "binary").write_bytes(bytes(range(256)))
-    (tmp / "empty.jsonl").write_text("")
-    (tmp / "torn.eval").write_bytes(b"PK\x03\x04torn")
-    (tmp / "other-run").mkdir()
-    (tmp / "empty-manifest").mkdir()
-    (tmp / "empty-manifest" / "manifest.json").write_text("")
-    (tmp / "bad_env.py").write_text(ENVS)
-    (tmp / "syntax_env.py").write_text("class Env(\n")
-    return tmp
-
-
-@pytest.fixture
-def say(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command in this process: (exit code, stdout, stderr)."""
-    monkeypatch.setenv("COMPOSER_ARTIFACTS", str(place / "artifacts"))
-    monkeypatch.syspath_prepend(place)
-
-    def run(*words: object) -> tuple[int, str, str]:
-        out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
-            main([str(word).replace("{tmp}", str(place)) for word in words])
-        return int(end.value.code or 0), out.getvalue(), err.getvalue()
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -245,43 +180,3 @@ def test_a_dry_run_of_a_chain_is_json_where_json_is_asked_for(say):
 
 def test_limit_is_listed_only_where_it_works(say):
     assert "--limit" in say("collect", "--help")[1] and "--limit" not in say("extract-pairs", "--help")[1]
-
-
-@pytest.fixture
-def runs(made: Path, tmp_path: Path) -> Path:
-    """A copy of finished runs."""
-    return Path(shutil.copytree(made, tmp_path / "runs", symlinks=True))
-
-
-def test_a_deleted_latest_is_found_by_the_names(say, runs):
-    (runs / "collect" / "latest").unlink()
-    code, _, err = say("extract-pairs", "--artifacts", runs, "--dry-run")
-    assert code == 0 and "reads" in err
-    assert say("show", "collect", "--artifacts", runs)[0] == 0
-
-
-def test_a_report_on_a_damaged_table_is_refused(say, runs):
-    table = next((runs / "collect").glob("2*/steps.parquet"))
-    table.write_bytes(table.read_bytes()[:-100])
-    code, _, err = say("report", "collect", "--artifacts", runs)
-    assert code == 4 and "steps has changed since it was written" in err
-
-
-def test_runs_of_a_newer_stage_are_refused(say, runs):
-    path = next((runs / "collect").glob("2*/manifest.json"))
-    path.write_text(re.sub(r'"stage_version": \d+', '"stage_version": 99', path.read_text()))
-    code, _, err = say("extract-pairs", "--artifacts", runs, "-s", "seed=7")
-    assert code == 4 and "version 99 of collect" in err
-
-
-def test_an_empty_manifest_is_begun_anew_with_clean(say, runs, tmp_path):
-    path = next((runs / "extract-pairs").glob("2*/manifest.json"))
-    path.write_text("")
-    assert say("extract-pairs", "--artifacts", runs)[0] == 4
-    code, _, err = say("extract-pairs", "--artifacts", runs, "--clean")
-    assert code == 0, err
-
-
-def test_a_gate_without_tokens_does_not_call_them_ok(made):
-    report = next((made / "collect").glob("2*/report.txt")).read_text()
-    assert "not recorded" in next(line for line in report.splitlines() if "ids as many as log-probs" in line)

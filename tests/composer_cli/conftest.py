@@ -1,0 +1,44 @@
+"""Commands in this process, beside files that are of no use."""
+
+import io
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+from support.bad_environments import ENVS
+
+from composer_cli.app import main
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files that are of no use, and a folder for artifacts."""
+    tmp = tmp_path_factory.mktemp("bad")
+    (tmp / "bad.toml").write_text("tasks = = 3")
+    (tmp / "other.toml").write_text("x = 3")
+    (tmp / "nameless.toml").write_text('[[teachers]]\nmodel = "m"\nmax_tokens = 64\n')
+    (tmp / "binary").write_bytes(bytes(range(256)))
+    (tmp / "empty.jsonl").write_text("")
+    (tmp / "torn.eval").write_bytes(b"PK\x03\x04torn")
+    (tmp / "other-run").mkdir()
+    (tmp / "empty-manifest").mkdir()
+    (tmp / "empty-manifest" / "manifest.json").write_text("")
+    (tmp / "bad_env.py").write_text(ENVS)
+    (tmp / "syntax_env.py").write_text("class Env(\n")
+    return tmp
+
+
+@pytest.fixture
+def say(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command in this process: (exit code, stdout, stderr)."""
+    monkeypatch.setenv("COMPOSER_ARTIFACTS", str(place / "artifacts"))
+    monkeypatch.syspath_prepend(place)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+            main([str(word).replace("{tmp}", str(place)) for word in words])
+        return int(end.value.code or 0), out.getvalue(), err.getvalue()
+
+    return run
