@@ -1,7 +1,5 @@
 """train and evaluate on a scripted environment: pairs where they are needed, arms that can be compared, a verdict."""
 
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 from support.models import save_tiny
 from support.server import Reply, answer, serving
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from support.trainings import ENV, SMALL, metrics_of, trained
+from transformers import AutoModelForCausalLM
 
 from stages import evaluate, extract_pairs, replay_teachers, train
 from stages.errors import BadInput, UsageError
@@ -24,16 +23,6 @@ from stages.runs.inputs import Inputs
 from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM, HINT, TRAINING_REWARD
 from stages.runs.records import ROLLOUT, STEP
 from stages.training.channels import CHANNELS
-
-ENV = "support.environments:GuessEnv"
-SMALL = {"steps": 2, "prompts_per_step": 2, "generations": 4}
-
-
-def trained(root: Path, model: Path, arm: str, pairs: Run | None = None, **more: Any) -> Run:
-    config = train.Config(
-        env={"name": ENV}, policy={"model": str(model), "max_tokens": 20}, tasks=4, arm=arm, optimisation=SMALL, **more
-    )
-    return Run(runner.execute("train", {"pairs": pairs} if pairs else {}, config, root=root).path)
 
 
 @pytest.fixture
@@ -103,16 +92,6 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: 
         train.Config(**settings)
 
 
-def test_self_distillation_hints_at_faulty_turns(tmp_path: Path, tiny: Path) -> None:
-    run = trained(tmp_path, tiny, "D", weights={"sdpo": 1.0})
-    metrics = [orjson.loads(line) for line in (run.path / "metrics.jsonl").read_bytes().splitlines()]
-    assert metrics[0]["sdpo/turns"] > 0 and metrics[0]["sdpo/denominator"] > 0
-
-
-def metrics_of(run: Run) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for line in (run.path / "metrics.jsonl").read_bytes().splitlines()]
-
-
 @pytest.mark.parametrize("micro", [{"micro_batch": 1}, {"micro_batch": 2}, {"max_tokens_per_micro_batch": 40}])
 def test_any_micro_batch_is_the_same_step(tmp_path: Path, tiny: Path, pairs: Run, micro: dict[str, int]) -> None:
     """More micro-batches than pairs too; every channel, gradient norms and cosines among them."""
@@ -136,29 +115,6 @@ def test_any_micro_batch_is_the_same_step(tmp_path: Path, tiny: Path, pairs: Run
     assert {f"gradient/norm/{name}" for name in ("grpo", *CHANNELS)} <= cut.keys()
 
 
-def test_hints_of_a_model_are_asked_at_once_for_the_turns_that_are_used(tmp_path: Path, tiny: Path) -> None:
-    lock, now, most = threading.Lock(), 0, 0
-
-    def reply(body: dict[str, Any], n: int) -> Reply:
-        nonlocal now, most
-        with lock:
-            now, most = now + 1, max(most, now + 1)
-        time.sleep(0.2)
-        with lock:
-            now -= 1
-        return Reply(body=answer(f"Think of {n % 3}."))
-
-    with serving(reply) as server:
-        hints = {"source": "llm", "llm": {"model": "adviser", "base_url": server.url}, "per_step": 4}
-        run = trained(tmp_path, tiny, "D", weights={"sdpo": 1.0}, hints=hints)
-        asked = len(server.requests)
-    assert asked <= 2 * 4 and most > 1
-    rows = run.rows(HINT)
-    assert [row["training_step"] for row in rows] == [0] * 4 + [1] * 4
-    assert {row["source"] for row in rows} == {"adviser"} and all(row["hint"].startswith("Hint: Think") for row in rows)
-    assert [row["sdpo/turns"] for row in metrics_of(run)] == [4.0, 4.0]
-
-
 def test_rollouts_and_rewards_are_tables_of_the_run(tmp_path: Path, tiny: Path) -> None:
     run = trained(tmp_path, tiny, "A")
     rollouts, rewards = run.rows(ROLLOUT), run.rows(TRAINING_REWARD)
@@ -169,44 +125,6 @@ def test_rollouts_and_rewards_are_tables_of_the_run(tmp_path: Path, tiny: Path) 
         paid = [row["reward"] for row in rewards if row["training_step"] == step]
         assert sum(paid) / len(paid) == pytest.approx(logged["reward"], abs=1e-6)
     assert run.rows(HINT) == []
-
-
-def test_a_teacher_of_another_tokenizer_is_refused_before_training(tmp_path: Path, tiny: Path) -> None:
-    other = save_tiny(tmp_path / "other", characters="abcdefghijkm\u0120")
-    with pytest.raises(UsageError, match="has another vocabulary than the student: token 12 is 'm' there and 'l' here"):
-        trained(tmp_path, tiny, "T", weights={"taid": 1.0}, teacher={"model": str(other)})
-
-
-def test_a_teacher_whose_head_is_padded_teaches(tmp_path: Path, tiny: Path) -> None:
-    padded = tmp_path / "padded"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny), AutoTokenizer.from_pretrained(tiny)
-    model.resize_token_embeddings(len(tokenizer) + 13, mean_resizing=False)
-    model.save_pretrained(padded)
-    tokenizer.save_pretrained(padded)
-    runs = [
-        metrics_of(
-            trained(tmp_path / name, tiny, "T", weights={"taid": 1.0, "eopd": 1.0}, teacher={"model": str(path)})
-        )
-        for name, path in (("a", tiny), ("b", padded))
-    ]
-    assert runs[0][0]["taid/loss"] == pytest.approx(runs[1][0]["taid/loss"], rel=1e-6)
-    assert runs[0][0]["eopd/loss"] == pytest.approx(runs[1][0]["eopd/loss"], rel=1e-6, abs=1e-7)
-
-
-@pytest.mark.parametrize(
-    "hints",
-    [
-        {"teacher": "ema", "importance_clip": 2.0},
-        {"teacher": "trust-region", "tail": False},
-        {"source": "rollout", "success_reward": 0.05},
-    ],
-)
-def test_sdpo_in_upstreams_modes(tmp_path: Path, tiny: Path, hints: dict[str, Any]) -> None:
-    run = trained(tmp_path, tiny, "D", weights={"sdpo": 1.0}, hints=hints)
-    assert all(row["sdpo/loss"] >= 0 and row["sdpo/turns"] > 0 for row in metrics_of(run))
-    if hints.get("source") == "rollout":
-        shown = {row["source"] for row in run.rows(HINT)}
-        assert shown and shown <= {row["rollout_id"] for row in run.rows(ROLLOUT)}
 
 
 @pytest.mark.parametrize("form", ["exo_pair", "robust", "aot", "nonsense"])
