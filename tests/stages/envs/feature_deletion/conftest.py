@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from support.shelf import SHELF, removal, write
 
+from stages.envs.feature_deletion.env import FeatureDeletionEnv
 from stages.envs.feature_deletion.package import Package, unpack
 from stages.envs.feature_deletion.selection import Kind
 from stages.envs.feature_deletion.task_generator import TaskGenerator
+from stages.envs.feature_deletion.task_source import prepared
 from stages.runs.records import Row
 
 
@@ -38,3 +40,17 @@ def accepted(generator: TaskGenerator) -> dict[str, Row]:
     kinds |= {(name,): "function" for name in ("shorten", "titled", "initials", "Shelf.add")}
     made = generator.make([removal(generator, *names, kind=kind) for names, kind in kinds.items()])
     return {names[0]: one.row for names, one in zip(kinds, made, strict=True) if one.row}
+
+
+@pytest.fixture(scope="module")
+def row(accepted: dict[str, Row], shelf: Path) -> Row:
+    """The task of writing `initials` again."""
+    return prepared(accepted["initials"], str(shelf), ())
+
+
+@pytest.fixture
+def env(shelf: Path) -> Iterator[FeatureDeletionEnv]:
+    """An environment that plays tasks of the package."""
+    environment = FeatureDeletionEnv(package=str(shelf))
+    yield environment
+    environment.close()
