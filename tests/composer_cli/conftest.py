@@ -1,4 +1,4 @@
-"""Commands in this process, beside files that are of no use."""
+"""Commands in this process, beside files that are of no use, and presets of chains."""
 
 import io
 from collections.abc import Callable
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from support.bad_environments import ENVS
+from support.chains import POLICY
+from support.command_line import TEACHERS
 
 from composer_cli.app import main
 
@@ -42,3 +44,20 @@ def say(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int
         return int(end.value.code or 0), out.getvalue(), err.getvalue()
 
     return run
+
+
+@pytest.fixture
+def write(server, tmp_path):
+    """Write a preset; in its text SCRIPTED, SLOW stand for policies and TEACHERS for a teacher table."""
+
+    def writing(text: str) -> str:
+        policies = {name.upper(): POLICY.format(model=name, url=server) for name in ("scripted", "slow")}
+        tables = [
+            f'{{ name = "{n}", model = "{m}", base_url = "{server}", max_tokens = 64 }}' for n, m in TEACHERS.items()
+        ]
+        for word, value in {**policies, "TEACHERS": f"teachers = [{', '.join(tables)}]"}.items():
+            text = text.replace(word, value)
+        (tmp_path / "preset.toml").write_text(text)
+        return str(tmp_path / "preset.toml")
+
+    return writing

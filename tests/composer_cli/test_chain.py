@@ -1,46 +1,12 @@
+"""A preset's stages one after another: in order, up to date, done again where something is missing, with workers."""
+
 import json
-import os
 import re
-import signal
 import subprocess
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-from support.command_line import TEACHERS, command, environment, until
+from support.chains import SILENT, SMALL, entry
 
-from composer_cli import chain
-from composer_cli.launch import RunOptions
-from stages import STAGES, collect
-from stages.runs.runner import module
-
-POLICY = 'policy = {{ model = "{model}", base_url = "{url}", concurrency = 1 }}'
-
-
-@pytest.fixture
-def write(server, tmp_path):
-    """Write a preset; in its text SCRIPTED, SLOW stand for policies and TEACHERS for a teacher table."""
-
-    def writing(text: str) -> str:
-        policies = {name.upper(): POLICY.format(model=name, url=server) for name in ("scripted", "slow")}
-        tables = [
-            f'{{ name = "{n}", model = "{m}", base_url = "{server}", max_tokens = 64 }}' for n, m in TEACHERS.items()
-        ]
-        for word, value in {**policies, "TEACHERS": f"teachers = [{', '.join(tables)}]"}.items():
-            text = text.replace(word, value)
-        (tmp_path / "preset.toml").write_text(text)
-        return str(tmp_path / "preset.toml")
-
-    return writing
-
-
-def entry(stage: str, name: str, *lines: str, reads: tuple[str, ...] = (), parallel: str = "") -> str:
-    head = f'[[stage]]\nstage = "{stage}"\nname = "{name}"\nfrom = {json.dumps(reads)}\nparallel = "{parallel}"\n'
-    return "\n".join([head + "[stage.config]", *lines, ""])
-
-
-SMALL = ("SCRIPTED", "tasks = 2", "samples = 2")
 CHAIN = "\n".join(
     [
         'next = "Type something."',
@@ -49,13 +15,6 @@ CHAIN = "\n".join(
         entry("extract-pairs", "pairs", reads=("collect", "ask")),
     ]
 )
-SILENT = """
-from stages.envs.kata.env import KataEnv
-from stages.envs.base import Observation
-class Silent(KataEnv):
-    def step(self, text):
-        return Observation('...', parse_error='nothing is ever right', stop='submitted')
-"""
 WITNESS = """
 import os
 from pathlib import Path
@@ -65,9 +24,6 @@ class Witness(KataEnv):
         (Path(__file__).parent / f'played-in-{os.getpid()}').touch()
         return super().reset(task)
 """
-PAIR_OF_COLLECTIONS = entry("collect", "one", *SMALL, parallel="both") + entry(
-    "collect", "two", *SMALL, "seed = 1", parallel="both"
-)
 
 
 def outputs(summary):
@@ -105,16 +61,6 @@ def test_dry_run_shows_the_chain_and_does_nothing(composer, write, tmp_path):
     assert not (tmp_path / "artifacts").exists()
 
 
-def test_neighbours_run_in_processes_of_their_own(composer, write):
-    done = composer("run", "--preset", write(PAIR_OF_COLLECTIONS), "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["entries"]
-    assert [found[name]["counts"]["done"] for name in ("one", "two")] == [4, 4]
-    assert found["one"]["path"] != found["two"]["path"]
-    again = composer("run", "--preset", write(PAIR_OF_COLLECTIONS))
-    assert {"one: up to date", "two: up to date"} <= set(again.stderr.splitlines())
-
-
 def test_an_entry_has_workers_of_its_own(composer, write, tmp_path):
     """Those of its `on`, or of --on where that is given; the rollouts are those of one process."""
     (tmp_path / "witness_env.py").write_text(WITNESS)
@@ -134,135 +80,8 @@ def test_an_entry_has_workers_of_its_own(composer, write, tmp_path):
     assert ", on processes:2" in composer("run", "--preset", "demo", "--dry-run").stdout
 
 
-@pytest.mark.parametrize(
-    ("policy", "together"),
-    [
-        ({"model": "kata:student"}, True),
-        ({"model": "vllm:kata:student-served"}, False),  # each would start a server
-        ({"model": "vllm:kata:student-served", "base_url": "http://127.0.0.1:8000/v1", "device": "cpu"}, False),
-        ({"model": "vllm:kata:student-served", "base_url": "http://127.0.0.1:8000/v1", "device": "cuda"}, True),
-        ({"model": "vllm:kata:student-served", "base_url": "http://gpu.example:8000/v1"}, True),
-    ],
-)
-def test_neighbours_that_need_a_server_to_themselves_take_turns(policy, together, tmp_path):
-    configs = [collect.Config(policy=policy) for _ in range(2)]
-    assert chain.at_once(configs, RunOptions(tmp_path)) is together
-
-
-def test_what_neighbours_import_beforehand_exists():
-    """A name that is not there would be passed over without a word, and every process would import for itself."""
-    named = [name for stage in STAGES for name in getattr(module(stage), "PRELOAD", ())]
-    assert named and all(find_spec(name) for name in named)
-
-
-def test_when_one_neighbour_fails_the_other_is_finished(composer, write, tmp_path):
-    broken = entry("collect", "two", "SCRIPTED", 'env = { name = "no-such-env" }', parallel="both")
-    done = composer("run", "--preset", write(entry("collect", "one", *SMALL, parallel="both") + broken))
-    assert done.returncode == 2 and "no environment" in done.stderr.splitlines()[-1]
-    assert "one: done in" in done.stderr and (tmp_path / "artifacts" / "collect" / "latest").exists()
-
-
-def test_a_neighbour_waits_for_what_it_reads_and_for_nothing_else(composer, write):
-    slow = [entry("collect", "one", *SMALL, parallel="all").replace("SCRIPTED", "SLOW")]
-    slow += [entry("replay-teachers", "ask", "TEACHERS", reads=("one",), parallel="all")]
-    slow += [entry("collect", "two", *SMALL, "seed = 1", parallel="all")]
-    done = composer("run", "--preset", write("\n".join(slow)), "--json")
-    assert done.returncode == 0, done.stderr
-    told = re.findall(r"^(\w+): (starts|done)", done.stderr, re.M)
-    assert told.index(("one", "done")) < told.index(("ask", "starts"))
-    assert told.index(("two", "starts")) < told.index(("one", "done")), "it stands last, and reads nothing"
-    assert list(json.loads(done.stdout)["entries"]) == ["one", "ask", "two"]
-    again = composer("run", "--preset", write("\n".join(slow)))
-    assert re.findall(r"^(\w+): up to date", again.stderr, re.M) == ["one", "ask", "two"]
-
-
-def test_what_a_failed_neighbour_would_be_read_by_is_not_begun(composer, write):
-    broken = entry("collect", "one", "SCRIPTED", 'env = { name = "no-such-env" }', parallel="all")
-    rest = entry("replay-teachers", "ask", "TEACHERS", reads=("one",), parallel="all")
-    done = composer("run", "--preset", write(broken + rest + entry("collect", "two", *SMALL, parallel="all")))
-    assert done.returncode == 2 and "no environment" in done.stderr.splitlines()[-1]
-    assert "two: done in" in done.stderr and "ask: " not in done.stderr
-
-
-def test_a_neighbour_that_is_not_ok_stops_the_others_from_beginning(composer, write, tmp_path):
-    (tmp_path / "silent_env.py").write_text(SILENT)
-    silent = [*SMALL, 'env = { name = "silent_env:Silent" }']
-    text = entry("collect", "one", *silent, parallel="all")
-    text += entry("collect", "two", *SMALL, reads=(), parallel="all").replace("SCRIPTED", "SLOW")
-    text += entry("replay-teachers", "ask", "TEACHERS", reads=("two",), parallel="all")
-    done = composer("run", "--preset", write(text), PYTHONPATH=str(tmp_path))
-    assert done.returncode == 1 and "one did not pass its own checks" in done.stderr.splitlines()[-1]
-    assert "two: done in" in done.stderr and "ask: starts" not in done.stderr
-
-
 def test_a_run_that_is_not_ok_stops_the_chain(composer, write, tmp_path):
     (tmp_path / "silent_env.py").write_text(SILENT)
     text = CHAIN.replace("samples = 2", 'samples = 2\nenv = { name = "silent_env:Silent" }')
     done = composer("run", "--preset", write(text), PYTHONPATH=str(tmp_path))
     assert done.returncode == 1 and "collect did not pass its own checks" in done.stderr and "ask" not in done.stderr
-
-
-SLOW_PAIR = PAIR_OF_COLLECTIONS.replace("SCRIPTED", "SLOW").replace(
-    "samples = 2", "samples = 1\nin_flight = { episodes = 1 }"
-)
-
-
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_reaches_every_neighbour_and_resume_goes_on(composer, write, tmp_path, sent, code):
-    root = tmp_path / "artifacts"
-    words = command("run", "--preset", write(SLOW_PAIR))
-    with subprocess.Popen(words, env=environment(root), stderr=subprocess.PIPE, text=True) as process:
-        until(lambda: len(list(root.glob("collect/2*/steps"))) == 2)
-        process.send_signal(sent)
-        errors = process.stderr.read()
-    assert process.returncode == code, errors
-    assert "one: interrupted" in errors and "two: interrupted" in errors and "Traceback" not in errors
-    states = [json.loads(path.read_text())["status"] for path in root.glob("collect/2*/manifest.json")]
-    assert states == ["interrupted"] * 2
-    assert composer("run", "--preset", write(SLOW_PAIR), "--resume").returncode == 0
-
-
-def test_a_neighbour_that_is_killed_is_reported(composer, write, tmp_path):
-    root = tmp_path / "artifacts"
-    words = command("run", "--preset", write(SLOW_PAIR))
-    with subprocess.Popen(words, env=environment(root), stderr=subprocess.PIPE, text=True) as process:
-        until(lambda: len(list(root.glob("collect/2*/steps"))) == 2)
-        os.kill(_child_of(process.pid), signal.SIGKILL)
-        errors = process.stderr.read()
-    assert process.returncode == 1 and "died (exit code -9)" in errors and "--resume" in errors
-
-
-def test_neighbours_whose_chain_is_killed_stop_by_themselves(write, tmp_path):
-    root = tmp_path / "artifacts"
-    with subprocess.Popen(
-        command("run", "--preset", write(SLOW_PAIR)), env=environment(root), stderr=subprocess.DEVNULL
-    ) as process:
-        until(lambda: len(list(root.glob("collect/2*/steps"))) == 2)
-        process.kill()
-    until(lambda: not any("running" in path.read_text() for path in root.glob("collect/2*/manifest.json")))
-
-
-def test_a_failure_that_cannot_travel_is_still_told(composer, write, tmp_path):
-    (tmp_path / "odd_env.py").write_text(
-        "class Odd(Exception):\n"
-        "    def __init__(self, one, two):\n"
-        "        super().__init__(f'{one} and {two}')\n"
-        "class Env:\n"
-        "    def __init__(self):\n"
-        "        raise Odd('salt', 'pepper')\n"
-    )
-    odd = entry("collect", "two", "SCRIPTED", 'env = { name = "odd_env:Env" }', parallel="both")
-    preset = write(entry("collect", "one", *SMALL, parallel="both") + odd)
-    done = composer("run", "--preset", preset, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 2 and "salt and pepper" in done.stderr and "Traceback" not in done.stderr
-
-
-def _child_of(pid: int) -> int:
-    """A process below that carries out a stage: it leads a session of its own."""
-    return next(below for below in _below(pid) if os.getsid(below) == below)
-
-
-def _below(pid: int) -> Iterator[int]:
-    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-        yield child
-        yield from _below(child)
