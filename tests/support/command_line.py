@@ -62,7 +62,7 @@ def teachers(folder: Path, url: str) -> Path:
     return path
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait for a condition, and fail when it does not come."""
     ends = time.monotonic() + seconds
     while not condition():
