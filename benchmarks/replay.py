@@ -133,7 +133,7 @@ async def with_ours(url: str, calls: int, width: int) -> None:
     sys.path.insert(0, str(ROOT))
     from stages.policy.base import PolicyConfig, Turn
     from stages.policy.endpoint import EndpointPolicy
-    from stages.policy.scheduler import Chain, follow
+    from stages.policy.scheduler import follow
     from stages.runs.artifact import Out
     from stages.runs.manifest import Manifest
     from stages.runs.together import Together
@@ -151,8 +151,8 @@ async def with_ours(url: str, calls: int, width: int) -> None:
             assert sample.error_type is None
             await written((str(number), {"answer": {"action": sample.text, "cost_usd": sample.cost_usd}}, False))
 
-        chains = [Chain(policy, [[n] for n in range(at, min(at + STEPS, calls))]) for at in range(0, calls, STEPS)]
-        await follow(chains, lambda n: Turn(body(n)["messages"], n), answered, out.stop_here)
+        chains = ([[n] for n in range(at, min(at + STEPS, calls))] for at in range(0, calls, STEPS))
+        await follow([(policy, chains)], lambda n: Turn(body(n)["messages"], n), answered, out.stop_here)
         assert len(out.journal) == calls
         assert out.budget.reserved == 0 < out.budget.spent
 
