@@ -2,7 +2,6 @@
 
     python benchmarks/scale.py                    # the table, two simulated hours a row
     python benchmarks/scale.py --check            # 16 workers in real threads that sleep, beside the simulation
-    python benchmarks/scale.py --check-engines    # 1 to 16 workers of local processes and of Ray, beside the simulation
 
 Needs simpy (the extra `bench`). Rollouts, their turns and pauses, grading times, losses and prices are drawn from what
 was measured (`MEASURED`, each with its source); what was not is in `ASSUMED`. A worker plays a rollout, hands it to a
@@ -225,68 +224,12 @@ def check(workers, graders, seconds, faster):
     print(f"{workers} workers, {graders} graders: {real:.0f} rollouts/h in threads, {simulated}", flush=True)
 
 
-def dealt(seconds, workers, deal_s):
-    """Seconds until workers are done with these jobs, which one process gives out in order, one at a time."""
-    env, left = simpy.Environment(), iter(seconds)
-    dealer = simpy.Resource(env)
-
-    def worker():
-        for took in left:
-            with dealer.request() as turn:
-                yield turn
-                yield env.timeout(deal_s)
-            yield env.timeout(took)
-
-    for _ in range(workers):
-        env.process(worker())
-    env.run()
-    return env.now
-
-
-def played(draws):
-    """Seconds of a rollout whose worker grades it, as in `composer collect`."""
-    (_, seconds), lost = draws.rollout(), draws.random.random() < MEASURED["lost"]
-    return seconds * draws.random.random() if lost else seconds + draws.grade()
-
-
-def check_engines(faster, each, seed=0):
-    """Seconds in which real workers sleep through drawn rollouts, `each` a worker, beside the simulation's.
-
-    What giving out a job costs comes from the processor time of the process that does it, in a run before with jobs of
-    no length; so nothing is fitted to the clocks that are compared.
-    """
-    from workers import WORKERS, nap, on_ray, processes
-
-    print("| engine | workers | jobs | simulated s | measured s | apart | ms of CPU to give out a job |")
-    print("| --- " * 7 + "|")
-    for name, start in (("processes", processes), ("ray", on_ray)):
-        for workers in WORKERS:
-            draws = Draws(seed)
-            seconds = [played(draws) / faster for _ in range(each * workers)]
-            with start(workers) as engine:
-                list(engine.map(nap, [3.0] * workers))  # long enough that nobody takes two while others start
-                began = time.process_time()
-                list(engine.map(nap, [0.0] * 200))
-                deal_s = (time.process_time() - began) / 200
-                began = time.monotonic()
-                list(engine.map(nap, seconds))
-                measured = time.monotonic() - began
-            said = dealt(seconds, workers, deal_s)
-            cells = (f"{said:.2f}", f"{measured:.2f}", f"{measured / said - 1:+.1%}", f"{1000 * deal_s:.2f}")
-            print("|", " | ".join((name, str(workers), str(len(seconds)), *cells)), "|", flush=True)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--check-engines", action="store_true")
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--faster", type=float, default=200, help="how many times shorter the engines' jobs sleep")
-    parser.add_argument("--each", type=int, default=12, help="jobs for each worker of an engine")
     asked = parser.parse_args()
-    if asked.check_engines:
-        check_engines(asked.faster, asked.each)
-    elif asked.check:
+    if asked.check:
         for graders in (1, 2, 4):
             check(16, graders, asked.seconds, 100)
     else:

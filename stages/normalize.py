@@ -87,15 +87,15 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         for rollout, steps in rollout_rows(source):
             name = rollout["rollout_id"]
             kept = name in verdict.kept or not steps
-            told.add(rollout, len(steps), kept=kept, why=verdict.dropped.get(name, ""))
+            reason, lacks = None if kept else verdict.dropped.get(name), next(missing, ())
+            told.add(rollout, len(steps), kept=kept, why=reason or "")
             if kept:
-                checks.add(rollout, steps, next(missing, ()))
+                checks.add(rollout, steps, lacks)
             else:
-                next(missing, ())
                 dropped.add(name)
             stats = store.encode(verdict.kept[name]).decode() if name in verdict.kept else None
-            told_of = {"rollout_id": name, "task_id": rollout["task_id"], "kept": kept, "stats_json": stats}
-            yield told_of | {"reason": None if kept else verdict.dropped.get(name)}
+            said = {"kept": kept, "stats_json": stats, "reason": reason}
+            yield {"rollout_id": name, "task_id": rollout["task_id"], **said}
 
     out.table(SELECTION, judged())
     for kind in (ROLLOUT, STEP, ORIGIN):

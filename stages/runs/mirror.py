@@ -14,9 +14,8 @@ from uuid import uuid4
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.runs import remote, store
 from stages.runs.artifact import Out
-from stages.runs.bucket import Desk, open_bucket
-from stages.runs.hub_bucket import SCHEME as HUB
-from stages.runs.hub_bucket import HubBucket, open_hub
+from stages.runs.bucket import Bucket, Desk
+from stages.runs.hub_bucket import HubBucket
 from stages.runs.ledger import NAME as LEDGER
 from stages.runs.remote import MANIFEST
 
@@ -127,10 +126,8 @@ class Mirror:
 
 
 def _desk(url: str) -> Desk:
-    if not url.startswith(f"{HUB}://"):
-        return open_bucket(url)
-    place = open_hub(url)
-    if not isinstance(place, HubBucket):
+    place = remote.open_shelf(url)
+    if not isinstance(place, Bucket | HubBucket):
         raise UsageError(
             f"{url} takes finished runs only, since every write to a dataset is a commit. Give --out "
             "hf://buckets/OWNER/NAME/RUN, or `composer publish RUN` there once it is finished."

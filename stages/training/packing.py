@@ -103,12 +103,11 @@ def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float
     longest = max(len(prompt) + len(branch) for prompt, branches in families for branch in branches)
     if not _fits(model, longest):
         return None
-    decoder = model.get_decoder()
-    decoder.set_attn_implementation(NAME)
-    found = []
+    decoder, device, found = model.get_decoder(), next(model.parameters()).device, []
+    if decoder.config._attn_implementation != NAME:  # setting it walks through all modules
+        decoder.set_attn_implementation(NAME)
     for part in _passes(families, max_tokens):
         ids, places, segments, wanted = _laid_out(part)
-        device = next(model.parameters()).device
         packed = _packed(segments, len(ids), device)
         states = decoder(
             input_ids=torch.tensor([ids], device=device),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from support.loopback import Handler, listening
 
@@ -64,19 +65,24 @@ class Hub:
         return 404, {"error": f"unknown {path}"}
 
 
-@contextmanager
-def hub(token: str) -> Iterator[Hub]:
-    """A running hub."""
-    state = Hub(token)
+def taking(state: Hub) -> type[Handler]:
+    """What a hub of this state answers to what is sent to it."""
 
     class Asked(Handler):
         def post(self) -> None:
-            path, key = self.path.partition("?")[0], self.headers.get("Authorization", "")
+            path, key = unquote(urlsplit(self.path).path), self.headers.get("Authorization", "")
             self.send(*state.answer(path, self.body(), key))
 
         def put(self) -> None:
             state.stored[self.path.rpartition("/")[2]] = self.body()
             self.send(200, {})
 
-    with listening(Asked) as state.endpoint:
+    return Asked
+
+
+@contextmanager
+def hub(token: str) -> Iterator[Hub]:
+    """A running hub."""
+    state = Hub(token)
+    with listening(taking(state)) as state.endpoint:
         yield state

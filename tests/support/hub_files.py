@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 from hf_xet import XetFileInfo, XetSession
 
-from support.hub import Hub
-from support.loopback import Handler, listening
+from support.hub import Hub, taking
+from support.loopback import listening
 
 BUCKET, DATASET = "someone/runs", "someone/tables"
 FOREVER = 4_000_000_000
@@ -87,7 +87,7 @@ def file_hub(token: str, storage: Path) -> Iterator[FileHub]:
     """A running hub that shows and takes files for that token alone; storage: a folder for what hf_xet stores."""
     state = FileHub(token, storage=storage)
 
-    class Asked(Handler):
+    class Asked(taking(state)):  # type: ignore[misc]  # a class that is made for the state
         def get(self) -> None:
             path = unquote(urlsplit(self.path).path)
             if state.status != 200:
@@ -96,14 +96,6 @@ def file_hub(token: str, storage: Path) -> Iterator[FileHub]:
                 self.send(401, {}, {"X-Error-Code": "RepoNotFound"})
             else:
                 self.send(*state.told(path))
-
-        def post(self) -> None:
-            path, key = unquote(urlsplit(self.path).path), self.headers.get("Authorization", "")
-            self.send(*state.answer(path, self.body(), key))
-
-        def put(self) -> None:
-            state.stored[self.path.rpartition("/")[2]] = self.body()
-            self.send(200, {})
 
     with listening(Asked) as state.endpoint:
         yield state

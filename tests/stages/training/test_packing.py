@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from support import trees
 from support.models import tiny_model
+from support.trees import TREES
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
@@ -25,24 +27,9 @@ from transformers import (
 )
 
 from stages.training import packing
-from stages.training.trees import Tree, score, token_log_probs
+from stages.training.trees import score, token_log_probs
 
-TREES = [
-    Tree([5, 6, 7, 8], ([9, 10, 11], [12, 13])),
-    Tree([20, 21], ([22], [23, 24, 25, 26], [27, 28])),
-    Tree(list(range(30, 60)), ([61, 62],)),
-]
-SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.5,
-}
+SIZES = {**trees.SIZES, "initializer_range": 0.5}
 GROUPED = {**SIZES, "num_key_value_heads": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
 PACKED = {
@@ -127,6 +114,14 @@ def test_a_model_that_does_not_pass_words_on_is_found_out() -> None:
     for _ in range(2):
         torch.testing.assert_close(score(model, TREES).hidden, expected, rtol=1e-9, atol=1e-9)
     assert sum(rows == 1 and width > 40 for rows, width in shapes) == 1  # tried once
+
+
+def test_in_sixteen_bits_it_is_as_near_to_the_truth_as_separate_rows() -> None:
+    model = tiny_model()
+    truth = by_rows(model)
+    rough = model.to(torch.bfloat16)
+    separate, packed = ((found.float() - truth).norm() for found in (by_rows(rough), score(rough, TREES).hidden))
+    assert 0 < packed < 1.2 * separate
 
 
 @pytest.mark.parametrize("most", [1, 7, 12, 40, 1000])

@@ -5,15 +5,10 @@ from typing import Any
 import pytest
 import torch
 from support.models import tiny_model
+from support.trees import SIZES, TREES
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
 from stages.training.trees import Tree, logits, score, score_together, token_log_probs
-
-TREES = [
-    Tree([5, 6, 7, 8], ([9, 10, 11], [12, 13])),
-    Tree([20, 21], ([22], [23, 24, 25, 26], [27, 28])),
-    Tree(list(range(30, 60)), ([61, 62],)),
-]
 
 
 def separate(model: torch.nn.Module, prompt: list[int], branch: list[int]) -> torch.Tensor:
@@ -105,21 +100,11 @@ def test_branches_of_one_token_need_nothing_but_their_prompt() -> None:
     torch.testing.assert_close(token_log_probs(model, score(model, trees)).double(), expected, rtol=1e-6, atol=1e-6)
 
 
-SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
 HEADS = {
-    "soft cap": Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=0.5, sliding_window=3),
-    "multiplied": CohereConfig(**SIZES, logit_scale=0.25),
-    "divided": GraniteConfig(**SIZES, logits_scaling=4.0),
+    "soft cap": Gemma2Config(**GROUPED, head_dim=8, final_logit_softcapping=0.5, sliding_window=3),
+    "multiplied": CohereConfig(**GROUPED, logit_scale=0.25),
+    "divided": GraniteConfig(**GROUPED, logits_scaling=4.0),
 }
 
 
