@@ -117,7 +117,7 @@ def decide(
     if num_lost:
         bounds = [compare(ours, theirs, fixed=fixed, lost=side, alpha=alpha) for side in ("against", "for")]
     decision, claim, reason = judge(gain, bounds[0] or gain, bounds[1] or gain, num_lost)
-    conduct, subsets = secondary(arms, possible, names[:3], fixed)
+    behaviour, subsets = secondary(arms, possible, names[:3], fixed)
     if decision == UNDERPOWERED and any(subset.gains for subset in subsets):
         decision = PARTIAL
     control_problems = find_problems(possible, control, treatment) if control else ["none was named"]
@@ -128,7 +128,7 @@ def decide(
         wording.seeds(by_seed),
         wording.gaining(subsets),
         wording.credit(bool(claim), treatment, control, over, control_problems),
-        *wording.conduct(treatment, gain, conduct),
+        *wording.conduct(treatment, gain, behaviour),
     ]
     return Verdict(
         decision,
@@ -141,11 +141,11 @@ def decide(
         best=bounds[1],
         num_lost=num_lost,
         over_control=over,
-        hacked=conduct["hacked"][0],
-        hacked_loose=conduct["hacked_loose"][0],
-        protocol=conduct["protocol"][0],
+        hacked=behaviour["hacked"][0],
+        hacked_loose=behaviour["hacked_loose"][0],
+        protocol=behaviour["protocol"][0],
         gain_by_seed=by_seed,
-        secondary={name: p for name, (difference, p) in conduct.items() if difference},
+        secondary={name: p for name, (difference, p) in behaviour.items() if difference},
         subsets=tuple(subsets),
     )
 
@@ -178,10 +178,10 @@ def decision_of(gain: PairedDifference) -> tuple[str, str, str]:
     return UNDERPOWERED, "", f"neither a gain nor the absence of a gain of {bar} is shown; {wording.detectable(gain)}"
 
 
-def after_looks(verdict: Verdict, looks: Sequence[Look], planned: int, num_tasks: int) -> Verdict:
+def after_looks(verdict: Verdict, taken: Sequence[Look], planned: int, num_tasks: int) -> Verdict:
     """The verdict with the looks that led to it, the last of them its own; `num_tasks`: all that were planned."""
-    told = wording.looks(len(looks), planned, looks[-1].tasks, num_tasks, looks[-1].level)
-    return replace(verdict, looks=tuple(looks), why=f"{verdict.why} {told}")
+    told = wording.looks(len(taken), planned, taken[-1].tasks, num_tasks, taken[-1].level)
+    return replace(verdict, looks=tuple(taken), why=f"{verdict.why} {told}")
 
 
 Conduct = dict[str, tuple[PairedDifference | None, float]]

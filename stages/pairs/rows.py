@@ -73,9 +73,9 @@ def of_group(
     """All pairs of one task, each once, what was dropped by reason, and how many states several rollouts shared."""
     dropped: Counter[str] = Counter()
     pairs: dict[str, Row] = {}
-    crossings = groups.crossings(steps, rollouts)
+    crossing_states = groups.crossings(steps, rollouts)
     candidates: list[Row] = []
-    for visits in crossings:
+    for visits in crossing_states:
         choices, reasons = groups.choose(visits, student)
         dropped += reasons
         candidates += [_in_state(choice, task) for choice in choices]
@@ -86,8 +86,8 @@ def of_group(
     for row in candidates:
         dropped["duplicate"] += row["pair_id"] in pairs
         pairs.setdefault(row["pair_id"], row)
-    shared = sum(len(visits) > 1 for visits in crossings)
-    return {"pairs": list(pairs.values()), "dropped": dict(+dropped), "states": len(crossings), "shared": shared}
+    shared = sum(len(visits) > 1 for visits in crossing_states)
+    return {"pairs": list(pairs.values()), "dropped": dict(+dropped), "states": len(crossing_states), "shared": shared}
 
 
 def _in_state(choice: Choice, task: Task) -> Row:

@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 
 from stages.envs.base import Environment
 from stages.envs.config import EnvStageConfig
-from stages.policy import Policy, background
+from stages.policy import background
+from stages.policy.base import Policy
 from stages.policy.scheduler import Asks
 from stages.rollouts.episode import Episode, play
 from stages.rollouts.history import PATTERN, SUMMARISE

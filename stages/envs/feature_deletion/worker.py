@@ -79,10 +79,10 @@ class TestWorker:
             self.tree = stack.enter_context(trees.scratch())
             self._jobs = stack.enter_context(trees.scratch())
             folders.copy(root, self.tree)
-            readonly = [GUEST, self._jobs, *tools.readonly(requirements, coverage=True)]
+            visible = [GUEST, self._jobs, *tools.readonly(requirements, coverage=True)]
             env = tools.environment(sandbox, requirements, self.tree)
             self._sandbox = stack.enter_context(
-                open_sandbox(sandbox, self.tree, limits=LIMITS, readonly=readonly, env=env)
+                open_sandbox(sandbox, self.tree, limits=LIMITS, readonly=visible, env=env)
             )
             self._stack = stack.pop_all()
 

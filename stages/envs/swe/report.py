@@ -49,8 +49,8 @@ def _names(value: Any) -> tuple[str, ...]:
 
 def graded(lists: Lists, statuses: LogStatuses) -> Report:
     """What the statuses of a log, whose tests ended, mean for the two lists."""
-    outcomes = logs.outcomes(statuses)
-    return Report(lists.resolved(outcomes), lists.tests_status(outcomes), None if statuses else NO_RESULT)
+    found = logs.outcomes(statuses)
+    return Report(lists.resolved(found), lists.tests_status(found), None if statuses else NO_RESULT)
 
 
 def of_marked_log(log: str, lists: Lists, repo: str) -> Report:
