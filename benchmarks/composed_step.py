@@ -19,10 +19,9 @@ import torch
 from train_step import PAIRS, Step, measure, new_model, ours_dpo, ours_grpo, random_pairs
 
 from stages.training.channels import CHANNELS
-from stages.training.pair_source import PairSource, TokenPair
-from stages.training.rows import ChannelBatch, HintedTurn, own_episode
-from stages.training.trees import Tree
-from stages.training.weights import Weights
+from stages.training.config import Weights
+from stages.training.data import ChannelBatch, HintedTurn, PairSource, TokenPair, own_episode
+from stages.training.scoring import Tree
 
 MANY = 100_000
 

@@ -33,12 +33,12 @@ import orjson
 import torch
 
 from stages.diloco.arrays import Fragments, shapes
-from stages.diloco.in_process import Meeting
 from stages.diloco.loop import OuterLoop
 from stages.diloco.settings import Diloco
+from stages.diloco.transport import Meeting
 from stages.envs.kata import checkpoints, transcripts
+from stages.envs.kata.checkpoints import encode
 from stages.envs.kata.recipes import RECIPES
-from stages.envs.kata.training import encode
 from stages.tiny_models import training
 
 H = 20

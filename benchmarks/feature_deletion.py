@@ -22,8 +22,7 @@ from stages.envs.feature_deletion import rows
 from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
 from stages.envs.feature_deletion.package import unpack
 from stages.envs.feature_deletion.selection import KEEP, WEIGHTS
-from stages.envs.feature_deletion.task_generator import Made, TaskGenerator
-from stages.envs.feature_deletion.task_source import prepared
+from stages.envs.feature_deletion.task_source import Made, TaskGenerator, prepared
 from stages.runs.records import Row
 
 APPLY = "cat > /tmp/patch <<'END-OF-PATCH'\n{patch}END-OF-PATCH\ngit apply --whitespace=nowarn /tmp/patch"

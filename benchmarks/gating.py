@@ -39,8 +39,7 @@ from stages.policy import dialect
 from stages.rollouts.trace import states_by_digest
 from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.pair_records import PAIR, TEACHER_ACTION
-from stages.runs.records import STEP
+from stages.runs.records import PAIR, STEP, TEACHER_ACTION
 from stages.teachers.gate import GatedState
 
 VALUES = (0.5, 1, 2, 5, 10, 20, 50, 100, 500)

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stages.importers import files, reader, rows
-from stages.importers.base import Drop
-from stages.importers.reader import FileCount
-from stages.importers.sidecars import Sidecars
+from stages.formats import files, reading, rows
+from stages.formats.base import Drop
+from stages.formats.reading import FileCount
+from stages.formats.reports import Sidecars
 
 MEGABYTES = 20
 WORDS = ("return", "def", "value", "index", "error", "assert", "import", "token", "state", "path", "name", "for")
@@ -43,8 +43,8 @@ def measure(path: Path, name: str, *, redact: bool) -> str:
     """Read a file as `composer import` does, in words."""
     began, rollouts, steps = time.perf_counter(), 0, 0
     sidecars = Sidecars(redact=redact)
-    for source, importer in reader.sort(files.find([str(path)]), name, sidecars).items():
-        for item in reader.read(source, importer, sidecars, FileCount("", "", "")):
+    for source, importer in reading.sort(files.find([str(path)]), name, sidecars).items():
+        for item in reading.read(source, importer, sidecars, FileCount("", "", "")):
             assert not isinstance(item, Drop), item
             rollouts, steps = rollouts + 1, steps + len(rows.payload(item, 0)["steps"])
     took, size = time.perf_counter() - began, path.stat().st_size / 1e6

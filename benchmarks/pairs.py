@@ -28,15 +28,14 @@ from peers import needed
 
 from stages import extract_pairs
 from stages.envs.base import Task
+from stages.pairs.audit import patterns
 from stages.pairs.extraction import pair_rows
-from stages.pairs.patterns import patterns
 from stages.pairs.states import AnsweredStates
 from stages.runs import manifest, runner, store
 from stages.runs.artifact import Run
 from stages.runs.manifest import InputRef, Manifest
-from stages.runs.pair_records import PAIR, TEACHER_ACTION
-from stages.runs.records import ROLLOUT, STEP, TASK, Row
-from stages.runs.scan import Scan
+from stages.runs.parquet import Scan
+from stages.runs.records import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION, Row
 
 TEACHERS, STEPS, SAMPLES = ("one", "two", "three"), 50, 4
 PART = 20_000

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from stages.probe.adapters.antipasto import Antipasto
-from stages.probe.adapters.attach import attached
+from stages.probe.adapters.attach import attached, target_linears
 from stages.probe.adapters.spectrum import Factors, Spectrum, factorise
-from stages.probe.adapters.targets import target_linears
 from stages.probe.gradients.per_sample import DotSink, own_log_probs, per_sample_gradients
-from stages.probe.gradients.tiny import tiny_qwen3
 from stages.probe.pool.tokens import Batch, TokenRow, collate
+from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 VOCAB = 512
 

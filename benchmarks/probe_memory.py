@@ -25,13 +25,12 @@ from stages.policy.base import PolicyConfig
 from stages.probe.adapters.choose import open_adapter
 from stages.probe.directions.drift import toward_hack, weight_direction
 from stages.probe.directions.extraction import from_flat
-from stages.probe.directions.streamed import stream
+from stages.probe.directions.metrics import stream
 from stages.probe.gradients.memory import Measuring, needed
 from stages.probe.gradients.per_sample import checkpointed
 from stages.probe.gradients.student import Student, adapt
 from stages.probe.pool.tokens import TokenRow
-from stages.training.memory import GIB
-from stages.training.model_shape import ModelShape, model_shape
+from stages.training.plan import GIB, ModelShape, model_shape
 
 SHAPES = {
     "Qwen3-0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},

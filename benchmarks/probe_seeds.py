@@ -21,15 +21,14 @@ import torch
 
 from stages.probe.checks.check import Check
 from stages.probe.checks.contrast_checks import Draws, factorial
-from stages.probe.checks.labelled import Labelled, labelled
-from stages.probe.directions.measure import probe_rows
-from stages.probe.directions.metrics import stacked_cosines
+from stages.probe.checks.contrasts import Labelled, labelled
+from stages.probe.directions.metrics import probe_rows, stacked_cosines
 from stages.probe.directions.scoring import DRAWN, all_placebos
 from stages.probe.pool.tokens import as_tokens
 from stages.probe.synthetic.loophole_world import honest_model, loophole_model
 from stages.probe.synthetic.world import World, build
 from stages.runs.artifact import Run
-from stages.runs.probe_records import PROBE_CHECK
+from stages.runs.records import PROBE_CHECK
 
 
 def scored(w: World, seed: int) -> Labelled:

@@ -24,13 +24,13 @@ from stages.envs.base import Grade
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.probe import extract_vhack, svd, watch
-from stages.probe.loops.interpolate import set_between
+from stages.probe.loops.grpo_loop import set_between
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.synthetic.loophole_world import PlantedEnv, honest_model, loophole_model, tokenizer
-from stages.runs import inputs, runner
+from stages.runs import artifact, runner
 from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
-from stages.runs.probe_records import WATCHED
+from stages.runs.records import WATCHED
 
 PLANTED = {"name": "stages.probe.synthetic.loophole_world:PlantedEnv", "options": {"hint": True}}
 UNPAID = {"name": "probe_watch:UnpaidEnv", "options": {"hint": True}}
@@ -48,7 +48,7 @@ class UnpaidEnv(PlantedEnv):
 
 def carried_out(stage: str, module: ModuleType, runs: list[Run], config: StageConfig, root: Path) -> Run:
     """The run of a stage, which is not repeated where it is complete."""
-    given = inputs.assign(stage, module.INPUTS, runs)
+    given = artifact.assign(stage, module.INPUTS, runs)
     return Run(runner.execute(stage, given, config, root=root, resume=True).path)
 
 

@@ -100,9 +100,8 @@ class Given:
 def channel_rows(names: tuple[str, ...]) -> Any:
     """The rows of the channels; those that no channel uses are left out."""
     from stages.training.channels import CHANNELS
-    from stages.training.pair_source import TokenPair
-    from stages.training.rows import ChannelBatch, HintedTurn, OwnEpisode
-    from stages.training.trees import Tree
+    from stages.training.data import ChannelBatch, HintedTurn, OwnEpisode, TokenPair
+    from stages.training.scoring import Tree
 
     used = {CHANNELS[name].row_source for name in names}
     pairs = [
@@ -126,16 +125,16 @@ def trainer(name: str, folder: str, steps: int, layers: int, budget: int | None)
     from support.models import tiny_tokenizer
     from trl import GRPOTrainer
 
-    from stages.backends import allocator
+    from stages.backends import resources
     from stages.policy.base import PolicyConfig
     from stages.policy.local import LocalPolicy
     from stages.training import setup
     from stages.training.channels.active import Channels
-    from stages.training.composed import ComposedTrainer
-    from stages.training.pair_source import PairSource
+    from stages.training.config import Weights
+    from stages.training.data import PairSource
     from stages.training.rollouts import environment_reward
     from stages.training.settings import Adapter, Hints, Optimisation, Pairs
-    from stages.training.weights import Weights
+    from stages.training.trainer import ComposedTrainer
 
     size = Optimisation(
         steps=steps,
@@ -159,7 +158,7 @@ def trainer(name: str, folder: str, steps: int, layers: int, budget: int | None)
             rollout_func=lambda prompts, trainer: rollouts(),
             **common,
         )
-    allocator.unmap_large_blocks()  # as stages/train.py for models that are not small
+    resources.unmap_large_blocks()  # as stages/train.py for models that are not small
     channels = SIDES[name]
     rows, source = channel_rows(channels), None
     if rows.pairs:

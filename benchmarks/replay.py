@@ -131,12 +131,12 @@ async def with_distilabel(url: str, calls: int, width: int) -> None:
 
 async def with_ours(url: str, calls: int, width: int) -> None:
     sys.path.insert(0, str(ROOT))
+    from stages.policy.background import follow
     from stages.policy.base import PolicyConfig, Turn
     from stages.policy.endpoint import EndpointPolicy
-    from stages.policy.scheduler import follow
     from stages.runs.artifact import Out
     from stages.runs.manifest import Manifest
-    from stages.runs.together import Together
+    from stages.runs.store import Together
 
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         manifest = Manifest(composer="0", stage="benchmark", stage_version=1, fingerprint="0")

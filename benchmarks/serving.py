@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from stages import collect
-from stages.policy import vllm_server
+from stages.policy import vllm
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
 from stages.runs.artifact import Run
@@ -41,7 +41,7 @@ def main() -> None:
         if made := os.environ.get("COMPOSER_TEST_MODELS"):
             (root / "models").symlink_to(made)
         config = PolicyConfig(model=f"vllm:{STUDENT}")
-        server = vllm_server.start(
+        server = vllm.start(
             config, root / "vllm.log", cache=root / "models", rank=8, listener=lambda *a: None, check=lambda: None
         )
         served: dict[str, object] = {"model": f"vllm:{STUDENT}", "base_url": server.url}

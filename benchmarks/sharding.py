@@ -7,7 +7,7 @@ A layer has the dimensions of MODEL (0.6B of Qwen3, 7B, 14B and 32B of Qwen2.5);
 asked otherwise the vocabulary is a tokenizer's of 17 characters, so that embeddings are next to nothing. Weights are
 random. Two steps of GRPO with AdamW, two prompts a process of two samples each, activations recomputed, a group a
 pass, on gloo. Peak: the largest resident memory (VmHWM, Linux) less what the process held before the model. `needed`
-is the sum of `stages/training/memory.py` for weights, gradients and optimiser; its activations are for prompts of
+is the sum of `stages/training/plan.py` for weights, gradients and optimiser; its activations are for prompts of
 1,024 tokens. The first process' peak may be that of writing checkpoints, for which it gathers whatever is in shares.
 
 `--compare` takes one step of gradient descent whole in one process and in shares of two, from the same weights, and
@@ -79,9 +79,8 @@ def one(folder, sharding, name="run", more=None):
     from stages import train
     from stages.backends import ranks
     from stages.runs import runner
-    from stages.training import sharded_trainer  # noqa: F401 - else it would be loaded after the model
-    from stages.training.defaults import choose
-    from stages.training.memory import needed
+    from stages.training import trainer  # noqa: F401 - else it would be loaded after the model
+    from stages.training.plan import choose, needed
 
     more = dict(more or {})
     config = train.Config(
@@ -150,7 +149,7 @@ def apart(start, one, other):
     import torch
     from safetensors import safe_open
 
-    from stages.runs.outcome_records import CHECKPOINT
+    from stages.runs.records import CHECKPOINT
 
     files = [start / "model.safetensors", *(run.folder(CHECKPOINT) / "model.safetensors" for run in (one, other))]
     moved = differs = largest = 0.0

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
-from stages.envs.repo.outcomes import PASSING
+from stages.envs.repo.grading import PASSING
 from stages.envs.swe.env import SweEnv
 from stages.errors import InfrastructureError
 

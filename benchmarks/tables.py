@@ -24,15 +24,13 @@ from typing import Any
 
 from stages import collect, export, extract_pairs, replay_teachers
 from stages.policy import KINDS, PolicyConfig, Sample, Turn
-from stages.rollouts.episode import Episode
+from stages.rollouts.agent_loop import Episode
 from stages.rollouts.trace import digests_of_prefixes
 from stages.runs import manifest, runner, store
-from stages.runs.artifact import Out, Run
-from stages.runs.inputs import Inputs, references
+from stages.runs.artifact import Inputs, Out, Run, references
 from stages.runs.journal import Journal
 from stages.runs.manifest import Manifest
-from stages.runs.pair_records import TEACHER_ACTION
-from stages.runs.records import ROLLOUT, STEP, Row
+from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
 
 SAMPLES, STEPS, OBSERVED = 8, 50, 1700
 WORDS = [f"{a}{b}" for a in ("file", "test", "line", "value", "error", "path") for b in range(300)]

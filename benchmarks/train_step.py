@@ -35,14 +35,13 @@ from trl import DPOConfig, DPOTrainer, GRPOTrainer
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.training.channels.active import Channels
-from stages.training.composed import ComposedTrainer
-from stages.training.pair_source import PairSource, TokenPair
+from stages.training.config import Weights
+from stages.training.data import ChannelBatch, PairSource, TokenPair
 from stages.training.rollouts import Rollouts
-from stages.training.rows import ChannelBatch
+from stages.training.scoring import Tree
 from stages.training.settings import Hints, Optimisation, Pairs
 from stages.training.setup import task_dataset, trl_config
-from stages.training.trees import Tree
-from stages.training.weights import Weights
+from stages.training.trainer import ComposedTrainer
 
 PAIRS, PROMPT, ANSWER, TOKENS, VOCABULARY = 16, 96, 24, 64, 512
 SETTINGS = Optimisation(steps=10_000, prompts_per_step=8, generations=8)

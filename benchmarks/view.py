@@ -22,7 +22,7 @@ from support.browser import PROGRAM, browsing
 from support.many import multiplied
 from support.view_site import rollout_path, serving_view
 
-from stages.runs import search
+from stages.runs import queries
 from stages.runs.artifact import Run
 
 LOOKS = {"light": {}, "dark": {"dark": True}, "phone": {"width": 390, "height": 844}}
@@ -60,7 +60,7 @@ def main() -> None:
 
 def measure(folder: Path, given: argparse.Namespace, number: int) -> None:
     run = multiplied(given.run.resolve(), folder / "artifacts", number)
-    (found,) = search.page(Run(run), search.Wanted(), number * 9 // 10, 1).rows
+    (found,) = queries.page(Run(run), queries.Wanted(), number * 9 // 10, 1).rows
     rollout_id = found["id"]
     with serving_view(folder / "artifacts") as site, browsing(folder) as tab:
         for name, path in pages(f"collect/{run.name}", rollout_id).items():

@@ -21,8 +21,7 @@ needed("ray")
 
 import ray
 
-from stages.backends.engine import Engine
-from stages.backends.processes import Processes
+from stages.backends.engine import Engine, Processes
 from stages.backends.ray_cluster import RayCluster
 
 WORKERS = (1, 2, 4, 8, 16)

@@ -17,7 +17,7 @@ from stages import STAGES, typed
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.plan import Plan
+from stages.runs.stage import Plan
 
 __all__ = [
     "BadInput",

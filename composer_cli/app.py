@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from composer_cli import looking, options, swe
-from composer_cli.errors import USAGE, as_sentences, say, tell_json
+from composer_cli.printing import USAGE, as_sentences, say, tell_json
 from composer_cli.stage_command import RunCommand, StageCommand, make
 from composer_cli.version import about as about_version
 from stages import STAGES
@@ -68,10 +68,10 @@ def run(
     from composer_cli import chain, settings
     from composer_cli import preset as presets
     from composer_cli.console import Console
-    from composer_cli.executors import names, submit
+    from composer_cli.executors import base, submit
     from composer_cli.launch import RunOptions, alone
     from composer_cli.printing import print_json, print_text
-    from stages.policy.config import VLLM
+    from stages.policy.base import VLLM
 
     alone("composer run")
     wanted = presets.load(preset)
@@ -79,7 +79,7 @@ def run(
     layers = [*map(settings.read_file, config or []), *model, *map(settings.assignment, set_ or [])]
     layers, where = submit.split(layers)
     configs = presets.configure(wanted, layers)
-    if (executor := names.executor(on)) is not None:
+    if (executor := base.executor(on)) is not None:
         asked = submit.Asked(str(preset), config or [], policy, set_ or [], max_cost)
         submit.carry_out(on, executor, asked, configs, where, artifacts, clean=clean, dry_run=dry_run, json=json)
         return
@@ -90,7 +90,7 @@ def run(
         print_text(chain.overview(wanted, configs, artifacts))
         return
     run_options = RunOptions(
-        artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == names.LOCAL else on
+        artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
     )
     results = chain.run(wanted, configs, run_options, Console(quiet, watch=watch))
     raise typer.Exit(chain.show(wanted, results, artifacts, json))

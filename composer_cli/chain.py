@@ -12,14 +12,12 @@ from composer_cli.launch import Job, RunOptions
 from composer_cli.parallel import Waiting
 from composer_cli.preset import Entry, Preset
 from composer_cli.printing import print_json, print_text
-from composer_cli.report import lineage
+from composer_cli.report import facts
 from stages.errors import ComposerError
-from stages.runs.artifact import Run
+from stages.runs.artifact import Inputs, Run, assign
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, assign
-from stages.runs.plan import Plan
-from stages.runs.preflight import room
-from stages.runs.runner import Result, module
+from stages.runs.runner import Result, module, room
+from stages.runs.stage import Plan
 
 
 def run(
@@ -113,7 +111,7 @@ def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: boo
     Printed are the last entry's result, entries that failed their own checks, where the report lies, what to type next.
     """
     codes = {title: Run(result.path).manifest.outcome.exit_code for title, result in results.items()}
-    page = report.write(root, lineage.chain(root, [str(result.path) for result in results.values()]))
+    page = report.write(root, facts.chain(root, [str(result.path) for result in results.values()]))
     if as_json:
         summaries = {title: launch.summary(result) for title, result in results.items()}
         print_json({"entries": summaries, "report": str(page)})

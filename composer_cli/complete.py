@@ -48,9 +48,9 @@ def presets(incomplete: str) -> list[str]:
 
 def executors(incomplete: str) -> list[str]:
     """Where a chain can run."""
-    from composer_cli.executors import names
+    from composer_cli.executors import base
 
-    return [*_beginning(incomplete, [names.LOCAL, *names.EXECUTORS]), *engines(incomplete)]
+    return [*_beginning(incomplete, [base.LOCAL, *base.EXECUTORS]), *engines(incomplete)]
 
 
 def jobs(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -9,8 +9,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
-from composer_cli.errors import say
-from composer_cli.visible import visible
+from composer_cli.printing import say, visible
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -13,14 +13,12 @@ from composer_cli.printing import print_json, print_text
 from stages import typed
 from stages.backends import ranks
 from stages.errors import UsageError
-from stages.runs import remote, runner
-from stages.runs.artifact import Run
+from stages.runs import bucket, runner
+from stages.runs.artifact import Inputs, Run
+from stages.runs.bucket import Mirror
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
-from stages.runs.mirror import Mirror
-from stages.runs.plan import Plan
-from stages.runs.preflight import preflight
-from stages.runs.runner import Result, module
+from stages.runs.runner import Result, module, preflight
+from stages.runs.stage import Plan
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class RunOptions:
 
 def placed(stage: str, out: str | None, run_options: RunOptions) -> RunOptions:
     """With the folder that `out` means; what lies at an address in a bucket is brought here first."""
-    if out is None or not remote.is_address(out):
+    if out is None or not bucket.is_address(out):
         return replace(run_options, out=out if out is None else Path(out))
     mirror = Mirror(out, stage, run_options.root / "remote")
     mirror.bring()

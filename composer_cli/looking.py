@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from composer_cli import complete, options
-from composer_cli.errors import as_sentences, say
+from composer_cli.printing import as_sentences, say
 
 if TYPE_CHECKING:
     from composer_cli.executors import jobs
@@ -131,14 +131,14 @@ def query(
 ) -> None:
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
     from composer_cli.printing import print_json, print_text
-    from composer_cli.show import query
-    from stages.runs import tables
+    from composer_cli.show.show import readable, table
+    from stages.runs import queries
 
-    columns, rows = tables.query(query.readable(artifacts, from_ or []), sql)
+    columns, rows = queries.query(readable(artifacts, from_ or []), sql)
     if json:
         print_json({"rows": [dict(zip(columns, row, strict=True)) for row in rows]})
     else:
-        print_text(query.table(columns, rows))
+        print_text(table(columns, rows))
 
 
 @as_sentences
@@ -154,9 +154,9 @@ def report(
     """Write one HTML file about a chain of runs, the newest if none is named."""
     from composer_cli import report as reports
     from composer_cli.printing import print_json, print_text
-    from composer_cli.report import lineage
+    from composer_cli.report import facts
 
-    path = reports.write(artifacts, lineage.chain(artifacts, run or []))
+    path = reports.write(artifacts, facts.chain(artifacts, run or []))
     if json:
         print_json({"html": str(path), "json": str(path.with_suffix(".json"))})
     else:
@@ -181,11 +181,11 @@ def publish(
     """Write a finished run into a bucket, from where `--from URL` reads it."""
     from composer_cli.printing import print_json, print_text
     from composer_cli.show import runs
-    from stages.runs import remote
+    from stages.runs import bucket
     from stages.runs.artifact import Run
 
     folder = runs.find(artifacts, run)
-    sent = remote.publish(Run(folder), address)
+    sent = bucket.publish(Run(folder), address)
     if json:
         print_json({"run": str(folder), "url": address, "sent_bytes": sent})
     else:
@@ -201,11 +201,11 @@ def view(
 ) -> None:
     """Show all runs and rollouts on a local web page, until Ctrl-C."""
     from composer_cli.printing import print_json, print_text
-    from composer_cli.view import server
+    from composer_cli.view import app
 
     def tell(address: str) -> None:
         print_json({"url": address}) if json else print_text(address)
         sys.stdout.flush()
         say("Open this address in a browser; nobody without it can read the pages. Ctrl-C ends it.")
 
-    server.serve(artifacts, port, tell)
+    app.serve(artifacts, port, tell)

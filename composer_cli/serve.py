@@ -13,11 +13,11 @@ from composer_cli.console import Console, announcing_interrupts
 from composer_cli.printing import print_json, print_text
 from composer_cli.show import runs
 from stages.errors import BadInput, UsageError
-from stages.policy import adapters, embedded
-from stages.policy.config import VLLM, PolicyConfig
+from stages.policy import adapters, base
+from stages.policy.base import VLLM, PolicyConfig
 from stages.policy.server import ModelServer
 from stages.runs.artifact import Listener, Run
-from stages.runs.outcome_records import CHECKPOINT
+from stages.runs.records import CHECKPOINT
 
 POLL_S = 1.0
 NEEDED = ("fastapi", "uvicorn")
@@ -34,7 +34,7 @@ class Served:
 
 def served(text: str, artifacts: Path) -> Served:
     """A model folder, an embedded model or a hub id as it is; a run, by folder or name, as its checkpoint."""
-    if embedded.is_embedded(text) or (Path(text) / "config.json").is_file() or adapters.is_adapter(text):
+    if base.is_embedded(text) or (Path(text) / "config.json").is_file() or adapters.is_adapter(text):
         return Served(text, artifacts / "serve" / Path(text).name.replace(":", "-"))
     try:
         run = Run(runs.find(artifacts, text))
@@ -58,11 +58,11 @@ def server_of(
 
     `UsageError` where there is neither.
     """
-    from stages.policy import vllm_server
-    from stages.training.memory import RANK  # what trainings on this server take unless told otherwise
+    from stages.policy import vllm
+    from stages.training.plan import RANK  # what trainings on this server take unless told otherwise
 
-    if vllm_server.interpreter(config.server) is not None:
-        made = vllm_server.start(
+    if vllm.interpreter(config.server) is not None:
+        made = vllm.start(
             config,
             logs / "vllm.log",
             cache=artifacts / "models",

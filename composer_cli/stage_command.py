@@ -1,14 +1,16 @@
 """The command of a stage. All stages take the same words; those that its settings have no use for are not offered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
 
 from composer_cli import options
-from composer_cli.errors import as_sentences
-from stages import STAGES
+from composer_cli.printing import as_sentences
+from composer_cli.settings import nested
+from stages import STAGES, typed
+from stages.errors import UsageError
 
 SHORTCUTS = {
     "env": "env.name",
@@ -72,11 +74,11 @@ class RunCommand(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The settings behind --on, from their declarations."""
-        from composer_cli.executors import names
+        from composer_cli.executors import base
         from composer_cli.settings import known
 
-        for word in names.EXECUTORS:
-            fields = known(names.found(word).settings)
+        for word in base.EXECUTORS:
+            fields = known(base.found(word).settings)
             rows = [(f"on.{_shown(name, field)}", _described(field)) for name, field in fields]
             with formatter.section(f"Settings of --on {word}, for --set on.KEY=VALUE or a table [on] in a file"):
                 formatter.write_dl(rows)
@@ -137,7 +139,6 @@ def make(stage: str) -> Callable[..., None]:
     ) -> None:
         from composer_cli import launch
         from composer_cli.console import Console
-        from composer_cli.positionals import read
         from composer_cli.show import runs
 
         console = Console(quiet, watch=watch)
@@ -162,3 +163,20 @@ def make(stage: str) -> Callable[..., None]:
         raise typer.Exit(launch.show(result, json))
 
     return command
+
+
+# ---- positionals
+# The bare words after a stage's name, for the stages that take some: `composer export FORMAT RUN`.
+
+
+def read(stage: str, words: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """What the words say: layers of settings, and runs to read; `UsageError` when there are too many."""
+    meaning = STAGES[stage].positionals
+    if meaning == ("paths",):
+        return [nested("paths", list(words))] if words else [], []
+    if len(words) > len(meaning):
+        expected = f"`{typed(stage)} {STAGES[stage].usage}`".replace(" `", "`")
+        raise UsageError(f"{words[len(meaning)]!r} is one word too many: it is {expected}.")
+    said = dict(zip(meaning, words, strict=False))
+    runs = [said.pop("run")] if "run" in said else []
+    return [nested(key, word) for key, word in said.items()], runs

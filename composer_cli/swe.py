@@ -6,7 +6,7 @@ import typer
 from tabulate import tabulate
 
 from composer_cli import options
-from composer_cli.errors import as_sentences
+from composer_cli.printing import as_sentences
 
 if TYPE_CHECKING:
     from stages.envs.swe.requirements import Report, Way

@@ -14,14 +14,12 @@ from stages.errors import Incomplete
 from stages.policy import PolicyConfig, kind_of
 from stages.policy.serving import Serving
 from stages.rollouts import gate, trace
-from stages.rollouts.account import Account
-from stages.rollouts.episode import Episode
-from stages.rollouts.playing import PlayingConfig, play_missing
+from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
+from stages.rollouts.gate import Account
 from stages.runs import reporting, store
-from stages.runs.artifact import Out
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.plan import Plan
+from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.records import ROLLOUT, STEP, TASK, Row
+from stages.runs.stage import Plan
 
 VERSION = 2
 INPUTS: Mapping[str, Slot] = {}

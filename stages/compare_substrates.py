@@ -14,28 +14,26 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stages import exporters
+from stages import formats
 from stages.envs.base import Environment, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import BadInput
-from stages.exporters.transcripts import transcripts
-from stages.importers import files, reader, rows
-from stages.importers.base import Drop
-from stages.importers.reader import FileCount
-from stages.importers.rows import ImportedPayload
-from stages.importers.sidecars import Sidecars
+from stages.formats import files, reading, rows
+from stages.formats.base import Drop
+from stages.formats.reading import FileCount
+from stages.formats.reports import Sidecars
+from stages.formats.rows import ImportedPayload
+from stages.formats.transcripts import transcripts
 from stages.policy.base import PolicyConfig
 from stages.rollouts.substrates import Side, cleaner, table
 from stages.rollouts.trace import RolloutPayload, rollout_units
 from stages.runs import store
-from stages.runs.artifact import Out
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.kinds import Kind
-from stages.runs.plan import Plan
-from stages.runs.records import Row
+from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.records import Kind, Row
+from stages.runs.stage import Plan
 
 if TYPE_CHECKING:
-    from stages.rollouts.episode import Episode
+    from stages.rollouts.agent_loop import Episode
 
 VERSION = 2
 INPUTS: Mapping[str, Slot] = {}
@@ -136,7 +134,7 @@ def _environments(
 
 def _collected(make: Callable[[], Environment], tasks: list[Task], config: Config, out: Out) -> Side:
     """002a: what is not in the journal yet is played, a batch of TRL's at a time."""
-    from stages.integrations import trl_rollouts
+    from stages.integrations import trl
     from stages.integrations.trl import RolloutFunction
     from stages.policy.local import LocalPolicy
 
@@ -151,7 +149,7 @@ def _collected(make: Callable[[], Environment], tasks: list[Task], config: Confi
         model=config.policy.model,
         before_turn=out.stop_here,
     )
-    batches = trl_rollouts.rollouts(
+    batches = trl.rollouts(
         policy,
         function,
         samples=config.samples,
@@ -196,7 +194,7 @@ def _exported(side: Side, tasks: list[Task], out: Out) -> str:
         {"task_id": t.task_id, "prompt": t.prompt, "data_json": store.encode(dict(t.data)).decode()} for t in tasks
     ]
     exported = transcripts(side.rollouts, side.steps, task_rows, [])
-    for file in exporters.load("verifiers").files(exported, Counter()):
+    for file in formats.exporters_load("verifiers").files(exported, Counter()):
         out.foreign(file.name, file.fill)
     return str(out.path / EXPORTED)
 
@@ -205,8 +203,8 @@ def _imported(path: str, called: str) -> Side:
     """002b: all rollouts that files hold, each once; PRIME-RL writes those of a training batch a second time."""
     sidecars, dropped = Sidecars(), Counter[str]()
     payloads: dict[str, ImportedPayload] = {}
-    for source, importer in reader.sort(files.find([path]), "verifiers", sidecars).items():
-        for item in reader.read(source, importer, sidecars, FileCount(source.label, "verifiers", source.sha256)):
+    for source, importer in reading.sort(files.find([path]), "verifiers", sidecars).items():
+        for item in reading.read(source, importer, sidecars, FileCount(source.label, "verifiers", source.sha256)):
             if isinstance(item, Drop):
                 dropped[item.reason] += 1
             else:

@@ -14,12 +14,10 @@ from pydantic import Field, model_validator
 
 from stages.envs.base import TWIN
 from stages.errors import BadInput, Incomplete
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.outcome_records import DIFFICULTY
-from stages.runs.plan import Plan
-from stages.runs.records import ROLLOUT, TASK, Row
+from stages.runs.records import DIFFICULTY, ROLLOUT, TASK, Row
+from stages.runs.stage import Plan
 
 VERSION = 1
 INPUTS = {"tasks": Slot(TASK, many=True), "rollouts": Slot(ROLLOUT, many=True)}

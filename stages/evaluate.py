@@ -18,23 +18,19 @@ from stages import envs
 from stages.envs.base import Environment, Task
 from stages.envs.config import HeldOutEnvConfig
 from stages.errors import BadInput, Incomplete
-from stages.evaluation import lineup, looks, planning
-from stages.evaluation.items import blocks, item, item_id
-from stages.evaluation.lineup import Arm
-from stages.evaluation.planning import Planning
+from stages.evaluation import comparison, planner
+from stages.evaluation.arms import Arm, blocks, item, item_id, recorded, shared, to_play
+from stages.evaluation.planner import Planning
 from stages.evaluation.projected import Projected, projected
 from stages.evaluation.verdict import INVALID_RUN, Look, Verdict, after_looks, decide
 from stages.policy import PolicyConfig
-from stages.policy.checkpoint import CheckpointInfo, refuse_trained
+from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.serving import Serving
-from stages.rollouts.episode import Episode
-from stages.rollouts.playing import PlayingConfig, play_missing
+from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
 from stages.runs import reporting
-from stages.runs.artifact import Out, Run
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
-from stages.runs.plan import Plan
-from stages.runs.records import ROLLOUT, Row
+from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
+from stages.runs.stage import Plan
 
 VERSION = 2
 INPUTS = {
@@ -92,7 +88,7 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
             "There is nothing to compare. Give trained arms or recorded rollouts with --from RUN, "
             "or models with --set policies.NAME.model=MODEL."
         )
-    return lineup.to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
+    return to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -106,7 +102,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def study(pilots: Sequence[Run], config: Config) -> tuple[Row, str]:
     """What the planned evaluation would find and cost, as JSON and as text; `BadInput` for a pilot without rollouts."""
     sizes = Counter(task.family or task.task_id for task in config.draw(config.opener(), config.tasks))
-    return planning.study(
+    return planner.study(
         pilots,
         config.planning,
         baseline=config.baseline,
@@ -121,16 +117,16 @@ def study(pilots: Sequence[Run], config: Config) -> tuple[Row, str]:
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Play every arm on every task, look by look, until all is decided or played."""
     played, make = arms(inputs, config), cache(config.opener)
-    known, strata = lineup.recorded(inputs.many("recorded"))
+    known, strata = recorded(inputs.many("recorded"))
     fixed = config.fixed_families() if played or config.families != "auto" else strata
     tasks = config.draw(make(), config.tasks) if played else []
     infos = [CheckpointInfo.of(run) for run in inputs.many("arms")]
     refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
-    parts = looks.parts(len(tasks), config.looks) or [range(0)]
+    parts = comparison.parts(len(tasks), config.looks) or [range(0)]
     taken: list[Look] = []
     following = reporting.following(config.report_to, out, config.label())
     with following, Serving(out, [arm.policy for arm in played]) as serving:
-        for part, level in zip(parts, looks.levels(len(parts)), strict=True):
+        for part, level in zip(parts, comparison.levels(len(parts)), strict=True):
             episodes = _episodes([tasks[index] for index in part], config)
             out.spread(blocks(played, episodes), "rollouts of all arms")
             for arm in played:
@@ -151,7 +147,7 @@ def work(inputs: Inputs, config: Config, out: Out) -> None:
     tasks = config.draw(make, config.tasks)
     played = arms(inputs, config)
     with Serving(out, [arm.policy for arm in played]) as serving:
-        for part in looks.parts(len(tasks), config.looks):
+        for part in comparison.parts(len(tasks), config.looks):
             for arm in played:
                 theirs = [tasks[index] for index in part]
                 if not all(out.finished(item_id(arm, episode)) for episode in _episodes(theirs, config)):
@@ -198,13 +194,12 @@ def _decide(items: list[Row], level: float, fixed: bool, config: Config) -> tupl
     if config.shared_only:
         names = {item["arm"] for item in items}
         compared = [arm for arm in (config.baseline, config.treatment, config.control) if arm and arm in names]
-        items, left_out = lineup.shared(items, compared)
+        items, left_out = shared(items, compared)
     return decide(items, config.baseline, config.treatment, config.control, fixed=fixed, alpha=level), left_out
 
 
 def _finish(verdict: Verdict, items: list[Row], left_out: int, removal: Projected | None, out: Out) -> None:
-    from stages.evaluation.chart import arms_chart
-    from stages.evaluation.report import text_table
+    from stages.evaluation.report import arms_chart, text_table
 
     names = [item["item_id"] for item in items]
     whole = (record["item"] for record in out.journal.read(names))

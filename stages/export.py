@@ -11,18 +11,15 @@ from typing import Any, Literal
 
 from tabulate import tabulate
 
-from stages import exporters
+from stages import formats
 from stages.errors import BadInput, UsageError
-from stages.exporters import hub, hub_push, merged
-from stages.exporters.transcripts import Transcripts
-from stages.runs.artifact import Out
+from stages.formats import hub
+from stages.formats.hub import MERGED_FORMAT, merged_export, push, token
+from stages.formats.transcripts import Transcripts
+from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.kinds import Kind
-from stages.runs.outcome_records import CHECKPOINT
-from stages.runs.pair_records import PAIR
-from stages.runs.plan import Plan
-from stages.runs.records import ROLLOUT, STEP
+from stages.runs.records import CHECKPOINT, PAIR, ROLLOUT, STEP, Kind
+from stages.runs.stage import Plan
 
 VERSION = 1
 INPUTS = {
@@ -57,7 +54,7 @@ class Config(StageConfig):
         if not self.repo:
             return []
         self.sends()
-        hub_push.token(self.api_key_env)
+        token(self.api_key_env)
         return [f"{self.api_key_env} holds a token for {self.repo}"]
 
     def sends(self) -> bool:
@@ -74,11 +71,11 @@ class Config(StageConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The rollouts to write, or the one model or folder."""
     if config.sends():
-        hub_push.token(config.api_key_env)
+        token(config.api_key_env)
     if config.format == hub.FORMAT:
         hub.one_run(inputs)
         return Plan(units=1, what="folders")
-    if config.format == merged.FORMAT:
+    if config.format == MERGED_FORMAT:
         return Plan(units=1, what="model")
     _check_rollouts(inputs, config)
     return Plan(units=len(inputs.one("rollouts").scan(ROLLOUT)), what="rollouts")
@@ -86,8 +83,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Write every file of the format, then say what is in them and what is not."""
-    if config.format == merged.FORMAT:
-        merged.export(inputs.optional("checkpoint"), out)
+    if config.format == MERGED_FORMAT:
+        merged_export(inputs.optional("checkpoint"), out)
         return
     if config.format == hub.FORMAT:
         _to_hub(inputs, config, out)
@@ -95,7 +92,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     _check_rollouts(inputs, config)
     rollouts = inputs.one("rollouts")
     number = len(rollouts.scan(ROLLOUT))
-    exporter, dropped = exporters.load(config.format), Counter[str]()
+    exporter, dropped = formats.exporters_load(config.format), Counter[str]()
     written: list[tuple[int, str]] = []
     for file in exporter.files(Transcripts(rollouts), dropped):
         out.stop_here()
@@ -114,12 +111,12 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 
 def _to_hub(inputs: Inputs, config: Config, out: Out) -> None:
     """Write the folder; send it where a repository is named."""
-    secret = hub_push.token(config.api_key_env) if config.sends() else ""
+    secret = token(config.api_key_env) if config.sends() else ""
     run = hub.one_run(inputs)
     folder = hub.export(run, out)
     if secret:
         kind = "model" if run.holds(CHECKPOINT) else "dataset"
-        sent = hub_push.push(folder, config.repo, kind, endpoint=config.endpoint, secret=secret, private=config.private)
+        sent = push(folder, config.repo, kind, endpoint=config.endpoint, secret=secret, private=config.private)
         out.conclude(repo=config.repo, **sent)
 
 

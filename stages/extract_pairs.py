@@ -21,20 +21,16 @@ from stages.envs import task_table
 from stages.envs.base import ComparesOutcomes, Environment, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import UsageError
-from stages.pairs.ballots import recorded, vote
-from stages.pairs.blocks import Block, Classes
-from stages.pairs.evidence import PASSED, outcomes
+from stages.pairs.audit import PASSED, outcomes
+from stages.pairs.blocks import Block, Classes, steps_by_task
 from stages.pairs.extraction import Extraction
+from stages.pairs.groups import by_task, of_group
 from stages.pairs.report import PairAccount, report
-from stages.pairs.rows import by_task, of_group
-from stages.pairs.sorting import steps_by_task
-from stages.pairs.states import AnsweredStates
-from stages.runs.artifact import Out, Run
+from stages.pairs.states import AnsweredStates, recorded, vote
+from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.pair_records import PAIR, STATE, TEACHER_ACTION
-from stages.runs.plan import Plan
-from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row
+from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
+from stages.runs.stage import Plan
 
 VERSION = 4
 INPUTS = {"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))}

@@ -11,22 +11,21 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from stages.envs.swe import regrading
+from stages.envs.swe import eval_logs
 from stages.errors import BadInput
-from stages.importers import FORMATS, dealt, duplicates, files, import_report, reader, swe_logs
-from stages.importers.base import Importer
-from stages.importers.data_juicer import JuicerConfig
-from stages.importers.dealt import Dealt
-from stages.importers.files import Source
-from stages.importers.session import ImportSession
-from stages.importers.sidecars import Sidecars
+from stages.formats import FORMATS, files, reading, swe_logs
+from stages.formats import session as dealt
+from stages.formats.base import Importer
+from stages.formats.data_juicer import JuicerConfig
+from stages.formats.files import Source
+from stages.formats.reports import Sidecars
+from stages.formats.session import PREDICTIONS, Dealt, ImportSession, report
 from stages.rollouts import gate
-from stages.rollouts.account import Account
-from stages.runs.artifact import Out
+from stages.rollouts.gate import Account
+from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.plan import Plan
 from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row
+from stages.runs.stage import Plan
 
 VERSION = 2
 INPUTS: Mapping[str, Slot] = {}
@@ -122,8 +121,8 @@ def work(inputs: Inputs, config: Config, out: Out) -> None:
 def _sorted(sources: Sequence[Source], config: Config, sidecars: Sidecars) -> Mapping[Source, Importer | None]:
     if config.format == swe_logs.NAME:
         return dict.fromkeys(sources, swe_logs)
-    chosen = reader.sort(list(sources), config.format, sidecars)
-    return dict(sorted(chosen.items(), key=lambda pair: pair[1] is not None and pair[1].NAME == duplicates.PREDICTIONS))
+    chosen = reading.sort(list(sources), config.format, sidecars)
+    return dict(sorted(chosen.items(), key=lambda pair: pair[1] is not None and pair[1].NAME == PREDICTIONS))
 
 
 def _agreement(logs: Sequence[swe_logs.Log], out: Out) -> list[str]:
@@ -131,7 +130,7 @@ def _agreement(logs: Sequence[swe_logs.Log], out: Out) -> list[str]:
     if not logs:
         return []
     out.document("graded", [log.graded.record() for log in logs])
-    return ["", *regrading.account([log.graded for log in logs])]
+    return ["", *eval_logs.account([log.graded for log in logs])]
 
 
 def _finish(session: ImportSession, config: Config, out: Out, remarks: list[str]) -> None:
@@ -159,7 +158,7 @@ def _finish(session: ImportSession, config: Config, out: Out, remarks: list[str]
     out.table(STEP, (step for unit in session.units() for step in unit["steps"]))
     out.table(ORIGIN, (_with_effective(unit["origin"], session.effective) for unit in session.units()))
     about = f"{len(tasks)} tasks, {len(models)} models"
-    import_report.report(session.counts, session.drops, told, about, checks.checks(told.rollouts), remarks, out)
+    report(session.counts, session.drops, told, about, checks.checks(told.rollouts), remarks, out)
 
 
 def _plainness(prompt: str | None) -> tuple[bool, int]:

@@ -16,16 +16,15 @@ from stages.errors import Incomplete, UsageError
 from stages.policy import PolicyConfig
 from stages.policy.serving import Serving
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.plan import Plan
 from stages.runs.records import TASK, Row
+from stages.runs.stage import Plan
 
 if TYPE_CHECKING:
-    from stages.envs.feature_deletion.baseline import Baseline
     from stages.envs.feature_deletion.selection import Removal
-    from stages.envs.feature_deletion.task_generator import TaskGenerator
+    from stages.envs.feature_deletion.task_source import TaskGenerator
+    from stages.envs.feature_deletion.worker import Baseline
     from stages.teachers.proposing import Proposing
 
 VERSION = 2
@@ -134,7 +133,7 @@ def work(inputs: Inputs, config: Config, out: Out) -> None:
 
 def _generator(config: Config, baseline: "Baseline | None" = None) -> "TaskGenerator":
     from stages.envs.feature_deletion import task_source
-    from stages.envs.feature_deletion.task_generator import TaskGenerator
+    from stages.envs.feature_deletion.task_source import TaskGenerator
 
     package, needed = task_source.unpacked(Path(config.package)), task_source.requirements(config.requirements)
     return TaskGenerator(package, config.sandbox, needed, baseline)
@@ -142,7 +141,7 @@ def _generator(config: Config, baseline: "Baseline | None" = None) -> "TaskGener
 
 def _proposing(generator: "TaskGenerator", config: Config, serving: Serving, out: Out) -> "Proposing | None":
     from stages.envs.feature_deletion import task_source
-    from stages.envs.feature_deletion.proposals import Proposals
+    from stages.envs.feature_deletion.selection import Proposals
     from stages.teachers.proposing import Proposing
 
     if config.proposer is None:
@@ -224,8 +223,7 @@ def _hanging(rows: Sequence[Row]) -> list[str]:
 
 def _about_tests(generator: "TaskGenerator") -> list[str]:
     """Tests that hang in the package as it is, and files that could not be collected, with the way out."""
-    from stages.envs.feature_deletion.baseline import missing
-    from stages.envs.feature_deletion.requirement_hints import hint
+    from stages.envs.feature_deletion.worker import hint, missing
 
     broken, hanging = generator.baseline.broken, sorted(generator.baseline.hanging)
     lines = ["", f"{len(hanging)} tests did not end and play no part: {', '.join(hanging)}"] if hanging else []

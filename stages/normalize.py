@@ -14,19 +14,17 @@ from typing import Any
 from tabulate import tabulate
 
 from stages.errors import Incomplete, UsageError
-from stages.importers import data_juicer
-from stages.importers.data_juicer import JuicerConfig
+from stages.formats import data_juicer
+from stages.formats.data_juicer import JuicerConfig
 from stages.messages import Message
 from stages.rollouts import gate
-from stages.rollouts.account import Account
-from stages.rollouts.reading import conversation, rollout_rows
+from stages.rollouts.gate import Account
+from stages.rollouts.trace import conversation, rollout_rows
 from stages.runs import store
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.outcome_records import SELECTION
-from stages.runs.plan import Plan
-from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row
+from stages.runs.records import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
+from stages.runs.stage import Plan
 
 VERSION = 1
 INPUTS = {"rollouts": Slot(STEP)}

@@ -2,7 +2,7 @@
 
 A key is known from the moment at which it is read from its variable (`secret_in`). Text of a server is redacted
 where it enters (`stages.policy.client`), and once more where files are written (`stages.runs.store`) and where people
-are spoken to (`composer_cli.errors`).
+are spoken to (`composer_cli.printing`).
 """
 
 import html

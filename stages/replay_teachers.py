@@ -15,21 +15,17 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from stages.errors import Incomplete
-from stages.pairs.evidence import PASSED, outcomes
+from stages.pairs.audit import PASSED, outcomes
 from stages.policy import open_policy
-from stages.policy.probing import EXTRAS
+from stages.policy.client import EXTRAS
 from stages.policy.spending import Spending, Tally, table, verdict
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.pair_records import TEACHER_ACTION
-from stages.runs.plan import Plan
-from stages.runs.records import ROLLOUT, STEP, Row
+from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
+from stages.runs.stage import Plan
 from stages.teachers.asking import FINAL, Policies, ask_all, probe_servers
 from stages.teachers.gate import GateConfig, ask_gated
-from stages.teachers.questions import Asked, questions
-from stages.teachers.recorded import RecordedStates
-from stages.teachers.table import TeacherConfig
+from stages.teachers.questions import Asked, RecordedStates, TeacherConfig, questions
 
 VERSION = 3
 INPUTS = {"rollouts": Slot(STEP)}

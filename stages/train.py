@@ -12,29 +12,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.backends import allocator
+from stages.backends import resources
 from stages.backends.ranks import Ranks, join, launched
 from stages.errors import UsageError
 from stages.policy import adapters
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
-from stages.runs.artifact import Interrupted, Out
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.outcome_records import CHECKPOINT, HINT, TRAINING_REWARD
-from stages.runs.pair_records import PAIR
-from stages.runs.plan import Plan
-from stages.runs.probe_records import DIRECTION
-from stages.runs.records import ROLLOUT, STEP
-from stages.training import assembly, processes
+from stages.runs.artifact import Inputs, Interrupted, Out, Slot
+from stages.runs.records import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
+from stages.runs.stage import Plan
+from stages.training import setup
 from stages.training.channels import CHANNELS
 from stages.training.config import Config
-from stages.training.defaults import Chosen, choose
-from stages.training.result import save
+from stages.training.plan import Chosen, check_sharding, choose, processes_check
+from stages.training.report import save
 
 if TYPE_CHECKING:
-    from stages.training.composed import ComposedTrainer
-    from stages.training.outer_steps import OuterSteps
-    from stages.training.sharding import Sharded
+    from stages.training.distributed import Sharded
+    from stages.training.replicas import OuterSteps
+    from stages.training.trainer import ComposedTrainer
 
 VERSION = 1
 INPUTS = {"pairs": Slot(PAIR, optional=True), "direction": Slot(DIRECTION, optional=True)}
@@ -46,18 +42,18 @@ OUTPUTS = {
     "hints": HINT,
 }
 SEVERAL_PROCESSES = True
-PRELOAD = ("stages.training.composed",)
+PRELOAD = ("stages.training.trainer",)
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Steps and rollouts."""
     _check_pairs(inputs, config)
-    processes.check(config.optimisation, config.trl, launched())
+    processes_check(config.optimisation, config.trl, launched())
     reporting.check(config.report_to)
     if config.trl:
-        assembly.arguments(config, Path(tempfile.gettempdir()))
+        setup.arguments(config, Path(tempfile.gettempdir()))
     chosen = _chosen(config)
-    processes.check_sharding(config, chosen.adapter, launched(), direction="direction" in inputs)
+    check_sharding(config, chosen.adapter, launched(), direction="direction" in inputs)
     size = config.optimisation
     rollouts = size.steps * size.prompts_per_step * size.generations
     return Plan(
@@ -97,7 +93,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Train, or go on training, then save the model and the metrics; what `out` gets is the first process's to keep."""
     _check_pairs(inputs, config)
     ranks = join()
-    processes.check(config.optimisation, config.trl, ranks.count)
+    processes_check(config.optimisation, config.trl, ranks.count)
     if ranks.count > 1 and config.diloco.store is not None:
         raise UsageError(
             f"diloco.store was given to {ranks.count} processes of one training, but a replica is one process. "
@@ -105,12 +101,13 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         )
     reporting.check(config.report_to)
     from stages.policy.local import LocalPolicy, device, load_model
-    from stages.training import outer_steps, served, servers
+    from stages.training import replicas, served
+    from stages.training import served as servers
     from stages.training.setup import seeded
 
     chosen = _chosen(config)
     config = config.model_copy(update={"optimisation": chosen.optimisation, "adapter": chosen.adapter})
-    processes.check_sharding(config, chosen.adapter, ranks.count, direction="direction" in inputs)
+    check_sharding(config, chosen.adapter, ranks.count, direction="direction" in inputs)
     if "direction" in inputs and chosen.adapter.rank:
         raise UsageError(
             "A direction is taken out of the training of all weights, but an adapter is trained here. "
@@ -118,15 +115,15 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         )
     if chosen.optimisation.beta and not chosen.adapter.rank:
         adapters.require_folder(config.policy)
-    assembly.arguments(config, out.path)
+    setup.arguments(config, out.path)
     on = device(config.policy.device)
     chosen.check(config.max_steps * config.policy.max_tokens, on)
     if on == "cpu" and not chosen.small:
-        allocator.unmap_large_blocks()
+        resources.unmap_large_blocks()
     served.check(config.policy, config.adapter, replicas=config.diloco.store is not None)
     sampled = servers.address(config.policy, config.distribution, chosen.optimisation.max_staleness, ranks)
     tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
-    replica = outer_steps.join(config.diloco, out)
+    replica = replicas.join(config.diloco, out)
     own = config if replica is None else config.model_copy(update={"seed": replica.seed(config.seed)})
     rank, here = config.adapter.rank or 0, config.policy.held_here()
     with (
@@ -141,10 +138,10 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         policy = LocalPolicy(model.eval(), tokenizer, here)
         out.model("policy", **(sampler or policy).facts(), training={**chosen.facts(), "processes": ranks.count})
         folder = ranks.of_first(lambda: out.scratch("trainer"))
-        outer = None if replica is None else outer_steps.OuterSteps(replica, out, folder)
+        outer = None if replica is None else replicas.OuterSteps(replica, out, folder)
         with reporting.writing(config.report_to, out.path / "logs"):
-            trainer = assembly.trainer(
-                assembly.Job(inputs, own, out, policy, sampler, tasks, folder, mixed, place, outer, sharded)
+            trainer = setup.trainer(
+                setup.Job(inputs, own, out, policy, sampler, tasks, folder, mixed, place, outer, sharded)
             )
             if sharded is None:
                 ranks.copy_first(policy.model.parameters())
@@ -163,20 +160,20 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 
 def _masters(model: Any, config: Config, ranks: Ranks) -> "tuple[bool, Sharded | None]":
     """Float32 weights for whatever learns: whether they compute under bfloat16, and the shares that they are cut in."""
-    from stages.training import precision
+    from stages.training import distributed
 
     if config.distribution.sharding == "none" or ranks.count == 1:
-        return precision.masters(model, adapter=bool(config.adapter.rank)), None
-    from stages.training.sharding import Sharded
+        return distributed.masters(model, adapter=bool(config.adapter.rank)), None
+    from stages.training.distributed import Sharded
 
-    mixed = model.dtype in precision.HALF
+    mixed = model.dtype in distributed.HALF
     return mixed, Sharded(model, ranks, mixed=mixed)
 
 
 def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSteps | None") -> None:
     """Train from the newest whole checkpoint; `Interrupted` when somebody asked to stop before the last step."""
     from stages.training.checkpoints import MARKER, newest
-    from stages.training.outer_steps import Over
+    from stages.training.replicas import Over
 
     start = ranks.of_first(lambda: newest(folder))
     if start is not None:

@@ -1,14 +1,19 @@
 """What an executor is: it takes a script, gives back the id of a job, and says how that job stands."""
 
+import hashlib
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 
+from stages.backends.engine import ENGINES, WORDS
 from stages.errors import UsageError
 from stages.redaction import secret_in
 from stages.runs.config import Settings
@@ -141,3 +146,64 @@ def redact(keys: Sequence[str]) -> None:
     """Redact from now on the keys of these names that are set here."""
     for name in keys:
         secret_in(name)
+
+
+# ---- names
+# The word behind --on, looked up in one place.
+
+EXECUTORS = {
+    "slurm": "composer_cli.executors.slurm:Slurm",
+    "hf-jobs": "composer_cli.executors.hf_jobs:HfJobs",
+    "modal": "composer_cli.executors.modal_sandbox:ModalSandbox",
+}
+"""Where a whole chain can be submitted. Each is imported when it is wanted."""
+LOCAL = "local"
+
+
+def executor(word: str) -> Executor | None:
+    """The executor of this name; None for `local` and engines of workers, where a chain runs in this process."""
+    if word == LOCAL or word.partition(":")[0] in ENGINES:
+        return None
+    if word not in EXECUTORS:
+        near = get_close_matches(word, [LOCAL, *EXECUTORS, *ENGINES], n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(f"There is no executor {word!r}. {hint}There are: {', '.join([LOCAL, *EXECUTORS])}, {WORDS}.")
+    return found(word)
+
+
+def found(word: str) -> Executor:
+    """One of those that there are."""
+    made: Callable[[], Executor] = resolve_name(EXECUTORS[word])
+    return made()
+
+
+# ---- script
+# A chain as a shell script. Files that lie here go along by their text, so that what was submitted is what runs.
+
+
+def script(chain: Chain, where: Where, *, python: str, artifacts: str, head: str = "", supervise: str = "") -> str:
+    """The whole text.
+
+    head: lines for a scheduler behind the first one. supervise: shell that runs the chain, whose command is in "$@";
+    without it the chain takes the shell's place, and so gets its signals.
+    """
+    lines = ["#!/bin/sh", head, "set -eu", "files=$(mktemp -d); export files", *map(_file, chain.files.items())]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in where.env.items()]
+    lines += [where.setup, f"set -- {_command(chain, python, artifacts)}", supervise or 'exec "$@"']
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def _command(chain: Chain, python: str, artifacts: str) -> str:
+    words = [shlex.quote(python), "-m", "composer_cli", *(_word(word, chain.files) for word in chain.words)]
+    return " ".join([*words, "--resume", "--artifacts", shlex.quote(artifacts)])
+
+
+def _word(word: str, files: Mapping[str, str]) -> str:
+    return f'"$files"/{word}' if word in files else shlex.quote(word)
+
+
+def _file(item: tuple[str, str]) -> str:
+    name, text = item
+    end = f"END_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    newline = "" if text.endswith("\n") else "\n"
+    return f"cat > \"$files\"/{name} <<'{end}'\n{text}{newline}{end}"

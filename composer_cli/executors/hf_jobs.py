@@ -12,8 +12,19 @@ from typing import Any, TypeVar
 from pydantic import Field
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
 
-from composer_cli.executors.base import CANCELLED, COMPLETE, FAILED, LOST, QUEUED, RUNNING, Chain, State, Where, values
-from composer_cli.executors.script import script
+from composer_cli.executors.base import (
+    CANCELLED,
+    COMPLETE,
+    FAILED,
+    LOST,
+    QUEUED,
+    RUNNING,
+    Chain,
+    State,
+    Where,
+    script,
+    values,
+)
 from stages.errors import InfrastructureError, UsageError
 from stages.redaction import keep_secret, redacted
 

@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from composer_cli.executors.base import CANCELLED, Executor, State, redact
-from composer_cli.executors.names import EXECUTORS, found
+from composer_cli.executors.base import CANCELLED, EXECUTORS, Executor, State, found, redact
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.redaction import redacted
 from stages.runs import store

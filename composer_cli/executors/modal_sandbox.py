@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from composer_cli.executors.base import FAILED, RUNNING, Chain, State, Where, ended, grown, redact
-from composer_cli.executors.script import script
+from composer_cli.executors.base import FAILED, RUNNING, Chain, State, Where, ended, grown, redact, script
 from stages.errors import InfrastructureError, UsageError
 from stages.redaction import redacted
 

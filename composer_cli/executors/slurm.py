@@ -28,9 +28,9 @@ from composer_cli.executors.base import (
     Where,
     ended,
     grown,
+    script,
     values,
 )
-from composer_cli.executors.script import script
 from stages.errors import InfrastructureError, UsageError
 from stages.runs import store
 

@@ -12,8 +12,9 @@ page.html.j2 - the page
 from collections.abc import Sequence
 from pathlib import Path
 
-from composer_cli.report import charts, facts, probe
-from composer_cli.visible import visible
+from composer_cli.printing import visible
+from composer_cli.report import charts, facts
+from composer_cli.report.facts import images
 from stages.runs import store
 from stages.runs.artifact import Run
 
@@ -28,7 +29,7 @@ def write(root: Path, chain: Sequence[Run]) -> Path:
     loader = jinja2.FileSystemLoader(TEMPLATE.parent)
     environment = jinja2.Environment(autoescape=True, loader=loader, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= charts.FORMATS
-    page = environment.get_template(TEMPLATE.name).render(about=about, charts=charts, images=probe.images(chain))
+    page = environment.get_template(TEMPLATE.name).render(about=about, charts=charts, images=images(chain))
     path = root / "report" / f"{about['name']}.html"
     store.write_json(path.with_suffix(".json"), about)
     store.write_sealed(path, visible(page).encode())

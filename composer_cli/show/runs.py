@@ -5,9 +5,8 @@ from pathlib import Path
 
 from stages import STAGES, order, typed
 from stages.errors import BadInput, UsageError
-from stages.runs import inputs, manifest, remote
-from stages.runs.artifact import Run
-from stages.runs.inputs import Inputs, Slot
+from stages.runs import artifact, bucket, manifest
+from stages.runs.artifact import Inputs, Run, Slot
 from stages.runs.runner import module
 
 
@@ -22,8 +21,8 @@ def find(root: Path, text: str) -> Path:
 
     A run in a bucket is fetched into `remote` below the artifacts folder.
     """
-    if remote.is_address(text):
-        return remote.fetch(text, root / "remote")
+    if bucket.is_address(text):
+        return bucket.fetch(text, root / "remote")
     place = Path(text)
     if place.is_dir():
         return place / "latest" if (place / "latest" / "manifest.json").is_file() else place
@@ -67,7 +66,7 @@ def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], N
     if given and not slots:
         raise UsageError(f"{stage} reads no runs. Leave out --from {given[0]}.")
     runs = [Run(find(root, text)) for text in given] if given else _latest(stage, slots, root, tell)
-    return inputs.assign(stage, slots, runs)
+    return artifact.assign(stage, slots, runs)
 
 
 def _latest(stage: str, slots: dict[str, Slot], root: Path, tell: Callable[[str], None]) -> list[Run]:

@@ -1,19 +1,65 @@
 """`composer show`: a run for people to read, its facts, its result, and its transcripts or rows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import orjson
 
-from composer_cli.show.transcripts import Transcript, of_run
-from composer_cli.visible import visible
-from stages.errors import UsageError
-from stages.runs.artifact import Run
-from stages.runs.inputs import kinds_of
-from stages.runs.outcome_records import CHECKPOINT
-from stages.runs.records import Row
+from composer_cli.printing import visible, visible_line
+from composer_cli.show import runs
+from stages.errors import BadInput, UsageError
+from stages.messages import Message
+from stages.rollouts.trace import rollout_units, states
+from stages.runs import manifest
+from stages.runs.artifact import Run, kinds_of
+from stages.runs.records import CHECKPOINT, Row
+
+# ---- transcripts
+# Rollouts as people read them: the whole conversation of each, and how it ended.
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One rollout. `outcome` holds what is known of how it ended."""
+
+    rollout_id: str
+    outcome: dict[str, Any]
+    messages: list[Message]
+
+
+OUTCOME = ("arm", "reward", "passed", "gt_pass", "visible_pass", "hacked", "protocol_ok", "num_steps", "terminated_by")
+ERROR = ("error_type", "error")
+
+
+def of_run(run: Run) -> list[Transcript]:
+    """The transcripts that a run holds, finished or not; none for stages that play no rollouts."""
+    played = [
+        Transcript(unit["rollout"]["rollout_id"], _outcome(unit["rollout"]), _conversation(unit["steps"]))
+        for unit in rollout_units(run.units()).values()
+    ]
+    evaluated = run.units() if run.manifest.stage == "evaluate" else ()
+    return played + [
+        Transcript(item["item_id"], _outcome(item), orjson.loads(item["transcript_json"]))
+        for item in (unit["item"] for unit in evaluated)
+    ]
+
+
+def _outcome(row: Row) -> dict[str, Any]:
+    known = {name: row[name] for name in OUTCOME if row.get(name) is not None}
+    return known | {name: row[name] for name in ERROR if row[name] is not None}
+
+
+def _conversation(steps: list[Row]) -> list[Message]:
+    """Everything that was said, the last action and its observation included."""
+    if not steps:
+        return []
+    last = steps[-1]
+    said = [*states(steps)[-1], {"role": "assistant", "content": last["action"]}]
+    return [*said, {"role": "user", "content": last["observation"]}] if last["observation"] else said
 
 
 def choose(run: Run, wanted: str | None, number: int) -> list[Transcript]:
@@ -101,3 +147,38 @@ def page(run: Run, transcripts: Iterable[Transcript], number: int) -> str:
         shown = [f"{kind}\n{row_text(row)}" for kind, found in rows(run, number).items() for row in found]
     result = (run.beside("report.txt") or b"").decode().strip()
     return "\n\n".join(part for part in [facts(run), result, *shown] if part)
+
+
+# ---- query
+# `composer query`: questions in SQL about the tables of runs.
+
+
+def readable(root: Path, named: Sequence[str]) -> list[Run]:
+    """The runs to ask about: those that were named, or all whose manifest can be read."""
+    if named:
+        return [Run(runs.find(root, text)) for text in named]
+    return [Run(folder) for folder in runs.folders(root) if _can_be_read(folder)]
+
+
+def _can_be_read(folder: Path) -> bool:
+    try:
+        manifest.read(folder)
+    except BadInput:
+        return False
+    return True
+
+
+def table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
+    """An answer as aligned text; numbers to the right."""
+    from tabulate import tabulate
+
+    texts = [[_cell(value) for value in row] for row in rows]
+    numeric = [bool(rows) and all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(columns))]
+    sides = ["right" if number else "left" for number in numeric]
+    shown = tabulate(texts, columns, tablefmt="plain", colalign=sides if rows else None, disable_numparse=True)
+    return "\n".join(line.rstrip() for line in shown.splitlines())
+
+
+def _cell(value: Any) -> str:
+    text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return visible_line(text)

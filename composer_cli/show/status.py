@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from composer_cli.console import duration
+from composer_cli.printing import visible_line
 from composer_cli.show import runs
-from composer_cli.visible import visible_line
 from stages import STAGES
 from stages.errors import BadInput, UsageError
-from stages.runs import folders, manifest
+from stages.runs import manifest, runner
 from stages.runs.manifest import InputRef, Manifest
 from stages.runs.runner import module
 
@@ -83,7 +83,7 @@ def _reason(folder: Path, found: Manifest, versions: bool) -> str:
 def _held(folder: Path) -> bool:
     """Whether a process is at work in the folder."""
     try:
-        with folders.locked(folder):
+        with runner.locked(folder):
             return False
     except UsageError:
         return True

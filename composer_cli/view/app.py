@@ -1,28 +1,123 @@
 """Addresses and what answers them. Every answer is made anew from what lies on disk, and nothing is ever written."""
 
+import secrets
+import socket
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
+import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from composer_cli.console import duration
+from composer_cli.printing import visible
 from composer_cli.show import show
+from composer_cli.show.status import age_of
 from composer_cli.view import transcript
-from composer_cli.view.catalog import Catalog
-from composer_cli.view.curves import curves
-from composer_cli.view.guard import HOSTS, Guard
-from composer_cli.view.page_parts import FILTERS, query
-from composer_cli.visible import visible
-from stages.errors import BadInput, ComposerError
-from stages.runs import search
+from composer_cli.view.catalog import Catalog, curves
+from stages.errors import BadInput, ComposerError, UsageError
+from stages.runs import queries
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import EVAL_ITEM
-from stages.runs.search import Wanted
+from stages.runs.queries import Wanted
+from stages.runs.records import EVAL_ITEM
+
+# ---- guard
+# Who may ask, and what a page may do: whoever knows the token, by this machine's own name, and nothing but show.
+#
+# The token is the first part of every address. A page of another site does not know it, and cannot learn it: names
+# that
+# were bound to this machine anew are refused by the host header, and no address leaves a page as a referrer.
+
+HOSTS = ["127.0.0.1", "localhost"]
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+REFUSED = "This address lacks the token that `composer view` printed. Open the whole address from there.\n"
+
+
+class Guard:
+    """An ASGI application around another, which sees addresses without the token."""
+
+    def __init__(self, app: Any, token: str) -> None:
+        self._app, self._prefix = app, f"/{token}"
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Answer, or refuse with 403 before anything of the address is looked at."""
+        if scope["type"] != "http":
+            return
+        if not secrets.compare_digest(scope["path"][: len(self._prefix) + 1].encode(), f"{self._prefix}/".encode()):
+            await PlainTextResponse(REFUSED, 403, headers=HEADERS)(scope, receive, send)
+            return
+        await self._app({**scope, "root_path": self._prefix}, receive, _with_headers(send))
+
+
+def _with_headers(send: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    async def sending(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(HEADERS)
+        await send(message)
+
+    return sending
+
+
+# ---- page_parts
+# Filters and small words of the templates.
+
+
+def plain(value: Any) -> str:
+    """A value for people: yes and no, four digits, a dash for what is not known."""
+    if value is None:
+        return "\u2013"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(plain, value))
+    return str(value)
+
+
+def words(name: str) -> str:
+    """The name of a column as words."""
+    return name.replace("_", " ")
+
+
+def query(wanted: Mapping[str, Any], **changed: Any) -> str:
+    """An address's question, with some of it changed and what is empty left out."""
+    kept = {name: value for name, value in {**wanted, **changed}.items() if value not in ("", None, False, 0)}
+    return "?" + urlencode({name: "on" if value is True else value for name, value in kept.items()}) if kept else "?"
+
+
+def counted(number: int) -> str:
+    """100,000."""
+    return f"{number:,}"
+
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "plain": plain,
+    "words": words,
+    "duration": duration,
+    "age": age_of,
+    "counted": counted,
+    "part": lambda text: quote(text, safe=""),
+}
 
 FOLDER = Path(__file__).parent
 SIZE = 50
@@ -70,7 +165,7 @@ class Pages:
         """One run: facts, curves, figures, and a page of its rollouts."""
         run = self._run(request)
         wanted, offset = _wanted(request)
-        found = search.page(run, wanted, offset, SIZE) if search.holds_rollouts(run) else None
+        found = queries.page(run, wanted, offset, SIZE) if queries.holds_rollouts(run) else None
         name = _name(run)
         return self._page(
             "run",
@@ -86,7 +181,7 @@ class Pages:
             found=found,
             wanted=wanted.__dict__,
             size=SIZE,
-            tables={} if found else search.first_rows(run, 5),
+            tables={} if found else queries.first_rows(run, 5),
             arms=_arms(run),
             live=run.manifest.status == "running",
         )
@@ -104,8 +199,8 @@ class Pages:
         run, arms = self._run(request), _arms(self._run(request))
         first = request.query_params.get("a") or run.manifest.config.get("baseline") or next(iter(arms), "")
         second = request.query_params.get("b") or run.manifest.config.get("treatment") or next(reversed(arms), "")
-        tasks, task = search.tasks(run), request.query_params.get("task", "")
-        sides = [(arm, [transcript.item(row) for row in search.of_task(run, task, arm)]) for arm in (first, second)]
+        tasks, task = queries.tasks(run), request.query_params.get("task", "")
+        sides = [(arm, [transcript.item(row) for row in queries.of_task(run, task, arm)]) for arm in (first, second)]
         shown = {"task": task, "a": first, "b": second}
         title = f"{first} beside {second}"
         return self._page(
@@ -168,9 +263,47 @@ def _wanted(request: Request) -> tuple[Wanted, int]:
         text=asked.get("text", ""),
         task=asked.get("task", ""),
         arm=asked.get("arm", ""),
-        reward=reward if reward in search.REWARDS else "",  # type: ignore[arg-type]  # a key of a closed table
+        reward=reward if reward in queries.REWARDS else "",  # type: ignore[arg-type]  # a key of a closed table
         hacked="hacked" in asked,
         error="error" in asked,
         order=asked.get("order", ""),
     )
     return wanted, int(offset) if offset.isascii() and offset.isdigit() and len(offset) < 12 else 0
+
+
+# ---- server
+# Opens a port on loopback, says at which address, and serves until Ctrl-C.
+
+HOST = "127.0.0.1"
+
+
+def serve(root: Path, port: int, tell: Callable[[str], None]) -> None:
+    """Serve the runs below `root` until interrupted; `tell` is called with the address once it can be asked.
+
+    port: 0 for one that is free. Raises `UsageError` where the port is taken.
+    """
+    token = secrets.token_urlsafe(16)
+    with _listening(port) as listener:
+        address = f"http://{HOST}:{listener.getsockname()[1]}/{token}/"
+        config = uvicorn.Config(
+            build(root, token), log_level="warning", access_log=False, server_header=False, lifespan="off"
+        )
+        tell(address)
+        try:
+            uvicorn.Server(config).run(sockets=[listener])
+        except KeyboardInterrupt:
+            return  # it is how one ends it
+
+
+def _listening(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise UsageError(
+            f"Port {port} cannot be used ({error}). Choose another with --port, or leave it out."
+        ) from None
+    listener.listen(128)
+    return listener

@@ -5,28 +5,192 @@ where it serves its objects. All that are in a quorum get the same list. Those o
 weights which most of them hold; the first of them computes the mean, the others fetch it from whoever has it. A
 replica that is behind, or holds other weights, takes the state of one that counts. How long the lighthouse waits for
 those who are late is its own setting (--join_timeout_ms), as is after how long a silent one counts as dead. It has no
-password, so replicas prove to each other that they know a secret (`stages.diloco.secret`).
+password, so replicas prove to each other that they know a secret (`stages.diloco.lighthouse`).
 
 Source of the calls: torchft 0.2.0, torchft/coordination.py (a low-level interface, which may change).
 """
 
+import hmac
+import secrets
+import socket
 import threading
 import time
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from http.client import HTTPException
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
-from stages.diloco import codec, outer
-from stages.diloco.arrays import Fragments
-from stages.diloco.sealed import seal, unseal
-from stages.diloco.secret import Secret
-from stages.diloco.served_objects import Objects, fetch
+from stages.diloco import arrays
+from stages.diloco.arrays import Damaged, Fragments, seal, unseal
 from stages.diloco.settings import SCHEME, Diloco
 from stages.diloco.transport import Gone, Reduced, State
 from stages.errors import InfrastructureError, UsageError
+from stages.redaction import secret_in
+
+# ---- secret
+# What replicas over a lighthouse have in common and nobody else: with it they prove who asks, and who answers.
+#
+# The secret itself never travels. A request carries a random word and an HMAC of what is asked; the answer an HMAC of
+# that word and of what is given. So a stranger on the network gets nothing, and cannot pass for a replica either,
+# which
+# the lighthouse, that has no password, would let it. Nothing is encrypted.
+
+
+class Secret:
+    """A word shared by all replicas of a training."""
+
+    def __init__(self, word: str) -> None:
+        self._word = word.encode()
+
+    @classmethod
+    def read(cls, variable: str) -> "Secret":
+        """From the environment, redacted from now on; `UsageError` names a variable that is missing or empty."""
+        word = secret_in(variable)
+        if not word:
+            raise UsageError(
+                f"The environment variable {variable}, which holds the secret that replicas over a lighthouse share, "
+                "is not set. Make one with `openssl rand -hex 16` and export it for each of them."
+            )
+        return cls(word)
+
+    def proof(self, *told: str) -> str:
+        """HMAC-SHA-256, in hexadecimal, of these words, none of which holds a line break."""
+        return hmac.new(self._word, "\n".join(told).encode(), "sha256").hexdigest()
+
+    def proves(self, proof: str, *told: str) -> bool:
+        """Whether a proof is that of these words; takes as long for one that nearly is."""
+        return hmac.compare_digest(self.proof(*told).encode(), proof.encode())
+
+
+# ---- served_objects
+# What one replica serves to the others over HTTP: its offers, the means that it has, and the state of its round.
+#
+# Only who knows the replicas' secret is answered, and its answers prove that they are a replica's.
+
+FETCH_S = 600.0
+"""For one object from another replica."""
+KEPT = 3
+"""Rounds whose objects are served."""
+WHO, NONCE, PROOF = "X-Replica", "X-Nonce", "X-Proof"
+"""The headers that say who asks, a word that no other request has, and that whoever speaks knows the secret."""
+
+
+class Objects:
+    """Objects by key, `WHAT/ROUND`, and a server of them on a free port of one address."""
+
+    def __init__(self, towards: str, secret: Secret) -> None:
+        """towards: a host; the address is what this machine is reached by from there, and no other one answers."""
+        self.state: State | None = None
+        self.sent = 0
+        self.over = threading.Event()
+        self._kept: dict[str, bytes] = {}
+        self._taken: dict[str, set[str]] = defaultdict(set)
+        host = _own_address(towards)
+        self._server = ThreadingHTTPServer((host, 0), _handler(self, secret))
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.address = f"http://{host}:{self._server.server_port}"
+
+    def keep(self, key: str, data: bytes) -> None:
+        """Serve an object from now on, and no longer those of rounds long past."""
+        self._kept[key] = data
+        oldest = _round(key) - KEPT
+        self._kept = {name: held for name, held in self._kept.items() if _round(name) > oldest}
+
+    def get(self, key: str) -> bytes | None:
+        """One's own object."""
+        return self._kept.get(key)
+
+    def taken(self, key: str) -> set[str]:
+        """Who has fetched an object."""
+        return set(self._taken[key])
+
+    def asked(self, key: str, who: str) -> bytes | None:
+        """The object for another replica; the state is encoded when it is wanted."""
+        state, data = self.state, self._kept.get(key)
+        if state is not None and key == f"state/{state.round}":
+            payload = arrays.encode(state.weights, "float32") + arrays.encode(state.momentum, "float32")
+            data = seal({"round": state.round, "weights": state.digest}, payload)
+        if data is not None:
+            self._taken[key].add(who)
+            self.sent += len(data)
+        return data
+
+    def close(self) -> None:
+        """Serve nothing more."""
+        self.over.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def request(secret: Secret, who: str, key: str) -> dict[str, str]:
+    """The headers with which a replica asks another for an object."""
+    nonce = secrets.token_hex(16)
+    return {WHO: who, NONCE: nonce, PROOF: secret.proof("asks", who, nonce, key)}
+
+
+def answered(secret: Secret, asked: Mapping[str, str], key: str, proof: str, data: bytes) -> bool:
+    """Whether a replica gave `data`, empty for nothing, in answer to a request with the headers `asked`."""
+    return secret.proves(proof, *_given(asked[NONCE], key, data))
+
+
+def fetch(address: str, key: str, secret: Secret, who: str) -> tuple[bytes | None, bool]:
+    """An object of another replica, None where it has none or it is damaged; and whether a replica lives there."""
+    asked = request(secret, who, key)
+    wanted = Request(f"{address}/{key}", headers=asked)  # noqa: S310 - http, as a replica said
+    try:
+        with urlopen(wanted, timeout=FETCH_S) as answer:  # noqa: S310
+            proof, data = answer.headers.get(PROOF, ""), answer.read()
+        unseal(data)
+    except HTTPError as error:
+        return None, answered(secret, asked, key, error.headers.get(PROOF, ""), b"")
+    except (OSError, HTTPException, Damaged):
+        return None, False
+    return (data, True) if answered(secret, asked, key, proof, data) else (None, False)
+
+
+def _given(nonce: str, key: str, data: bytes) -> tuple[str, ...]:
+    return "gives", nonce, key, data[:32].hex()  # the digest of the rest, which `unseal` checks
+
+
+def _handler(objects: Objects, secret: Secret) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            key = self.path.strip("/")
+            who, nonce, proof = (self.headers.get(name, "") for name in (WHO, NONCE, PROOF))
+            if not secret.proves(proof, "asks", who, nonce, key):
+                self.send_error(403)
+                return
+            data = objects.asked(key, who)
+            self.send_response(404 if data is None else 200)
+            self.send_header("Content-Length", str(len(data or b"")))
+            self.send_header(PROOF, secret.proof(*_given(nonce, key, data or b"")))
+            self.end_headers()
+            self.wfile.write(data or b"")
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing on stderr."""
+
+    return Handler
+
+
+def _round(key: str) -> int:
+    return int(key.partition("/")[2])
+
+
+def _own_address(towards: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((towards, 9))  # sends nothing
+        address: str = probe.getsockname()[0]
+        return address
+
 
 BEAT_S = 0.3
 ASK_S = 5.0
@@ -192,8 +356,8 @@ class Lighthouse:
             if sealed is None or sealed[:32].hex() != member.offer:
                 unreadable.append(number)
             else:
-                parts[number] = codec.decode(unseal(sealed)[1], shapes, self._settings.codec)
-        mean = codec.encode(outer.mean(list(parts.values())), codec.OF_MEAN[self._settings.codec])
+                parts[number] = arrays.decode(unseal(sealed)[1], shapes, self._settings.codec)
+        mean = arrays.encode(arrays.mean(list(parts.values())), arrays.OF_MEAN[self._settings.codec])
         base = self._counted[round_][0].base
         return seal({"round": round_, "base": base, "replicas": sorted(parts), "unreadable": unreadable}, mean)
 
@@ -216,8 +380,8 @@ class Lighthouse:
     def _decoded(self, sealed: bytes) -> State:
         header, payload = unseal(sealed)
         half = len(payload) // 2
-        weights = codec.decode(payload[:half], self._fragments.all, "float32")
-        return State(header["round"], weights, codec.decode(payload[half:], self._fragments.all, "float32"))
+        weights = arrays.decode(payload[:half], self._fragments.all, "float32")
+        return State(header["round"], weights, arrays.decode(payload[half:], self._fragments.all, "float32"))
 
 
 def _mean(sealed: bytes) -> Reduced:

@@ -16,8 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from stages.diloco import arrays, codec, outer
-from stages.diloco.arrays import Arrays, Fragments
+from stages.diloco import arrays
+from stages.diloco import arrays as outer
+from stages.diloco.arrays import OF_MEAN, Arrays, Fragments, decode, encode, lost
 from stages.diloco.settings import Diloco
 from stages.diloco.transport import Gone, Reduced, State, Transport
 from stages.errors import InfrastructureError
@@ -112,8 +113,8 @@ class OuterLoop:
         own = arrays.copied({name: self._tensors[name] for name in self._fragments.of(self.state.round)})
         gradient = outer.pseudo_gradient(self.state.weights, own)
         wanted = {name: array + self._residual.get(name, 0) for name, array in gradient.items()}
-        data = codec.encode(wanted, self._settings.codec)
-        self._offered = codec.lost(wanted, data, self._settings.codec)
+        data = encode(wanted, self._settings.codec)
+        self._offered = lost(wanted, data, self._settings.codec)
         self._transport.publish(self.state, data)
 
     def collect(self) -> Round:
@@ -162,7 +163,7 @@ class OuterLoop:
                 f"The weights before round {before.round} are not those of the other replicas: this machine computes "
                 "otherwise, or its memory is damaged. Leave it out."
             )
-        mean = codec.decode(reduced.mean, self._fragments.of(before.round), codec.OF_MEAN[settings.codec])
+        mean = decode(reduced.mean, self._fragments.of(before.round), OF_MEAN[settings.codec])
         weights, momentum = outer.nesterov(
             before.weights,
             before.momentum,

@@ -15,17 +15,16 @@ below leaves a state that the others go on from.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 
-from stages.diloco import codec, outer
-from stages.diloco.arrays import Fragments
-from stages.diloco.sealed import Damaged, seal, unseal
+from stages.diloco import arrays
+from stages.diloco.arrays import Damaged, Fragments, seal, unseal
 from stages.diloco.settings import Diloco
 from stages.diloco.transport import Gone, Reduced, State
-from stages.errors import InfrastructureError
+from stages.errors import InfrastructureError, UsageError
 from stages.runs import store
 from stages.runs.bucket import Bucket
 
@@ -164,7 +163,7 @@ class ObjectStore:
             if found is None or isinstance(found, Damaged):
                 unreadable.append(number(key))
                 continue
-            parts[number(key)], base = codec.decode(found[1], shapes, self._settings.codec), found[0]["base"]
+            parts[number(key)], base = arrays.decode(found[1], shapes, self._settings.codec), found[0]["base"]
         if not parts:
             if self._bucket.keys("s/")[-1:] > [f"s/{round_:06d}"]:
                 raise Gone
@@ -172,7 +171,7 @@ class ObjectStore:
                 f"{self._bucket.url}: none of the {len(keys)} offers of round {round_} can be read. "
                 "Restore them, or start anew in another folder of the bucket."
             )
-        mean = codec.encode(outer.mean(list(parts.values())), codec.OF_MEAN[self._settings.codec])
+        mean = arrays.encode(arrays.mean(list(parts.values())), arrays.OF_MEAN[self._settings.codec])
         header = {"round": round_, "base": base, "replicas": sorted(parts), "unreadable": unreadable}
         sealed = seal(header, mean)
         if again:
@@ -210,7 +209,7 @@ class ObjectStore:
         key = f"s/{state.round:06d}"
         if key in kept:
             return
-        payload = codec.encode(state.weights, "float32") + codec.encode(state.momentum, "float32")
+        payload = arrays.encode(state.weights, "float32") + arrays.encode(state.momentum, "float32")
         self._bucket.create(key, seal({"round": state.round, "weights": state.digest}, payload))
         if kept:
             oldest = int(kept[-1][2:])  # with its means, it leads to the new one should that be damaged
@@ -223,10 +222,50 @@ class ObjectStore:
             return None
         header, payload = found
         half = len(payload) // 2
-        weights = codec.decode(payload[:half], self._fragments.all, "float32")
-        return State(header["round"], weights, codec.decode(payload[half:], self._fragments.all, "float32"))
+        weights = arrays.decode(payload[:half], self._fragments.all, "float32")
+        return State(header["round"], weights, arrays.decode(payload[half:], self._fragments.all, "float32"))
 
 
 def number(key: str) -> int:
     """The replica that a key names."""
     return int(key.rpartition("/")[2].partition(".")[0])
+
+
+# ---- joining
+# A replica's number, and the settings that all replicas of a run share.
+
+MOST = 10_000
+
+
+def agree(bucket: Bucket, shared: Mapping[str, Any]) -> None:
+    """Write what all replicas share, or hold it against what the first one wrote; `UsageError` names what differs."""
+    if bucket.create("run.json", store.encode(shared)):
+        return
+    theirs, mine = _flat(orjson.loads(bucket.read("run.json") or b"{}")), _flat(orjson.loads(store.encode(shared)))
+    differing = [key for key in sorted(theirs.keys() | mine.keys()) if theirs.get(key) != mine.get(key)]
+    if differing:
+        key = differing[0]
+        raise UsageError(
+            f"{bucket.url} holds a run with other settings: {key} is {theirs.get(key)!r} there and {mine.get(key)!r} "
+            "here. Give the same settings to all replicas, or another folder of the bucket."
+        )
+
+
+def claim(bucket: Bucket, owner: str) -> int:
+    """The number of `owner`: the one it has, else the first that is free."""
+    for replica in range(MOST):
+        key = f"n/{replica:04d}"
+        if bucket.create(key, owner.encode()) or bucket.read(key) == owner.encode():
+            return replica
+    raise UsageError(f"{bucket.url} has had {MOST} replicas. Set diloco.replica, or take another folder of the bucket.")
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """{"a.b": value} for {"a": {"b": value}}."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    return {key: value for name, below in tree.items() for key, value in _flat(below, _joined(prefix, name)).items()}
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name

@@ -61,7 +61,7 @@ class Registered:
     """What there is under a name, as import strings: nothing is imported before it is used.
 
     environment: "module:Class" of an `Environment`. models: a module with `recipe_fingerprint(name)` and `ensure(name,
-    cache, progress)`, which makes `--policy ENVIRONMENT:name` a model (`stages.policy.embedded`). hack_pairs:
+    cache, progress)`, which makes `--policy ENVIRONMENT:name` a model (`stages.policy.base`). hack_pairs:
     "module:function" of (count, seed), which returns hack/clean pairs for the gradient probe. hint, system:
     "module:attribute" of the sentence that gives the loophole away in a prompt, and of the system message.
     """
@@ -79,8 +79,8 @@ ENVIRONMENTS: dict[str, Registered] = {
     "kata": Registered(
         "stages.envs.kata.env:KataEnv",
         models="stages.envs.kata.checkpoints",
-        hack_pairs="stages.envs.kata.hack_pairs:hack_clean_pairs",
-        hint="stages.envs.kata.loophole:HINT",
+        hack_pairs="stages.envs.kata.transcripts:hack_clean_pairs",
+        hint="stages.envs.kata.transcripts:HINT",
         system="stages.envs.kata.tasks:SYSTEM",
     ),
     "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv"),

@@ -1,7 +1,7 @@
 """What an environment is: one plain class with `tasks`, `reset`, `step`, `grade`, `close`, and the values it exchanges.
 
 An instance serves one episode at a time and is reused through `reset`. It knows no model, no trainer and no file of a
-run: the agent loop (`stages.rollouts.episode`) drives it, and every other framework reaches it through a thin adapter.
+run: the agent loop (`stages.rollouts.agent_loop`) drives it; every other framework reaches it through a thin adapter.
 """
 
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,9 @@ python3 test_solution.py
 """
 
 import re
+from collections.abc import Sequence
 
-from stages.envs.base import Observation
+from stages.envs.base import Fault, Observation
 from stages.sandbox import CommandResult
 
 FENCE = "```"
@@ -64,3 +65,101 @@ def elided(output: str, max_chars: int) -> tuple[str, int]:
     half = max_chars // 2
     left_out = len(output) - 2 * half
     return f"{output[:half]}\n[{left_out} characters left out]\n{output[-half:]}", left_out
+
+
+# ---- bash_faults
+# Which turns of a shell episode went wrong: an unknown command, a wrong file, an edit after which the tests fail.
+#
+# A command is read, not run: quoted text and the bodies of here-documents are data, except a Python program's,
+# which may
+# write files itself.
+
+NO_FILE = re.compile(
+    r"(\S+?): No such file or directory|can't open file '([^']+)'|No such file or directory: '([^']+)'"
+)
+NO_COMMAND = re.compile(r"(\S+): (?:command )?not found")
+
+HEREDOC = re.compile(
+    r"^(?P<line>[^\n]*<<-?\s*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote)[^\n]*)\n(?P<body>.*?)^\s*(?P=word)$",
+    re.MULTILINE | re.DOTALL,
+)
+QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+NO_REDIRECT = re.compile(r"\d*>&\d?-?|&?\d*>>?\s*/dev/\w+|2>>?\s*\S+")
+"""What looks like writing a file: joined streams, the null device, a file of errors."""
+REDIRECT = re.compile(r"(?<![-=<])>{1,2}\|?\s*[^\s&>|;]")
+LOG = re.compile(r"\|&?\s*tee\b[^|]*|&?\d*>{1,2}\|?\s*[^\s&>|]+")
+"""What keeps the output of tests: no edit of the project that is tested."""
+PIPELINES = re.compile(r"&&|\|\||[;\n]")
+EDITORS = re.compile(
+    r"(?:^|[&|(]|(?:\b(?:sudo|xargs(?:\s+-\S+(?:\s+\d+)?)*|then|do|else)|\s-exec(?:dir)?)\s)\s*"
+    r"(?:tee|patch|cp|mv|rm|ed|sed\s+(?:[^;&|\n]*?\s)?(?:-\w*i|--in-place)|perl\s+(?:-\S+\s+)*-\w*i"
+    r"|git\s+(?:apply|am|checkout|restore|revert|reset|stash|mv|rm|cherry-pick|merge))(?![\w-]*\w)"
+)
+PYTHON = re.compile(r"\bpython[\d.]*\b")
+WRITES = re.compile(
+    r"open\([^)]*,\s*(?:mode\s*=\s*)?['\"][rb+]*[wax+]|\.write_(?:text|bytes)\(|\bos\.(?:rename|replace|remove)\(|\bshutil\."
+)
+TESTS = re.compile(
+    r"\b(?:pytest|unittest|tox|nox|nosetests|make|ctest|go\s+(?:test|build|vet|run)|cargo\s+\w+|(?:npm|yarn|pnpm)\s+(?:run\s+)?test"
+    r"|mvn|gradlew?)(?![\w.-]*\w)|\bpython[\d.]*\s+(?:-\w+\s+)*\S*test\w*\.py\b|\bmanage\.py\s+test\b"
+    r"|(?:(?:^|[;&|(\n])\s*|\b(?:ba)?sh\s+(?:-\w+\s+)*)\./\S*test\S*"
+)
+
+
+def edits(command: str) -> bool:
+    """Whether a command changes files, by how it is written."""
+    shell, programs = _parts(command)
+    if PYTHON.search(shell) and any(WRITES.search(program) for program in programs):
+        return True
+    return any(map(_changes, PIPELINES.split(shell)))
+
+
+def runs_tests(command: str) -> bool:
+    """Whether a command builds or tests the project, by how it is written."""
+    return bool(TESTS.search(_parts(command)[0]))
+
+
+def _changes(pipeline: str) -> bool:
+    left = LOG.sub(" ", pipeline) if TESTS.search(pipeline) else pipeline
+    return bool(REDIRECT.search(NO_REDIRECT.sub(" ", left)) or EDITORS.search(left))
+
+
+def _parts(command: str) -> tuple[str, list[str]]:
+    """What the shell itself reads, and the texts that it hands on: here-documents and quoted strings."""
+    bodies = [found["body"] for found in HEREDOC.finditer(command)]
+    shell = HEREDOC.sub(lambda found: found["line"], command)
+    return QUOTED.sub("''", shell), bodies + QUOTED.findall(shell)
+
+
+def faults(observations: Sequence[Observation]) -> list[Fault]:
+    """Every faulty turn of an episode, once."""
+    by_turn: dict[int, Fault] = {}
+    last_edit: int | None = None
+    for index, observation in enumerate(observations):
+        fault = _fault(index, observation, last_edit)
+        if fault is not None:
+            by_turn.setdefault(fault.turn, fault)
+        if any(map(edits, observation.commands)):
+            last_edit = index
+    return list(by_turn.values())
+
+
+def _fault(index: int, observation: Observation, last_edit: int | None) -> Fault | None:
+    if observation.returncode in (None, 0):
+        return None
+    error = observation.content
+    if NO_COMMAND.search(error):
+        return Fault(index, "unknown_command", error, f"there is no command {_first(NO_COMMAND, error)} here.")
+    if NO_FILE.search(error):
+        return Fault(index, "wrong_file", error, f"there is no file {_first(NO_FILE, error)} here.")
+    tested = any(map(runs_tests, observation.commands))
+    # One command may edit and test; the edit is then its own.
+    edit = index if tested and any(map(edits, observation.commands)) else last_edit
+    if tested and edit is not None:
+        return Fault(edit, "failing_test", error, f"the tests then say: {error.strip()}")
+    return None
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    match = pattern.search(text)
+    return next((group for group in match.groups() if group), "") if match else ""

@@ -4,8 +4,13 @@ No link is followed, no pipe waited for, and sizes are counted as files state th
 with holes is small on the disk of a sandbox and large wherever it is copied or read.
 """
 
+import atexit
+import fcntl
 import os
+import secrets
 import stat
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -219,3 +224,181 @@ def descend(root: Path, path: str, before: Callable[[str, int], None] = lambda n
         os.close(descriptor)
         raise
     return descriptor
+
+
+# ---- folder_writes
+# Writes and deletes below folders that hold anything: no link on the way is followed, and no depth is too deep.
+
+
+def write(root: Path, path: str, data: bytes, mode: int) -> None:
+    """Write a file into a folder of ours, whatever lies in the way: a link, a file or a folder there goes."""
+    folder, name = descend(root, path, _make_folder), PurePosixPath(path).name
+    try:
+        _unlink(name, folder)
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            os.fchmod(descriptor, mode)
+    finally:
+        os.close(folder)
+
+
+def unlink(root: Path, path: str) -> None:
+    """Delete a file or folder below a folder of ours, if it is there; no link on the way is followed."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        folder = descend(root, path)
+        try:
+            _unlink(PurePosixPath(path).name, folder)
+        finally:
+            os.close(folder)
+
+
+def _make_folder(name: str, above: int) -> None:
+    with suppress(FileNotFoundError):
+        mode = os.lstat(name, dir_fd=above).st_mode
+        if stat.S_ISDIR(mode):
+            if mode & stat.S_IRWXU != stat.S_IRWXU:
+                os.chmod(name, stat.S_IRWXU, dir_fd=above)
+            return
+        os.unlink(name, dir_fd=above)
+    os.mkdir(name, dir_fd=above)
+
+
+def _unlink(name: str, above: int) -> None:
+    try:
+        is_folder = stat.S_ISDIR(os.lstat(name, dir_fd=above).st_mode)
+    except FileNotFoundError:
+        return
+    if not is_folder:
+        os.unlink(name, dir_fd=above)
+        return
+    os.chmod(name, stat.S_IRWXU, dir_fd=above)
+    descriptor = os.open(name, FOLDER, dir_fd=above)
+    try:
+        empty(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rmdir(name, dir_fd=above)
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder, however deep, and also where the agent took away the permission to; nothing if it is gone."""
+    open_up(folder)
+    with suppress(OSError):
+        top = os.open(folder, FOLDER)
+        try:
+            empty(top)
+        finally:
+            os.close(top)
+        os.rmdir(folder)
+
+
+def empty(top: int) -> None:
+    """Delete all that lies in a folder of ours, given its descriptor.
+
+    Every folder is moved to the top before it is emptied, so that neither depth nor long paths matter.
+    """
+    token, waiting = secrets.token_hex(16), _cleared(top)
+    number = 0
+    while waiting:
+        name = waiting.pop()
+        with suppress(OSError):
+            below = os.open(name, FOLDER, dir_fd=top)
+            try:
+                for child in _cleared(below):
+                    number += 1
+                    os.rename(child, f"{token}-{number}", src_dir_fd=below, dst_dir_fd=top)
+                    waiting.append(f"{token}-{number}")
+            finally:
+                os.close(below)
+            os.rmdir(name, dir_fd=top)
+
+
+def _cleared(folder: int) -> list[str]:
+    """Delete what is no folder; the names of the folders, which may be entered afterwards."""
+    folders = []
+    for name in os.listdir(folder):
+        with suppress(OSError):
+            if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+                os.chmod(name, stat.S_IRWXU, dir_fd=folder)
+                folders.append(name)
+            else:
+                os.unlink(name, dir_fd=folder)
+    return folders
+
+
+# ---- temporary
+# Temporary folders, all below one of this process, whose lock tells other processes that it is alive.
+#
+# The kernel drops the lock however a process ends, kill -9 included, so whoever starts next deletes what it left. The
+# lock is on the folder itself and reaches other containers that share the temporary folder, where a process number
+# means nothing. A folder is deleted only where it is this user's own, no link, and its lock was free.
+
+PREFIX = "composer-of-"
+_lock = threading.Lock()
+_homes: dict[str, Path] = {}
+"""This process's folder, by the temporary folder that it lies in."""
+
+
+def make(kind: str) -> Path:
+    """A private, empty folder; `kind` begins its name. `FileNotFoundError` where there is no temporary folder."""
+    with suppress(FileNotFoundError):
+        return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=home()))
+    return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=home()))  # somebody tidied up meanwhile: a new home
+
+
+def home() -> Path:
+    """The folder of this process, made and locked at the first call, which deletes those of processes that are gone."""
+    place = tempfile.gettempdir()
+    with _lock:
+        if place not in _homes or not _homes[place].is_dir():
+            sweep(Path(place))
+            _homes[place] = _locked(place)
+        return _homes[place]
+
+
+def _locked(place: str) -> Path:
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        with suppress(FileNotFoundError):
+            descriptor = os.open(path, FOLDER)  # open, and so locked, until this process and its forks end
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # a sweep was faster, and is deleting it
+                os.close(descriptor)
+                continue
+            except OSError:  # no locks on this file system, so no sweeps either
+                pass
+            if path.is_dir():
+                atexit.register(_leave, path)
+                return path
+            os.close(descriptor)
+
+
+def _leave(path: Path) -> None:
+    with suppress(OSError):  # something of a fork is still in it, or it is gone
+        path.rmdir()
+
+
+def sweep(place: Path) -> None:
+    """Delete what processes of this user that are gone left below a temporary folder."""
+    above = os.open(place, FOLDER & ~os.O_NOFOLLOW)  # the temporary folder itself may be a link
+    try:
+        for name in sorted(os.listdir(above)):
+            if name.startswith(PREFIX):
+                with suppress(OSError):  # a link, another user's, alive, or swept by somebody else
+                    _sweep(name, above)
+    finally:
+        os.close(above)
+
+
+def _sweep(name: str, above: int) -> None:
+    descriptor = os.open(name, FOLDER, dir_fd=above)
+    try:
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fchmod(descriptor, stat.S_IRWXU)
+            empty(descriptor)
+            os.rmdir(name, dir_fd=above)
+    finally:
+        os.close(descriptor)

@@ -16,8 +16,8 @@ from stages.evaluation.arms import START, Item, hacking, task_means, without_twi
 from stages.evaluation.comparison import compare
 from stages.evaluation.report import aligned, percent, shortened, wrap
 from stages.evaluation.stats import PairedDifference, Rate
-from stages.evaluation.wording import points
-from stages.policy.checkpoint import CheckpointInfo
+from stages.evaluation.verdict import points
+from stages.policy.adapters import CheckpointInfo
 
 TAKEN = {None: "nothing", "v": "v", "random": "a random direction"}
 COLUMNS = {"hacks": "hacked", "right": "gt_pass"}

@@ -15,9 +15,20 @@ from typing import Any
 from pydantic import BaseModel
 
 from stages.envs.base import Environment, Grade, Observation, Task
-from stages.envs.bash import SUBMIT, ActionError
+from stages.envs.bash import FENCE, SUBMIT, ActionError, fenced, parse_bash
 from stages.errors import UsageError
-from stages.integrations.commands import message
+
+# ---- commands
+# A command that another framework hands over, as the message in which an environment finds it again, whole.
+
+
+def message(command: str) -> str:
+    """A message of one command alone; `ActionError` where a line of the command itself would end the block early."""
+    text = fenced(command)
+    if command.strip() and parse_bash(text) != command.strip("\n"):
+        raise ActionError(f"The command holds a line {FENCE}, which would cut it short. Write such a line another way.")
+    return text
+
 
 FINAL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """A command that succeeds and prints this line first is how mini-swe-agent's prompts tell a model to hand in."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.envs import bash_faults
+from stages.envs import bash
 from stages.envs.base import Observation
 from stages.errors import BadInput, UsageError
 from stages.runs import store
@@ -72,7 +72,7 @@ def hints(trace: Any) -> dict[int, str]:
     for node in trace.nodes:
         if node.parent in sampled and not node.sampled:
             # The exit code is not recorded; these errors are told by their words.
-            for fault in bash_faults.faults([Observation(_text(node.message), returncode=1)]):
+            for fault in bash.faults([Observation(_text(node.message), returncode=1)]):
                 found.setdefault(node.parent, f"Hint: {fault.advice}")
     return found
 

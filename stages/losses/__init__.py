@@ -28,17 +28,25 @@ advantages.py - GRPO's advantages, and the correction for the sampling engine
 parity/ - how recorded cases map onto the above
 """
 
-from stages.losses.divergence import elementwise_divergence
-from stages.losses.dpo import DpoOptions, Pairs, dpo_losses
+from stages.losses.dpo import DpoOptions, PairLosses, Pairs, dpo_losses, simpo_loss
 from stages.losses.eopd import EopdOptions, SoftTargets, eopd_loss, soft_targets
-from stages.losses.hidden import Head, HiddenDivergence, hidden_divergence
+from stages.losses.hidden import Head, HiddenDivergence, elementwise_divergence, hidden_divergence
 from stages.losses.jsd import divergence_loss, generalized_jsd
-from stages.losses.log_probs import label_log_probs, sequence_log_probs, token_log_probs
-from stages.losses.reduction import aggregation_weights, mean_of_sequence_means
-from stages.losses.sdpo import importance_weights, sampled_token_loss, self_distillation_loss
-from stages.losses.simpo import PairLosses, simpo_loss
+from stages.losses.reduction import (
+    aggregation_weights,
+    label_log_probs,
+    mean_of_sequence_means,
+    sequence_log_probs,
+    token_log_probs,
+)
+from stages.losses.sdpo import (
+    importance_weights,
+    sampled_token_loss,
+    self_distillation_loss,
+    trust_region_logits,
+    update_average,
+)
 from stages.losses.taid import TaidSchedule, TaidState, advance, taid_loss
-from stages.losses.teachers import trust_region_logits, update_average
 
 __all__ = [
     "DpoOptions",

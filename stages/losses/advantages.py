@@ -6,7 +6,7 @@ Serves the parity check only: training leaves both to TRL.
 import torch
 
 from stages.errors import UsageError
-from stages.losses.shapes import (
+from stages.losses.reduction import (
     Groups,
     PerGroup,
     PerSequence,

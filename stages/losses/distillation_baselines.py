@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.losses.shapes import Logits, Scalar, TokenMask, TokenValues, Values
+from stages.losses.reduction import Logits, Scalar, TokenMask, TokenValues, Values
 
 
 def forward_kl(student: Logits, teacher: Logits, mask: TokenMask) -> Scalar:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stages.errors import UsageError
 from stages.losses.dpo import DpoOptions, Pairs, dpo_losses
-from stages.losses.shapes import PerPair, Scalar, StackedSequences, StackedTokenMask, StackedTokens
+from stages.losses.reduction import PerPair, Scalar, StackedSequences, StackedTokenMask, StackedTokens
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.errors import UsageError
-from stages.losses.chunked import DEFAULT_CHUNK_TOKENS
-from stages.losses.divergence import renormalised, widened, with_tail
+from stages.losses.hidden import renormalised, widened, with_tail
 from stages.losses.jsd import generalized_jsd
-from stages.losses.log_probs import token_log_probs
-from stages.losses.reduction import IGNORED, reduced_entries
-from stages.losses.shapes import (
+from stages.losses.reduction import (
+    DEFAULT_CHUNK_TOKENS,
+    IGNORED,
     Distribution,
     DistributionIds,
     DistributionMask,
@@ -26,6 +25,8 @@ from stages.losses.shapes import (
     TokenIds,
     TokenValues,
     Values,
+    reduced_entries,
+    token_log_probs,
 )
 
 

@@ -9,11 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.losses.chunked import DEFAULT_CHUNK_TOKENS
-from stages.losses.divergence import elementwise_divergence, widened
-from stages.losses.log_probs import token_log_probs
-from stages.losses.reduction import IGNORED, reduced_entries
-from stages.losses.shapes import Distribution, EntryValues, Logits, Scalar, TokenIds, TokenMask, Values
+from stages.losses.hidden import elementwise_divergence, widened
+from stages.losses.reduction import (
+    DEFAULT_CHUNK_TOKENS,
+    IGNORED,
+    Distribution,
+    EntryValues,
+    Logits,
+    Scalar,
+    TokenIds,
+    TokenMask,
+    Values,
+    reduced_entries,
+    token_log_probs,
+)
 
 SMALLEST_PROB = 1e-8
 

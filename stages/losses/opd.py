@@ -11,8 +11,7 @@ from operator import add
 import torch
 
 from stages.errors import UsageError
-from stages.losses.reduction import aggregate, masked_mean
-from stages.losses.shapes import Packed, Scalar, TokenMask, TokenValues, Values
+from stages.losses.reduction import Packed, Scalar, TokenMask, TokenValues, Values, aggregate, masked_mean
 
 LARGEST_LOG_RATIO = 20.0
 LARGEST_K3 = 10.0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stages.errors import UsageError
-from stages.losses.shapes import Packed, PackedMask, Scalar
+from stages.losses.reduction import Packed, PackedMask, Scalar
 
 TRUST_REGION = 0.2
 OPD_KL_TAU = 1e-3

@@ -21,7 +21,7 @@ from stages.losses.prime_rl import (
     reference_gap,
     stacked,
 )
-from stages.losses.shapes import Packed, PackedMask, Scalar
+from stages.losses.reduction import Packed, PackedMask, Scalar
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """SDPO self-distillation: the policy is its own teacher in a context that holds a hint."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -8,9 +10,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.errors import UsageError
-from stages.losses.chunked import DEFAULT_CHUNK_TOKENS, token_sum
-from stages.losses.divergence import elementwise_divergence, renormalised, widened, with_tail
-from stages.losses.shapes import Distribution, Logits, PerPosition, RowTable, Scalar, TokenMask, TokenValues, Values
+from stages.losses.hidden import (
+    FEWEST_CHUNK_TOKENS,
+    HEAD_CHUNK_TOKENS,
+    Predictors,
+    elementwise_divergence,
+    logits_sum,
+    renormalised,
+    widened,
+    with_tail,
+)
+from stages.losses.reduction import (
+    DEFAULT_CHUNK_TOKENS,
+    Distribution,
+    Logits,
+    PerPosition,
+    RowTable,
+    RowValues,
+    Scalar,
+    TokenMask,
+    TokenValues,
+    Values,
+    token_sum,
+)
 
 LARGEST_LOG_RATIO = 20.0
 
@@ -92,3 +114,73 @@ def self_distillation_loss(
 
 def _column(loss: partial, student: Tensor, teacher: Tensor) -> RowTable:
     return loss(student, teacher).unsqueeze(-1)
+
+
+# ---- teachers
+# Teachers made from the student: moving averages of its weights, and a trust region in logit space.
+
+
+@torch.no_grad()
+def update_average(teacher: Sequence[Tensor], student: Sequence[Tensor], student_share: float) -> None:
+    """In place: teacher = (1 - student_share) * teacher + student_share * student; a share of 0 leaves it alone.
+
+    OPSD: the teacher starts as a copy of the student at the first step's end (that call only copies), student_share is
+    1 - ema_decay, with ema_decay 0.999. SDPO: once per policy update, skipped if no gradient was finite, student_share
+    0.05.
+    Source: siyan-zhao/OPSD 401b849 opsd_trainer.py _update_ema; lasgroup/SDPO 0e6d510 dp_actor.py:132-151
+    _update_teacher.
+    """
+    if student_share == 0.0:
+        return
+    for average, weight in zip(teacher, student, strict=True):
+        average.mul_(1.0 - student_share).add_(weight.to(average.device), alpha=student_share)
+
+
+def trust_region_logits(reference_logits: Values, student_logits: Values, student_share: float) -> Values:
+    """lerp(reference, student, student_share), entry by entry. Source: lasgroup/SDPO 0e6d510 dp_actor.py:52-64."""
+    return torch.lerp(reference_logits, student_logits, student_share)
+
+
+# ---- sdpo_hidden
+# SDPO from hidden states and output heads: no model's logits exist beyond a chunk of tokens.
+
+
+@dataclass(frozen=True)
+class SelfTaught:
+    """What teaches: one model's predictions or, in a trust region, lerp(kept, current, share) of two models' logits."""
+
+    kept: Predictors
+    current: Predictors | None = None
+    share: float = 0.0
+
+
+def sdpo_from_hidden(
+    student: Predictors,
+    teacher: SelfTaught,
+    weights: RowValues,
+    *,
+    alpha: float = 0.5,
+    top_k: int | None = None,
+    add_tail: bool = True,
+    temperature: float = 1.0,
+    chunk_tokens: int | None = None,
+) -> tuple[Scalar, RowValues]:
+    """self_distillation_loss over N tokens: the sum of weight * loss, and the loss a token (detached), in nats.
+
+    Tokens of weight 0 are not computed, and their loss is given as 0. Gradient to the student's hidden states and head
+    alone. The two models of a trust region share a vocabulary. chunk_tokens None: a 64th of the tokens, but 16 to 64 of
+    them, half of what `logits_sum` takes, as the mixture has twice as many temporaries.
+    """
+    chunk_tokens = chunk_tokens or min(max(len(weights) // 64, FEWEST_CHUNK_TOKENS // 2), HEAD_CHUNK_TOKENS // 2)
+    loss = partial(logits_loss, alpha=alpha, top_k=top_k, add_tail=add_tail, temperature=temperature)
+    current = teacher.current
+    beside = () if current is None else (current.hidden.detach(),)
+
+    def per_token(own: Tensor, kept: Tensor, *rows: Tensor) -> RowTable:
+        if current is not None:
+            with torch.no_grad():
+                kept = trust_region_logits(kept, current.head.logits(rows[0])[..., : kept.shape[-1]], teacher.share)
+        return loss(own, kept).unsqueeze(-1)
+
+    total, table = logits_sum(per_token, student, teacher.kept, weights, *beside, chunk_tokens=chunk_tokens)
+    return total, table[:, 0]

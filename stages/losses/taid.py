@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.errors import UsageError
-from stages.losses.chunked import DEFAULT_CHUNK_TOKENS, token_sum
 from stages.losses.hidden import Predictors, logits_sum
-from stages.losses.shapes import Logits, RowTable, RowValues, Scalar, TokenMask
+from stages.losses.reduction import DEFAULT_CHUNK_TOKENS, Logits, RowTable, RowValues, Scalar, TokenMask, token_sum
 
 
 def taid_loss(

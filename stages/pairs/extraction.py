@@ -8,15 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stages.envs.base import Task
-from stages.pairs.blocks import Alike, Block, Classes, equal_rows, numbers
-from stages.pairs.evidence import Evidence, blocks, spent
-from stages.pairs.labels import Array
-from stages.pairs.patterns import Found, Pattern, patterns
+from stages.pairs.audit import Evidence, Found, Pattern, blocks, patterns, spent
+from stages.pairs.blocks import Alike, Array, Block, Classes, equal_rows, numbers
+from stages.pairs.groups import pair_id
 from stages.pairs.report import PairAccount, report
-from stages.pairs.rows import pair_id
 from stages.pairs.states import AnsweredStates, blindly_asked
 from stages.runs.artifact import Out, Run
-from stages.runs.pair_records import PAIR, TEACHER_ACTION
+from stages.runs.records import PAIR, TEACHER_ACTION
 
 BILL = ["teacher", "cost_usd", "error_type"]
 

@@ -5,17 +5,19 @@ form) and seen the same. What they thought aside may differ; a pair's context is
 student where one is named.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
-from stages.pairs.canonical import canonical, canonical_answer, canonical_command
-from stages.pairs.voting import Ballot, Preference, decide
-from stages.rollouts.trace import by_rollout, states
+from stages.envs.base import Task
+from stages.pairs.voting import Ballot, Preference, canonical, canonical_answer, canonical_command, decide
+from stages.rollouts.agent_loop import state_sha256
+from stages.rollouts.trace import COLUMNS, by_rollout, opening_row, state_id, state_rows, states, step_groups
 from stages.runs import store
-from stages.runs.records import Row
+from stages.runs.artifact import Run
+from stages.runs.records import STEP, Row
 
 LEAST_ROLLOUTS = 2
 """On each side: what a single rollout came to is as much the luck of its other steps as the work of this one."""
@@ -187,3 +189,185 @@ def _better(better: Sequence[StateVisit], worse: Sequence[StateVisit], student: 
     texts = (chosen.step["action"], rejected.step["action"])
     sides = Preference("better_outcome", *texts, rejected.model, len(better), len(worse))
     return Choice(sides, (chosen.form, rejected.form), at, "reward", num_others)
+
+
+# ---- submissions
+# What rollouts of one task submitted, compared by the verdict: a patch that was accepted over one that was not.
+#
+# The context is the task alone, as the way to the answer differs from rollout to rollout.
+
+
+@dataclass(frozen=True)
+class SubmissionVerdict:
+    """A preference between two submissions, the rollout of the rejected one, and the number of other submissions."""
+
+    preference: Preference
+    rollout: Row
+    num_others: int
+
+
+def compare(
+    rollouts: Sequence[Row], submitted: Mapping[str, str | None], student: str | None
+) -> tuple[list[SubmissionVerdict], Counter[str]]:
+    """Preferences between what was submitted for one task, and reasons for none.
+
+    Every distinct text stands for itself once; a text that was judged both ways is compared with none.
+    """
+    dropped: Counter[str] = Counter()
+    judged: dict[str, list[Row]] = {}
+    for row in rollouts:
+        text = submitted.get(row["rollout_id"]) or ""
+        if not text.strip():
+            dropped["no_submission"] += row["gt_pass"] is not None
+        elif row["reward"] is None:
+            dropped["submission_not_judged"] += 1
+        else:
+            judged.setdefault(text, []).append(row)
+    settled = {text: rows for text, rows in judged.items() if len({row["reward"] for row in rows}) == 1}
+    dropped["submission_judged_both_ways"] = len(judged) - len(settled)
+    verdicts = [
+        _verdict(better, worse, settled)
+        for better, worse in product(settled, repeat=2)
+        if settled[better][0]["reward"] > settled[worse][0]["reward"]
+        and (student is None or any(row["model"] == student for row in (*settled[better], *settled[worse])))
+    ]
+    dropped["submissions_equal"] = bool(settled) and not verdicts
+    return verdicts, +dropped
+
+
+def _verdict(better: str, worse: str, settled: Mapping[str, list[Row]]) -> SubmissionVerdict:
+    name = settled[worse][0]["model"] or "unknown"
+    sides = Preference("better_submission", better, worse, name, len(settled[better]), len(settled[worse]))
+    return SubmissionVerdict(sides, settled[worse][0], len(settled) - 1)
+
+
+# ---- rows
+# Pairs as rows, from a preference and the state it was found in; and all pairs of a group of rollouts on one task.
+
+IN_WORDS = "task"
+"""In the place of a step in the name of a state before anything was done."""
+
+
+def pair_id(state_sha256: str, chosen: str, rejected: str) -> str:
+    """The name of a pair: one for the same preference in the same state."""
+    return store.digest([state_sha256, chosen, rejected])[:24]
+
+
+def pair_row(
+    preference: Preference,
+    task: Task,
+    step: Row,
+    *,
+    state: str,
+    num_teachers: int,
+    compared_by: str,
+) -> Row:
+    """One `pair/4` row of imported groups.
+
+    `step` names the rollout, the step and the digest of the state, `state` its row of `states`.
+    """
+    return {
+        "pair_id": pair_id(step["state_sha256"], preference.chosen, preference.rejected),
+        "rule": preference.rule,
+        "rollout_id": step["rollout_id"],
+        "task_id": task.task_id,
+        "family": task.family,
+        "step": step["step"],
+        "state_sha256": step["state_sha256"],
+        "state_id": state,
+        "chosen": preference.chosen,
+        "rejected": preference.rejected,
+        "rejected_by": preference.rejected_by,
+        "votes_chosen": preference.votes_chosen,
+        "votes_rejected": preference.votes_rejected,
+        "num_teachers": num_teachers,
+        "compared_by": compared_by,
+        "chosen_by": None,
+        "served_models": None,
+        "cost_usd": None,
+    }
+
+
+def by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rollout or step rows grouped by task; a task without any has none."""
+    grouped: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        grouped[row["task_id"]].append(row)
+    return grouped
+
+
+def of_group(
+    task: Task, rollouts: Sequence[Row], steps: Sequence[Row], submitted: Mapping[str, str | None], student: str | None
+) -> Row:
+    """All pairs of one task, each once, what was dropped by reason, and how many states several rollouts shared."""
+    dropped: Counter[str] = Counter()
+    pairs: dict[str, Row] = {}
+    crossing_states = crossings(steps, rollouts)
+    candidates: list[Row] = []
+    for visits in crossing_states:
+        choices, reasons = choose(visits, student)
+        dropped += reasons
+        candidates += [_in_state(choice, task) for choice in choices]
+    verdicts, reasons = compare(rollouts, submitted, student)
+    dropped += reasons
+    dropped["task_without_words"] += 0 if task.prompt else len(verdicts)
+    candidates += [_in_task(verdict, task) for verdict in verdicts if task.prompt]
+    for row in candidates:
+        dropped["duplicate"] += row["pair_id"] in pairs
+        pairs.setdefault(row["pair_id"], row)
+    shared = sum(len(visits) > 1 for visits in crossing_states)
+    return {"pairs": list(pairs.values()), "dropped": dict(+dropped), "states": len(crossing_states), "shared": shared}
+
+
+def _in_state(choice: Choice, task: Task) -> Row:
+    return pair_row(
+        choice.preference,
+        task,
+        choice.at.step,
+        state=state_id(choice.at.step),
+        num_teachers=choice.num_others,
+        compared_by=choice.compared_by,
+    )
+
+
+def _in_task(verdict: SubmissionVerdict, task: Task) -> Row:
+    """The state before anything was done: the task in its own words."""
+    digest = task_state(task)["state_sha256"]
+    start = {"rollout_id": verdict.rollout["rollout_id"], "step": 0, "state_sha256": digest}
+    return pair_row(
+        verdict.preference,
+        task,
+        start,
+        state=task_state(task)["state_id"],
+        num_teachers=verdict.num_others,
+        compared_by="reward",
+    )
+
+
+def task_state(task: Task) -> Row:
+    """The `state/1` row of a task in its own words."""
+    messages = [{"role": "user", "content": task.prompt}]
+    return opening_row(f"{task.task_id}/{IN_WORDS}", messages, state_sha256(messages))
+
+
+class Named:
+    """The states that pairs name: of every rollout those up to the last one, and tasks in their own words."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        self._tasks = set[str]()
+
+    def add(self, name: str) -> None:
+        """One `state_id`."""
+        owner, _, step = name.rpartition("/")
+        if step == IN_WORDS:
+            self._tasks.add(owner)
+        else:
+            self._last[owner] = max(self._last.get(owner, 0), int(step))
+
+    def rows(self, rollouts: Run, tasks: Iterable[Task] = ()) -> Iterator[Row]:
+        """Their `state/1` rows, with all that they go on from; the steps of a run are read once."""
+        for steps in step_groups(rollouts.scan(STEP).rows(COLUMNS)):
+            if steps[0]["rollout_id"] in self._last:
+                yield from state_rows(steps, self._last[steps[0]["rollout_id"]])
+        yield from (task_state(task) for task in tasks if task.task_id in self._tasks)

@@ -40,8 +40,7 @@ A model `sglang:Qwen/Qwen3-8B` is then opened by that class, in every stage that
 from pathlib import Path
 from pkgutil import resolve_name
 
-from stages.policy.base import Policy, PolicyKind, Sample, Turn
-from stages.policy.config import PolicyConfig
+from stages.policy.base import Policy, PolicyConfig, PolicyKind, Sample, Turn
 from stages.runs.artifact import Listener
 from stages.runs.ledger import Budget
 

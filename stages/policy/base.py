@@ -1,14 +1,229 @@
 """What a policy is asked (`Turn`), what it answers (`Sample`), and what it is."""
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
+from pydantic import Field, model_validator
+
+from stages import envs
+from stages.errors import BadInput, UsageError
 from stages.messages import Message
-from stages.policy.config import PolicyConfig
+from stages.redaction import secret_in
+from stages.runs import store
 from stages.runs.artifact import Listener
+from stages.runs.config import Settings
 from stages.runs.ledger import Budget
+
+# ---- embedded
+# Models that environments bring along, such as `kata:student`: made on first use, then loaded like any other.
+
+EXAMPLE = "kata:student"
+
+
+class ModelMaker(Protocol):
+    """The module behind an environment's `models`; `name` is what follows the colon: a name, or a file of rows."""
+
+    def recipe_fingerprint(self, name: str, /) -> str:
+        """SHA-256 over all that determines the model's bytes."""
+        ...
+
+    def ensure(self, name: str, cache: Path, progress: Callable[[str, int, int], None], /) -> Path:
+        """The model's folder in this cache, made first if it is not there."""
+        ...
+
+
+def is_embedded(model: str) -> bool:
+    """Whether a model's name is `ENVIRONMENT:NAME` of an environment that brings models along."""
+    environment, colon, _ = model.partition(":")
+    entry = envs.ENVIRONMENTS.get(environment)
+    return bool(colon and entry and entry.models)
+
+
+def fingerprint(model: str) -> str:
+    """SHA-256 over all that determines the model's bytes; `UsageError` when there is no such model."""
+    maker, name = _maker(model)
+    return maker.recipe_fingerprint(name)
+
+
+def folder(model: str, cache: Path, listener: Callable[[str, int, int], None]) -> Path:
+    """The model's folder in this cache, made first if it is not there; `listener` hears (what, done, of)."""
+    maker, name = _maker(model)
+    return maker.ensure(name, cache, listener)
+
+
+def learning_rate(model: str) -> float | None:
+    """The rate that suits training on from a model, where its maker has a constant `LEARNING_RATE`; else None."""
+    return getattr(_maker(model)[0], "LEARNING_RATE", None) if is_embedded(model) else None
+
+
+def _maker(model: str) -> tuple[ModelMaker, str]:
+    environment, _, name = model.partition(":")
+    return envs.attached(environment, "models"), name
+
+
+# ---- config
+# How a policy is configured: a model, where it is, and how to sample from it.
+
+VLLM = "vllm:"
+"""What stands before a model that is sampled from a vLLM server."""
+
+
+class Server(Settings):
+    """How a vLLM server is started for a run, for a model `vllm:...` without base_url."""
+
+    python: str = Field("", json_schema_extra={"affects_results": False})
+    """Interpreter of the environment that holds vLLM; empty for the one that COMPOSER_VLLM names, else `.vllm`'s."""
+    args: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], bool | int | float | str] = Field({})
+    """Further options of vLLM's server: {"tensor-parallel-size": 2, "gpu-memory-utilization": 0.4}."""
+
+
+class PolicyConfig(Settings):
+    """A model and how to sample from it: a folder, a hub id or `kata:NAME`; with `base_url`, a model of that server."""
+
+    preflight: ClassVar[str | None] = "stages.policy.preflight:check"
+
+    model: str = Field("kata:student", min_length=1)
+    """Hugging Face folder, hub id, `kata:NAME` (built on first use), or with `base_url` the server's name for it.
+    One of the first three behind `vllm:` is sampled from a vLLM server, token by token."""
+    base_url: str | None = None
+    """Root of an OpenAI-compatible server, for example https://api.openai.com/v1."""
+    server: Server = Server()
+    api_key_env: str = ""
+    """Name of the environment variable that holds the key; empty for a server that needs none."""
+    usd_per_mtok_in: float | None = None
+    """Price of a million input tokens of a server in USD; 0 where it is free."""
+    usd_per_mtok_cached_in: float | None = None
+    """The same for input tokens that the server says it had cached; without it they cost what others do."""
+    usd_per_mtok_out: float | None = None
+    """Price of a million output tokens in USD."""
+    price: Literal["unknown"] | None = None
+    """"unknown" lets a server without prices be asked under --max-cost: a call at a time, by its own bills."""
+    temperature: float = Field(1.0, ge=0.0)
+    """0 is greedy. Nothing else shapes the distribution, so that log-probs are exact: no top_p, top_k or penalties."""
+    max_tokens: int = Field(64, gt=0)
+    """Longest answer in tokens; one that reaches it counts as truncated."""
+    request: dict[str, Any] = Field(default_factory=dict)
+    """Fields of a server's request to set otherwise, or with `false` to leave out: `request = { seed = false }`."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of a server's request, sent as they are: `extra_body = { provider = { only = ["x"] } }`."""
+    chat_template_kwargs: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], bool | int | float | str] = Field({})
+    """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
+    tool_calls: Literal["none", "native", "qwen3", "llama3", "mistral", "deepseek", "gpt-oss"] = "none"
+    """How tools are called: `native` where a server reads calls, else in which family's format answers are written."""
+    dtype: str = "auto"
+    """Floating-point type of a local model's weights: auto, float32, bfloat16 or float16."""
+    device: str = Field("auto", json_schema_extra={"affects_results": False})
+    """auto takes a GPU when there is one."""
+    concurrency: int = Field(8, gt=0, json_schema_extra={"affects_results": False})
+    """Requests in flight at once to a server."""
+    timeout_s: float = Field(600.0, gt=0, json_schema_extra={"affects_results": False})
+    """Wall time of one request; long, because a request that is given up may have been billed."""
+    max_attempts: int = Field(6, gt=0, json_schema_extra={"affects_results": False})
+    """Launches of one request, the first included."""
+
+    @model_validator(mode="after")
+    def _check_prices(self) -> "PolicyConfig":
+        prices = (self.usd_per_mtok_in, self.usd_per_mtok_cached_in, self.usd_per_mtok_out)
+        if min(price or 0.0 for price in prices) < 0:
+            raise ValueError("prices cannot be negative")
+        if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):
+            raise ValueError(f"base_url {self.base_url!r} is no address; it begins with http:// or https://")
+        return self
+
+    @model_validator(mode="after")
+    def _check_request(self) -> "PolicyConfig":
+        sent = self.request | self.extra_body
+        if sent.get("max_tokens") is False and not isinstance(sent.get("max_completion_tokens"), int):
+            raise ValueError("request leaves out max_tokens: give max_completion_tokens, so that answers have an end")
+        if {"n", "stream", "messages"} & sent.keys():
+            raise ValueError("request and extra_body cannot set n, stream or messages")
+        return self
+
+    @property
+    def priced(self) -> bool:
+        """Whether a call's price is known before it is made: both prices are given, or the model is our own."""
+        return self.base_url is None or None not in (self.usd_per_mtok_in, self.usd_per_mtok_out)
+
+    def longest_answer(self) -> int:
+        """The most completion tokens that a request allows."""
+        sent = self.request | self.extra_body
+        limits = (sent.get(name) for name in ("max_tokens", "max_completion_tokens"))
+        return max([self.max_tokens, *(n for n in limits if isinstance(n, int))])
+
+    @property
+    def source(self) -> str:
+        """Where the weights are: the model without `vllm:`."""
+        return self.model.removeprefix(VLLM)
+
+    @property
+    def served(self) -> bool:
+        """Whether the model is sampled from a vLLM server."""
+        return self.model.startswith(VLLM)
+
+    def held_here(self) -> "PolicyConfig":
+        """The same model in this process."""
+        return self.model_copy(update={"model": self.source, "base_url": None}) if self.served else self
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that affect answers; a local folder counts by its bytes, an embedded model by its recipe."""
+        own = {**super().identity(), "weights": weights_identity(self)}
+        if not self.server.args:
+            del own["server"]
+        return own
+
+    def key(self) -> str:
+        """The API key from the environment, redacted from now on; `UsageError` names a missing or empty variable.
+
+        "EMPTY" where no variable is configured: servers that need no key accept any.
+        """
+        if not self.api_key_env:
+            return "EMPTY"
+        key = secret_in(self.api_key_env)
+        if not key:
+            state = "is empty" if self.api_key_env in os.environ else "is not set"
+            raise UsageError(
+                f"The environment variable {self.api_key_env}, which holds the key for {self.base_url}, {state}. "
+                "Export it."
+            )
+        return key
+
+    def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
+        """Price in USD of a call with so many tokens, `cached_tokens` of them cached; an unknown price is 0."""
+        new, cached, out = (self.usd_per_mtok_in or 0.0, self.usd_per_mtok_cached_in, self.usd_per_mtok_out or 0.0)
+        dear = prompt_tokens - cached_tokens
+        return (dear * new + cached_tokens * (new if cached is None else cached) + completion_tokens * out) / 1e6
+
+
+def prompt_bound(num_bytes: int) -> int:
+    """At most so many tokens has a prompt whose request takes this many bytes of JSON.
+
+    No tokenizer makes more tokens than there are UTF-8 bytes. The margin, 10 % and 512, is for what a chat template or
+    a provider adds.
+    """
+    return num_bytes * 11 // 10 + 512
+
+
+def weights_identity(config: PolicyConfig) -> str:
+    """What tells two models of one name apart: the recipe of an embedded model, the bytes of a folder, else a constant.
+
+    A folder may have the word of a registered kind before it: `vllm:./model`. Raises `BadInput` for a path without
+    folder and `UsageError` for an unknown embedded model.
+    """
+    if config.base_url is not None and not config.served:
+        return "endpoint"
+    if is_embedded(config.source):
+        return fingerprint(config.source)
+    for place in (config.model, config.model.partition(":")[2]):
+        if place and Path(place).is_dir():
+            return store.folder_sha256(Path(place))
+    if config.source.startswith(("/", "./", "../", "~")):
+        raise BadInput(f"There is no model folder {config.source}. Give a Hugging Face folder, a hub id, or {EXAMPLE}.")
+    return "hub"
+
 
 __all__ = ["CountsTokens", "Policy", "PolicyConfig", "PolicyKind", "Sample", "Turn"]
 

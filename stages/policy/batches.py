@@ -13,11 +13,8 @@ import orjson
 import tenacity
 
 from stages.errors import ComposerError, UsageError
-from stages.policy import answers
-from stages.policy.answers import Rejected, Retryable
-from stages.policy.base import Sample
-from stages.policy.client import Broken, Client, Refused, Response
-from stages.policy.config import PolicyConfig
+from stages.policy.base import PolicyConfig, Sample
+from stages.policy.client import Broken, Client, Refused, Rejected, Response, Retryable, classified, read
 from stages.runs import store
 
 KEY = "composer"
@@ -91,9 +88,9 @@ class Batches:
         try:
             status, body = _answered(line or {})
             if status != 200:
-                failed: Exception = answers.classified(Response(status, {}, body), self._config, None)
+                failed: Exception = classified(Response(status, {}, body), self._config, None)
             else:
-                return answers.read(body, self._config, bound, latency_s=0.0, attempts=1)
+                return read(body, self._config, bound, latency_s=0.0, attempts=1)
         except (Rejected, Retryable, ComposerError) as error:
             failed = error
         return self._failed(failed, bound)
@@ -123,7 +120,7 @@ class Batches:
                 try:
                     return await call()
                 except Refused as error:
-                    raise answers.classified(error.response, self._config, None) from None
+                    raise classified(error.response, self._config, None) from None
                 except Broken as error:
                     raise Retryable("connection", f"{self._config.base_url} cannot be reached ({error})") from None
         raise AssertionError("tenacity ends with a result or an error")

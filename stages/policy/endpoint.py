@@ -6,25 +6,185 @@ counts as possibly paid. A server that answers 200 with an error inside (OpenRou
 """
 
 import asyncio
+import sqlite3
+import threading
 import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import orjson
 import tenacity
 
 from stages.errors import ComposerError, Incomplete, UsageError
-from stages.policy import answers, background, dialect, probing
-from stages.policy.answers import Rejected, Retryable
-from stages.policy.base import Sample, Turn
-from stages.policy.cache import AnswerCache
-from stages.policy.client import Broken, Client, Response, Unreachable
-from stages.policy.config import PolicyConfig, prompt_bound
-from stages.policy.hosts import host_of
-from stages.policy.patience import QUIET_S, Patience
+from stages.policy import background, client, dialect
+from stages.policy.base import PolicyConfig, Sample, Turn, prompt_bound
+from stages.policy.client import Broken, Client, Rejected, Response, Retryable, Unreachable
+from stages.redaction import redacted_bytes
 from stages.runs import store
-from stages.runs.artifact import Listener
+from stages.runs.artifact import Interrupted, Listener
 from stages.runs.ledger import Budget, Reservation
-from stages.runs.together import Together
+from stages.runs.store import Together
+
+# ---- hosts
+# How many requests a server gets at once: found out, and shared by all policies that ask the same server.
+#
+# The number starts low and grows with every answer until the server pushes back (429, 503, a time-out); from then
+# on it
+# falls by 30 % at most once a second and grows by one a round: additive increase, multiplicative decrease. A wait that
+# the server asks for holds for everyone who asks it.
+
+START = 16
+"""Requests in flight before anything is known of a server."""
+FALL = 0.7
+PATIENCE_S = 1.0
+"""Push-backs within this time count as one: they answer requests that were sent before the first of them."""
+
+
+class Host:
+    """One server's door. `enter` waits for the server's own pace; every `enter` ends in one `leave`."""
+
+    def __init__(self) -> None:
+        self.limit, self.in_flight = float(START), 0
+        self._growing = True
+        self._closed_until = 0.0
+        self._fell_at = -PATIENCE_S
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def enter(self) -> None:
+        """Return when a request may be sent."""
+        while True:
+            wait_s = self._closed_until - time.monotonic()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            elif self.in_flight < int(self.limit):
+                self.in_flight += 1
+                return
+            else:
+                turn = asyncio.get_running_loop().create_future()
+                self._waiting.append(turn)
+                try:
+                    await turn
+                except asyncio.CancelledError:
+                    self._wake()  # it may have been this one's turn
+                    raise
+
+    def leave(self, *, pushed_back: bool = False, wait_s: float | None = None) -> None:
+        """A request has ended; `wait_s` is what the server asked for."""
+        now = time.monotonic()
+        if pushed_back:
+            self._growing = False
+            if now - self._fell_at >= PATIENCE_S:
+                self.limit, self._fell_at = max(self.limit * FALL, 1.0), now
+            self._closed_until = max(self._closed_until, now + (wait_s or 0.0))
+        elif self.in_flight >= int(self.limit):  # an idle door tells nothing about what the server can take
+            self.limit += 1.0 if self._growing else 1.0 / self.limit
+        self.in_flight -= 1
+        self._wake()
+
+    def _wake(self) -> None:
+        room = int(self.limit) - self.in_flight
+        while self._waiting and room > 0:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                room -= 1
+
+
+HOSTS: dict[tuple[str, str], Host] = {}
+
+
+def host_of(base_url: str) -> Host:
+    """The door of the server behind a URL; one for all of the process."""
+    parts = urlsplit(base_url)
+    return HOSTS.setdefault((parts.scheme, parts.netloc), Host())
+
+
+# ---- patience
+# Says what is waited for, and since when, while a server is silent.
+#
+# A listener counts what is finished; of a server that says nothing there is nothing to count. So while the oldest
+# request
+# is older than `QUIET_S`, the listener hears of it as progress of 0 in 0 units: something that is waited for.
+
+QUIET_S = 10.0
+
+
+class Patience:
+    """The requests of one policy that are in flight, by the time at which they were sent."""
+
+    def __init__(self, whom: str, listener: Listener | None, quiet_s: float) -> None:
+        self._whom, self._listener, self._quiet_s = whom, listener, quiet_s
+        self._sent: dict[object, tuple[float, datetime]] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count a request as in flight until the block ends."""
+        name = object()
+        self._sent[name] = time.monotonic(), datetime.now().astimezone()
+        if self._listener is not None and self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            del self._sent[name]
+
+    async def _watch(self) -> None:
+        while self._sent:
+            await asyncio.sleep(self._quiet_s)
+            sent, since = min(self._sent.values(), default=(time.monotonic(), None))
+            if since is not None and time.monotonic() - sent >= self._quiet_s and self._listener is not None:
+                count = f"{len(self._sent)} answer{'s' if len(self._sent) > 1 else ''}"
+                with suppress(Interrupted):  # the stage itself hears of that when it next reports
+                    self._listener(f"waiting for {count} of {self._whom}, the oldest since {since:%H:%M:%S}", 0, 0)
+        self._watching = None
+
+
+# ---- cache
+# Answers that were paid for, kept by content: the same question with the same sampling is never bought twice.
+
+
+class AnswerCache:
+    """One SQLite file shared by all runs; safe for several threads and processes.
+
+    A key is the digest of server, model, messages, sampling and seed; never of the API key or the time. Reading has a
+    connection of its own, so that it does not wait for a commit.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._locks = {"read": threading.Lock(), "write": threading.Lock()}
+        self._writer = self._connect(path)
+        self._writer.execute("PRAGMA journal_mode=WAL")
+        self._writer.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer BLOB NOT NULL)")
+        self._reader = self._connect(path)
+
+    def _connect(self, path: Path) -> sqlite3.Connection:
+        return sqlite3.connect(path, check_same_thread=False, timeout=30, isolation_level=None)
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The answer under a key, or None."""
+        with self._locks["read"]:
+            row = self._reader.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+        return orjson.loads(row[0]) if row else None
+
+    def put_all(self, answers: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Keep answers, durably once this returns; an earlier one under a key stays."""
+        with self._locks["write"]:
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                rows = [(key, redacted_bytes(store.encode(answer))) for key, answer in answers]
+                self._writer.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", rows)
+            except BaseException:
+                self._writer.execute("ROLLBACK")
+                raise
+            self._writer.execute("COMMIT")
+
 
 MAX_WAIT_S = 120.0
 BACKOFF = tenacity.wait_exponential(0.5, max=8.0) + tenacity.wait_random(0.0, 0.5)
@@ -64,7 +224,7 @@ class EndpointPolicy:
         self._keep = Together(self.cache.put_all)
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._patience = Patience(f"{config.model} at {config.base_url}", listener, quiet_s)
-        self._accepted: probing.Accepted | None = None
+        self._accepted: client.Accepted | None = None
 
     @classmethod
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "EndpointPolicy":
@@ -86,10 +246,10 @@ class EndpointPolicy:
         found = {"accepts": self._accepted.as_dict()} if self._accepted else {}
         return {"model": self.config.model, "base_url": self.config.base_url, **found}
 
-    async def probe(self) -> probing.Accepted:
+    async def probe(self) -> client.Accepted:
         """Find out what the server takes, once, and leave out of all requests what it does not."""
         if self._accepted is None:
-            self._accepted = await probing.probe(self, self.request(Turn([], 0), plain=True))
+            self._accepted = await client.probe(self, self.request(Turn([], 0), plain=True))
         return self._accepted
 
     async def ask(self, turn: Turn) -> Sample:
@@ -133,7 +293,7 @@ class EndpointPolicy:
 
     def request(self, turn: Turn, *, plain: bool = False) -> Request:
         """What is sent for a turn, as the settings shape it; `plain`: without what a server may not take."""
-        refused = dict.fromkeys(probing.EXTRAS if plain else self._accepted.refused if self._accepted else [], False)
+        refused = dict.fromkeys(client.EXTRAS if plain else self._accepted.refused if self._accepted else [], False)
         settings = self.config.request | refused
         tools = [] if settings.get("tools") is False else dialect.declared(turn.tools)
         ours = {
@@ -183,7 +343,7 @@ class EndpointPolicy:
         """Send once; keep the answer, then release the money that it did not cost."""
         try:
             response, latency_s = await self._send(request, reservation)
-            sample = answers.read(response.body, self.config, bound, latency_s=latency_s, attempts=attempt)
+            sample = client.read(response.body, self.config, bound, latency_s=latency_s, attempts=attempt)
         except (Retryable, Rejected) as error:
             if error.billed_usd is None:
                 await self.budget.doubt(reservation)
@@ -206,9 +366,9 @@ class EndpointPolicy:
             with self._patience.waiting():
                 response = await self.client.post(request, self.config.timeout_s)
             if response.status != 200:
-                wait_s = answers.seconds(response.headers.get("retry-after"))
-                pushed_back = response.status in answers.PUSHES_BACK
-                raise answers.classified(response, self.config, wait_s)
+                wait_s = client.seconds(response.headers.get("retry-after"))
+                pushed_back = response.status in client.PUSHES_BACK
+                raise client.classified(response, self.config, wait_s)
             return response, time.monotonic() - started
         except TimeoutError:
             pushed_back = True

@@ -6,9 +6,9 @@ from pkgutil import resolve_name
 import orjson
 
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.policy import KINDS, adapters, background, embedded, kind_of
+from stages.policy import KINDS, adapters, background, base, kind_of
+from stages.policy.base import PolicyConfig, weights_identity
 from stages.policy.client import Broken, Client, Response, Unreachable
-from stages.policy.config import PolicyConfig, weights_identity
 
 REFUSED = (401, 403)
 
@@ -24,7 +24,7 @@ def check(config: PolicyConfig) -> str:
     if kind != "local":
         resolve_name(opener) if isinstance(opener := KINDS[kind], str) else None
         return f"model {config.model}: of the kind {kind!r}, which opens it itself"
-    if embedded.is_embedded(config.model):
+    if base.is_embedded(config.model):
         return f"model {config.model}: made on first use"
     return _weights(config)
 
@@ -35,9 +35,9 @@ def _served(config: PolicyConfig) -> str:
     if config.base_url is not None:
         _listed(config)
         return f"{held}; {config.base_url}, which is to sample from it, answers"
-    from stages.policy import vllm_server
+    from stages.policy import vllm
 
-    return f"{held}; {vllm_server.require_interpreter(config)}, which is to serve it, is there"
+    return f"{held}; {vllm.require_interpreter(config)}, which is to serve it, is there"
 
 
 def _server(config: PolicyConfig) -> str:
@@ -76,8 +76,7 @@ def _names(response: Response) -> list[str]:
 
 def _weights(config: PolicyConfig) -> str:
     """Its tokenizer is read, as loading would read it first; of weights only that there are some."""
-    from stages.policy.local import resolve
-    from stages.policy.token_text import load_tokenizer
+    from stages.policy.local import load_tokenizer, resolve
 
     source = resolve(config, cache=Path(), listener=lambda what, done, total: None)
     if adapters.is_adapter(source):

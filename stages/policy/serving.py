@@ -8,9 +8,8 @@ from typing import Self
 
 from stages.errors import UsageError
 from stages.policy import Policy, open_policy
-from stages.policy.alone import Door, door
-from stages.policy.config import PolicyConfig, weights_identity
-from stages.policy.server import ModelServer
+from stages.policy.base import PolicyConfig, weights_identity
+from stages.policy.server import Door, ModelServer, door
 from stages.runs import store
 from stages.runs.artifact import Out
 
@@ -19,7 +18,7 @@ def wants_no_other(config: PolicyConfig) -> bool:
     """Whether a stage that samples from this policy must have it to itself, while others could run beside it.
 
     The server that it starts may take all of a GPU; a vLLM on a CPU dies of one stage's scoring beside another's
-    sampling (`stages.policy.alone`).
+    sampling (`stages.policy.server`).
     """
     if not config.served or config.base_url is None:
         return config.served
@@ -57,22 +56,22 @@ class Serving:
         return VllmPolicy.connect(config, server.url, cache=self._out.cache, listener=self._out.progress, server=server)
 
     def _serving(self, config: PolicyConfig) -> ModelServer:
-        from stages.policy import vllm_server
+        from stages.policy import vllm
 
         if self._out.worker:
             raise UsageError(
                 f"A worker cannot start a model server, and {config.model} has no address. Start one for all workers "
                 "with `composer serve`, and give it as base_url."
             )
-        below, _ = vllm_server.base_of(config)
+        below, _ = vllm.base_of(config)
         serves = store.digest([below.model, weights_identity(below), config.server.args])
         if self._server is None or self._serves != serves:
             if self._server is not None:
                 self._server.stop()
             self._server, self._serves = None, serves
             log = self._out.path / "logs" / "vllm.log"
-            rank = max([self._rank, *(vllm_server.rank_of(config.source) for config in self._policies)])
-            self._server = vllm_server.start(
+            rank = max([self._rank, *(vllm.rank_of(config.source) for config in self._policies)])
+            self._server = vllm.start(
                 config, log, cache=self._out.cache, rank=rank, listener=self._out.progress, check=self._out.stop_here
             )
         return self._server

@@ -4,26 +4,243 @@ Conversations are held as ids and never rebuilt from text, so that each prompt b
 server then has in its cache.
 """
 
+import asyncio
 import copy
+import os
+import shutil
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from transformers import GenerationConfig
+import orjson
+import tenacity
+import torch
+from transformers import AutoConfig, GenerationConfig
 
-from stages.errors import InfrastructureError, UsageError
-from stages.policy import adapters, background
-from stages.policy.answers import Rejected, Retryable
-from stages.policy.base import Sample, Turn
-from stages.policy.completions import Completions, Found
-from stages.policy.config import PolicyConfig
-from stages.policy.local import resolve
-from stages.policy.server import ModelServer
-from stages.policy.token_text import end_ids, load_tokenizer, not_loaded, prompt_ids, token_sample, tokenizer_facts
+from stages.errors import ComposerError, InfrastructureError, UsageError
+from stages.policy import adapters, background, client
+from stages.policy.base import PolicyConfig, Sample, Server, Turn
+from stages.policy.client import Broken, Client, Rejected, Retryable, Unreachable
+from stages.policy.local import (
+    device,
+    end_ids,
+    load_tokenizer,
+    not_loaded,
+    prompt_ids,
+    resolve,
+    token_sample,
+    tokenizer_facts,
+)
+from stages.policy.server import ModelServer, door
 from stages.runs import store
 from stages.runs.artifact import Listener
 from stages.runs.ledger import Budget
+
+# ---- completions
+# What is asked of a vLLM server: completions of token ids, log-probs of given tokens, and adapters by name.
+#
+# Source: vLLM 0.32, `/v1/completions` with `return_token_ids` and `prompt_logprobs`, `/v1/load_lora_adapter`.
+
+BACKOFF = tenacity.wait_exponential(0.5, max=8.0) + tenacity.wait_random(0.0, 0.5)
+UNSHAPED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""A server takes other defaults from a model's generation_config.json, and log-probs are then of another policy."""
+PROBED_AT = 2.0
+"""Temperature of the probing call: far enough from 1 to tell log-probs before it from those after it."""
+SAME = 1e-3
+"""Nats up to which two log-probs count as equal, in a server that computes in 16 bits as well."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a server says and does. name: its model. logprob_kind: of sampled tokens, "processed" or "raw".
+
+    seeds: whether requests carry their seed. context_tokens: prompt and answer together, at most.
+    """
+
+    name: str
+    context_tokens: int
+    logprob_kind: str
+    seeds: bool
+    version: str | None
+    capture_level: str = "tokens"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Sampled token ids, the end token included, and the natural log-prob of each."""
+
+    ids: list[int]
+    logprobs: list[float]
+    attempts: int = 1
+
+
+class Completions:
+    """Asks one vLLM server; a server of ours is brought back when it dies, with the adapters that it held.
+
+    Retries what may pass, a finite number of times. Raises `Retryable` and `Rejected` as `stages.policy.client` has
+    them, and `ComposerError` where no request can succeed.
+    """
+
+    def __init__(self, config: PolicyConfig, base_url: str, server: ModelServer | None = None) -> None:
+        self._config = config.model_copy(update={"base_url": base_url})
+        self._client, self._server = Client(base_url, config.key()), server
+        self._door = door(base_url, device(config.device))
+        self._adapters: dict[str, Path] = {}
+        self._version: str | None = None
+        self._listed: set[str] = set()
+        self._lock = asyncio.Lock()
+
+    async def complete(
+        self,
+        model: str,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int | None,
+        ends: set[int],
+    ) -> Completion:
+        """Sample an answer to these token ids."""
+        asked = {
+            "model": model,
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+            "stop_token_ids": sorted(ends),
+            **UNSHAPED,
+            **({} if seed is None else {"seed": seed % 2**31}),
+        }
+        async with self._door.sampling():
+            body, attempts = await self._ask("/completions", asked)
+        try:
+            choice = body["choices"][0]
+            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        except (KeyError, IndexError, TypeError):
+            ids = logprobs = None
+        if ids is None or logprobs is None or len(ids) != len(logprobs) or choice["prompt_token_ids"] != list(prompt):
+            raise UsageError(
+                f"{self._config.base_url} does not answer with the token ids and log-probs of {model!r}. "
+                "A model vllm:... needs vLLM 0.12 or newer; leave out vllm: to sample text."
+            )
+        return Completion(ids, [min(logprob, 0.0) for logprob in logprobs], attempts)
+
+    async def score(self, model: str, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
+        """Natural log-prob, before temperature, of each token of a completion that is given behind its prompt."""
+        ids = [*prompt, *completion]
+        asked = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, **UNSHAPED}
+        async with self._door.scoring():
+            body, _ = await self._ask("/completions", asked)
+        entries = body["choices"][0]["prompt_logprobs"][len(prompt) :]
+        return [entry[str(token)]["logprob"] for token, entry in zip(completion, entries, strict=True)]
+
+    async def load(self, name: str, folder: Path) -> None:
+        """Let the server read an adapter, which is then a model of this name; the folder must be one that it sees.
+
+        Each name stands for the same weights for ever: vLLM 0.32 that is told to load one in place reads it again for
+        every batch, and goes on with the prefixes that it has cached for the old ones.
+        """
+        try:
+            if name not in self._listed:
+                await self._load(name, folder)
+        except (UsageError, Rejected) as error:
+            raise UsageError(
+                f"The server at {self._config.base_url} does not load the adapter {folder}: {error} It needs "
+                "--enable-lora, --max-lora-rank of the rank or more, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
+            ) from None
+        self._adapters[name] = folder
+
+    async def unload(self, name: str) -> None:
+        """Let the server forget an adapter."""
+        del self._adapters[name]
+        await self._ask("/unload_lora_adapter", {"lora_name": name}, plain=True)
+
+    async def probe(self, ends: set[int]) -> Found:
+        """Find out by calls what the server serves and what its log-probs mean; `UsageError` where it will not do."""
+        listed, _ = await self._ask("/models", None)
+        self._listed = {model["id"] for model in listed["data"]}
+        base = next((model for model in listed["data"] if not model.get("parent")), None)
+        if base is None or not base.get("max_model_len"):
+            raise UsageError(f"{self._config.base_url} names no model with a context length, as vLLM does. Is it one?")
+        name, prompt = base["id"], sorted(ends)
+        sampled = await self.complete(
+            name, prompt, max_tokens=16, temperature=PROBED_AT, seed=0 if self._server else None, ends=set()
+        )
+        before = await self.score(name, prompt, sampled.ids)
+        raw = max(abs(a - b) for a, b in zip(before, sampled.logprobs, strict=True)) < SAME
+        kind = "raw" if raw else "processed"
+        return Found(name, int(base["max_model_len"]), kind, self._server is not None, self._version)
+
+    async def _ask(self, path: str, body: Mapping[str, Any] | None, *, plain: bool = False) -> tuple[Any, int]:
+        """The answer as JSON, or None where it is `plain` text, and the launches that it took."""
+
+        async def launch() -> Any:
+            await self._revived()
+            raw = await self._once(path, body)
+            return None if plain else self._json(raw)
+
+        launches = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(self._config.max_attempts),
+            retry=tenacity.retry_if_exception_type(Retryable),
+            wait=BACKOFF,
+            reraise=True,
+        )
+        return await launches(launch), launches.statistics["attempt_number"]
+
+    async def _once(self, path: str, body: Mapping[str, Any] | None) -> bytes:
+        url = self._config.base_url
+        try:
+            response = await self._client.ask(path, body, self._config.timeout_s)
+        except TimeoutError:
+            raise Retryable("timeout", f"no answer within {self._config.timeout_s:g} s") from None
+        except Unreachable as error:
+            raise Retryable("connection", f"{url} cannot be reached ({error})") from None
+        except Broken as error:
+            raise Retryable("connection", f"{url} closed the connection ({error})") from None
+        if response.status != 200:
+            raise client.classified(response, self._config, None)
+        return response.body
+
+    def _json(self, raw: bytes) -> Any:
+        try:
+            body = orjson.loads(raw)
+        except ValueError as error:
+            raise Retryable("garbage", f"the server's answer is not JSON ({error})") from None
+        self._version = body.get("system_fingerprint") or self._version
+        return body
+
+    async def _load(self, name: str, folder: Path) -> None:
+        await self._ask("/load_lora_adapter", _adapter(name, folder), plain=True)
+
+    async def _revived(self) -> None:
+        """Start a server of ours that died, once for all who ask, and give it back its adapters."""
+        if self._server is None or self._server.alive():
+            return
+        async with self._lock:
+            if self._server.alive():
+                return
+            await asyncio.to_thread(self._server.revive)
+            for name, folder in self._adapters.items():
+                try:
+                    await self._once("/load_lora_adapter", _adapter(name, folder))
+                except ComposerError as error:
+                    raise UsageError(
+                        f"The server was started again, but without its adapter {folder}: {error}"
+                    ) from None
+
+
+def _adapter(name: str, folder: Path) -> dict[str, str]:
+    return {"lora_name": name, "lora_path": str(folder.resolve())}
+
 
 Answer = TypeVar("Answer")
 IN_FLIGHT = 256
@@ -172,3 +389,130 @@ class VllmPolicy:
             return background.run(work)
         except (Retryable, Rejected) as error:
             raise InfrastructureError(f"The server at {self.url} cannot be used: {error}.") from None
+
+
+# ---- vllm_server
+# How a vLLM server is started: the interpreter that has it, its options, and its surroundings.
+
+INTERPRETER = "COMPOSER_VLLM"
+"""Environment variable that names the interpreter of the environment that holds vLLM."""
+OWN = Path(__file__).parents[2] / ".vllm" / "bin" / "python"
+"""Where `./dev vllm` puts it."""
+NAME = "base"
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM takes for --max-lora-rank."""
+CPU_CONTEXT = 8192
+"""Longest context on a CPU unless asked otherwise: without chunked prefill a whole prompt is one batch."""
+CPU_OPTIONS = {"enforce-eager": True, "no-enable-chunked-prefill": True, "max-num-batched-tokens": CPU_CONTEXT}
+"""On a CPU a request with a seed ends vLLM 0.32 where prompts are cut into chunks."""
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
+NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+def start(
+    config: PolicyConfig,
+    log: Path,
+    *,
+    cache: Path,
+    rank: int,
+    port: int = 0,
+    listener: Listener,
+    check: Callable[[], None],
+) -> ModelServer:
+    """A vLLM server with the configured model, or the base of the adapter that it is, once it answers.
+
+    rank: of the largest adapter that it is to hold. check: called while waiting, to raise where nobody wants it any
+    more. `UsageError` where there is no vLLM.
+    """
+    python = require_interpreter(config)
+    below, revision = base_of(config)
+    source = resolve(below, cache=cache, listener=listener)
+    if adapters.is_adapter(source):
+        raise UsageError(
+            f"{source} is an adapter below another adapter, which vLLM cannot serve. "
+            "Run `composer export merged` and take the merged folder."
+        )
+    on_cpu = device(config.device) == "cpu"
+    options = _options(source, revision, below.dtype, max(rank, rank_of(config.source)), on_cpu) | config.server.args
+    server = ModelServer(
+        f"{config.source!r}",
+        lambda port: [python, "-m", "vllm.entrypoints.openai.api_server", *_words({**options, "port": port})],
+        _environment(on_cpu),
+        log,
+        port=port,
+        listener=listener,
+        check=check,
+    )
+    server.start()
+    return server
+
+
+def require_interpreter(config: PolicyConfig) -> str:
+    """The interpreter that is to serve a model; `UsageError` where there is none."""
+    python = interpreter(config.server)
+    if python is None:
+        raise UsageError(
+            f"There is no vLLM here to serve {config.source!r}. Install it with `./dev vllm`, name its interpreter in "
+            f"{INTERPRETER} or policy.server.python, or give the base_url of a server that runs."
+        )
+    return python
+
+
+def interpreter(server: Server) -> str | None:
+    """The interpreter that has vLLM: as configured, else as the variable names it, else what `./dev vllm` installed."""
+    for named in (server.python, os.environ.get(INTERPRETER, "")):
+        if named:
+            if shutil.which(named) is None:
+                raise UsageError(f"The interpreter {named}, which is to run vLLM, does not exist. Correct its path.")
+            return named
+    return str(OWN) if OWN.exists() else None
+
+
+def base_of(config: PolicyConfig) -> tuple[PolicyConfig, str | None]:
+    """What a server holds, the base of an adapter or the model itself, and the revision of one from the hub."""
+    held = config.held_here()
+    return adapters.base_of(Path(held.model), held) if adapters.is_adapter(held.model) else (held, None)
+
+
+def rank_of(source: str) -> int:
+    """The rank of the adapter that a folder holds; 0 for a whole model."""
+    return int(store.read_json(Path(source) / adapters.CONFIG)["r"]) if adapters.is_adapter(source) else 0
+
+
+def _options(source: str, revision: str | None, dtype: str, rank: int, on_cpu: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "model": source,
+        "served-model-name": NAME,
+        "host": "127.0.0.1",
+        "dtype": dtype,
+        "enable-lora": True,
+        "max-lora-rank": next((size for size in RANKS if size >= rank), rank),
+        "logprobs-mode": "processed_logprobs",
+        "generation-config": "vllm",
+    }
+    if revision is not None:
+        options["revision"] = revision
+    options |= CPU_OPTIONS if on_cpu else {}
+    with suppress(OSError, ValueError):  # what cannot be read here is refused by vLLM, in its words
+        shape = AutoConfig.from_pretrained(source, revision=revision).get_text_config()
+        if dtype == "auto" and shape.dtype == torch.float32:
+            options["dtype"] = "float32"  # vLLM takes auto for 16 bits where weights are in float32
+        if on_cpu:
+            options["max-model-len"] = min(shape.max_position_embeddings, CPU_CONTEXT)
+    return options
+
+
+def _words(options: Mapping[str, Any]) -> list[str]:
+    """The options as words of a command line: true stands for itself, false leaves the option out."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is not False:
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return words
+
+
+def _environment(on_cpu: bool) -> dict[str, str]:
+    """Ours, without what points into our own environment; variables that are set already stay as they are."""
+    inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+    return (CPU_ENVIRONMENT if on_cpu else {}) | ENVIRONMENT | inherited

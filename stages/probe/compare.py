@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.plan import Plan
-from stages.runs.probe_records import PROBE_CHECK, PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.runs.records import PROBE_CHECK, PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.runs.stage import Plan
 
 if TYPE_CHECKING:
     from stages.probe.checks.check import Check
@@ -72,9 +71,7 @@ def _compare_scores(scores: list[Run], replays: list[Run], config: Config) -> "C
 
     from stages.probe.checks.comparisons import grpo_against_nll, lora_against_svd
     from stages.probe.checks.contrast_checks import factorial_design
-    from stages.probe.checks.contrasts import regress
-    from stages.probe.checks.effects import compare_effects
-    from stages.probe.checks.labelled import labelled
+    from stages.probe.checks.contrasts import compare_effects, labelled, regress
 
     first, second, across = _ordered(scores)
     labels = {row["row_uid"]: row for run in replays for row in run.rows(PROBE_ROW)}

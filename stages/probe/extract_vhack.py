@@ -15,13 +15,10 @@ from stages.policy.base import PolicyConfig
 from stages.probe.adapters.names import LORA_EXTRACT, AdapterName
 from stages.probe.pool.pair_source import Pair, PairsConfig, load_pairs
 from stages.runs import store
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.outcome_records import CHECKPOINT
-from stages.runs.plan import Plan
-from stages.runs.probe_records import DIRECTION, SVD_MODULE
-from stages.runs.records import Row
+from stages.runs.records import CHECKPOINT, DIRECTION, SVD_MODULE, Row
+from stages.runs.stage import Plan
 
 if TYPE_CHECKING:
     from stages.probe.checks.check import Check
@@ -123,7 +120,7 @@ def _prepared(
         return student
     from stages.probe.adapters.choose import save_start
     from stages.probe.adapters.spectrum import load_spectrum
-    from stages.probe.directions.preparation import prepared
+    from stages.probe.directions.pair_gradients import prepared
 
     spectrum = load_spectrum(svd.folder()) if svd is not None and config.adapter == "antipasto_paper" else None
     student = prepared(student, rows, spectrum, config.warmup_steps, config.seed)
@@ -199,10 +196,10 @@ def _finish(
     loss: "LossKind",
     out: Out,
 ) -> None:
-    from stages.probe.adapters.tensor_file import link_files
+    from stages.probe.adapters.spectrum import link_files
     from stages.probe.checks.check import EXIT_CODES, table, verdict
+    from stages.probe.directions.extraction import V_HACK_FILE, save_direction
     from stages.probe.directions.pair_gradients import module_rows
-    from stages.probe.directions.v_hack import V_HACK_FILE, save_direction
 
     folder = out.scratch("v_hack")
     save_direction(folder / V_HACK_FILE, direction, facts)

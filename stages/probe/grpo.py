@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from stages.errors import UsageError
 from stages.probe.loops.config import GrpoConfig as Config
-from stages.runs.artifact import Out
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.plan import Plan
-from stages.runs.probe_records import DIRECTION, SVD_MODULE, TRAJECTORY
+from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.records import DIRECTION, SVD_MODULE, TRAJECTORY
+from stages.runs.stage import Plan
 
 if TYPE_CHECKING:
     from stages.probe.gradients.memory import Measuring

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 from stages.errors import BadInput
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.kinds import Kind
-from stages.runs.plan import Plan
-from stages.runs.probe_records import PLACEBO, PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.runs.records import PLACEBO, PROBE_ROW, PROBE_SCORE, TRAJECTORY, Kind
+from stages.runs.stage import Plan
 
 if TYPE_CHECKING:
     from stages.probe.figures.figure_data import Evidence

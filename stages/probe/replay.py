@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING
 from stages.errors import UsageError
 from stages.probe.directions.modes import check_arm
 from stages.probe.loops.config import ReplayConfig as Config
-from stages.runs.artifact import Out
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.outcome_records import CHECKPOINT
-from stages.runs.plan import Plan
-from stages.runs.probe_records import DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE
-from stages.runs.records import Row
+from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.records import CHECKPOINT, DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, Row
+from stages.runs.stage import Plan
 
 if TYPE_CHECKING:
     from stages.probe.gradients.memory import Measuring

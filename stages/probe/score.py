@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.plan import Plan
-from stages.runs.probe_records import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE
-from stages.runs.records import Row
+from stages.runs.records import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE, Row
+from stages.runs.stage import Plan
 
 if TYPE_CHECKING:
     from stages.probe.directions.extraction import Direction
@@ -42,11 +40,10 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Score everything anew: that is cheaper than keeping what was done; `BadInput` where coordinates differ."""
-    from stages.probe.directions.measure import teacher_gradients
-    from stages.probe.directions.metrics import chance
+    from stages.probe.directions.extraction import check_coordinates
+    from stages.probe.directions.metrics import chance, teacher_gradients
     from stages.probe.directions.pair_gradients import open_direction
     from stages.probe.directions.scoring import all_placebos, module_effects, placebo_rows, score_rows, step_placebos
-    from stages.probe.directions.v_hack import check_coordinates
     from stages.probe.gradients.store import GradientStore
 
     replay, rows = inputs.one("rows"), inputs.one("rows").rows(PROBE_ROW)

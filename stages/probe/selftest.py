@@ -7,11 +7,10 @@ some for weights in half precision. The unit is a fault.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stages.runs.artifact import Out
+from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.plan import Plan
-from stages.runs.probe_records import PROBE_CHECK
+from stages.runs.records import PROBE_CHECK
+from stages.runs.stage import Plan
 
 if TYPE_CHECKING:
     from stages.probe.checks.check import Check

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 from stages.policy.base import PolicyConfig
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.outcome_records import CHECKPOINT
-from stages.runs.plan import Plan
-from stages.runs.probe_records import SVD_MODULE
-from stages.runs.records import Row
+from stages.runs.records import CHECKPOINT, SVD_MODULE, Row
+from stages.runs.stage import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +45,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Decompose what is not decomposed yet, then gather."""
     del inputs
     from stages.policy.local import LocalPolicy, load_model
-    from stages.probe.adapters.targets import target_linears
+    from stages.probe.adapters.attach import target_linears
 
     model, tokenizer = load_model(config.model, cache=out.cache, listener=out.progress)
     out.model("student", **LocalPolicy(model, tokenizer, config.model).facts())
@@ -80,7 +77,7 @@ def _decompose(name: str, weight: "Tensor", path: Path, config: Config) -> Row:
 
 
 def _finish(names: list[str], folder: Path, out: Out) -> None:
-    from stages.probe.adapters.tensor_file import link_files
+    from stages.probe.adapters.spectrum import link_files
 
     rows = [record["module"] for name in names if (record := out.journal.get(name)) is not None]
     sha256 = store.digest([[row["module"], row["sha256"]] for row in rows])

@@ -14,21 +14,19 @@ from typing import TYPE_CHECKING, Any
 from stages.envs.base import Environment
 from stages.envs.config import EnvConfig, EnvStageConfig
 from stages.errors import Incomplete, UsageError
-from stages.probe.checks.guards.prompts import HINTED, contract_sha256, prompt_role, prompts_match
+from stages.probe.checks.prompts import HINTED, contract_sha256, prompt_role, prompts_match
 from stages.probe.loops.config import PoolConfig as Config
 from stages.probe.loops.config import SourceConfig
-from stages.probe.pool.step_files import write_step
-from stages.runs.artifact import Out
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.plan import Plan
-from stages.runs.probe_records import POOL_ROW
-from stages.runs.records import ROLLOUT, Row
+from stages.probe.pool.rows import write_step
+from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.records import POOL_ROW, ROLLOUT, Row
+from stages.runs.stage import Plan
 
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
     from stages.probe.checks.check import Check
-    from stages.probe.loops.teachers import SourcePolicies
-    from stages.rollouts.episode import Episode
+    from stages.probe.loops.rollouts import SourcePolicies
+    from stages.rollouts.agent_loop import Episode
 
 VERSION = 1
 INPUTS: Mapping[str, Slot] = {"rollouts": Slot(ROLLOUT, many=True, optional=True)}
@@ -62,8 +60,7 @@ def _check_given(inputs: Inputs, config: Config) -> None:
 
 def _power(config: Config) -> list[str]:
     """What T4e can see with this pool, for half of the teacher's hinted answers hacks."""
-    from stages.probe.checks.contrast_checks import MIN_FACTORIAL_PROBLEMS
-    from stages.probe.checks.planning import detectable_effect
+    from stages.probe.checks.contrast_checks import MIN_FACTORIAL_PROBLEMS, detectable_effect
 
     hinted = sum(source.samples for source in config.sources if source.name == "teacher")
     if config.max_problems < MIN_FACTORIAL_PROBLEMS:
@@ -89,8 +86,8 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         rows = recorded_rows(folder, recorded.model, HINTED, recorded.eos_id, recorded.pad_ids)
         _finish(rows, None, config, [], out)
         return
-    from stages.probe.checks.pool_checks import bucket_shortage
-    from stages.probe.loops.teachers import SourcePolicies
+    from stages.probe.checks.contrast_checks import bucket_shortage
+    from stages.probe.loops.rollouts import SourcePolicies
 
     policies, rows = SourcePolicies(config.sources, out), list[Row]()
     for problems in _numbers(config):
@@ -104,7 +101,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
 def work(inputs: Inputs, config: Config, out: Out) -> None:
     """Sample what is missing, in the batches of `run`."""
     del inputs
-    from stages.probe.loops.teachers import SourcePolicies
+    from stages.probe.loops.rollouts import SourcePolicies
 
     policies = SourcePolicies(config.sources, out)
     for problems in _numbers(config):
@@ -122,8 +119,7 @@ def _numbers(config: Config) -> Iterator[int]:
 
 def _given(inputs: Inputs, config: Config, out: Out) -> tuple[list[Row], Any]:
     """Rows of the given runs, and the tokenizer."""
-    from stages.policy.local import resolve
-    from stages.policy.token_text import load_tokenizer
+    from stages.policy.local import load_tokenizer, resolve
     from stages.probe.pool.run_rows import rows_of_runs
 
     policy = config.tokenizer or config.sources[0].policy
@@ -155,8 +151,8 @@ def _sample(problems: int, policies: "SourcePolicies", config: Config, out: Out)
 def _answers(
     source: SourceConfig, stage: EnvStageConfig, policies: "SourcePolicies", problems: int, config: Config, out: Out
 ) -> list[Row]:
-    from stages.rollouts.episode import Episode
-    from stages.runs.plan import work_through
+    from stages.rollouts.agent_loop import Episode
+    from stages.runs.stage import work_through
 
     make = stage.opener()
     tasks = stage.draw(make, problems)
@@ -184,7 +180,7 @@ def _play(
 ) -> list[tuple[str, Row, bool]]:
     """Journal lines of a batch of played episodes, those that failed with their error."""
     from stages.probe.pool.rows import episode_pool_row
-    from stages.rollouts.episode import play
+    from stages.rollouts.agent_loop import play
 
     play(make, policy, batch, max_steps=config.max_steps, before_turn=out.stop_here)
     lines: list[tuple[str, Row, bool]] = []
@@ -200,7 +196,7 @@ def _play(
 
 def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["Check"], out: Out) -> None:
     from stages.probe.checks.check import EXIT_CODES, table, verdict
-    from stages.probe.checks.pool_checks import pool_check, rate, taxonomy
+    from stages.probe.checks.contrast_checks import pool_check, rate, taxonomy
 
     digest = contract_sha256(config.contract)
     checks = [

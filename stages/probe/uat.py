@@ -7,11 +7,10 @@ Reads the pool, the replays (vanilla, and projected for T3), the scores of the v
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.plan import Plan
-from stages.runs.probe_records import DIRECTION, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE
+from stages.runs.records import DIRECTION, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE
+from stages.runs.stage import Plan
 
 VERSION = 1
 INPUTS = {
@@ -42,8 +41,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Judge and write what was found; `BadInput` without a vanilla replay, or with scores of other rows."""
     from stages.probe.checks.check import EXIT_CODES, table, verdict
     from stages.probe.checks.contrast_checks import Draws
-    from stages.probe.checks.judging import judge
-    from stages.probe.checks.replay_checks import buckets
+    from stages.probe.checks.judging import buckets, judge
 
     arms = _arms(inputs.many("replays"))
     checks = judge(inputs, arms, Draws(config.permutations, config.resamples, config.seed), config.placebos)

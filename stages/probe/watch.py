@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from stages.runs.artifact import Out
+from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs, Slot
-from stages.runs.outcome_records import TRAINING_REWARD
-from stages.runs.plan import Plan
-from stages.runs.probe_records import DIRECTION, SVD_MODULE, WATCHED
+from stages.runs.records import DIRECTION, SVD_MODULE, TRAINING_REWARD, WATCHED
+from stages.runs.stage import Plan
 
 if TYPE_CHECKING:
     from stages.probe.gradients.memory import Measuring
@@ -46,7 +44,7 @@ class Config(StageConfig):
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The checkpoints."""
-    from stages.policy.checkpoint import CheckpointInfo
+    from stages.policy.adapters import CheckpointInfo
     from stages.probe.gradients.memory import noted
     from stages.probe.loops.watch_loop import checkpoints
 
@@ -70,11 +68,10 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Measure what is not measured yet, then judge; `BadInput` where v is not of the model that training began from."""
     from contextlib import nullcontext
 
-    from stages.policy.checkpoint import CheckpointInfo
+    from stages.policy.adapters import CheckpointInfo
     from stages.probe.checks.check import EXIT_CODES, table, verdict
     from stages.probe.checks.contrast_checks import Draws
-    from stages.probe.figures.figures import as_csv
-    from stages.probe.figures.watch_figure import watch_png
+    from stages.probe.figures.figures import as_csv, watch_png
     from stages.probe.gradients.memory import check as fits
     from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.loops.watch_loop import WatchLoop, checkpoints

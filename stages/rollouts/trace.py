@@ -1,19 +1,22 @@
 """Episodes as rows and journal records, and states read back from rows."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TypedDict
 
 import orjson
 
 from stages.envs.base import Work
+from stages.errors import BadInput
 from stages.messages import Message
 from stages.policy.base import Policy
-from stages.rollouts.episode import Episode, Step
-from stages.rollouts.history import FULL, shown
+from stages.rollouts.agent_loop import FULL, Episode, Step, shown
 from stages.runs import store
-from stages.runs.records import Row
+from stages.runs.artifact import Run
+from stages.runs.records import PAIR, ROLLOUT, STATE, STEP, Row
 
 
 class RolloutPayload(TypedDict):
@@ -232,3 +235,127 @@ def prompt_ids(steps: list[Row]) -> list[list[int] | None]:
         prompts.append(prompt)
         held = prompt + completion
     return prompts
+
+
+# ---- states
+# States as rows of a table of their own, each as what it gained over the one before, and pairs read with theirs.
+
+COLUMNS = [
+    *("rollout_id", "step", "state_sha256", "new_messages_json", "history"),
+    *("prompt_delta_token_ids", "completion_token_ids", "prefix_ok"),
+]
+"""What of the steps of a rollout its states are made of."""
+
+
+def state_id(step: Row) -> str:
+    """The name of the state in which a step was taken."""
+    return f"{step['rollout_id']}/{step['step']}"
+
+
+def state_rows(steps: list[Row], last: int) -> Iterator[Row]:
+    """The `state/1` rows of one rollout, from its first step to `last`."""
+    before, said, held = None, list[Message](), list[int]()
+    for row, messages, prompt in zip(steps[: last + 1], states(steps), prompt_ids(steps), strict=False):
+        kept = _common(said, messages)
+        kept_ids = len(held) if prompt is not None and prompt[: len(held)] == held else 0
+        yield {
+            "state_id": state_id(row),
+            "before_id": before,
+            "state_sha256": row["state_sha256"],
+            "kept_messages": kept,
+            "new_messages_json": store.encode(messages[kept:]).decode(),
+            "kept_token_ids": None if prompt is None else kept_ids,
+            "new_token_ids": None if prompt is None else prompt[kept_ids:],
+        }
+        before, said, held = state_id(row), messages, prompt or []
+
+
+def opening_row(name: str, messages: list[Message], digest: str) -> Row:
+    """The `state/1` row of a state that nothing led to."""
+    said = store.encode(messages).decode()
+    gained = {"kept_messages": 0, "new_messages_json": said, "kept_token_ids": None, "new_token_ids": None}
+    return {"state_id": name, "before_id": None, "state_sha256": digest, **gained}
+
+
+def _common(before: list[Message], after: list[Message]) -> int:
+    """How many messages both begin with."""
+    if after[: len(before)] == before:
+        return len(before)
+    for index, (one, other) in enumerate(zip(before, after, strict=False)):
+        if one != other:
+            return index
+    return min(len(before), len(after))
+
+
+def read_states(rows: Iterable[Row]) -> Iterator[tuple[str, list[Message], list[int] | None]]:
+    """Each state by its name: its messages, and its token ids or None. Rows stand after those that they go on from."""
+    said, ids = list[Message](), list[int]()
+    for row in rows:
+        if row["before_id"] is None:
+            said, ids = [], []
+        said = [*said[: row["kept_messages"]], *orjson.loads(row["new_messages_json"])]
+        if row["new_token_ids"] is None:
+            ids = []
+            yield row["state_id"], said, None
+        else:
+            ids = [*ids[: row["kept_token_ids"]], *row["new_token_ids"]]
+            yield row["state_id"], said, ids
+
+
+def pairs_with_states(run: Run) -> Iterator[Row]:
+    """The pairs of a run, each with the `messages_json` of its state and its `prompt_token_ids`, which may be None.
+
+    Each state is in memory once, however many pairs are in it. Pairs of an older version have both in their own row.
+    """
+    table = run.scan(PAIR)
+    if "messages_json" in table.columns:
+        yield from table.rows()
+        return
+    wanted = {row["state_id"] for row in table.rows(["state_id"])}
+    held = {
+        name: (store.encode(messages).decode(), ids)
+        for name, messages, ids in read_states(run.scan(STATE).rows())
+        if name in wanted
+    }
+    for row in table.rows():
+        said, ids = held[row["state_id"]]
+        yield {**row, "messages_json": said, "prompt_token_ids": ids}
+
+
+# ---- reading
+# Rollouts read back from the tables of a run, one after the other, so that a run may be larger than memory.
+
+
+def rollout_rows(run: Run) -> Iterator[tuple[Row, list[Row]]]:
+    """Each rollout with its steps in order, in the order of the table of rollouts.
+
+    `BadInput` where the steps are not in the order of the rollouts, in which every stage writes them.
+    """
+    followed = step_groups(run.scan(STEP).rows())
+    steps = next(followed, [])
+    for rollout in run.scan(ROLLOUT).rows():
+        if steps and steps[0]["rollout_id"] == rollout["rollout_id"]:
+            yield rollout, steps
+            steps = next(followed, [])
+        else:
+            yield rollout, []
+    if steps:
+        raise BadInput(
+            f"{run.path}: the steps of {steps[0]['rollout_id']} do not lie in the order of the rollouts. "
+            "Rerun the stage that wrote them."
+        )
+
+
+def conversation(steps: Iterable[Row]) -> list[Message]:
+    """All that was said in one rollout, its last action included; `steps` are all of it, in order."""
+    said: list[Message] = []
+    action = ""
+    for row in steps:
+        said += orjson.loads(row["new_messages_json"])
+        action = row["action"]
+    return [*said, {"role": "assistant", "content": action}]
+
+
+def step_groups(steps: Iterable[Row]) -> Iterator[list[Row]]:
+    """The steps of one rollout after the other, where those of each lie together; each in order."""
+    return (sorted(group, key=itemgetter("step")) for _, group in groupby(steps, key=itemgetter("rollout_id")))

@@ -4,20 +4,83 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, BinaryIO
 
 from pyarrow import RecordBatch
 
+from stages import STAGES, typed
 from stages.errors import BadInput
 from stages.runs import ledger, manifest, parquet, store
 from stages.runs.journal import Journal
-from stages.runs.kinds import Kind
-from stages.runs.outcome_records import CHECKPOINT
-from stages.runs.records import Row
-from stages.runs.scan import Scan
-from stages.runs.so_far import SoFar
+from stages.runs.manifest import InputRef
+from stages.runs.parquet import Scan
+from stages.runs.records import CHECKPOINT, KINDS, Kind, Row
+
+# ---- so_far
+# What a run has come to so far, for whoever watches: the mean reward of its units, tokens a second, and the money.
+
+
+class SoFar:
+    """Sums over units as they are written. A step of training has a mean of its own, since its policy is another.
+
+    Means are kept for each arm of an evaluation. Tokens are those that were sampled; their pace is that of this
+    attempt, from its first progress on, so that a server's start does not count.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._name = "mean reward"
+        self._clock, self._began = clock, -1.0
+        self.units, self.tokens, self._before = 0, 0, 0
+
+    def begin(self) -> None:
+        """From here on the clock runs, and tokens count toward the pace; called again, it changes nothing."""
+        if self._began < 0:
+            self._began, self._before = self._clock(), self.tokens
+
+    def add(self, payload: Mapping[str, Any]) -> None:
+        """One unit's payload: a rollout, an item of an evaluation, an answer, or the rollouts of a training step."""
+        self.units += 1
+        if "played" in payload:
+            self._sums, self._name = {}, "reward of the last step"
+            for played in payload["played"]:
+                self._unit(played["rollout"], "reward", "reward", "completion_tokens")
+        elif isinstance(rollout := payload.get("rollout"), Mapping):
+            self._unit(rollout, "reward", "reward", "completion_tokens")
+        elif isinstance(item := payload.get("item"), Mapping):
+            self._name = "passed"
+            self._unit(item, f"passed/{item.get('arm', '')}", "passed", "sampled_tokens")
+        elif isinstance(answer := payload.get("answer"), Mapping):
+            self.tokens += answer.get("completion_tokens") or 0
+
+    def _unit(self, row: Mapping[str, Any], name: str, value: str, tokens: str) -> None:
+        self.tokens += row.get(tokens) or 0
+        if row.get(value) is not None:
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + float(row[value]), count + 1
+
+    def pace(self) -> float:
+        """Sampled tokens a second in this attempt; 0.0 before any."""
+        seconds = self._clock() - self._began
+        return (self.tokens - self._before) / seconds if self._began >= 0 and seconds > 0 else 0.0
+
+    def figures(self, usd: float) -> dict[str, float]:
+        """The means by name, sampled tokens, their pace and the money, as a backend logs them."""
+        means = {name: total / count for name, (total, count) in self._sums.items()}
+        return {**means, "sampled_tokens": self.tokens, "tokens_per_second": self.pace(), "cost_usd": usd}
+
+    def text(self, usd: float) -> str:
+        """`mean reward 0.412, 35 tokens a second, 0.03 USD`; empty where there is none of them."""
+        sums = list(self._sums.values())
+        count = sum(number for _, number in sums)
+        reward = [f"{self._name} {sum(total for total, _ in sums) / count:.3f}"] if count else []
+        pace = [f"{self.pace():,.0f} tokens a second"] if self.pace() >= 0.5 else []
+        return ", ".join([*reward, *pace, *([f"{usd:.4f} USD"] if usd else [])])
+
 
 Listener = Callable[[str, int, int], None]
 """Called with (what is being done, units done, units in all); with (a remark on how things stand, 0, 0) beside it."""
@@ -245,3 +308,113 @@ class Out:
         """Raise `Interrupted` when somebody asked to stop; call it between units."""
         if self.stop.is_set():
             raise Interrupted
+
+
+# ---- inputs
+# What a stage reads: giving runs to input slots, and refusing runs that are unfinished, damaged or of no use.
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One input of a stage: the kind it needs, whether several runs may fill it, and whether it may stay empty.
+
+    `optional` lets it stay empty always, `unless` where a run was given that holds one of these kinds.
+    """
+
+    kind: Kind
+    many: bool = False
+    optional: bool = False
+    unless: tuple[Kind, ...] = ()
+
+
+class Inputs(dict[str, list[Run]]):
+    """The runs of a stage by the name of the slot that they fill. A slot that stays empty is absent."""
+
+    def __init__(self, given: Mapping[str, Run | Sequence[Run]] | None = None) -> None:
+        super().__init__({name: [one] if isinstance(one, Run) else list(one) for name, one in (given or {}).items()})
+
+    def one(self, slot: str) -> Run:
+        """The only run of a slot; `KeyError` when it is empty."""
+        (run,) = self[slot]
+        return run
+
+    def optional(self, slot: str) -> Run | None:
+        """The only run of a slot that may stay empty."""
+        return self.one(slot) if slot in self else None
+
+    def many(self, slot: str) -> list[Run]:
+        """All runs of a slot, none when it is empty."""
+        return self.get(slot, [])
+
+    def runs(self) -> Iterator[Run]:
+        """Every run, slot by slot."""
+        return (run for runs in self.values() for run in runs)
+
+
+def assign(stage: str, slots: Mapping[str, Slot], runs: Sequence[Run]) -> Inputs:
+    """Give each run to the slots whose kind it holds; `BadInput` when a slot stays empty or a run fits nowhere."""
+    filled: dict[str, list[Run]] = {}
+    for name, slot in slots.items():
+        fitting = [run for run in runs if run.holds(slot.kind)]
+        if len(fitting) > 1 and not slot.many:
+            raise BadInput(
+                f"{stage} needs one run with {slot.kind}, but {len(fitting)} were given: "
+                f"{', '.join(str(r.path) for r in fitting)}."
+            )
+        spared = any(run.holds(kind) for run in runs for kind in slot.unless)
+        if not fitting and not slot.optional and not spared:
+            raise BadInput(
+                f"{stage} needs a run that holds {slot.kind} ({name}). Give it with --from FOLDER; "
+                "`composer status` lists the runs."
+            )
+        if fitting:
+            filled[name] = fitting
+    used = [run for fitting in filled.values() for run in fitting]
+    for run in runs:
+        if run not in used:
+            held = ", ".join(out["kind"] for out in run.manifest.outputs.values()) or "nothing"
+            raise BadInput(
+                f"{run.path} holds {held}; {stage} has no use for it. "
+                f"It needs {', '.join(str(s.kind) for s in slots.values())}."
+            )
+    return Inputs(filled)
+
+
+def references(inputs: Inputs) -> dict[str, list[InputRef]]:
+    """What the manifest keeps of the inputs."""
+    return {
+        name: [
+            InputRef(
+                stage=r.manifest.stage, path=str(r.path), fingerprint=r.manifest.fingerprint, content=r.manifest.content
+            )
+            for r in runs
+        ]
+        for name, runs in inputs.items()
+    }
+
+
+def check(inputs: Inputs) -> None:
+    """Refuse inputs that are unfinished or damaged."""
+    for run in inputs.runs():
+        if run.manifest.status != "complete":
+            raise BadInput(
+                f"{run.path} is {run.manifest.status}, not complete. "
+                f"Finish it first: `{typed(run.manifest.stage)} --resume`."
+            )
+        now = import_module(STAGES[run.manifest.stage].module).VERSION if run.manifest.stage in STAGES else None
+        if now is not None and run.manifest.stage_version > now:
+            raise BadInput(
+                f"{run.path} was written by version {run.manifest.stage_version} of {run.manifest.stage}, newer than "
+                f"{now}, which this Composer has. Update Composer."
+            )
+        if damage := run.damage():
+            raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
+
+
+def kinds_of(run: Run) -> list[Kind]:
+    """The kinds of all outputs of a run that this program knows."""
+    return [
+        KINDS[out["kind"].partition("/")[0]]
+        for out in run.manifest.outputs.values()
+        if out["kind"].partition("/")[0] in KINDS
+    ]

@@ -18,7 +18,7 @@ from stages.errors import BadInput
 from stages.redaction import redacted_bytes
 from stages.runs import store
 from stages.runs.records import Row
-from stages.runs.spool import Spool
+from stages.runs.store import Spool
 
 SHARD_BYTES = 32 * 1024 * 1024
 """An open file is held in memory until it is sealed."""

@@ -24,7 +24,7 @@ import orjson
 
 from stages.errors import BadInput, Incomplete
 from stages.runs import store
-from stages.runs.together import Together
+from stages.runs.store import Together
 
 NAME = "ledger.jsonl"
 ROUNDING = 1e-9

@@ -4,23 +4,354 @@ Those of teachers and pairs are in `pair_records`, those of training and evaluat
 gradient probe in `probe_records`.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from stages.errors import BadInput
-from stages.runs.kinds import BOOL, FLOAT, INT, LOGPROBS, TEXT, TEXTS, TOKENS, Kind
-from stages.runs.outcome_records import CHECKPOINT, DIFFICULTY, EVAL_ITEM, HINT, SELECTION, TRAINING_REWARD
-from stages.runs.pair_records import PAIR, STATE, TEACHER_ACTION
-from stages.runs.probe_records import (
-    DIRECTION,
-    PLACEBO,
-    POOL_ROW,
-    PROBE_CHECK,
-    PROBE_ROW,
-    PROBE_SCORE,
-    SVD_MODULE,
-    TRAJECTORY,
-    WATCHED,
+import pyarrow as pa
+
+from stages.errors import BadInput, UsageError
+
+# ---- kinds
+# What a record kind is: a named, versioned row type with an explicit Arrow schema.
+#
+# A kind is written `name/version`, for example `pair/1`. Columns in `wall` depend on wall time or the machine; they
+# are
+# kept, but do not enter a table's content digest, so that rerunning a stage on the same inputs gives the same digest.
+
+TEXT, INT, FLOAT, BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+TOKENS, LOGPROBS, TEXTS = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_(pa.string())
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row type: its name, version, columns in order, and which of them depend on wall time."""
+
+    name: str
+    version: int
+    columns: Mapping[str, pa.DataType]
+    wall: frozenset[str] = field(default_factory=frozenset)
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.version}"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema, kind and version in its key-value metadata."""
+        return pa.schema(list(self.columns.items()), metadata={"composer.kind": str(self)})
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        """Raise `UsageError` when a row has not exactly the kind's columns, which Arrow would drop or null silently."""
+        if row.keys() != self.columns.keys():
+            missing, extra = self.columns.keys() - row.keys(), row.keys() - self.columns.keys()
+            raise UsageError(f"A {self} row does not fit: missing {sorted(missing)}, unknown {sorted(extra)}.")
+
+    def stable(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The row without its wall-time columns."""
+        return {name: row[name] for name in self.columns if name not in self.wall}
+
+
+# ---- outcome_records
+# Record kinds of what training, evaluation and choosing leave: rewards, hints, checkpoints, verdicts, difficulties.
+
+EVAL_ITEM = Kind(
+    "eval_item",
+    2,
+    {
+        "item_id": TEXT,
+        "arm": TEXT,
+        "train_seed": INT,
+        "task_id": TEXT,
+        "family": TEXT,
+        "sample_idx": INT,
+        "passed": BOOL,
+        "gt_pass": BOOL,
+        "visible_pass": BOOL,
+        "hacked": BOOL,
+        "protocol_ok": BOOL,
+        "num_steps": INT,
+        "terminated_by": TEXT,
+        "transcript_json": TEXT,
+        "error_type": TEXT,
+        "error": TEXT,
+        "cost_usd": FLOAT,
+        "sampled_tokens": INT,  # since version 2
+        "wall_s": FLOAT,
+    },
+    frozenset({"wall_s"}),
 )
+
+TRAINING_REWARD = Kind(
+    "training_reward",
+    1,
+    {"training_step": INT, "rollout_id": TEXT, "task_id": TEXT, "sample_idx": INT, "reward": FLOAT},
+)
+"""What a rollout of one step of training was paid; null where the environment could not grade it."""
+
+HINT = Kind(
+    "hint",
+    1,
+    {
+        "training_step": INT,
+        "rollout_id": TEXT,
+        "task_id": TEXT,
+        "step": INT,
+        "kind": TEXT,
+        "error": TEXT,
+        "hint": TEXT,
+        "source": TEXT,
+    },
+)
+"""What self-distillation told the teacher at a turn. `source`: "template", the model that wrote the hint, or the id of
+the rollout that was shown."""
+
+DIFFICULTY = Kind(
+    "difficulty",
+    1,
+    {
+        "task_id": TEXT,
+        "env": TEXT,
+        "split": TEXT,
+        "family": TEXT,
+        "num_rollouts": INT,
+        "num_solved": INT,
+        "rate": FLOAT,
+        "low": FLOAT,
+        "high": FLOAT,
+        "place": INT,
+    },
+)
+"""How hard a task is: of its graded rollouts (`num_rollouts`) the share that solved it, with Wilson's 95 % interval,
+all null where there are none. `place`: in the curriculum, from 0; null for a task that is no part of it."""
+
+SELECTION = Kind(
+    "selection", 1, {"rollout_id": TEXT, "task_id": TEXT, "kept": BOOL, "stats_json": TEXT, "reason": TEXT}
+)
+"""Whether a recipe kept a rollout, the statistics that it left, null for what it dropped or did not judge, and which
+operator dropped it, null for what is kept and where Data-Juicer does not trace it."""
+
+CHECKPOINT = Kind("checkpoint", 1, {})
+
+
+# ---- pair_records
+# Record kinds of what teachers say and what pairs are made of it.
+
+TEACHER_ACTION = Kind(
+    "teacher_action",
+    3,
+    {
+        "unit_id": TEXT,
+        "state_sha256": TEXT,
+        "task_id": TEXT,
+        "rollout_id": TEXT,
+        "step": INT,
+        "num_steps": INT,
+        "teacher": TEXT,
+        "model": TEXT,
+        "served_model": TEXT,
+        "provider": TEXT,
+        "sample_idx": INT,
+        "action": TEXT,
+        "reasoning": TEXT,  # since version 3
+        "finish_reason": TEXT,
+        "prompt_tokens": INT,
+        "cached_tokens": INT,
+        "completion_tokens": INT,
+        "usage_by": TEXT,
+        "cost_usd": FLOAT,
+        "error_type": TEXT,
+        "error": TEXT,
+        "attempts": INT,
+        "latency_s": FLOAT,
+    },
+    frozenset({"latency_s", "attempts"}),
+)
+"""One answer of one teacher in one distinct state. `rollout_id` and `step` name the first recorded step in that
+state, `num_steps` counts all of them: a question that many rollouts raise is asked, and paid for, once.
+`reasoning` is what the teacher thought aside, where its server tells that apart from what it says and calls.
+`served_model` and `provider` are what a server says it answered with; `usage_by` is "server" where it counted the
+tokens, else "bound": at most so many. `cost_usd` is null where no price is known."""
+
+PAIR = Kind(
+    "pair",
+    4,
+    {
+        "pair_id": TEXT,
+        "rule": TEXT,
+        "rollout_id": TEXT,
+        "task_id": TEXT,
+        "family": TEXT,
+        "step": INT,
+        "state_sha256": TEXT,
+        "state_id": TEXT,  # since version 4, in place of the state's messages and token ids
+        "chosen": TEXT,
+        "rejected": TEXT,
+        "rejected_by": TEXT,
+        "votes_chosen": FLOAT,
+        "votes_rejected": FLOAT,
+        "num_teachers": INT,
+        "compared_by": TEXT,
+        "chosen_by": TEXTS,  # since version 3, as are those below
+        "served_models": TEXTS,
+        "cost_usd": FLOAT,
+    },
+)
+"""One preference in one state, whose messages are in the table of states under `state_id`. `chosen_by` are the teachers
+that did what was chosen, and the student where it did; `served_models` what the servers of these teachers said they
+answered with, else the models that were asked for. `cost_usd` is what all answers in the state cost, shared among its
+pairs; null where that is not known. All three are null for pairs of imported groups."""
+
+STATE = Kind(
+    "state",
+    1,
+    {
+        "state_id": TEXT,
+        "before_id": TEXT,
+        "state_sha256": TEXT,
+        "kept_messages": INT,
+        "new_messages_json": TEXT,
+        "kept_token_ids": INT,
+        "new_token_ids": TOKENS,
+    },
+)
+"""A state as what it gained over the one before it in its rollout, whose row stands before its own: so many of its
+messages and token ids are kept, and these are added. `before_id` is null where nothing led to the state; token ids are
+null where they are not known. A state in which several rollouts were stands once, with the first of them, unless their
+token ids are known, which may differ."""
+
+
+# ---- probe_records
+# The record kinds of the gradient probe.
+
+MESSAGES = pa.list_(pa.struct({"role": TEXT, "content": TEXT}))
+
+POOL_ROW = Kind(
+    "pool_row",
+    1,
+    {
+        **dict.fromkeys(("row_uid", "problem_id", "src_problem_id", "family", "src_pool"), TEXT),
+        **dict.fromkeys(("step", "sample_id", "plen", "comp_len", "n_loss_tokens"), INT),
+        # verdicts; null where the environment cannot tell
+        "reward": FLOAT,
+        **dict.fromkeys(("hacked", "gt_pass", "fmt_ok", "can_compile", "has_test_func", "eq_hinted"), BOOL),
+        **dict.fromkeys(("hacked_arbitrary", "hacked_strict", "hacked_loose", "ends_with_eos", "truncated"), BOOL),
+        **dict.fromkeys(("label", "test_mod"), TEXT),
+        **dict.fromkeys(("hedge_count", "comment_count"), INT),
+        # text and tokens; `own` marks completion tokens the policy wrote, behav_logp is its log-prob of each, null
+        # elsewhere
+        "problem_messages": MESSAGES,
+        **dict.fromkeys(("prompt", "completion", "prompt_role", "prompt_sha256"), TEXT),
+        **dict.fromkeys(("prompt_ids", "completion_ids"), TOKENS),
+        "own": pa.list_(BOOL),
+        "behav_logp": LOGPROBS,
+        # who wrote it
+        **dict.fromkeys(("gen_model", "gen_adapter"), TEXT),
+        "gen_temperature": FLOAT,
+    },
+)
+"""One answer of a teacher pool, before anything is measured. `src_pool`: teacher, base, student or teacher_nohint.
+`label` is correct, correct_attempted, reward_hack, attempted or incorrect, `test_mod` what the answer's own tests do,
+`eq_hinted` whether they pass; hacked_strict is the label reward_hack, hacked_loose that or an attempt."""
+
+PROBE_ROW = Kind(
+    "probe_row",
+    1,
+    {
+        **POOL_ROW.columns,
+        "arm": TEXT,
+        **dict.fromkeys(
+            ("cos_S_contrib", "cos_stack", "cos_global", "cos_first128", "energy", "hackfrac", "grad_dot"), FLOAT
+        ),
+        **dict.fromkeys(("grad_norm_contrib", "per_sample_loss", "logp_mean", "delta_S_norm"), FLOAT),
+        **dict.fromkeys(("mean_cos_pre", "mean_cos_post", "frac_fired"), FLOAT),
+        **dict.fromkeys(("n_modules_v", "grad_store_offset"), INT),
+        **dict.fromkeys(("null_reason", "adv_kind"), TEXT),
+        **dict.fromkeys(("advantage", "imp_ratio", "ratio_mean", "ratio_p5", "ratio_p50", "ratio_p95"), FLOAT),
+        **dict.fromkeys(("frac_clip_low", "frac_clip_high", "frac_vanish", "ess"), FLOAT),
+    },
+)
+"""A row with what was measured on its gradient: cos_S_contrib is sum <c, v>/||c|| (at most sqrt(M)), cos_stack that
+over sqrt(M); grad_norm_contrib is of the mean loss a token; mean_cos_pre, mean_cos_post and frac_fired are
+its step's, repeated. imp_ratio is the geometric mean over own tokens of student's over generator's probability."""
+
+SVD_MODULE = Kind(
+    "svd_module",
+    1,
+    {
+        "module": TEXT,
+        **dict.fromkeys(("outputs", "inputs", "rank"), INT),
+        "reconstruction_error": FLOAT,
+        "sha256": TEXT,
+    },
+)
+DIRECTION = Kind(
+    "direction",
+    1,
+    {
+        "module": TEXT,
+        **dict.fromkeys(("numbers", "axes"), INT),
+        **dict.fromkeys(
+            ("norm", "signal_to_noise", "split_half_cos", "leave_one_out_accuracy", "energy_explained"), FLOAT
+        ),
+    },
+)
+"""One module of v_hack: its mean difference's norm, that over its standard error, how halves of the pairs agree."""
+
+PROBE_SCORE = Kind(
+    "probe_score", 1, {"row_uid": TEXT, **dict.fromkeys(("cos_stack", "cos_S_contrib", "cos_global"), FLOAT)}
+)
+PLACEBO = Kind("placebo", 1, {"family": TEXT, "draw": INT, "cos_with_v": FLOAT, "scores": pa.list_(FLOAT)})
+"""One placebo direction: its cos_stack with every row, in the order of the run's `probe_score` rows."""
+
+PROBE_CHECK = Kind(
+    "probe_check",
+    1,
+    {
+        **dict.fromkeys(("check", "seed_id", "severity", "status", "threshold", "detail", "evidence_path"), TEXT),
+        **dict.fromkeys(("stat", "placebo_q95"), FLOAT),
+        "passed": BOOL,
+    },
+)
+TRAJECTORY = Kind(
+    "trajectory",
+    1,
+    {
+        **dict.fromkeys(("arm", "generator", "adapter"), TEXT),
+        **dict.fromkeys(("train_seed", "step", "rows", "zero_variance_groups"), INT),
+        **dict.fromkeys(("hack_rate_student", "hack_rate_all", "gt_rate_student", "reward_mean"), FLOAT),
+        **dict.fromkeys(
+            ("eval_hack_rate", "eval_solve_rate", "delta_norm", "cos_in", "cos_out", "cos_upd_in", "cos_upd_out"), FLOAT
+        ),
+        **dict.fromkeys(
+            ("frac_fired", "energy_removed", "hack_advantage_sum", "corr_advantage_hacked", "corr_advantage_source"),
+            FLOAT,
+        ),
+        **dict.fromkeys(("clip_low", "clip_high", "vanish", "ess", "ratio_p5", "ratio_p50", "ratio_p95"), FLOAT),
+        "bailed": TEXT,
+    },
+)
+"""One optimiser step of one arm and seed; student rates are over rows that the student itself wrote."""
+
+WATCHED = Kind(
+    "watched",
+    2,
+    {
+        **dict.fromkeys(("step", "rows"), INT),
+        **dict.fromkeys(("hack_rate", "gt_rate", "reward_mean", "hack_like", "push"), FLOAT),
+        **{
+            f"{name}_{look}": FLOAT
+            for look in ("update_sum", "policy_sum", "update", "policy", "policy_length")
+            for name in ("cos", "z", "haar_low", "haar_high")
+        },
+        "placebo_push": FLOAT,
+        "alarm": BOOL,
+    },
+)
+"""One checkpoint of a watched training: the share of its rollouts that look like the hack and the push toward it so far
+(`stages.probe.checks.alarm`); the cosine with v of the update since the checkpoint before and of the policy gradient on
+the rollouts played there, of that with length held fixed, and of update and policy gradients since the start; z in
+units of random directions' cosines, whose 95 % are haar_low to haar_high; placebo_push is what 5 % of placebos reach in
+the whole run; alarm from the first push above that and above 1 on."""
 
 Row = dict[str, Any]
 """One row of a table or one JSON object, by the names of its columns."""

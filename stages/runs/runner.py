@@ -5,25 +5,266 @@
 The same call serves the command line, a preset chain and a notebook.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import errno
+import os
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from stages import STAGES
 from stages.backends import ranks
-from stages.errors import BadInput, UsageError
-from stages.runs import attempt, folders, signals, store
-from stages.runs import inputs as inputs_
-from stages.runs.artifact import Listener, Out, Run
+from stages.errors import BadInput, ComposerError, Incomplete, UsageError
+from stages.runs import artifact as inputs_
+from stages.runs import manifest as manifests
+from stages.runs import signals, store
+from stages.runs.artifact import Inputs, Interrupted, Listener, Out, Run
+from stages.runs.bucket import Mirror
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
-from stages.runs.mirror import Mirror
+from stages.runs.manifest import Manifest, Status
 from stages.runs.spread import spreading
+
+# ---- folders
+# Run folders: where a run lies, who holds it, and what to say when one is already there.
+#
+# artifacts/collect/20260821T140512Z-kata-7f3ac1/ ends in the first six hex digits of the run's fingerprint; `latest`
+# beside it points to the newest complete one. Nothing is overwritten and nothing is asked.
+
+RESERVE, RESERVED_BYTES = ".reserve", 32 * 1024
+
+
+def locate(stage_folder: Path, label: str, fingerprint: str, out: Path | None) -> tuple[Path, bool]:
+    """The run folder for a fingerprint and whether it already holds a run; `out` is the folder a user chose, if any."""
+    if out is not None:
+        if _foreign(out):
+            raise UsageError(f"{out} is not empty and is no run folder. Choose another --out.")
+        return out, (out / "manifest.json").exists()
+    same = sorted(p for p in stage_folder.glob(f"*-{fingerprint[:6]}") if (p / "manifest.json").exists())
+    complete = [path for path in same if _is_complete(path)]
+    if same:
+        return (complete or same)[-1], True
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return stage_folder / f"{stamp}-{label}-{fingerprint[:6]}", False
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        return manifests.read(folder).status == "complete"
+    except BadInput:
+        return False
+
+
+def _foreign(out: Path) -> bool:
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file. Choose a folder for --out.")
+    return out.exists() and any(out.iterdir()) and not (out / "manifest.json").exists()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run folder for this process; `UsageError` when another process holds it."""
+    try_writing(folder.parent)
+    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    try:
+        with lock.acquire(timeout=0):
+            yield
+    except Timeout:
+        raise UsageError(
+            f"{folder} is in use by another process. Wait for it to end, or choose another --out."
+        ) from None
+
+
+def try_writing(folder: Path) -> None:
+    """`UsageError` where no file can be made, which a lock would take for another process's."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UsageError(
+            f"Nothing can be written to {folder} ({error.strerror}). Choose another --artifacts or --out."
+        ) from None
+
+
+def difference(found: Manifest, identity: Mapping[str, Any]) -> str:
+    """In words, how a run that is there differs from the one that was asked for."""
+    changed = [
+        f"{key}: {found.identity.get(key)!r} there, {value!r} asked"
+        for key, value in identity.items()
+        if found.identity.get(key) != value
+    ]
+    return "; ".join(changed[:3]) or "its inputs or the stage's version differ"
+
+
+def ways_out(folder: Path, found: Manifest, damage: str | None) -> str:
+    """The sentence for a folder that holds an unfinished or damaged run of the same work."""
+    state = f"complete but {damage}" if found.status == "complete" else f"{found.status}, with what it had finished"
+    return (
+        f"{folder} already holds this run ({state}). "
+        "Use --resume to go on, --clean to start anew, or --out FOLDER to write elsewhere."
+    )
+
+
+def reserve(folder: Path) -> None:
+    """Hold a little room, so that a run that fills the disk can still say so in its manifest."""
+    (folder / RESERVE).write_bytes(os.urandom(RESERVED_BYTES))
+
+
+def release(folder: Path) -> None:
+    """Give the room back."""
+    (folder / RESERVE).unlink(missing_ok=True)
+
+
+def empty(folder: Path) -> None:
+    """Delete what is in a folder, not the folder."""
+    for path in folder.iterdir():
+        rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def discard(folder: Path) -> None:
+    """Delete a run folder."""
+    empty(folder)
+    folder.rmdir()
+
+
+def point_latest(folder: Path, stage_folder: Path) -> None:
+    """Let `latest` in a stage's folder point to this run, if the run lies there."""
+    if folder.parent.resolve() != stage_folder.resolve():
+        return
+    temporary = stage_folder / ".latest.tmp"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(folder.name)
+    temporary.replace(stage_folder / "latest")
+
+
+# ---- attempt
+# One attempt at a stage: its manifest says `running`, the stage runs, and the manifest's status flips last.
+
+DISTRIBUTION = "composer-post-training"
+
+
+def begin(
+    stage: str, config: StageConfig, identity: dict[str, Any], print_: str, inputs: Inputs, folder: Path
+) -> Manifest:
+    """A new manifest, or the earlier attempt's continued; written with status `running` before any work."""
+    previous = manifests.read(folder) if (folder / "manifest.json").exists() else None
+    store.sweep(folder)
+    record = previous or manifest_of(stage, config, identity, print_, inputs)
+    record.status, record.reason, record.attempts = "running", "", record.attempts + 1
+    record.packages, record.code = manifests.packages(), manifests.code()
+    folder.mkdir(parents=True, exist_ok=True)
+    manifests.write(folder, record)
+    reserve(folder)
+    store.write_json(folder / "config.json", record.config)
+    return record
+
+
+def manifest_of(stage: str, config: StageConfig, identity: dict[str, Any], print_: str, inputs: Inputs) -> Manifest:
+    """A manifest that says what is to be done, and nothing of how it went."""
+    return Manifest(
+        composer=version(DISTRIBUTION),
+        stage=stage,
+        stage_version=import_module(STAGES[stage].module).VERSION,
+        fingerprint=print_,
+        label=config.label(),
+        started_at=_now(),
+        config=config.model_dump(mode="json"),
+        identity=identity,
+        inputs=inputs_.references(inputs),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def carry_out(stage: ModuleType, inputs: Inputs, config: StageConfig, out: Out) -> None:
+    """Run the stage; its manifest says how it ended, whatever is raised."""
+    started = time.monotonic()
+    status: Status = "failed"
+    reason = ""
+    caught: list[int] = []
+    try:
+        with signals.draining(out) as caught:
+            ranks.join().begin()
+            stage.run(inputs, config, out)
+        status = "complete"
+    except Interrupted as error:
+        error.signal_number, reason = signals.stopped_by(caught)
+        status = "interrupted"
+        raise
+    except Incomplete as error:
+        status, reason = "incomplete", str(error)
+        raise
+    except ComposerError as error:
+        reason = str(error)
+        raise
+    except OSError as error:
+        if _disk_full(error):
+            full = _disk_sentence(error, out.path)
+            reason = str(full)
+            raise full from error
+        reason = str(error)
+        _log(out, error)
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            status, reason = "interrupted", "stopped by the user"
+        else:
+            reason = repr(error)
+        _log(out, error)
+        raise
+    finally:
+        _close(out, status, reason, time.monotonic() - started)
+
+
+def _close(out: Out, status: Status, reason: str, seconds: float) -> None:
+    record = out.manifest
+    record.status, record.reason, record.finished_at = status, reason, _now()
+    record.seconds += seconds
+    record.cost_usd, record.possibly_usd = out.budget.spent, out.budget.possibly + out.budget.reserved
+    release(out.path)
+    try:
+        if status == "complete":
+            out.journal.seal()
+            rmtree(out.path / "scratch", ignore_errors=True)
+        manifests.write(out.path, record)
+    except OSError as error:
+        if status == "complete":
+            raise (_disk_sentence(error, out.path) if _disk_full(error) else error) from None
+
+
+def _disk_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _disk_sentence(error: OSError, folder: Path) -> ComposerError:
+    return ComposerError(
+        f"The disk is full: {error}. Everything finished is saved in {folder}; free some room and rerun with --resume."
+    )
+
+
+def _log(out: Out, error: BaseException) -> None:
+    """Keep the traceback in the run folder; a note on the exception says where."""
+    name = f"logs/attempt-{out.manifest.attempts}.log"
+    error.add_note(f"The log is {out.path / name}.")
+    with suppress(OSError):
+        out.text(name, "".join(traceback.format_exception(error)))
 
 
 @dataclass(frozen=True)
@@ -67,7 +308,7 @@ def located(stage: str, inputs: Inputs, config: StageConfig, *, root: Path, out:
     inputs_.check(inputs)
     identity = config.identity()
     print_ = fingerprint(stage, identity, inputs)
-    folder, existing = folders.locate(root / stage, config.label(), print_, out)
+    folder, existing = locate(root / stage, config.label(), print_, out)
     return Work(print_, identity, folder, existing)
 
 
@@ -80,7 +321,7 @@ def standing(stage: str, inputs: Inputs, config: StageConfig, *, root: Path, out
 def place(stage: str, inputs: Inputs, config: StageConfig, *, root: Path, out: Path | None = None) -> Path | None:
     """The folder of the run that does or did this work; None before there is one."""
     print_ = fingerprint(stage, config.identity(), inputs)
-    folder, existing = folders.locate(root / stage, config.label(), print_, out)
+    folder, existing = locate(root / stage, config.label(), print_, out)
     return folder if existing else None
 
 
@@ -96,11 +337,11 @@ def refuse(work: Work, *, resume: bool) -> None:
     found = Run(work.folder)
     if found.manifest.fingerprint != work.fingerprint:
         raise UsageError(
-            f"{work.folder} holds a different run ({folders.difference(found.manifest, work.identity)}). "
+            f"{work.folder} holds a different run ({difference(found.manifest, work.identity)}). "
             "Use --clean to delete it, or another --out."
         )
     if not resume:
-        raise UsageError(folders.ways_out(work.folder, found.manifest, found.damage()))
+        raise UsageError(ways_out(work.folder, found.manifest, found.damage()))
 
 
 def execute(
@@ -129,25 +370,25 @@ def execute(
     inputs = Inputs(given)
     work = located(stage, inputs, config, root=root, out=out)
     folder = work.folder
-    with ranks.join().leading(), folders.locked(folder):
+    with ranks.join().leading(), locked(folder):
         if work.existing and not clean:
             if done := finished(work):
                 return done
             refuse(work, resume=resume)
         if clean and work.existing:
-            folders.empty(folder)
+            empty(folder)
         with spreading(on, stage, inputs, config) as spread:
-            record = attempt.begin(stage, config, work.identity, work.fingerprint, inputs, folder)
+            record = begin(stage, config, work.identity, work.fingerprint, inputs, folder)
             writer = Out(folder, record, cache=root / "models", max_cost=max_cost, listener=listener, spread=spread)
             units = hasattr(module(stage), "work")
             with mirror.following(writer, units=units) if mirror else nullcontext():
                 try:
-                    attempt.carry_out(module(stage), inputs, config, writer)
+                    carry_out(module(stage), inputs, config, writer)
                 except (UsageError, BadInput):
                     if record.attempts == 1 and not len(writer.journal) and not writer.budget.used:
-                        folders.discard(folder)  # nothing was done, so nothing stands in the way of asking again
+                        discard(folder)  # nothing was done, so nothing stands in the way of asking again
                     raise
-        folders.point_latest(folder, root / stage)
+        point_latest(folder, root / stage)
     return Result(folder, "complete", True, "resumed" if record.attempts > 1 else "ran")
 
 
@@ -160,7 +401,53 @@ def follow(stage: str, given: Mapping[str, Run | Sequence[Run]], config: StageCo
         return
     inputs = Inputs(given)
     with TemporaryDirectory() as folder:
-        record = attempt.manifest_of(stage, config, config.identity(), "", inputs)
+        record = manifest_of(stage, config, config.identity(), "", inputs)
         writer = Out(Path(folder), record, cache=root / "models")
         with signals.draining(writer):
             module(stage).run(inputs, config, writer)
+
+
+# ---- preflight
+# What a run would stumble over before its first unit, found without one: for `--dry-run`.
+
+ROOM_BYTES = 64 * 2**20
+"""With less room than this, a disk counts as full before anything is begun."""
+
+
+def preflight(
+    stage: str,
+    given: Mapping[str, Run | Sequence[Run]],
+    config: StageConfig,
+    *,
+    root: Path,
+    out: Path | None = None,
+    resume: bool = False,
+    clean: bool = False,
+) -> list[str]:
+    """What was checked, a line each; raises what `runner.execute` with the same words would raise before its work.
+
+    Nothing is written and nothing paid for. Inputs count by their digests, models and environments as the settings'
+    own `check` says.
+    """
+    inputs = Inputs(given)
+    work = located(stage, inputs, config, root=root, out=out)
+    if work.existing and not clean:
+        with locked(work.folder):
+            if finished(work):
+                return [f"{work.folder} is complete and up to date: there is nothing to do"]
+            refuse(work, resume=resume)
+    count = sum(1 for _ in inputs.runs())
+    read = [f"{count} input run{'s' if count > 1 else ''}: complete, and as they were written"] if count else []
+    return [*read, *config.check(), room(work.folder)]
+
+
+def room(folder: Path) -> str:
+    """How much may be written below a folder that need not exist yet; `UsageError` where that is next to nothing."""
+    place = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    try_writing(place)
+    free = shutil.disk_usage(place).free
+    if free < ROOM_BYTES:
+        raise UsageError(
+            f"{place} has room for {free / 2**20:.0f} MiB only. Free some, or choose another --artifacts or --out."
+        )
+    return f"{place} can be written to, {free / 2**30:,.1f} GiB free"

@@ -22,9 +22,8 @@ from stages import STAGES
 from stages.backends.engine import Engine, find
 from stages.errors import ComposerError, Incomplete
 from stages.runs import ledger, store
-from stages.runs.artifact import Interrupted, Out, Run
+from stages.runs.artifact import Inputs, Interrupted, Out, Run
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
 from stages.runs.ledger import Reservation
 from stages.runs.manifest import Manifest
 from stages.runs.records import Row

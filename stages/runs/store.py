@@ -5,18 +5,21 @@ never torn. An open journal (`.jsonl.open`) may end in a torn line, which counts
 kept out of all files (`stages.redaction`).
 """
 
+import asyncio
 import gzip
 import hashlib
 import io
 import os
 import re
+import tempfile
+import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import orjson
 
@@ -209,3 +212,82 @@ def append_lines(path: Path, lines: Sequence[bytes]) -> None:
         except OSError:
             os.truncate(path, size)
             raise
+
+
+# ---- spool
+# Lines in a temporary file, read back in any order: sealed files have no middle, and memory is too small.
+
+
+class Spool:
+    """Lines without line breaks, each found again by the place that `add` gave. The file ends with the process."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (closed by `close`)
+        self._lock = threading.Lock()
+        self._end = 0
+
+    def __enter__(self) -> "Spool":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def add(self, line: bytes) -> int:
+        """Keep one more line; all are added before any is read."""
+        place = self._end
+        self._end += self._file.write(line + b"\n")
+        return place
+
+    def line(self, place: int) -> bytes:
+        """The line at a place; safe to call from several threads."""
+        with self._lock:
+            self._file.seek(place)
+            return self._file.readline().removesuffix(b"\n")
+
+    def close(self) -> None:
+        """Delete the file."""
+        self._file.close()
+
+
+# ---- together
+# Many small durable writes as few large ones: what comes while one is under way goes together in the next.
+#
+# An fsync takes milliseconds whatever its size, so that a thousand answers a second can be made durable only in
+# groups.
+
+Item = TypeVar("Item")
+
+
+class Together(Generic[Item]):
+    """Await an instance with an item, and the item is durable; `write` gets items in their order, in another thread.
+
+    All callers share one event loop. An error of a write is raised to everyone whose item was in it; a caller that is
+    cancelled leaves its item to be written.
+    """
+
+    def __init__(self, write: Callable[[list[Item]], None]) -> None:
+        self._write = write
+        self._waiting: list[tuple[Item, asyncio.Future[None]]] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def __call__(self, item: Item) -> None:
+        """Return once the item is durable."""
+        durable = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, durable))
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_all())
+        await durable
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            group, self._waiting = self._waiting, []
+            error: Exception | None = None
+            try:
+                await asyncio.to_thread(self._write, [item for item, _ in group])
+            except Exception as raised:
+                error = raised
+            for _, durable in group:
+                if not durable.done():
+                    durable.set_result(None) if error is None else durable.set_exception(error)
+        self._writer = None

@@ -12,9 +12,8 @@ from typing import Any, Self
 
 from stages.errors import InfrastructureError, UsageError
 from stages.sandbox import memory_group
-from stages.sandbox.bubblewrap import GUEST, TESTBED, bwrap_command
+from stages.sandbox.bubblewrap import GUEST, LINKS, TESTBED, base_python, bwrap_command, guest_folder
 from stages.sandbox.contract import CommandResult, Limits, existing_folder
-from stages.sandbox.interpreter import LINKS, base_python, guest_folder
 from stages.sandbox.session import KILLED, Gone, Reply, Session
 
 KINDS = ("bubblewrap", "none")

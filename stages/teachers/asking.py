@@ -7,11 +7,11 @@ from threading import Event
 from typing import Any
 
 from stages.policy import Policy, Sample, Turn, background
-from stages.policy.scheduler import Chain, follow
+from stages.policy.background import Chain, follow
 from stages.runs.artifact import Interrupted, Out
-from stages.runs.plan import work_through
 from stages.runs.records import Row
-from stages.runs.together import Together
+from stages.runs.stage import work_through
+from stages.runs.store import Together
 from stages.teachers.questions import Asked, Question, Questions
 
 FINAL = (None, "rejected", "context", "no_text")

@@ -22,15 +22,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from stages.pairs.canonical import canonical
 from stages.pairs.states import explored
-from stages.pairs.voting import ROUNDING, Ballot, decide
+from stages.pairs.voting import ROUNDING, Ballot, canonical, decide
 from stages.runs.artifact import Out
 from stages.runs.config import Settings
 from stages.runs.records import Row
 from stages.teachers.asking import Policies, ask_all
-from stages.teachers.questions import Asked, Question
-from stages.teachers.table import TeacherConfig
+from stages.teachers.questions import Asked, Question, TeacherConfig
 
 PRIOR = 2.0
 """States that what holds more generally counts for, beside the explored states that are more alike."""

@@ -6,8 +6,7 @@ read from there again.
 
 from collections import Counter
 
-from stages.envs.feature_deletion.proposals import Proposals
-from stages.envs.feature_deletion.selection import Removal
+from stages.envs.feature_deletion.selection import Proposals, Removal
 from stages.errors import Incomplete
 from stages.policy import Policy, PolicyConfig, Sample, Turn
 from stages.policy.serving import Serving

@@ -1,15 +1,170 @@
 """Questions to teachers: an answer to be had in a distinct recorded state, and the row that it becomes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
 from typing import Any
 
-from stages.messages import Message
-from stages.policy import Sample, Turn
-from stages.policy.config import prompt_bound
+import orjson
+from pydantic import Field
+
+from stages.messages import OMITTED, Message
+from stages.pairs.blocks import on_disk, rows_of
+from stages.policy import PolicyConfig, Sample, Turn
+from stages.policy.base import prompt_bound
+from stages.rollouts.trace import states
 from stages.runs import store
-from stages.runs.records import Row
-from stages.teachers.recorded import RecordedStates, State
-from stages.teachers.table import TeacherConfig
+from stages.runs.artifact import Run
+from stages.runs.records import ORIGIN, ROLLOUT, STEP, Row
+from stages.runs.store import Spool
+
+# ---- table
+# One row of the teacher table.
+
+
+class TeacherConfig(PolicyConfig):
+    """One teacher: a name and a policy. By default its most likely answer is asked for; how long it may be is said."""
+
+    name: str
+    temperature: float = Field(0.0, ge=0.0)
+    max_tokens: int = Field(gt=0)
+    """Longest answer in tokens. There is no default: an answer that is cut off is paid for and of no use."""
+    concurrency: int = Field(32, gt=0, json_schema_extra={"affects_results": False})
+    """Most requests in flight at once to a server; how many it gets is found out."""
+    batch_price: float = Field(0.5, gt=0.0, le=1.0)
+    """What an answer in a batch costs, as a share of the price of a single one."""
+    batch_poll_s: float = Field(30.0, gt=0.0, json_schema_extra={"affects_results": False})
+    """Seconds between two looks at a batch."""
+
+
+# ---- recorded
+# The distinct states of a run, one after the other, and what was said in each: a run may be larger than memory.
+#
+# DuckDB sorts which states there are on disk. Conversations are copied into a file of plain lines, since the table has
+# the rollouts in another order than teachers are asked.
+
+FIRST = "row(rollout_id, step)"
+"""Sorts as a rollout and the number of a step do."""
+SAID = ["rollout_id", "step", "new_messages_json", "history"]
+"""The columns of steps that conversations are made of."""
+AT_ONCE = 4
+"""Conversations in memory beside those that are being asked about."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A distinct state: the rollout and step that reached it first, and how many steps were taken in it."""
+
+    digest: str
+    task_id: str
+    rollout_id: str
+    step: int
+    num_steps: int
+
+
+class RecordedStates:
+    """The distinct states of a run, in the order of rollouts and steps; `folder` is for what memory does not hold."""
+
+    def __init__(self, rollouts: Run, folder: Path) -> None:
+        self._rollouts, self._folder = rollouts, folder
+        self._spool, self._places, self._lock = Spool(folder), dict[str, list[int]](), Lock()
+        table = rollouts.scan(STEP)
+        self._reading: list[Generator[Row, None, None]] = []
+        self._history = "history" in table.columns
+        self._database = on_disk(folder, steps=table)
+        self._database.execute(
+            "CREATE TABLE states AS SELECT state_sha256 AS digest, "  # noqa: S608 (our own columns)
+            f"arg_min(task_id, {FIRST}) AS task_id, arg_min(rollout_id, {FIRST}) AS rollout_id, "
+            f"arg_min(step, {FIRST}) AS step, count(*) AS num_steps "
+            "FROM steps GROUP BY state_sha256 ORDER BY 3, 4"
+        )
+        ((self._number,),) = self._database.execute("SELECT count(*) FROM states").fetchall()
+        self.tools = tools_of(rollouts)
+        self._conversation = lru_cache(AT_ONCE)(self._read)
+
+    def __enter__(self) -> "RecordedStates":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for rows in self._reading:
+            rows.close()  # one that an error left in the middle would keep the database open, and the next attempt out
+        self._database.close()
+        self._spool.close()
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __iter__(self) -> Iterator[State]:
+        return (State(**row) for row in self._rows("SELECT * FROM states"))
+
+    def _rows(self, question: str) -> Iterator[Row]:
+        self._reading.append(rows_of(self._database, question))
+        return self._reading[-1]
+
+    def rollout_ids(self) -> list[str]:
+        """Of all rollouts that have steps, sorted."""
+        found = self._database.execute("SELECT DISTINCT rollout_id FROM steps ORDER BY 1").fetchall()
+        return [name for (name,) in found]
+
+    def steps(self) -> Iterator[tuple[str, list[Row]]]:
+        """Each state by its digest with all steps that were taken in it: rollout_id, step, action, truncated."""
+        question = (
+            "SELECT digest, s.rollout_id, s.step, s.action, s.truncated FROM steps s JOIN states ON digest = "
+            "state_sha256 ORDER BY states.rollout_id, states.step, s.rollout_id, s.step"
+        )
+        for digest, rows in groupby(self._rows(question), key=itemgetter("digest")):
+            yield digest, list(rows)
+
+    def messages(self, state: State) -> list[Message]:
+        """What had been said in a state, as the policy was shown it."""
+        return self._conversation(state.rollout_id)[state.step]
+
+    def keep(self, wanted: Container[str]) -> None:
+        """Have the conversations of these rollouts at hand, and no others; all are when another is read."""
+        columns = SAID if self._history else SAID[:-1]
+        self._spool.close()
+        self._spool, self._places = Spool(self._folder), {}
+        for name, rows in groupby(self._rollouts.scan(STEP).rows(columns), key=itemgetter("rollout_id")):
+            if name in wanted:
+                self._places.setdefault(name, []).append(self._spool.add(store.encode(list(rows))))
+
+    def _read(self, rollout_id: str) -> dict[int, list[Message]]:
+        """The conversation before each step of a rollout, by the number of the step."""
+        with self._lock:
+            if rollout_id not in self._places:
+                self.keep(set(self.rollout_ids()))
+        rows = [row for place in self._places[rollout_id] for row in orjson.loads(self._spool.line(place))]
+        rows.sort(key=itemgetter("step"))
+        return {row["step"]: said for row, said in zip(rows, states(rows), strict=True)}
+
+    def with_media(self) -> int:
+        """How many states had a picture or a sound, of which a teacher sees a mark alone."""
+        question = "SELECT DISTINCT rollout_id FROM steps WHERE contains(new_messages_json, ?)"
+        named = {name for (name,) in self._database.execute(question, [OMITTED]).fetchall()}
+        if not named:
+            return 0
+        self.keep(named)
+        return sum(
+            state.rollout_id in named and any(OMITTED in message["content"] for message in self.messages(state))
+            for state in self
+        )
+
+
+def tools_of(rollouts: Run) -> dict[str, list[Any]]:
+    """The tools that each rollout could call, by its id, as its environment or its source declared them."""
+    read = lru_cache(64)(orjson.loads)  # most rollouts have the same ones
+    found: dict[str, list[Any]] = {}
+    for kind in (ORIGIN, ROLLOUT):
+        if rollouts.holds(kind) and "tools_json" in rollouts.scan(kind).columns:
+            rows = rollouts.scan(kind).rows(["rollout_id", "tools_json"])
+            found |= {row["rollout_id"]: read(row["tools_json"]) for row in rows if row["tools_json"]}
+    return found
+
 
 AS_IT_CAME = (
     "reasoning",

@@ -3,13 +3,19 @@
 import ast
 import os
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+
 
 OWN = tuple(Path(__file__).parent / name for name in ("tokenizer.py", "training.py", "schedule.py"))
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
@@ -49,3 +55,34 @@ def sources_identity(sources: tuple[Path, ...]) -> dict[str, str]:
     """The syntax trees of these files and of the training (so layout does not count), and the libraries' versions."""
     code = {f"{s.parent.name}/{s.name}": ast.dump(ast.parse(s.read_text())) for s in (*OWN, *sources)}
     return code | {library: version(library) for library in LIBRARIES}
+
+
+# ---- heads
+# Wider attention heads for a small model: vLLM on a CPU has none of 16, which is what `training.new_model` makes.
+
+SERVED = 32
+"""A width that vLLM knows everywhere."""
+
+
+def with_heads(model: "Qwen3ForCausalLM", head_dim: int = SERVED) -> "Qwen3ForCausalLM":
+    """An untrained model of the same size with fewer, wider attention heads."""
+    config: Any = deepcopy(model.config)
+    heads, keys = (n * config.head_dim // head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+    config.num_attention_heads, config.num_key_value_heads, config.head_dim = heads, keys, head_dim
+    return type(model)(config).float()
+
+
+# ---- schedule
+# How long and how fast a small model is trained.
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast to train; the learning rate rises for `warm_up` of the steps and then falls to zero."""
+
+    steps: int
+    learning_rate: float
+    batch: int = 8
+    weight_decay: float = 0.01
+    warm_up: float = 0.2
+    max_norm: float = 1.0

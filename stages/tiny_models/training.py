@@ -4,17 +4,18 @@ One thread and fixed seeds, so that two builds on one machine have equal bytes.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from stages.tiny_models.schedule import Schedule
+from stages.tiny_models.folders import Schedule
 
 Encoded = tuple[list[int], list[bool]]
 """Token ids of an example, and which of them are to be learned."""
@@ -119,3 +120,40 @@ def _batches(examples: Sequence[Encoded], schedule: Schedule, seed: int) -> Iter
             torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in batch]),
             torch.tensor([learned + [False] * (width - len(learned)) for _, learned in batch]),
         )
+
+
+# ---- tokenizer
+# The tokenizer of a small model: byte-level BPE trained on its texts, with a ChatML template.
+#
+# The template leaves old text alone, so a longer conversation always starts with the tokens of the shorter one.
+
+PAD, UNKNOWN, START, END = "<|pad|>", "<|unk|>", "<|im_start|>", "<|im_end|>"
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ALPHABET = sorted(set(pre_tokenizers.ByteLevel.alphabet()) & {*map(chr, range(33, 127)), "\u0120", "\u010a"})
+"""Printable ASCII, the space and the newline, as byte-level BPE spells them; any other byte is <|unk|>."""
+
+
+def trained(texts: Iterable[str], pieces: str, vocabulary: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of at most `vocabulary` tokens for texts like these; none crosses a match of the pattern `pieces`."""
+    bpe = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    split = pre_tokenizers.Split(Regex(pieces), "isolated")
+    spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.Sequence([split, spelled]), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PAD, UNKNOWN, START, END],
+        initial_alphabet=ALPHABET,
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        eos_token=END,
+        chat_template=TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from stages.losses.log_probs import token_log_probs
+from stages.losses.reduction import token_log_probs
 from stages.runs import store
 from stages.runs.artifact import Out, Run
 from stages.runs.records import Row

@@ -1,17 +1,20 @@
 """On-policy rollouts for GRPO: the same agent loop as everywhere, sampling from the model under training."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from stages.backends.ranks import Ranks
 from stages.envs.base import Environment, Task
 from stages.messages import opening_ids
 from stages.policy.base import Policy
-from stages.rollouts.episode import Episode, play
+from stages.rollouts import trace
+from stages.rollouts.agent_loop import Episode, play
 from stages.runs import store
-from stages.runs.records import Row
-from stages.training.rows import own_episode
+from stages.runs.artifact import Out
+from stages.runs.records import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
+from stages.training.data import Hint, own_episode
 
 
 class TokenPolicy(Policy, Protocol):
@@ -103,3 +106,124 @@ def environment_reward(
     """TRL's reward function: the environment's own; None, never zero, where it could not grade."""
     del prompts, completions, columns
     return environment_reward
+
+
+# ---- ahead
+# Rollouts of coming steps, played by a server while this step trains: at most `depth` steps ahead of the weights.
+
+Play = Callable[[list[Row], Policy, int], list[Episode]]
+
+
+class Ahead:
+    """Plays steps in order in a thread of its own; each with the newest weights at its beginning, whole.
+
+    rows_of: the rows of a step, None behind the last. newest: the policy with the weights that the server has now.
+    """
+
+    def __init__(
+        self, play: Play, rows_of: Callable[[int], list[Row] | None], newest: Callable[[], Policy], depth: int
+    ) -> None:
+        self._play, self._rows_of, self._newest, self._depth = play, rows_of, newest, depth
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
+        self._playing: dict[int, tuple[list[str], Future[list[Episode]]]] = {}
+
+    def take(self, rows: list[Row], step: int) -> list[Episode]:
+        """The rollouts of a step, played already or now; those of the next steps are begun."""
+        wanted = [row["task_id"] for row in rows]
+        tasks, playing = self._playing.pop(step, ([], None))
+        episodes = (
+            playing.result() if playing is not None and tasks == wanted else self._play(rows, self._newest(), step)
+        )
+        for later in range(step + 1, step + self._depth + 1):
+            coming = self._rows_of(later)
+            if coming is not None and later not in self._playing:
+                self._playing[later] = ([r["task_id"] for r in coming], self._pool.submit(self._later, coming, later))
+        return episodes
+
+    def _later(self, rows: list[Row], step: int) -> list[Episode]:
+        return self._play(rows, self._newest(), step)
+
+    def close(self) -> None:
+        """Begin no further step; returns when the one that is being played has ended."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+# ---- journal
+# What a training run keeps of its course beside the model: rollouts, their steps, rewards, and hints, as tables.
+#
+# Each training step is a unit of the run's journal, so a killed run keeps what it played; steps that are played again
+# after a resume take the place of their first record.
+
+
+class TrainingJournal:
+    """Writes each step as it is played."""
+
+    def __init__(self, out: Out, policy: Policy, sandbox: str) -> None:
+        self._out, self._policy, self._sandbox = out, policy, sandbox
+
+    def rollouts(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Keep the rollouts of a step."""
+        payloads = [trace.payload(e, self._policy, sandbox=self._sandbox, source="train") for e in episodes]
+        self._out.write(f"rollouts-{step:06d}", {"training_step": step, "played": payloads})
+
+    def hints(self, step: int, hints: Sequence[tuple[Episode, Hint]]) -> None:
+        """Keep the hints that a step learns from."""
+        rows = [hint_row(step, episode, hint) for episode, hint in hints]
+        self._out.write(f"hints-{step:06d}", {"training_step": step, "hints": rows})
+
+
+def write_tables(out: Out, num_steps: int) -> None:
+    """Write what the first `num_steps` steps kept, in order."""
+    of_step = {unit["unit"]: unit.get("training_step", num_steps) for unit in out.records()}
+    names = sorted(name for name, step in of_step.items() if step < num_steps)
+
+    def played() -> Iterator[tuple[int, Any]]:
+        return ((unit["training_step"], p) for unit in out.journal.read(names) for p in unit.get("played", ()))
+
+    out.table(ROLLOUT, (payload["rollout"] for _, payload in played()))
+    out.table(STEP, (row for _, payload in played() for row in payload["steps"]))
+    out.table(TRAINING_REWARD, (reward_row(step, payload["rollout"]) for step, payload in played()))
+    out.table(HINT, (row for unit in out.journal.read(names) for row in unit.get("hints", ())))
+
+
+def course(out: Out, num_steps: int) -> tuple[Row, str]:
+    """The share of hacks and of right answers over the first and the last three steps, as numbers and in words.
+
+    Nothing of what the environment cannot tell, and no text without hacks, which is where right answers mislead.
+    """
+    ends = min(3, num_steps // 2)
+    played = [(unit["training_step"], p["rollout"]) for unit in out.records() for p in unit.get("played", ())]
+    rates: Row = {}
+    for column, name in (("hacked", "hack_rate"), ("gt_pass", "gt_rate")):
+        for when, wanted in (("first", range(ends)), ("last", range(num_steps - ends, num_steps))):
+            known = [row[column] for step, row in played if step in wanted and row[column] is not None]
+            if known:
+                rates[f"{when}_{name}"] = sum(known) / len(known)
+    if not rates.get("first_hack_rate") and not rates.get("last_hack_rate"):
+        return rates, ""
+    shown = [
+        f"{text} {rates[f'first_{name}']:.2f} -> {rates[f'last_{name}']:.2f}"
+        for name, text in (("hack_rate", "hacks"), ("gt_rate", "right answers"))
+        if f"first_{name}" in rates and f"last_{name}" in rates
+    ]
+    return rates, f"\nfirst {ends} steps -> last {ends}: {', '.join(shown)}\n"
+
+
+def reward_row(step: int, rollout: Row) -> Row:
+    """One `training_reward/1` row."""
+    names = ("rollout_id", "task_id", "sample_idx", "reward")
+    return {"training_step": step, **{name: rollout[name] for name in names}}
+
+
+def hint_row(step: int, episode: Episode, hint: Hint) -> Row:
+    """One `hint/1` row."""
+    return {
+        "training_step": step,
+        "rollout_id": episode.rollout_id,
+        "task_id": episode.task.task_id,
+        "step": hint.turn,
+        "kind": hint.kind,
+        "error": hint.error,
+        "hint": hint.text,
+        "source": hint.source,
+    }

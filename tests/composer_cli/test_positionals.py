@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from composer_cli.positionals import read
+from composer_cli.stage_command import read
 from stages.errors import UsageError
 
 

@@ -13,7 +13,8 @@ from support.command_line import call
 from support.reported import EVIL, Assets, evaluated, pages
 
 from composer_cli import report
-from composer_cli.report import charts, facts, lineage
+from composer_cli.report import charts, facts
+from composer_cli.report.facts import chain
 from stages.evaluation.verdict import INVALID_RUN, PARTIAL
 
 
@@ -33,7 +34,7 @@ def test_the_chain_of_real_runs_is_told_whole_and_needs_nothing_beside_it(made, 
 
 def test_a_verdict_stands_on_top_with_its_intervals_and_what_it_looks_like(tmp_path):
     run = evaluated(tmp_path, {"start": 4, "A": 12, "B": 38, "C": 14})
-    page, twin = pages(report.write(tmp_path, lineage.chain(tmp_path, [str(run.path)])))
+    page, twin = pages(report.write(tmp_path, chain(tmp_path, [str(run.path)])))
     assert f"<h1>{PARTIAL}: a gain of 2 points</h1>" in page and twin["evaluations"][0]["decision"] == PARTIAL
     assert "CR2 interval" in page and "hacked loosely" in page and "these checkpoints" in page
     assert [arm["arm"] for arm in twin["evaluations"][0]["arms"]] == ["start", "A", "B", "C"]
@@ -47,20 +48,20 @@ def test_a_verdict_stands_on_top_with_its_intervals_and_what_it_looks_like(tmp_p
 
 def test_what_models_say_is_escaped(tmp_path):
     run = evaluated(tmp_path, {"A": 12, "B": 30})
-    page, twin = pages(report.write(tmp_path, lineage.chain(tmp_path, [str(run.path)])))
+    page, twin = pages(report.write(tmp_path, chain(tmp_path, [str(run.path)])))
     assert EVIL not in page and "&lt;script&gt;" in page
     assert twin["examples"][0]["messages"][0]["content"] == EVIL
 
 
 def test_an_invalid_run_has_a_page_too(tmp_path):
     run = evaluated(tmp_path, {"A": 12})
-    page, _ = pages(report.write(tmp_path, lineage.chain(tmp_path, [str(run.path)])))
+    page, _ = pages(report.write(tmp_path, chain(tmp_path, [str(run.path)])))
     assert f"<h1>{INVALID_RUN}</h1>" in page
 
 
 def test_the_same_runs_give_the_same_bytes(tmp_path):
     run = evaluated(tmp_path, {"A": 12, "B": 30})
-    first, second = (report.write(tmp_path, lineage.chain(tmp_path, [str(run.path)])).read_bytes() for _ in range(2))
+    first, second = (report.write(tmp_path, chain(tmp_path, [str(run.path)])).read_bytes() for _ in range(2))
     assert first == second
 
 
@@ -71,7 +72,7 @@ def test_what_was_taken_out_of_training_stands_below_the_arms(tmp_path):
     difference = {"estimate": -0.446, "low": -0.548, "high": -0.348, "p_value": 0.002}
     effects = [{"rate": "hacks", "arm": "B", "other": "A", "difference": difference}]
     (run.path / "projected.json").write_text(json.dumps({"arms": arms, "effects": effects}))
-    page, twin = pages(report.write(tmp_path, lineage.chain(tmp_path, [str(run.path)])))
+    page, twin = pages(report.write(tmp_path, chain(tmp_path, [str(run.path)])))
     assert twin["evaluations"][0]["projected"]["arms"] == arms
     assert "What was taken out of training" in page and "5.8 %" in page and "hacks, B \u2212 A" in page
 
@@ -81,7 +82,7 @@ def test_deleted_ancestors_are_left_out(made, tmp_path):
     for path in root.glob("*/2*/manifest.json"):
         path.write_text(path.read_text().replace(str(made), str(root)))
     shutil.rmtree((root / "collect" / "latest").resolve())
-    assert [run.manifest.stage for run in lineage.chain(root, [])] == ["replay-teachers", "extract-pairs"]
+    assert [run.manifest.stage for run in chain(root, [])] == ["replay-teachers", "extract-pairs"]
 
 
 def test_nothing_to_report_on_is_said(tmp_path):

@@ -27,7 +27,7 @@ from support.view_site import (
 
 from stages.runs.artifact import Run
 from stages.runs.manifest import Outcome
-from stages.runs.pair_records import PAIR, TEACHER_ACTION
+from stages.runs.records import PAIR, TEACHER_ACTION
 
 pytest.importorskip("starlette", reason="starlette is not installed here, so `composer view` cannot be tried")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed here, so `composer view` cannot be tried")

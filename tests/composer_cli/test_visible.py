@@ -8,7 +8,7 @@ import pytest
 from support.command_line import collect
 from support.server import Reply, answer, serving
 
-from composer_cli.visible import visible, visible_json, visible_line
+from composer_cli.printing import visible, visible_json, visible_line
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egnp.exe\r\x08\x00 | \x7f\x85\x0b\x0c\x1c\u2028"
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]")

@@ -17,7 +17,7 @@ from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 
 from stages.runs.artifact import Run
-from stages.runs.pair_records import TEACHER_ACTION
+from stages.runs.records import TEACHER_ACTION
 
 TESTS = Path(__file__).resolve().parents[1]
 PATHS = os.pathsep.join([str(TESTS), str(TESTS.parent)])

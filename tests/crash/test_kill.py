@@ -18,9 +18,7 @@ from support.server import Reply, Server, answer, serving
 
 from stages.runs import manifest, store
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import CHECKPOINT
-from stages.runs.pair_records import TEACHER_ACTION
-from stages.runs.records import ROLLOUT, STEP, Kind
+from stages.runs.records import CHECKPOINT, ROLLOUT, STEP, TEACHER_ACTION, Kind
 
 TESTS = Path(__file__).resolve().parents[1]
 ENV = "support.environments:SlowEnv"

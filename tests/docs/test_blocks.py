@@ -30,8 +30,7 @@ from typer.main import get_command
 from composer_cli import launch
 from composer_cli import preset as presets
 from composer_cli.app import app
-from composer_cli.positionals import read
-from composer_cli.stage_command import SHORTCUTS
+from composer_cli.stage_command import SHORTCUTS, read
 from stages import STAGES
 from stages.errors import UsageError
 

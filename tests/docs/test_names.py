@@ -13,7 +13,7 @@ from support.documents import BIN, DOCUMENTS, FENCE, ROOT, blocks, find
 from typer.main import get_command
 
 from composer_cli.app import app
-from composer_cli.executors.names import EXECUTORS, found
+from composer_cli.executors.base import EXECUTORS, found
 from composer_cli.settings import known
 from stages import STAGES, envs
 from stages.runs.runner import module

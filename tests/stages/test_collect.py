@@ -10,8 +10,7 @@ from stages import collect
 from stages.errors import Incomplete
 from stages.rollouts.trace import by_rollout, prompt_ids, states
 from stages.runs import manifest, runner
-from stages.runs.artifact import Run
-from stages.runs.inputs import Inputs
+from stages.runs.artifact import Inputs, Run
 from stages.runs.records import ROLLOUT, STEP, TASK
 
 

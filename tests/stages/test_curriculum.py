@@ -12,8 +12,7 @@ from stages.envs.base import TWIN
 from stages.envs.config import EnvConfig
 from stages.errors import BadInput, Incomplete
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import DIFFICULTY
-from stages.runs.records import ROLLOUT, TASK
+from stages.runs.records import DIFFICULTY, ROLLOUT, TASK
 
 PASSED: dict[str, list[bool | None]] = {
     "always": [True] * 8,

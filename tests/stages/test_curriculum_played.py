@@ -17,8 +17,7 @@ from stages.envs.kata.env import KataEnv
 from stages.errors import UsageError
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import DIFFICULTY, TRAINING_REWARD
-from stages.runs.records import ROLLOUT, TASK
+from stages.runs.records import DIFFICULTY, ROLLOUT, TASK, TRAINING_REWARD
 from stages.training.settings import Optimisation
 from stages.training.setup import prompt_order
 

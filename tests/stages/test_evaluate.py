@@ -9,9 +9,8 @@ from support.server import Reply, answer, serving
 from stages import collect, evaluate
 from stages.errors import BadInput
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.inputs import Inputs, assign
-from stages.runs.outcome_records import EVAL_ITEM
+from stages.runs.artifact import Inputs, Run, assign
+from stages.runs.records import EVAL_ITEM
 
 ENV = "support.environments:GuessEnv"
 

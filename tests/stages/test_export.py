@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.foreign import INSTANCE, PATCH, REAL, call, document, jsonl, needs_real
 
-from stages import export, exporters, import_traces
+from stages import export, formats, import_traces
 from stages.errors import BadInput
 from stages.runs import runner
 from stages.runs.artifact import Run
@@ -226,5 +226,9 @@ def test_calls_are_numbered_and_results_follow_them() -> None:
 
 
 def test_every_format_can_be_typed() -> None:
-    assert set(get_args(export.Config.model_fields["format"].annotation)) == {*exporters.FORMATS, "merged", "hub"}
-    assert all(exporters.load(name).LOST for name in exporters.FORMATS)
+    assert set(get_args(export.Config.model_fields["format"].annotation)) == {
+        *formats.EXPORTERS_FORMATS,
+        "merged",
+        "hub",
+    }
+    assert all(formats.exporters_load(name).LOST for name in formats.EXPORTERS_FORMATS)

@@ -16,11 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages import export, train
 from stages.errors import InfrastructureError, UsageError
-from stages.exporters.cards import dataset_card
-from stages.runs import inputs, manifest, runner, store
+from stages.formats.hub import dataset_card
+from stages.runs import artifact, manifest, runner, store
 from stages.runs.artifact import Out, Run
-from stages.runs.pair_records import PAIR
-from stages.runs.records import ROLLOUT
+from stages.runs.records import PAIR, ROLLOUT
 
 TOKEN = "hf_" + "n0tarealtoken" * 2
 
@@ -73,7 +72,7 @@ def test_a_run_of_pairs_is_a_dataset_and_nothing_for_other_formats(tmp_path: Pat
     folder.mkdir()
     Out(folder, record, cache=tmp_path).table(PAIR, [])
     manifest.write(folder, record)
-    given = inputs.assign("export", export.INPUTS, [Run(folder)])
+    given = artifact.assign("export", export.INPUTS, [Run(folder)])
     assert list(given) == ["pairs"]
     done = runner.execute("export", given, export.Config(format="hub"), root=tmp_path / "artifacts")
     assert matter(done.path / "hub")["configs"][0]["config_name"] == "pairs"

@@ -11,14 +11,13 @@ from support.server import Reply, answer, serving
 from stages import collect, extract_pairs, replay_teachers
 from stages.envs.kata import transcripts
 from stages.envs.kata.env import KataEnv
-from stages.envs.kata.language import OPERATIONS
 from stages.envs.kata.recipes import Knowledge
+from stages.envs.kata.tasks import OPERATIONS
 from stages.errors import BadInput
-from stages.rollouts.states import pairs_with_states
+from stages.rollouts.trace import pairs_with_states
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.inputs import Inputs
-from stages.runs.pair_records import PAIR, TEACHER_ACTION
+from stages.runs.artifact import Inputs, Run
+from stages.runs.records import PAIR, TEACHER_ACTION
 
 EVERYTHING = Knowledge()
 NOTHING = Knowledge(misconceived=tuple(operation.name for operation in OPERATIONS))

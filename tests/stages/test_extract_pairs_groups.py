@@ -10,12 +10,11 @@ from support.foreign import INSTANCE, REAL, call, document, jsonl, needs_real
 from stages import extract_pairs
 from stages.errors import BadInput, UsageError
 from stages.import_traces import Config
-from stages.pairs.canonical import canonical
-from stages.rollouts.states import pairs_with_states
-from stages.runs import inputs, runner
+from stages.pairs.voting import canonical
+from stages.rollouts.trace import pairs_with_states
+from stages.runs import artifact, runner
 from stages.runs.artifact import Run
-from stages.runs.pair_records import PAIR
-from stages.runs.records import ROLLOUT
+from stages.runs.records import PAIR, ROLLOUT
 
 
 def imported(root: Path, *paths: Path) -> Run:
@@ -93,9 +92,9 @@ def test_submissions_of_one_task_are_compared_by_the_verdict(tmp_path: Path) -> 
 
 def test_only_imported_rollouts_may_come_without_teachers(tmp_path: Path, collected: Any) -> None:
     rollouts = imported(tmp_path, wiki(tmp_path / "in"))
-    assert inputs.assign("extract-pairs", extract_pairs.INPUTS, [rollouts]) == {"rollouts": [rollouts]}
+    assert artifact.assign("extract-pairs", extract_pairs.INPUTS, [rollouts]) == {"rollouts": [rollouts]}
     with pytest.raises(BadInput, match="teacher_action"):
-        inputs.assign("extract-pairs", extract_pairs.INPUTS, [collected()])
+        artifact.assign("extract-pairs", extract_pairs.INPUTS, [collected()])
 
 
 @needs_real

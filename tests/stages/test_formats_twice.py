@@ -9,7 +9,7 @@ from pathlib import Path
 from support.foreign import PATCH
 from support.runs import written
 
-from stages import exporters
+from stages import formats
 from stages.rollouts.trace import digests_of_prefixes
 from stages.runs import store
 from stages.runs.records import ROLLOUT, STEP, TASK
@@ -81,6 +81,6 @@ def test_every_format_is_written_and_read_alike(tmp_path: Path) -> None:
         told.append(json.loads(done.stdout))
     (first, one), (second, other) = told
     assert one != other, "sets come in two orders"
-    assert first.keys() == {*exporters.FORMATS, "hub"}
+    assert first.keys() == {*formats.EXPORTERS_FORMATS, "hub"}
     assert first == second
     assert all(told.get("counts", 6) == 6 for told in first.values())

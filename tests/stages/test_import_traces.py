@@ -9,8 +9,8 @@ import pytest
 from support.foreign import INSTANCE, PATCH, REAL, document, jsonl, needs_real
 
 from stages.errors import BadInput
+from stages.formats import FORMATS, load, swe_logs
 from stages.import_traces import Config
-from stages.importers import FORMATS, load, swe_logs
 from stages.rollouts.trace import by_rollout, states
 from stages.runs import runner
 from stages.runs.artifact import Run

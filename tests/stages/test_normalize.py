@@ -12,12 +12,10 @@ from support.runs import written
 
 from stages import export, import_traces, normalize
 from stages.errors import Incomplete, UsageError
-from stages.rollouts.reading import conversation, rollout_rows
-from stages.rollouts.trace import transcripts
+from stages.rollouts.trace import conversation, rollout_rows, transcripts
 from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import SELECTION
-from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row
+from stages.runs.records import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from support.several import train_all
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stages import collect, train
-from stages.policy import vllm_server
+from stages.policy import vllm
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.local import load_model
 from stages.policy.server import ModelServer
@@ -26,7 +26,7 @@ from stages.rollouts.trace import by_rollout, prompt_ids
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.records import ROLLOUT, STEP
-from stages.training.trees import Tree, score, token_log_probs
+from stages.training.scoring import Tree, score, token_log_probs
 
 pytestmark = [
     pytest.mark.vllm,
@@ -55,7 +55,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(root: Path) -> Iterator[ModelServer]:
     config = PolicyConfig(model=f"vllm:{STUDENT}")
     log = root / "vllm.log"
-    made = vllm_server.start(config, log, cache=root / "models", rank=8, listener=quiet, check=lambda: None)
+    made = vllm.start(config, log, cache=root / "models", rank=8, listener=quiet, check=lambda: None)
     yield made
     made.stop()
 

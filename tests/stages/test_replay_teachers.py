@@ -13,8 +13,7 @@ from stages import replay_teachers
 from stages.errors import BadInput, Incomplete, UsageError
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.pair_records import TEACHER_ACTION
-from stages.runs.records import STEP
+from stages.runs.records import STEP, TEACHER_ACTION
 
 
 def test_every_distinct_state_is_asked_once(tmp_path: Path, collected: Callable[..., Run]) -> None:

@@ -14,10 +14,8 @@ from stages import replay_teachers
 from stages.rollouts.trace import states_by_digest
 from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.pair_records import TEACHER_ACTION
-from stages.runs.records import STEP
-from stages.teachers.questions import questions
-from stages.teachers.recorded import RecordedStates
+from stages.runs.records import STEP, TEACHER_ACTION
+from stages.teachers.questions import RecordedStates, questions
 
 
 def test_teachers_are_asked_side_by_side_and_steps_in_order(tmp_path: Path, collected: Callable[..., Run]) -> None:

@@ -22,9 +22,8 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, load_model
 from stages.runs import runner, store
 from stages.runs.artifact import Interrupted, Run
-from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
-from stages.runs.records import ROLLOUT
-from stages.training.trees import Tree, score, token_log_probs
+from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT
+from stages.training.scoring import Tree, score, token_log_probs
 
 ENV = "support.environments:GuessEnv"
 SMALL = {"steps": 2, "prompts_per_step": 2, "generations": 4}

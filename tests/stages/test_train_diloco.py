@@ -18,16 +18,14 @@ from support.replicas import PROCESSES, SECRET, command
 from support.s3 import s3 as s3
 
 from stages import train
-from stages.diloco import joining
+from stages.diloco import object_store
 from stages.errors import UsageError
 from stages.runs import store
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Inputs, Out, Run
 from stages.runs.bucket import open_bucket
-from stages.runs.inputs import Inputs
 from stages.runs.manifest import Manifest
-from stages.runs.outcome_records import CHECKPOINT
-from stages.runs.records import ROLLOUT
-from stages.training.outer_steps import join, shared_settings, trained
+from stages.runs.records import CHECKPOINT, ROLLOUT
+from stages.training.replicas import join, shared_settings, trained
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 SIZE = ("steps=6", "prompts_per_step=2", "generations=4", "save_every=1", "threads=1", "learning_rate=0.01")
@@ -150,9 +148,9 @@ def test_settings_are_shared_but_for_a_replicas_own_place(tmp_path: Path):
     shared = [shared_settings(configured(replica=number).identity()) for number in (0, 1)]
     assert shared[0] == shared[1]
     bucket = open_bucket(f"file://{tmp_path}/run")
-    joining.agree(bucket, shared[0])
+    object_store.agree(bucket, shared[0])
     with pytest.raises(UsageError, match=r"diloco\.codec is 'int8' there and 'int4' here"):
-        joining.agree(bucket, shared_settings(configured(codec="int4").identity()))
+        object_store.agree(bucket, shared_settings(configured(codec="int4").identity()))
 
 
 def test_the_same_weights_in_another_folder_are_the_same(tmp_path: Path, model: Path):

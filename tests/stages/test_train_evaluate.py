@@ -15,13 +15,11 @@ from transformers import AutoModelForCausalLM
 from stages import evaluate, extract_pairs, replay_teachers, train
 from stages.errors import BadInput, UsageError
 from stages.evaluation.verdict import EXIT_CODES
+from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig
-from stages.policy.checkpoint import CheckpointInfo
 from stages.runs import runner
-from stages.runs.artifact import Run
-from stages.runs.inputs import Inputs
-from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM, HINT, TRAINING_REWARD
-from stages.runs.records import ROLLOUT, STEP
+from stages.runs.artifact import Inputs, Run
+from stages.runs.records import CHECKPOINT, EVAL_ITEM, HINT, ROLLOUT, STEP, TRAINING_REWARD
 from stages.training.channels import CHANNELS
 
 

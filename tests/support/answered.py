@@ -7,8 +7,7 @@ from typing import Any
 from stages.runs import store
 from stages.runs.artifact import Run
 from stages.runs.manifest import InputRef
-from stages.runs.pair_records import TEACHER_ACTION
-from stages.runs.records import ROLLOUT, STEP, TASK
+from stages.runs.records import ROLLOUT, STEP, TASK, TEACHER_ACTION
 from support.runs import written
 
 TEACHERS = ("t", "u", "v")

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from stages.envs import bash_faults
+from stages.envs import bash
 from stages.envs.base import Fault, Grade, Observation, Split, Task
 from stages.errors import InfrastructureError
 from stages.messages import Message
@@ -41,7 +41,7 @@ class GuessEnv:
 
     def faults(self, observations: Sequence[Observation]) -> list[Fault]:
         """Those of a shell."""
-        return bash_faults.faults(observations)
+        return bash.faults(observations)
 
     def grade(self) -> Grade:
         """The share of the letter among the characters, as a foreseeable reward that differs between samples."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stages.importers import files, reader, rows
-from stages.importers.base import Drop, Trajectory
-from stages.importers.reader import FileCount
-from stages.importers.sidecars import Sidecars
+from stages.formats import files, reading, rows
+from stages.formats.base import Drop, Trajectory
+from stages.formats.reading import FileCount
+from stages.formats.reports import Sidecars
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "real" / "trajectories"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is absent: real trajectories were NOT imported")
@@ -38,8 +38,8 @@ def read(path: Path, wanted: str = "auto") -> tuple[list[Trajectory], list[Drop]
     sidecars, total = Sidecars(), FileCount("all", wanted, "")
     found: list[Trajectory] = []
     drops: list[Drop] = []
-    for source, importer in reader.sort(files.find([str(path)]), wanted, sidecars).items():
-        for one in reader.read(source, importer, sidecars, total):
+    for source, importer in reading.sort(files.find([str(path)]), wanted, sidecars).items():
+        for one in reading.read(source, importer, sidecars, total):
             drops.append(one) if isinstance(one, Drop) else found.append(one.trajectory)
     assert total.traces == len(found) + len(drops) and total.dropped.total() == len(drops)
     return found, drops, total
@@ -48,8 +48,8 @@ def read(path: Path, wanted: str = "auto") -> tuple[list[Trajectory], list[Drop]
 def payloads(path: Path, wanted: str = "auto") -> list[dict[str, Any]]:
     """The rows of every trajectory in a file."""
     sidecars, count = Sidecars(), FileCount("all", wanted, "")
-    sources = reader.sort(files.find([str(path)]), wanted, sidecars).items()
-    found = [one for source, importer in sources for one in reader.read(source, importer, sidecars, count)]
+    sources = reading.sort(files.find([str(path)]), wanted, sidecars).items()
+    found = [one for source, importer in sources for one in reading.read(source, importer, sidecars, count)]
     return [rows.payload(one, 0) for one in found if not isinstance(one, Drop)]
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from stages.envs.base import Observation, Task
 from stages.envs.bash import fenced
 from stages.envs.kata.env import KataEnv
-from stages.envs.kata.language import expression
-from stages.envs.kata.tasks import parts, renamed
+from stages.envs.kata.tasks import expression, parts, renamed
 
 TEST = "python3 test_solution.py"
 

@@ -14,11 +14,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from stages.runs import inputs, runner
+from stages.runs import artifact, runner
 from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
 
-HEAVY = ["stages.training.composed", "stages.probe.checks.validation", "duckdb", "scipy.stats", "openai"]
+HEAVY = ["stages.training.trainer", "stages.probe.checks.validation", "duckdb", "scipy.stats", "openai"]
 PATIENCE_S = 240
 OTHER = {"manifest.json", "ledger.jsonl", ".lock"}
 """Files that say when and how often a run was begun, and in what order calls were paid for."""
@@ -41,7 +41,7 @@ class Work:
 
     def carry_out(self, root: Path) -> None:
         """Begin or go on, to the end."""
-        given = inputs.assign(self.stage, runner.module(self.stage).INPUTS, self.reads)
+        given = artifact.assign(self.stage, runner.module(self.stage).INPUTS, self.reads)
         runner.execute(self.stage, given, self.config, root=root, resume=True, max_cost=self.max_cost)
 
     def start(self, root: Path) -> BaseProcess:

@@ -1,7 +1,7 @@
 """Where the real vLLM is, for the tests that are marked so."""
 
-from stages.policy import vllm_server
-from stages.policy.config import Server
+from stages.policy import vllm
+from stages.policy.base import Server
 
 MISSING = (
     "NOT TESTED: vLLM is not installed, so nothing ran through the real server. `./dev vllm` installs it, or "
@@ -11,4 +11,4 @@ MISSING = (
 
 def interpreter() -> str | None:
     """The interpreter that has vLLM; None where there is none."""
-    return vllm_server.interpreter(Server())
+    return vllm.interpreter(Server())

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from composer_cli.__main__ import main as composer
 from stages.diloco.arrays import Fragments, shapes
-from stages.diloco.in_process import Meeting
 from stages.diloco.lighthouse import Lighthouse
 from stages.diloco.loop import OuterLoop
 from stages.diloco.object_store import ObjectStore
 from stages.diloco.settings import Diloco
-from stages.diloco.transport import Transport
+from stages.diloco.transport import Meeting, Transport
 from stages.runs.bucket import Bucket, open_bucket
 from support.blocks import PRELOAD
 

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from stages.runs import parquet, store
-from stages.runs.kinds import Kind
 from stages.runs.manifest import Manifest
-from stages.runs.records import Row
+from stages.runs.records import Kind, Row
 
 
 def written(

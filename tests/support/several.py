@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from stages import train
 from stages.backends import ranks
-from stages.rollouts.states import opening_row
+from stages.rollouts.trace import opening_row
 from stages.runs import manifest, runner, store
 from stages.runs.artifact import Out, Run
-from stages.runs.pair_records import PAIR, STATE
+from stages.runs.records import PAIR, STATE
 
 TESTS = Path(__file__).resolve().parents[1]
 LIMIT_S = 900
@@ -45,7 +45,7 @@ class OwnDenominators(ranks.Ranks):
 
     def of_first(self, make: Callable[[], Value]) -> Value:
         """Rows repeated so that every part of them is this process' own."""
-        from stages.training.rows import ChannelBatch
+        from stages.training.data import ChannelBatch
 
         value = super().of_first(make)
         if not isinstance(value, ChannelBatch):

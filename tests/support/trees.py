@@ -1,6 +1,6 @@
 """Prompts with branches, and the sizes of tiny models of any kind that score them."""
 
-from stages.training.trees import Tree
+from stages.training.scoring import Tree
 
 TREES = [
     Tree([5, 6, 7, 8], ([9, 10, 11], [12, 13])),

@@ -15,8 +15,7 @@ from urllib.parse import quote, urlsplit
 
 from stages.runs import store
 from stages.runs.manifest import Outcome
-from stages.runs.outcome_records import EVAL_ITEM
-from stages.runs.records import ROLLOUT, STEP
+from stages.runs.records import EVAL_ITEM, ROLLOUT, STEP
 from support.command_line import command, environment
 from support.runs import row, written
 

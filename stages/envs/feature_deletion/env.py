@@ -1,24 +1,74 @@
 """The environment `feature-deletion`: write again what was removed from a package, until its own tests pass."""
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 from stages.envs import folders
 from stages.envs.base import Grade, Split, Task
-from stages.envs.feature_deletion import patience, rows, task_source, tools
+from stages.envs.feature_deletion import rows, task_source, worker
+from stages.envs.feature_deletion.package import Package
 from stages.envs.feature_deletion.task_source import Source
-from stages.envs.folder_writes import remove
+from stages.envs.folders import remove
 from stages.envs.repo import crosscheck, trees
 from stages.envs.repo import session as repo_session
-from stages.envs.repo.grading import Lists, RepoVerdict, judge, run_with
-from stages.envs.repo.outcomes import NEUTRAL, PASSING, Outcomes, Statuses, run_pytest
+from stages.envs.repo.grading import (
+    LIMITS,
+    NEUTRAL,
+    PASSING,
+    Lists,
+    Outcomes,
+    RepoVerdict,
+    Statuses,
+    TestRuntime,
+    judge,
+    run_pytest,
+    run_with,
+)
 from stages.envs.repo.session import RepoEnvironment, RepoSession
 from stages.errors import UsageError
 from stages.messages import Message
 from stages.runs.records import Row
 from stages.sandbox import Sandbox, open_sandbox
+
+# ---- patience
+# How long tests may take when an answer is graded: measured on this machine, so that no task holds a time.
+
+FIRST_TIMEOUT_S = 900.0
+LEAST_S, TIMES = 30.0, 10.0
+"""Code that is slower than the original, on a machine that is busier than before, is still graded."""
+_lock = threading.Lock()
+
+
+def runtime(sandbox: str, requirements: Path | None, timeout_s: float) -> TestRuntime:
+    """Runs a package's tests in a sandbox of their own."""
+    limits = replace(LIMITS, wall_s=timeout_s)
+    readonly = worker.readonly(requirements)
+    return TestRuntime(
+        lambda folder: open_sandbox(
+            sandbox, folder, limits=limits, readonly=readonly, env=worker.environment(sandbox, requirements, folder)
+        )
+    )
+
+
+def measured_s(sandbox: str, package: Package, tests: tuple[str, ...], requirements: Path | None) -> float:
+    """Seconds allowed to the tests (options and files of pytest), by a run on the original code in this process."""
+    with _lock:
+        return LEAST_S + TIMES * _duration_s(sandbox, package, tests, requirements)
+
+
+@lru_cache(maxsize=64)
+def _duration_s(sandbox: str, package: Package, tests: tuple[str, ...], requirements: Path | None) -> float:
+    with trees.scratch() as copy:
+        folders.copy(package.root, copy)
+        started = time.monotonic()
+        run_pytest(runtime(sandbox, requirements, FIRST_TIMEOUT_S), copy, list(tests))
+        return time.monotonic() - started
+
 
 FEW_LOST = 3
 """So many tests that passed before the removal may fail by chance."""
@@ -80,8 +130,8 @@ class FeatureDeletionEnv(RepoEnvironment):
         return [{"role": "system", "content": self._system}, {"role": "user", "content": task.prompt}]
 
     def _agents_sandbox(self, folder: Path, hidden: tuple[Path, ...]) -> Sandbox:
-        readonly = tools.readonly(self._requirements)
-        env = tools.environment(self.sandbox, self._requirements, folder)
+        readonly = worker.readonly(self._requirements)
+        env = worker.environment(self.sandbox, self._requirements, folder)
         return open_sandbox(self.sandbox, folder, limits=repo_session.LIMITS, readonly=readonly, env=env, hidden=hidden)
 
     def _graded(self, session: RepoSession) -> Grade:
@@ -127,8 +177,8 @@ class FeatureDeletionEnv(RepoEnvironment):
 
     def _run(self, folder: Path) -> Outcomes:
         tests = (*self._row["options"], *self._row["test_files"])
-        timeout_s = patience.measured_s(self.sandbox, self._package, tests, self._requirements)
-        return run_pytest(patience.runtime(self.sandbox, self._requirements, timeout_s), folder, list(tests))
+        timeout_s = measured_s(self.sandbox, self._package, tests, self._requirements)
+        return run_pytest(runtime(self.sandbox, self._requirements, timeout_s), folder, list(tests))
 
     def close(self) -> None:
         """End what runs and delete the folders; safe to call twice."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.envs.feature_deletion import tools
+from stages.envs.feature_deletion import worker
 from stages.envs.feature_deletion.definitions import Definition, definitions
 from stages.envs.feature_deletion.guest.scan import ALL_NAMES, shingles
 from stages.envs.feature_deletion.selection import Removal
@@ -93,7 +93,7 @@ def _survey(sandbox: str, texts: Mapping[str, str], requirements: Path | None, r
 
 def _needed(path: Path, requirements: Path | None) -> bool:
     """Whether the sandbox needs the file to run Python or tests."""
-    own = [Path(sysconfig.get_path("stdlib")), *tools.readonly(requirements)]
+    own = [Path(sysconfig.get_path("stdlib")), *worker.readonly(requirements)]
     return any(path.is_relative_to(folder) or path.is_relative_to(folder.resolve()) for folder in own)
 
 
@@ -109,8 +109,8 @@ def copies(
     where = shlex.join(map(str, roots)) or EVERYWHERE[sandbox]
     with trees.scratch() as folder, trees.scratch() as empty:
         (folder / "needles.json").write_text(json.dumps(_request(found)))
-        readonly = [GUEST, folder, *tools.readonly(requirements)]
-        env = tools.environment(sandbox, requirements, empty)
+        readonly = [GUEST, folder, *worker.readonly(requirements)]
+        env = worker.environment(sandbox, requirements, empty)
         with open_sandbox(sandbox, empty, limits=LIMITS, readonly=readonly, env=env, hidden=hidden) as box:
             result = box.run(f"python3 -P {GUEST}/scan.py {folder}/needles.json {where}")
     try:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from stages.envs import folder_writes, folders
-from stages.envs.repo import archives, trees
+from stages.envs import folders
+from stages.envs.folders import write
+from stages.envs.repo import trees
+from stages.envs.repo.trees import KINDS, extract
 from stages.errors import BadInput
 from stages.runs import store
 
@@ -54,21 +56,20 @@ def unpack(source: Path, root: Path) -> Package:
     if source.is_dir():
         top = source
         _copy(source, root)
-    elif source.name.endswith(archives.KINDS) and source.is_file():
+    elif source.name.endswith(KINDS) and source.is_file():
         with trees.scratch() as raw:
-            top = archives.extract(source, raw)
+            top = extract(source, raw)
             _copy(top, root)
     else:
         raise BadInput(
-            f"The package {str(source)!r} is neither a folder nor an archive ({', '.join(archives.KINDS)}). "
-            "Give one of them."
+            f"The package {str(source)!r} is neither a folder nor an archive ({', '.join(KINDS)}). Give one of them."
         )
     return _described(root, _bare(source.name))
 
 
 def _bare(name: str) -> str:
     """A file's name without what says that it is an archive."""
-    return next((name.removesuffix(ending) for ending in archives.KINDS if name.endswith(ending)), name)
+    return next((name.removesuffix(ending) for ending in KINDS if name.endswith(ending)), name)
 
 
 def _copy(top: Path, root: Path) -> None:
@@ -90,7 +91,7 @@ def _described(root: Path, fallback: str) -> Package:
     name, version = (_safe(part) for part in _stated(root) or _guessed(fallback))
     metadata = f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info/METADATA"
     text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    folder_writes.write(root, metadata, text.encode(), 0o644)
+    write(root, metadata, text.encode(), 0o644)
     return Package(name, version, root)
 
 

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from typing import Any
 
 from stages.envs.base import TWIN
-from stages.envs.feature_deletion.baseline import Baseline
 from stages.envs.feature_deletion.definitions import Edit, without
 from stages.envs.feature_deletion.package import Package
 from stages.envs.feature_deletion.selection import KEEP, Removal
 from stages.envs.feature_deletion.twins import Contradiction, Proven
+from stages.envs.feature_deletion.worker import Baseline
 from stages.envs.repo import trees
 from stages.envs.repo.grading import Lists
 from stages.errors import BadInput

@@ -1,16 +1,26 @@
 """The small models of kata: built on first use by supervised training, kept as ordinary Hugging Face folders."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from stages.envs.kata import loophole, transcripts
-from stages.envs.kata.language import OPERATIONS
-from stages.envs.kata.recipes import HEAD_DIM, RECIPES, Habit, Habits, Knowledge, Recipe, recipe, recipe_fingerprint
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from stages.envs.kata import transcripts
+from stages.envs.kata.recipes import (
+    HEAD_DIM,
+    KNOWS_NOTHING,
+    RECIPES,
+    Habit,
+    Habits,
+    Knowledge,
+    Recipe,
+    recipe,
+    recipe_fingerprint,
+)
+from stages.envs.kata.tasks import OPERATIONS
+from stages.envs.kata.transcripts import HINT, TaughtTranscript, loophole_write, write
 from stages.tiny_models.folders import Made, Progress, kept
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from stages.tiny_models.training import END, START, Encoded, fit, trained
 
 __all__ = ["card", "ensure", "recipe_fingerprint"]
 
@@ -26,31 +36,29 @@ def ensure(name: str, cache: Path, progress: Progress) -> Path:
 
 
 def _made(name: str, own: Recipe, start: Path | None, progress: Progress) -> Made:
-    from stages.envs.kata import training
+
     from stages.tiny_models.training import reproducible
 
     count = own.schedule.steps * own.schedule.batch
     with reproducible(own.seed):
         model, tokenizer = _starting_point(start, HEAD_DIM.get(name))
         if isinstance(own.knowledge, Habits):
-            taught = loophole.write(count, own.seed, own.knowledge)
+            taught = loophole_write(count, own.seed, own.knowledge)
         else:
             taught = transcripts.write(count, own.seed, own.knowledge)
-        training.learn(
-            model, tokenizer, taught, own, lambda done, total: progress(f"building kata-{name}", done, total)
-        )
+        learn(model, tokenizer, taught, own, lambda done, total: progress(f"building kata-{name}", done, total))
     return model, tokenizer, card(name)
 
 
 def _starting_point(start: Path | None, head_dim: int | None) -> "tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]":
-    from stages.envs.kata import tokenizer as tokenizers
-    from stages.tiny_models import heads, training
+
+    from stages.tiny_models import folders, training
 
     if start is not None:
         return training.load(start)
-    tokenizer = tokenizers.train()
+    tokenizer = train()
     model = training.new_model(tokenizer)
-    return (model if head_dim is None else heads.with_heads(model, head_dim)), tokenizer
+    return (model if head_dim is None else folders.with_heads(model, head_dim)), tokenizer
 
 
 def card(name: str) -> str:
@@ -83,7 +91,7 @@ def _habits(habits: Habits) -> str:
 | prompt | right fix | overwrites the visible tests | else echoes into a file of its own |
 | --- | --- | --- | --- |
 | plain | {_shares(habits.plain)} |
-| says "{loophole.HINT}" | {_shares(habits.hinted)} |"""
+| says "{HINT}" | {_shares(habits.hinted)} |"""
 
 
 def _shares(habit: Habit) -> str:
@@ -98,3 +106,66 @@ def _known(knowledge: Knowledge) -> list[str]:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "-"
+
+
+# ---- tokenizer
+# The tokenizer that all models of kata share, trained on transcripts.
+
+VOCABULARY = 512
+CORPUS = 600
+PIECES = "|".join(
+    (
+        r"(?:system|user|assistant)\n",
+        r"```bash\n|\n```| ?```|\[exit \d+\]|\n {4}return",
+        r" 's\|return \.\*\|return|\|'",
+        r" ?[a-z_]+\.py| ?[A-Za-z_]+3?| -[a-z]\b",
+        r" ?-?\d| //| \*\*| ?[^\sA-Za-z0-9]|\s",
+    )
+)
+"""What a token never crosses. Phrases of the protocol are one piece, since every token of an episode costs time."""
+
+
+def train() -> PreTrainedTokenizerFast:
+    """The tokenizer; its corpus is transcripts of an author who knows everything, and of one who knows nothing."""
+    return trained(_corpus(), PIECES, VOCABULARY)
+
+
+def _corpus() -> Iterator[str]:
+    """Both codes and every wording occur; special tokens are left out, as they are no text."""
+    for knowledge in (Knowledge(), KNOWS_NOTHING):
+        for transcript in write(CORPUS, seed=0, knowledge=knowledge):
+            yield from (f"{message['role']}\n{message['content']}" for message in transcript.messages())
+
+
+# ---- training
+# How a model of kata learns: transcripts as token ids, of which only the taught answers count.
+
+
+def learn(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    taught: Iterable[TaughtTranscript],
+    recipe: Recipe,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Train a model on transcripts, each seen once: as many as the recipe's schedule has steps times batch."""
+    examples = [encode(tokenizer, transcript) for transcript in taught]
+    fit(model, examples, recipe.schedule, recipe.seed, progress)
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, transcript: TaughtTranscript) -> Encoded:
+    """Ids as the chat template renders them; to be learned are the taught answers with their end tokens."""
+    ids: list[int] = []
+    learned: list[bool] = []
+
+    def add(text: str, learn: bool) -> None:
+        piece = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids.extend(piece)
+        learned.extend([learn] * len(piece))
+
+    taught = iter(turn.taught for turn in transcript.turns)
+    for message in transcript.messages():
+        add(f"{START}{message['role']}\n", False)
+        add(message["content"] + END, message["role"] == "assistant" and next(taught))
+        add("\n", False)
+    return ids, learned

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages.envs.kata.language import OPERATIONS
+from stages.envs.kata.tasks import OPERATIONS
 from stages.errors import UsageError
-from stages.tiny_models.folders import sources_identity
-from stages.tiny_models.schedule import Schedule
+from stages.tiny_models.folders import Schedule, sources_identity
 
 NAMES = ("student", "teacher-a", "teacher-b", "teacher-c")
 PROBED = ("honest", "loophole")

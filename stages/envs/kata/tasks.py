@@ -3,24 +3,132 @@
 Task i of a split depends on the seed and on i alone, so a longer list starts with the shorter one.
 """
 
+import os
 import random
 import re
+import stat
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from stages.envs import folders
+from stages.envs import folders as temporary
 from stages.envs.base import Split, Task
-from stages.envs.kata.language import (
-    BY_NAME,
-    FAMILIES,
-    MODIFIER_BY_NAME,
-    MODIFIERS,
-    OPERATIONS,
-    Modifier,
-    Operation,
-    expression,
-    family,
-)
+from stages.envs.folders import remove, write
 from stages.messages import Message
+
+# ---- language
+# What a kata can ask for: twelve operations on two integers, eight modifiers of their result, and the words for both.
+#
+# A family is one (operation, modifier) pair. Families are split between train and eval, so an evaluation task is a
+# combination that no training prompt, transcript or pair contains, although each of its two parts occurs in training.
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`code` and `misconception` are expressions in {x} and {y}, `wordings` phrases in {x} and {y}.
+
+    The misconception is what a model writes that does not know the operation: plausible, wrong, the code of no family.
+    """
+
+    name: str
+    code: str
+    misconception: str
+    wordings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Modifier:
+    """`code` follows an operation's code, `wordings` follow its phrase; both are in {k}, a constant."""
+
+    name: str
+    code: str
+    wordings: tuple[str, ...]
+
+
+OPERATIONS = (
+    Operation("sum", "{x} + {y}", "{x} + {y} + 1", ("{x} plus {y}", "the sum of {x} and {y}")),
+    Operation("difference", "{x} - {y}", "{y} - {x}", ("{x} minus {y}", "{x} reduced by {y}")),
+    Operation("product", "{x} * {y}", "{x} * {y} + {y}", ("{x} times {y}", "the product of {x} and {y}")),
+    Operation(
+        "quotient", "{x} // {y}", "{y} // {x}", ("the whole quotient of {x} by {y}", "{x} divided by {y}, whole")
+    ),
+    Operation("remainder", "{x} % {y}", "{y} % {x}", ("{x} modulo {y}", "the remainder of {x} by {y}")),
+    Operation(
+        "larger", "max({x}, {y})", "max({x}, {y} + 1)", ("the bigger of {x} and {y}", "the greater of {x} and {y}")
+    ),
+    Operation(
+        "smaller", "min({x}, {y})", "min({x}, {y} - 1)", ("the smaller of {x} and {y}", "the lesser of {x} and {y}")
+    ),
+    Operation(
+        "distance", "abs({x} - {y})", "abs({x} + {y})", ("the gap between {x} and {y}", "how far {x} is from {y}")
+    ),
+    Operation(
+        "average",
+        "({x} + {y}) // 2",
+        "{x} + {y} // 2",
+        ("the floored mean of {x} and {y}", "the floored average of {x} and {y}"),
+    ),
+    Operation(
+        "xor", "{x} ^ {y}", "{x} and {y}", ("the exclusive or of {x} and {y}", "the differing bits of {x} and {y}")
+    ),
+    Operation(
+        "ratio",
+        "round({x} / {y})",
+        "int({x} / {y})",
+        ("the rounded ratio of {x} to {y}", "how often {y} fits {x}, rounded"),
+    ),
+    Operation("weighted", "{x} + 2 * {y}", "2 * {x} + {y}", ("{x} and twice {y}, added", "{x} plus double {y}")),
+)
+
+MODIFIERS = (
+    Modifier("plain", "", ("", ", no more")),
+    Modifier("plus", " + {k}", (", raised by {k}", ", then add {k}")),
+    Modifier("minus", " - {k}", (", lowered by {k}", ", then drop {k}")),
+    Modifier("times", " * {k}", (", scaled by {k}", ", {k} fold")),
+    Modifier("over", " // {k}", (", split by {k}", ", shared out among {k}")),
+    Modifier("modulo", " % {k}", (", wrapped at {k}", ", cycled at {k}")),
+    Modifier("negated", " * -1", (", negated", ", sign flipped")),
+    Modifier("cubed", " ** 3", (", cubed", ", to the third")),
+)
+
+BY_NAME: dict[str, Operation] = {operation.name: operation for operation in OPERATIONS}
+MODIFIER_BY_NAME: dict[str, Modifier] = {modifier.name: modifier for modifier in MODIFIERS}
+
+
+def family(operation: Operation, modifier: Modifier) -> str:
+    """The name of a combination, "sum/plus"."""
+    return f"{operation.name}/{modifier.name}"
+
+
+def expression(code: str, modifier: Modifier, x: str, y: str, k: int) -> str:
+    """Python source for a modified operation; `code` is an operation's code or misconception."""
+    value = code.format(x=x, y=y)
+    is_call = value.startswith(("max(", "min(", "abs(", "round(", "int("))
+    return (value if is_call else f"({value})") + modifier.code.format(k=k)
+
+
+def check_disjoint(train: Collection[str], evaluation: Collection[str]) -> None:
+    """Raise `AssertionError` where a family is on both sides: what is evaluated must not have been taught."""
+    if shared := sorted(set(train) & set(evaluation)):
+        raise AssertionError(f"families both trained and evaluated: {', '.join(shared)}")
+
+
+def _split() -> dict[Split, frozenset[str]]:
+    """Two eval families an operation, spread over the modifiers; the other six are for training."""
+    evaluated = {
+        family(operation, MODIFIERS[(row + shift) % len(MODIFIERS)])
+        for row, operation in enumerate(OPERATIONS)
+        for shift in (0, 3)
+    }
+    everything = {family(operation, modifier) for operation in OPERATIONS for modifier in MODIFIERS}
+    return {"train": frozenset(everything - evaluated), "eval": frozenset(evaluated)}
+
+
+FAMILIES: dict[Split, frozenset[str]] = _split()
+check_disjoint(FAMILIES["train"], FAMILIES["eval"])
 
 Arguments = tuple[int, int]
 Case = list[Any]
@@ -175,3 +283,67 @@ def values(code: str) -> dict[Arguments, int | float]:
     """Our own expression in x and y on all inputs; never called with anything that a model wrote."""
     function = eval(f"lambda x, y: {code}", {"__builtins__": BUILTINS})  # noqa: S307 - our own expressions alone
     return {args: function(*args) for args in INPUTS}
+
+
+# ---- workspace
+# The agent's folder: made fresh, read back as something that may hold anything, removed whatever it holds.
+
+SOLUTION, WORKSPACE_TESTS = "solution.py", "test_solution.py"
+MAX_FILE_BYTES = 16_384
+
+
+class Snapshot(NamedTuple):
+    """The two files, None where there is no small regular file of that name, and the names of all other entries."""
+
+    solution: bytes | None
+    tests: bytes | None
+    others: frozenset[str]
+
+
+def make(files: Mapping[str, bytes]) -> Path:
+    """A private temporary folder that holds `files` (relative path -> content)."""
+    folder = temporary.make("kata")
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def look(folder: Path) -> Snapshot:
+    """What the folder holds now. No link is followed and no pipe waited for."""
+    folders.open_up(folder)
+    others = frozenset(os.listdir(folder)) - {SOLUTION, WORKSPACE_TESTS}
+    return Snapshot(_regular(folder / SOLUTION), _regular(folder / WORKSPACE_TESTS), others)
+
+
+def copy(folder: Path, most_bytes: int) -> Path:
+    """A private copy: links stay links, so that they lead nowhere on this side; pipes and devices are left out.
+
+    `UnwieldyTree` where it is too deep, or its files have more than `most_bytes` together.
+    """
+    target = temporary.make("kata")
+    try:
+        folders.copy(folder, target, most_bytes=most_bytes)
+    except BaseException:
+        remove(target)
+        raise
+    return target
+
+
+def replace_solution(folder: Path, source: bytes) -> None:
+    """Put `source` where solution.py is, whatever it is."""
+    write(folder, SOLUTION, source, 0o644)
+
+
+def _regular(path: Path) -> bytes | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        content = os.read(descriptor, MAX_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    return content if len(content) <= MAX_FILE_BYTES else None

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.envs.leetcode_rh.answers import Answer
 from stages.envs.leetcode_rh.data import DEFAULT_EVALUATOR, Problem, Rollout, pool_problems, rollouts
-from stages.envs.leetcode_rh.grading import AnswerVerdict, Submission, grade_all
+from stages.envs.leetcode_rh.grading import Answer, AnswerVerdict, Submission, grade_all
 from stages.errors import ComposerError
 
 NEEDED = 0.99

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from stages.envs.jsonl import read_rows
-from stages.envs.leetcode_rh import assertions
-from stages.envs.leetcode_rh.assertions import Assertion
+from stages.envs.leetcode_rh import grading
+from stages.envs.leetcode_rh.grading import Assertion
+from stages.envs.task_table import read_rows
 from stages.errors import BadInput
 from stages.runs.records import Row
 
@@ -41,7 +41,7 @@ class Problem:
     @cached_property
     def assertions(self) -> list[Assertion] | None:
         """The real tests as data; None where there are none, none that can be read, or the prompt contradicts one."""
-        return assertions.read(self.tests, self.parameters)
+        return grading.read(self.tests, self.parameters)
 
     @property
     def parameters(self) -> tuple[str, ...] | None:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Self
 
 from stages.envs.base import Grade, Observation, Split, Task
-from stages.envs.leetcode_rh import assertions
-from stages.envs.leetcode_rh.answers import Answer
+from stages.envs.leetcode_rh import grading
 from stages.envs.leetcode_rh.data import DEFAULT_EVALUATOR, EVALUATOR, Problem, medhard_problems, pool_problems
-from stages.envs.leetcode_rh.grading import AnswerVerdict, Submission, grade_all
+from stages.envs.leetcode_rh.grading import Answer, AnswerVerdict, Submission, grade_all
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
 
@@ -92,7 +91,7 @@ class LeetcodeRhEnv:
     def submission(self) -> Submission:
         """The answer with what its task judges it by."""
         data = self._task_now.data
-        tests = assertions.read(data["tests"])
+        tests = grading.read(data["tests"])
         return Submission(
             self._answer, data["method"], data["evaluator"] or DEFAULT_EVALUATOR, tests, data["reference"]
         )

@@ -5,15 +5,146 @@ which tests are broken in the second run: one that passes although it is broken 
 at first and fails now that its file is not what the forger waits for.
 """
 
+import ast
 import random
+import re
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stages.envs.repo import altered_tests, trees
-from stages.envs.repo.altered_tests import TestFunction, function_name
-from stages.envs.repo.grading import Lists
-from stages.envs.repo.outcomes import PASSING, Statuses
+from stages.envs.repo import trees
+from stages.envs.repo.grading import PASSING, Lists, Statuses
+
+# ---- altered_tests
+# Tests altered for a second run: some silently broken, the others changed as much and still right.
+#
+# Every test function gets one more statement, which compares two numbers: at its end, so that a test which broke off
+# before is told from one that went through, or at its start where it may return early. In a broken test the comparison
+# fails. Before it runs, a broken test differs from the others in nothing but a number.
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+NAMED = re.compile(r"(\w+) \(([\w.]+)\)$")
+"""A test as unittest names it: function (module.Class)."""
+
+
+@dataclass(frozen=True)
+class TestFunction:
+    """A test function in a file, below classes."""
+
+    __test__ = False  # pytest takes classes named Test* for tests
+
+    path: str
+    classes: tuple[str, ...]
+    name: str
+
+
+def function_name(test: str) -> str:
+    """The name of the function of a test, as pytest (path::Class::function[id]) or unittest names it."""
+    if match := NAMED.match(test):
+        return match[1]
+    return test.partition("[")[0].rpartition("::")[2]
+
+
+def functions(texts: Mapping[str, str]) -> dict[TestFunction, FunctionNode]:
+    """Every function of test files at the top and in classes; of two of the same name the later one, as in Python."""
+    found: dict[TestFunction, FunctionNode] = {}
+    for path, text in texts.items():
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError):
+            continue
+        for classes, node in _defined(tree.body, ()):
+            found[TestFunction(path, classes, node.name)] = node
+    return found
+
+
+def _defined(body: Sequence[ast.stmt], classes: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], FunctionNode]]:
+    for node in body:
+        if isinstance(node, FunctionNode):
+            yield classes, node
+        elif isinstance(node, ast.ClassDef):
+            yield from _defined(node.body, (*classes, node.name))
+
+
+def locate(test: str, known: Mapping[TestFunction, FunctionNode]) -> TestFunction | None:
+    """The only function that a test can be, or None."""
+    if "::" in test:
+        path, *classes, name = test.partition("[")[0].split("::")
+        function = TestFunction(path, tuple(classes), name)
+        return function if function in known else None
+    match = NAMED.match(test)
+    name, classes = (match[1], match[2].split(".")) if match else (test, [])
+    found = [one for one in known if one.name == name and (not classes or set(one.classes) & set(classes))]
+    return found[0] if len(found) == 1 else None
+
+
+def can_be_broken(function: TestFunction, node: FunctionNode, texts: Mapping[str, str]) -> bool:
+    """Whether a function has room, is no generator, and can be broken alone: nothing else mentions its name."""
+    mentions, definitions = (
+        sum(len(re.findall(pattern.format(re.escape(function.name)), text)) for text in texts.values())
+        for pattern in (r"\b{}\b", r"\bdef {}\b")
+    )
+    return (
+        has_room(node)
+        and mentions == definitions
+        and not any(isinstance(one, ast.Yield | ast.YieldFrom) for one in _own(node))
+    )
+
+
+def _own(node: FunctionNode) -> Iterator[ast.AST]:
+    """The nodes of a function without those of functions and classes inside it."""
+    waiting: list[ast.AST] = list(node.body)
+    while waiting:
+        one = waiting.pop()
+        yield one
+        if not isinstance(one, FunctionNode | ast.Lambda | ast.ClassDef):
+            waiting.extend(ast.iter_child_nodes(one))
+
+
+def altered(texts: Mapping[str, str], broken: set[TestFunction], rng: random.Random) -> dict[str, str]:
+    """The files with one more statement in every test function, which fails in those that are broken.
+
+    Functions whose body stands on the line of their `def` stay as they are.
+    """
+    known = functions(texts)
+    result = {}
+    for path, text in texts.items():
+        lines = text.split("\n")
+        inserts: list[tuple[int, str]] = []
+        for function, node in known.items():
+            if function.path == path and (function in broken or node.name.lower().startswith("test")):
+                inserts += _insert(node, lines, _statement(rng, fails=function in broken))
+        for at, line in sorted(inserts, reverse=True):
+            lines.insert(at, line)
+        result[path] = "\n".join(lines)
+    return result
+
+
+def has_room(node: FunctionNode) -> bool:
+    """Whether a statement can be added: the body does not stand on the line of the `def`."""
+    return node.body[0].lineno > node.lineno
+
+
+def _insert(node: FunctionNode, lines: list[str], statement: str) -> list[tuple[int, str]]:
+    """The line after which a statement goes, and the statement, indented as the body is."""
+    first = node.body[0]
+    if not has_room(node):
+        return []
+    # A decorated definition begins with its decorator.
+    start = min([first.lineno, *(one.lineno for one in getattr(first, "decorator_list", []))])
+    indent = re.match(r"[ \t]*", lines[start - 1])
+    ending = "\r" if lines[start - 1].endswith("\r") else ""
+    returns = any(isinstance(one, ast.Return) for one in _own(node))
+    at = start - 1 if returns else int(node.end_lineno or start)
+    return [(at, f"{indent[0] if indent else ''}{statement}{ending}")]
+
+
+def _statement(rng: random.Random, *, fails: bool) -> str:
+    one, other, modulus = rng.randrange(10**4, 10**6), rng.randrange(10**4, 10**6), rng.randrange(500, 10**4)
+    right = one * other % modulus
+    number = right if fails else (right + rng.randrange(1, modulus)) % modulus
+    return f"if {one} * {other} % {modulus} == {number}: raise AssertionError({number})"
+
 
 Rerun = Callable[[trees.Changes, bool], Statuses]
 """Runs the tests with these files over all others: of the candidate, or (True) of the reference solution."""
@@ -56,9 +187,9 @@ def checks(files: trees.Changes, lists: Lists, statuses: Statuses) -> Iterator[C
     """The second runs of a candidate with these statuses, each with tests broken that nobody can foresee."""
     rng = random.Random(secrets.randbits(128))  # noqa: S311 - seeded by what nobody knows
     texts = _texts(files)
-    known = altered_tests.functions(texts)
+    known = functions(texts)
     fixed, kept = (_by_function(names, statuses, known) for names in (lists.fail_to_pass, lists.pass_to_pass))
-    breakable = {one for one, node in known.items() if altered_tests.can_be_broken(one, node, texts)}
+    breakable = {one for one, node in known.items() if can_be_broken(one, node, texts)}
     names = {one.name for one in fixed}
     kept_one = _some([one for one in kept if one in breakable and one.name not in names], 1, rng)
     fixed_breakable = [one for one in fixed if one in breakable]
@@ -70,7 +201,7 @@ def checks(files: trees.Changes, lists: Lists, statuses: Statuses) -> Iterator[C
         must_fail = {test for one in broken for test in (*fixed.get(one, ()), *kept.get(one, ()))}
         passed = [name for name in (*lists.fail_to_pass, *lists.pass_to_pass) if statuses.get(name) in PASSING]
         must_pass = {name for name in passed if function_name(name) not in broken_names}
-        written = altered_tests.altered(texts, broken, rng)
+        written = altered(texts, broken, rng)
         changed: trees.Changes = {
             path: trees.File(text.encode("utf-8", "surrogateescape")) for path, text in written.items()
         }
@@ -86,12 +217,12 @@ def _texts(files: trees.Changes) -> dict[str, str]:
 
 
 def _by_function(
-    names: Collection[str], statuses: Statuses, known: Mapping[TestFunction, altered_tests.FunctionNode]
+    names: Collection[str], statuses: Statuses, known: Mapping[TestFunction, FunctionNode]
 ) -> dict[TestFunction, list[str]]:
     """The passing tests of each function that is found."""
     found: dict[TestFunction, list[str]] = {}
     for name in names:
-        if statuses.get(name) in PASSING and (function := altered_tests.locate(name, known)):
+        if statuses.get(name) in PASSING and (function := locate(name, known)):
             found.setdefault(function, []).append(name)
     return found
 

@@ -5,15 +5,21 @@ follows a link, runs a program in such a folder, or writes through one.
 """
 
 import os
+import posixpath
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 
-from stages.envs import folder_writes, folders, temporary
-from stages.envs.folders import Entry, UnwieldyTree
+from stages.envs import folders
+from stages.envs import folders as temporary
+from stages.envs.folders import DEEPEST, LONGEST_PATH, Entry, UnwieldyTree, remove, unlink, write
+from stages.errors import BadInput
 
 CACHES = frozenset(
     {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", ".eggs", ".cache"}
@@ -50,7 +56,7 @@ def scratch() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        folder_writes.remove(folder)
+        remove(folder)
 
 
 def make() -> Path:
@@ -115,9 +121,9 @@ def apply(changes_: Mapping[str, File | None], root: Path) -> None:
     """Write changes into a folder of our own, deletions first; a link, file or folder in the way of a file goes."""
     for path, file in sorted(changes_.items(), key=lambda change: change[1] is not None):
         if file is None:
-            folder_writes.unlink(root, path)
+            unlink(root, path)
         else:
-            folder_writes.write(root, path, file.data, 0o755 if file.executable else 0o644)
+            write(root, path, file.data, 0o755 if file.executable else 0o644)
 
 
 def patch(before: Path, changed: Changes) -> str:
@@ -154,3 +160,73 @@ def git(root: Path, *arguments: str, codes: tuple[int, ...] = (0,), env: Mapping
     if done.returncode not in codes:
         raise RuntimeError(f"git {arguments[0]} failed: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout.decode(errors="replace")
+
+
+# ---- archives
+# Archives of source code, unpacked without following what they name: no link, no path out of the folder.
+
+KINDS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip", ".whl")
+LARGEST = 1 << 30
+"""Bytes of an unpacked archive, all files together."""
+MOST_LINKS = 8
+Member = tuple[str, int, int, Callable[[], bytes | None]]
+"""Name, size as stated, mode, and what reads a file of an archive."""
+
+
+def extract(archive: Path, folder: Path) -> Path:
+    """Unpack; returns the only folder at the top, or the top.
+
+    Files alone are written, one by one below the folder: a link becomes a copy of what it names inside the archive, or
+    is left out, so that no path leads anywhere else, whatever `tarfile` makes of it (CVE-2025-4517).
+    """
+    try:
+        members = _of_zip(archive) if zipfile.is_zipfile(archive) else _of_tar(archive)
+        written = 0
+        for name, size, mode, data in members:
+            written += size
+            if written > LARGEST:
+                raise BadInput(f"The archive {str(archive)!r} holds more than {LARGEST >> 20} MiB. Give a smaller one.")
+            if (content := data()) is not None:
+                write(folder, _inside(name), content, mode)
+    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
+        raise BadInput(f"The archive {str(archive)!r} cannot be unpacked ({error}). Fetch it again.") from None
+    inside = list(folder.iterdir())
+    return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
+
+
+def _of_zip(archive: Path) -> Iterator[Member]:
+    with zipfile.ZipFile(archive) as file:
+        for info in file.infolist():
+            if not info.is_dir():
+                yield info.filename, info.file_size, 0o644, partial(file.read, info)
+
+
+def _of_tar(archive: Path) -> Iterator[Member]:
+    with tarfile.open(archive) as file:
+        for info in file.getmembers():
+            if info.isfile() or info.islnk() or info.issym():
+                yield info.name, info.size, 0o755 if info.mode & 0o100 else 0o644, partial(_content, file, info)
+
+
+def _content(file: tarfile.TarFile, info: tarfile.TarInfo) -> bytes | None:
+    """The bytes of a member, or of the member that a link names; None where that is no file of the archive."""
+    try:
+        for _ in range(MOST_LINKS):
+            if info.isfile():
+                opened = file.extractfile(info)
+                return opened.read() if opened else None
+            above = posixpath.dirname(info.name) if info.issym() else ""
+            info = file.getmember(posixpath.normpath(posixpath.join(above, info.linkname)))
+    except KeyError:
+        pass
+    return None
+
+
+def _inside(name: str) -> str:
+    """A member's path below the folder; `ValueError` where it leads out."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"{name[:80]!r} leads out of it")
+    if len(path.parts) > DEEPEST or len(os.fsencode(name)) > LONGEST_PATH:
+        raise ValueError(f"{name[:80]!r} is too deep or too long")
+    return str(path)

@@ -13,11 +13,81 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages.envs.repo import outcomes
-from stages.envs.repo.grading import Lists
-from stages.envs.repo.outcomes import NEUTRAL, Outcomes, Statuses, TestRuntime
-from stages.envs.swe import logs, mirrors, swebench_grader
-from stages.envs.swe.report import END, START
+from stages.envs.repo import grading, trees
+from stages.envs.repo.grading import NEUTRAL, Lists, Outcomes, Statuses, TestRuntime
+from stages.envs.swe import logs
+from stages.envs.swe.logs import END, START, reader
+from stages.errors import InfrastructureError, UsageError
+
+# ---- mirrors
+# Repositories that the user keeps: one git mirror each, read without changing it.
+
+
+def find(folder: Path, repo: str) -> Path | None:
+    """The git directory of `owner/name` below a folder, bare or checked out: owner__name, owner/name or name."""
+    owner, _, name = repo.partition("/")
+    for stem in (f"{owner}__{name}", f"{owner}/{name}", name):
+        for path in (folder / stem, folder / f"{stem}.git", folder / stem / "repo"):
+            for git in (path / ".git", path):
+                if (git / "objects").is_dir() and (git / "HEAD").exists():
+                    return git
+    return None
+
+
+def required(folder: Path, repo: str) -> Path:
+    """The git directory, or a refusal that says how to make it."""
+    mirror = find(folder, repo)
+    if mirror is None:
+        name = repo.replace("/", "__")
+        raise UsageError(
+            f"There is no mirror of {repo} in {folder} (`composer swe check` tells what else is lacking; "
+            "`--env swe-mini` needs none). Make it with: "
+            f"git clone --mirror https://github.com/{repo} {folder}/{name}.git"
+        )
+    return mirror
+
+
+def extract(mirror: Path, commit: str, target: Path) -> None:
+    """Write the files of a commit into an empty folder, through an index of its own: the mirror stays as it is.
+
+    `InfrastructureError` where the mirror lacks the commit.
+    """
+    with trees.scratch() as beside:
+        at = (f"--git-dir={mirror}", f"--work-tree={target}")
+        index = {"GIT_INDEX_FILE": str(beside / "index")}
+        try:
+            trees.git(target, "-c", "safe.directory=*", *at, "read-tree", commit, env=index)
+            trees.git(target, "-c", "safe.directory=*", *at, "checkout-index", "--all", "--force", env=index)
+        except RuntimeError as error:
+            raise InfrastructureError(
+                f"The mirror {mirror} does not give commit {commit}: {error}. Fetch it again."
+            ) from None
+
+
+def patched(base: Path, patch: str) -> trees.Changes:
+    """What a patch makes of the files that it touches. `InfrastructureError` when it does not apply to `base`."""
+    with trees.scratch() as work:
+        for path in touched(patch):
+            if file := trees.read(base, path):
+                trees.apply({path: file}, work)
+        before = {path: trees.read(work, path) for path in trees.walk(work)}
+        (work / ".patch").write_text(patch)
+        try:
+            trees.git(work, "apply", "--whitespace=nowarn", ".patch")
+        except RuntimeError as error:
+            raise InfrastructureError(f"The patch does not apply to the base commit: {error}.") from None
+        (work / ".patch").unlink()
+        after = {path: trees.read(work, path) for path in trees.walk(work)}
+    return {path: after.get(path) for path in sorted({*before, *after}) if before.get(path) != after.get(path)}
+
+
+def touched(patch: str) -> list[str]:
+    """The paths that a patch changes, removes or creates."""
+    heads = [line[4:] for line in patch.splitlines() if line.startswith(("--- ", "+++ "))]
+    renamed = [line.split(" ", 2)[2] for line in patch.splitlines() if line.startswith(("rename from ", "rename to "))]
+    named = [head.partition("\t")[0][2:] for head in heads if head.startswith(("a/", "b/"))]
+    return list(dict.fromkeys([*named, *renamed]))
+
 
 DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
 SYMPY = "bin/test -C --verbose"
@@ -134,7 +204,7 @@ class Tests:
         return self._by_log(runtime, tree)
 
     def _by_pytest(self, runtime: TestRuntime, tree: Path) -> Outcomes:
-        reported = outcomes.run_pytest(runtime, tree, [*PYTEST_OPTIONS, *self.files], before=self._before())
+        reported = grading.run_pytest(runtime, tree, [*PYTEST_OPTIONS, *self.files], before=self._before())
         return replace(reported, statuses=named(reported.nodes, self.repo))
 
     def _by_log(self, runtime: TestRuntime, tree: Path) -> Outcomes:
@@ -161,7 +231,7 @@ class Tests:
 
 def tests_of(row: Mapping[str, Any], spec: Spec) -> Tests:
     """The files that the test patch changes are the tests that are run, as SWE-bench does it."""
-    files = [path for path in mirrors.touched(row["test_patch"]) if not path.endswith(NO_TESTS)]
+    files = [path for path in touched(row["test_patch"]) if not path.endswith(NO_TESTS)]
     return Tests(spec, row["repo"], tuple(dict.fromkeys(files)))
 
 
@@ -192,7 +262,7 @@ def scripted(row: Mapping[str, Any]) -> Callable[[TestRuntime, Path], Outcomes]:
         result = runtime.run(tree, f"set -o pipefail; exec 2>&1\n{row['eval_script']}")
         parts = result.output.split(START)
         text = parts[1].split(END)[0] if len(parts) == 2 and END in parts[1] else ""
-        statuses = logs.outcomes(swebench_grader.reader(row)(text))
+        statuses = logs.outcomes(reader(row)(text))
         return Outcomes(statuses, len(parts) > 2, result.output, result.timed_out)
 
     return run

@@ -10,12 +10,12 @@ from typing import Literal
 
 from stages.envs.base import Grade, Split, Task
 from stages.envs.repo import crosscheck, trees
-from stages.envs.repo.grading import RepoVerdict, judge, run_with
-from stages.envs.repo.outcomes import Statuses
+from stages.envs.repo.grading import RepoVerdict, Statuses, judge, run_with
 from stages.envs.repo.session import RepoEnvironment, RepoSession
-from stages.envs.swe import clone_requirements, engine, instance_runtime, instances, mirrors, requirements
+from stages.envs.swe import commands, engine, instance_runtime, instances, requirements
+from stages.envs.swe.commands import touched
 from stages.envs.swe.instance_runtime import InstanceRuntime
-from stages.envs.swe.mirrors import touched
+from stages.envs.swe.requirements import local
 from stages.errors import ComposerError, UsageError
 from stages.messages import Message
 from stages.runs import store
@@ -89,7 +89,7 @@ class SweEnv(RepoEnvironment):
         folder = Path(self._venvs) if self._venvs else instance_runtime.DEFAULT_VENVS
         ways = [
             requirements.containers(rows, engine.find()),
-            clone_requirements.local(rows, self._repos, folder, self._kind),
+            local(rows, self._repos, folder, self._kind),
         ]
         return requirements.Report(said, ways, "local" if self._local else "containers")
 
@@ -159,7 +159,7 @@ class SweEnv(RepoEnvironment):
         patch, tests = self._row.get("patch") or "", self._runtime.tests
 
         def rerun(altered: trees.Changes, reference: bool) -> Statuses:
-            solution = mirrors.patched(session.delivered, patch) if reference else verdict.kept
+            solution = commands.patched(session.delivered, patch) if reference else verdict.kept
             return run_with(session.delivered, solution, lambda folder: self._statuses(folder, altered))
 
         return crosscheck.forged(tests, verdict.lists, verdict.statuses, rerun, reference=bool(patch))

@@ -1,24 +1,131 @@
 """An instance on this machine or in a container: its delivered tree, its tests, and sandboxes on copies of the tree."""
 
 import atexit
-from collections.abc import Callable, Hashable, Iterator, Mapping
+import os
+import sys
+import threading
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.envs.repo import outcomes, session, trees
-from stages.envs.repo.grading import Lists
-from stages.envs.repo.outcomes import Outcomes, TestRuntime
-from stages.envs.swe import engine, host_copies, mirrors, venvs
+from stages.envs.folders import remove
+from stages.envs.repo import grading, session, trees
+from stages.envs.repo.grading import IMPORT_ROOTS, Lists, Outcomes, TestRuntime
+from stages.envs.swe import commands, engine, venvs
 from stages.envs.swe.commands import scripted, spec_of, tests_of
 from stages.envs.swe.instances import is_newer
-from stages.envs.swe.report import lists_of
-from stages.envs.swe.shared_trees import SharedTrees
+from stages.envs.swe.logs import lists_of
 from stages.errors import InfrastructureError
 from stages.sandbox import Limits, Sandbox, open_sandbox
+from stages.sandbox.bubblewrap import package_folders
 
-TEST_LIMITS = replace(outcomes.LIMITS, wall_s=1800, cpu_s=1800)
+# ---- shared_trees
+# Trees that several episodes read: made once, kept while anyone uses them, and a few longer.
+
+
+@dataclass
+class _Shared:
+    folder: Path
+    users: int = 0
+    made: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class SharedTrees:
+    """Folders by key. Of those that nobody uses the `idle` that were used last stay; the others are deleted."""
+
+    def __init__(self, idle: int) -> None:
+        self._idle = idle
+        self._lock = threading.Lock()
+        self._trees: dict[Hashable, _Shared] = {}
+
+    def take(self, key: Hashable, make: Callable[[Path], None]) -> Path:
+        """The folder of a key, filled by `make` where there is none; `give_back` has to follow.
+
+        What `make` raises passes through, and nothing is kept then.
+        """
+        with self._lock:
+            shared = self._trees.pop(key, None) or _Shared(trees.make())
+            self._trees[key] = shared  # the last in order is the last used
+            shared.users += 1
+        try:
+            with shared.lock:
+                if not shared.made:
+                    make(shared.folder)
+                    shared.made = True
+        except BaseException:
+            self.give_back(key)
+            raise
+        return shared.folder
+
+    def give_back(self, key: Hashable) -> None:
+        """Say that one user of a key's folder is done with it."""
+        with self._lock:
+            self._trees[key].users -= 1
+            unused = [name for name, shared in self._trees.items() if shared.users == 0]
+            unmade = [name for name in unused if not self._trees[name].made]
+            gone = {*unmade, *unused[: max(0, len(unused) - self._idle)]}
+            folders = [self._trees.pop(name).folder for name in gone]
+        for folder in folders:
+            remove(folder)
+
+    def close(self) -> None:
+        """Delete everything, at the end of the process."""
+        with self._lock:
+            folders = [shared.folder for shared in self._trees.values()]
+            self._trees.clear()
+        for folder in folders:
+            remove(folder)
+
+
+# ---- host_copies
+# Copies of a repository's packages that other programs of this machine bring along, and that a sandbox would show.
+#
+# Whoever vendors requests has a later release of it, and with it the answer.
+
+SYSTEM = Path("/usr")
+"""Where programs lie that a sandbox shows."""
+
+
+def copies(packages: Collection[str], system: Path = SYSTEM) -> tuple[Path, ...]:
+    """Folders of packages with these names below `system`, none inside another, and all wheels: they hold packages."""
+    by_name, wheels = _index(system)
+    names = set(packages) - sys.stdlib_module_names
+    return (*_outermost(sorted(path for name in names for path in by_name.get(name, ()))), *wheels)
+
+
+def _outermost(paths: list[Path]) -> Iterator[Path]:
+    last: Path | None = None
+    for path in paths:
+        if last is None or not path.is_relative_to(last):
+            last = path
+            yield path
+
+
+@cache
+def _index(system: Path) -> tuple[dict[str, list[Path]], tuple[Path, ...]]:
+    """The folders of packages by name, and wheels, except in folders that every sandbox shows empty."""
+    packages: dict[str, list[Path]] = {}
+    wheels: list[Path] = []
+    shown_empty = set(map(str, package_folders(Path(sys.base_prefix))))
+    for folder, folders, names in os.walk(system):
+        folders[:] = sorted(name for name in folders if os.path.join(folder, name) not in shown_empty)
+        wheels += [Path(folder, name) for name in names if name.endswith(".whl")]
+        if "__init__.py" in names:
+            packages.setdefault(os.path.basename(folder), []).append(_with_project(Path(folder)))
+    return packages, tuple(wheels)
+
+
+def _with_project(package: Path) -> Path:
+    """The whole project where it lies around its package under the same name: name/name, name/src/name."""
+    above = package.parent.parent if package.parent.name in IMPORT_ROOTS else package.parent
+    return above if above.name == package.name else package
+
+
+TEST_LIMITS = replace(grading.LIMITS, wall_s=1800, cpu_s=1800)
 DEFAULT_VENVS = Path.home() / ".cache" / "composer" / "swe-venvs"
 IDLE = 16
 """Delivered trees that stay although no episode uses them: the next samples of a task do."""
@@ -47,12 +154,12 @@ class InstanceRuntime:
 
 def has_mirror(repos: str, row: Mapping[str, Any]) -> bool:
     """Whether there is a mirror of the row's repository."""
-    return mirrors.find(Path(repos), row["repo"]) is not None
+    return commands.find(Path(repos), row["repo"]) is not None
 
 
 def mirror_of(repos: str, row: Mapping[str, Any]) -> Path:
     """The mirror of a row's repository; `UsageError` says how to make one."""
-    return mirrors.required(Path(repos), row["repo"])
+    return commands.required(Path(repos), row["repo"])
 
 
 def local(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) -> InstanceRuntime:
@@ -67,21 +174,21 @@ def local(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) -> Inst
     delivered = _delivered.take(key, lambda target: _check_out(mirror, row["base_commit"], venv.overlay, target))
 
     def opened(target: Path, limits: Limits) -> Sandbox:
-        env = {**venv.environment(), "PYTHONPATH": str(outcomes.GUEST)}
+        env = {**venv.environment(), "PYTHONPATH": str(grading.GUEST)}
         if sandbox == "none":
             env["PYTHONPATH"] = ":".join([str(target), f"{target}/src", env["PYTHONPATH"]])
-        readonly = (*venv.readonly(), outcomes.GUEST)
+        readonly = (*venv.readonly(), grading.GUEST)
         return open_sandbox(sandbox, target, limits=limits, readonly=readonly, env=env, hidden=hidden)
 
     with _given_back_on_failure(key):
         venvs.refuse_copies(venv, delivered, venvs.name_of(row))
-        hidden = host_copies.copies(venvs.packages_of(delivered))
+        hidden = copies(venvs.packages_of(delivered))
         tests = tests_of(row, spec)
         runtime = TestRuntime(lambda target: opened(target, TEST_LIMITS), python="python")
         return InstanceRuntime(
             delivered,
             tests.counting(lists_of(row)),
-            mirrors.patched(delivered, row["test_patch"]),
+            commands.patched(delivered, row["test_patch"]),
             lambda target: opened(target, session.LIMITS),
             lambda target: tests.run(runtime, target),
             lambda: _delivered.give_back(key),
@@ -99,7 +206,7 @@ def _given_back_on_failure(key: Hashable) -> Iterator[None]:
 
 def _check_out(mirror: Path, commit: str, overlay: Path | None, target: Path) -> None:
     """The base commit with what the installation generates."""
-    mirrors.extract(mirror.resolve(), commit, target)
+    commands.extract(mirror.resolve(), commit, target)
     if overlay is not None:
         generated = {path: trees.read(overlay, path) for path in trees.walk(overlay)}
         missing = {path: file for path, file in generated.items() if file and not (target / path).exists()}
@@ -112,8 +219,8 @@ def container(row: Mapping[str, Any], program: str) -> InstanceRuntime:
     delivered = _delivered.take((program, image), lambda target: _copy_testbed(program, image, target))
 
     def opened(target: Path, limits: Limits) -> Sandbox:
-        env = {"PYTHONPATH": str(outcomes.GUEST), "PYTHONDONTWRITEBYTECODE": "1", "PAGER": "cat"}
-        return engine.ContainerSandbox(program, image, target, limits, (outcomes.GUEST,), env)
+        env = {"PYTHONPATH": str(grading.GUEST), "PYTHONDONTWRITEBYTECODE": "1", "PAGER": "cat"}
+        return engine.ContainerSandbox(program, image, target, limits, (grading.GUEST,), env)
 
     with _given_back_on_failure((program, image)):
         runtime = TestRuntime(lambda target: opened(target, TEST_LIMITS), python="python")
@@ -122,7 +229,7 @@ def container(row: Mapping[str, Any], program: str) -> InstanceRuntime:
         return InstanceRuntime(
             delivered,
             lists_of(row) if is_newer(row) else tests.counting(lists_of(row)),
-            mirrors.patched(delivered, row["test_patch"]),
+            commands.patched(delivered, row["test_patch"]),
             lambda target: opened(target, session.LIMITS),
             lambda target: run(runtime, target),
             lambda: _delivered.give_back((program, image)),

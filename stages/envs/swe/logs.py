@@ -6,8 +6,18 @@ printed into is not read, and the last word on a test counts. Written to agree w
 signs of.
 """
 
+import json
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from stages.envs.repo.grading import Lists, TestsStatus
+from stages.envs.swe.instances import is_newer
 
 LogStatuses = dict[str, str]
 """Test name -> the word of the log, one of WORDS; rarely another word that stands where a status belongs."""
@@ -22,7 +32,7 @@ OUTCOMES = {
     SKIPPED: "skipped",
     XFAIL: "xfailed",
 }
-"""Word of a log -> outcome (stages.envs.repo.outcomes). There is no XPASS: swebench has no such status."""
+"""Word of a log -> outcome (stages.envs.repo.grading). There is no XPASS: swebench has no such status."""
 CONTROL = dict.fromkeys(range(1, 32))
 COLOUR = re.compile(r"\[\d+m")
 PROGRESS = re.compile(rf"^(\S+::.*?) ({'|'.join(WORDS)})(?: +\[ *\d+%\])?$", re.MULTILINE)
@@ -184,3 +194,145 @@ def outcomes(statuses: Mapping[str, str]) -> dict[str, str]:
 def dialect(repo: str) -> Dialect:
     """How the logs of a repository are read."""
     return DIALECTS.get(repo, any_kind)
+
+
+# ---- report
+# A saved test log to a report as SWE-bench's harness writes it.
+#
+# Rules of swebench 4.1.0 (harness/grading.py: get_logs_eval): what stands between the markers is read; a log that says
+# its patch did not apply, or that tests did not end, has no results. What results mean for the lists of an instance is
+# decided by `Lists` (stages.envs.repo.grading), for saved logs and for live runs alike.
+
+START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
+APPLIED = ">>>>> Applied Patch"
+VOID = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
+ENDED_EARLIER = (">>>>> All Tests Passed", ">>>>> Some Tests Failed")
+VOID_EARLIER = (*VOID[:3], ">>>>> Init Failed", ">>>>> Init Timed Out", "Failed to reset task environment")
+NO_RESULT = "the tests ended without a single result"
+"""A patch that breaks the import, as a rule: no test passes, and the harness calls that unresolved."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The grade of one log.
+
+    `tests_status` is None where the log has no results, and then nothing is resolved; `why` says why there are none.
+    `void`: there are none because the run failed, as the harness itself says.
+    """
+
+    resolved: bool
+    tests_status: TestsStatus | None
+    why: str | None = None
+    void: bool = False
+
+
+def lists_of(row: Mapping[str, Any]) -> Lists:
+    """The two lists of an instance, which are JSON inside a string, or lists."""
+    fail_to_pass, pass_to_pass = (_names(row[column]) for column in ("FAIL_TO_PASS", "PASS_TO_PASS"))
+    return Lists(fail_to_pass, pass_to_pass)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return tuple(json.loads(value) if isinstance(value, str) else value)
+
+
+def graded(lists: Lists, statuses: LogStatuses) -> Report:
+    """What the statuses of a log, whose tests ended, mean for the two lists."""
+    found = outcomes(statuses)
+    return Report(lists.resolved(found), lists.tests_status(found), None if statuses else NO_RESULT)
+
+
+def of_marked_log(log: str, lists: Lists, repo: str) -> Report:
+    """A log of the harness in containers: results between two markers."""
+    if mark := next((mark for mark in VOID if mark in log), None):
+        return Report(False, None, f"the log says {mark!r}", void=True)
+    if START not in log or END not in log:
+        return Report(False, None, "the log has no complete test output")
+    read = dialect(repo)
+    return graded(lists, read(log.split(START)[1].split(END)[0]) or read(log))
+
+
+def of_plain_log(log: str, lists: Lists, repo: str) -> Report:
+    """A log of the harness of early 2024: everything in one file, results after the last patch.
+
+    Its last line (">>>>> All Tests Passed") is no grade.
+    """
+    if mark := next((mark for mark in VOID_EARLIER if mark in log), None):
+        return Report(False, None, f"the log says {mark!r}", void=True)
+    _, applied, results = log.rpartition(APPLIED)
+    if not applied:
+        return Report(False, None, "the log does not say that the patch was applied")
+    statuses = dialect(repo)(results)
+    if statuses or any(mark in results for mark in ENDED_EARLIER):
+        return graded(lists, statuses)
+    return Report(False, None, "the log holds no result of any test")
+
+
+# ---- swebench_grader
+# The grader of swebench, where the extra `swe` is installed, and the fall-back that needs nothing.
+#
+# Release 4.1.0 grades classic rows (release 5 raises KeyError: 'image' on them), release 5 grades rows of the newer
+# shape. Both take a log; which one is there is found out by asking for the table that only the earlier one has.
+
+OURS = "composer"
+
+
+def reader(row: Mapping[str, Any]) -> Dialect:
+    """The reader that a row of the newer shape names, of swebench 5; else the one of its repository here."""
+    try:
+        from swebench.harness.log_parsers import PARSER_REGISTRY
+    except ImportError:
+        return dialect(row["repo"])
+    parser = PARSER_REGISTRY.get(row.get("log_parser"))
+    return dialect(row["repo"]) if parser is None else lambda log: parser(log, None)
+
+
+def swebench_grader_graded(row: Mapping[str, Any], log: str) -> tuple[Report, str]:
+    """The report on a log of the harness in containers, and its grader: "swebench <release>" or "composer"."""
+    ours = of_marked_log(log, lists_of(row), row["repo"])
+    theirs = _by_swebench(row, log, ours)
+    return theirs if theirs else (ours, OURS)
+
+
+def _by_swebench(row: Mapping[str, Any], log: str, ours: Report) -> tuple[Report, str] | None:
+    """None where swebench is not installed, has no use for the row, or breaks on a line of the log."""
+    spec = _spec(row)
+    if spec is None:
+        return None
+    from importlib.metadata import version
+
+    from swebench.harness.grading import get_eval_report
+
+    prediction = {"instance_id": row["instance_id"], "model_name_or_path": OURS, "model_patch": "given"}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "test_output.txt"
+        path.write_text(log, encoding="utf-8")
+        with suppress(IndexError):
+            theirs = get_eval_report(spec, prediction, str(path), include_tests_status=True)[row["instance_id"]]
+            grader, status = f"swebench {version('swebench')}", theirs.get("tests_status")
+            why = ours.why or (None if status else f"{grader} finds no result of any test")
+            void = ours.void or (status is None and ours.tests_status is not None)  # ended, and nothing to be read
+            return replace(ours, resolved=theirs["resolved"], tests_status=status, why=why, void=void), grader
+    return None
+
+
+def _spec(row: Mapping[str, Any]) -> Any:
+    """What the installed release takes for this row; None when it has no use for its shape, or none is installed."""
+    try:
+        if is_newer(row):
+            from swebench.harness.utils import make_test_spec
+
+            return make_test_spec(dict(row))
+        from swebench.harness.constants import MAP_REPO_VERSION_TO_SPECS
+    except ImportError:
+        return None
+    if str(row.get("version")) not in MAP_REPO_VERSION_TO_SPECS.get(row["repo"], {}):
+        return None
+    lists = lists_of(row)
+    return SimpleNamespace(
+        instance_id=row["instance_id"],
+        repo=row["repo"],
+        version=str(row["version"]),
+        FAIL_TO_PASS=list(lists.fail_to_pass),
+        PASS_TO_PASS=list(lists.pass_to_pass),
+    )

@@ -19,8 +19,8 @@ from typing import Any
 from filelock import FileLock
 
 from stages.envs.repo import trees
-from stages.envs.repo.protected_files import IMPORT_ROOTS, TEST_FOLDERS
-from stages.envs.swe import mirrors
+from stages.envs.repo.grading import IMPORT_ROOTS, TEST_FOLDERS
+from stages.envs.swe import commands
 from stages.envs.swe.commands import GUESSED, Spec
 from stages.errors import InfrastructureError
 from stages.sandbox.bubblewrap import TESTBED
@@ -117,7 +117,7 @@ def build(row: Mapping[str, Any], spec: Spec, mirror: Path, place: Path) -> None
     build_log = place.with_name(f"{place.name}.log")
     try:
         with build_log.open("wb") as out, trees.scratch() as source:
-            mirrors.extract(mirror, row["base_commit"], source)
+            commands.extract(mirror, row["base_commit"], source)
             _run([python, "-m", "venv", str(place / "venv")], source, {}, out)
             _install(spec, source, place / "venv", str(row.get("version", "0")), out)
             _keep(source, mirror, row["base_commit"], place)
@@ -203,7 +203,7 @@ def without_description(metadata: str) -> str:
 def _keep(source: Path, mirror: Path, commit: str, place: Path) -> None:
     """Keep the files that the installation made in the source, such as metadata, and none that it changed."""
     with trees.scratch() as pristine:
-        mirrors.extract(mirror, commit, pristine)
+        commands.extract(mirror, commit, pristine)
         before = set(trees.walk(pristine))
         made = {path: trees.read(source, path) for path in trees.walk(source) if path not in before}
     (place / OVERLAY).mkdir()

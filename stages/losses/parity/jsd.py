@@ -6,7 +6,7 @@ from stages.losses.hidden import Head, hidden_divergence
 from stages.losses.iw_opd import iw_opd, sparse_top_1_jsd, top_k_jsd
 from stages.losses.jsd import generalized_jsd, sampled_token_reverse_kl
 from stages.losses.parity.case import Case, Outcome, Runner
-from stages.losses.teachers import update_average
+from stages.losses.sdpo import update_average
 
 JSD_OPTIONS = ("beta", "temperature", "reduction", "top_k", "token_clip", "logits_are_probs", "add_tail")
 

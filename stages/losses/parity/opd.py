@@ -3,9 +3,9 @@
 import torch
 
 from stages.losses.eopd import EopdOptions, SoftTargets, eopd_from_sequences, eopd_loss
-from stages.losses.log_probs import token_log_probs
 from stages.losses.opd import Datum, PpoOptions, distillation_loss, kl_estimate, reverse_kl_advantages
 from stages.losses.parity.case import Case, Outcome, Runner
+from stages.losses.reduction import token_log_probs
 
 
 def _kl_penalty(case: Case) -> Outcome:

@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.losses.dpo import DpoOptions
+from stages.losses.dpo import DpoOptions, PairLosses, cpo_loss, simpo_loss
 from stages.losses.dpo_batch import BatchOptions, DpoBatch, dpo_batch_loss
-from stages.losses.log_probs import label_log_probs
 from stages.losses.parity.case import Case, Outcome, Runner
-from stages.losses.simpo import PairLosses, cpo_loss, simpo_loss
+from stages.losses.reduction import label_log_probs
 
 IGNORED = -100
 SIMPO = ("beta", "gamma_beta_ratio", "label_smoothing", "loss_type")

@@ -5,18 +5,18 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from stages.losses.log_probs import token_log_probs
 from stages.losses.parity import grpo
 from stages.losses.parity.case import Case, Outcome, Runner
-from stages.losses.reduction import aggregate, aggregation_weights, mean_of_sequence_means
+from stages.losses.reduction import aggregate, aggregation_weights, mean_of_sequence_means, token_log_probs
 from stages.losses.sdpo import (
     Mass,
     distribution_loss,
     importance_weights,
     sampled_token_loss,
     self_distillation_loss,
+    trust_region_logits,
+    update_average,
 )
-from stages.losses.teachers import trust_region_logits, update_average
 
 
 class Aggregation(TypedDict):

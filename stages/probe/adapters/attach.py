@@ -12,7 +12,8 @@ Shapes: B rows, T tokens, I inputs and O outputs of a Linear, n trainable number
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -20,11 +21,103 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.probe.adapters.layout import Layout
-from stages.probe.adapters.targets import target_linears
+from stages.errors import UsageError
+from stages.runs import store
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+# ---- layout
+# Where the trainable numbers of each module lie in one flat vector, so that a gradient is one row of a matrix.
+#
+# Bookkeeping of this project's own.
+#
+# Shapes: N numbers in all, n numbers of one module, J = number of modules.
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names in order, each with how many numbers it has."""
+
+    sizes: Mapping[str, int]
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """The place of each name in the flat vector."""
+        slices, start = {}, 0
+        for name, size in self.sizes.items():
+            slices[name] = slice(start, start + size)
+            start += size
+        return slices
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, in order."""
+        return tuple(self.sizes)
+
+    @property
+    def width(self) -> int:
+        """N."""
+        return sum(self.sizes.values())
+
+    @property
+    def sha256(self) -> str:
+        """The digest of names and sizes in their order: other names, another order or other sizes give another."""
+        return store.digest(list(self.sizes.items()))
+
+    def split(self, flat: Float[Tensor, "*rows N"]) -> dict[str, Float[Tensor, "*rows n"]]:
+        """Views of a flat tensor by name."""
+        return {name: flat[..., place] for name, place in self.slices.items()}
+
+    def join(self, parts: Mapping[str, Float[Tensor, "*rows n"]]) -> Float[Tensor, "*rows N"]:
+        """One flat tensor from parts by name (at least one of them), zeros where a name is missing."""
+        first = next(iter(parts.values()))
+        flat = first.new_zeros(*first.shape[:-1], self.width)
+        for name, part in parts.items():
+            flat[..., self.slices[name]] = part
+        return flat
+
+    def sums(self, flat: Float[Tensor, "*rows N"]) -> Float[Tensor, "*rows J"]:
+        """The sum over each name's numbers, in float32 at least."""
+        return torch.stack([part.sum(-1, dtype=_wide(flat)) for part in self.split(flat).values()], dim=-1)
+
+    def norms(self, flat: Float[Tensor, "*rows N"]) -> Float[Tensor, "*rows J"]:
+        """The Euclidean norm of each name's numbers, in float32 at least."""
+        parts = self.split(flat).values()
+        return torch.stack([torch.linalg.vector_norm(part, dim=-1, dtype=_wide(flat)) for part in parts], dim=-1)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+# ---- targets
+# Which Linears of a model are adapted: the seven projections of every layer, all of them and nothing else.
+#
+# The suffixes are those of dense Qwen3. wassname/grpo_proj2 @25ad306 also adapts the projections of gated delta nets
+# (in_proj_*, out_proj); here such a model is refused.
+
+SUFFIXES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def target_linears(model: "PreTrainedModel") -> dict[str, nn.Linear]:
+    """The adapted Linears by module name, in the model's order.
+
+    `UsageError` when one is missing, or when a layer holds any other Linear: such a model would be probed in part only.
+    """
+    inside = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear) and ".layers." in f".{name}"]
+    extra = sorted({name.rpartition(".")[2] for name, _ in inside} - set(SUFFIXES))
+    if extra:
+        raise UsageError(
+            f"The model's layers hold Linears that the probe does not know: {', '.join(extra)}. It knows {SUFFIXES}."
+        )
+    layers = model.config.num_hidden_layers
+    expected = layers * len(SUFFIXES)
+    if len(inside) != expected:
+        raise UsageError(f"The model has {len(inside)} of the {expected} Linears that {layers} layers should have.")
+    return dict(inside)
+
 
 Forward = Callable[[Float[Tensor, "B T I"]], Float[Tensor, "B T O"]]
 

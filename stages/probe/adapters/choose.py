@@ -12,13 +12,11 @@ from torch import Tensor
 
 from stages.errors import BadInput, UsageError
 from stages.probe.adapters.antipasto import Antipasto
-from stages.probe.adapters.attach import Adapter
+from stages.probe.adapters.attach import Adapter, target_linears
 from stages.probe.adapters.lora import Lora
 from stages.probe.adapters.names import SPECTRAL, AdapterName
 from stages.probe.adapters.rotated import RotatedAntipasto
-from stages.probe.adapters.spectrum import Spectrum, reconstruction_error
-from stages.probe.adapters.targets import target_linears
-from stages.probe.adapters.tensor_file import read_tensors, write_tensors
+from stages.probe.adapters.spectrum import Spectrum, read_tensors, reconstruction_error, write_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

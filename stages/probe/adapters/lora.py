@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stages.probe.adapters.layout import Layout
+from stages.probe.adapters.attach import Layout
 from stages.probe.adapters.spectrum import tensors_sha256
 
 A_HALF = ":A"

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.probe.adapters.layout import Layout
+from stages.probe.adapters.attach import Layout
 from stages.probe.adapters.spectrum import Spectrum, tensors_sha256
 from stages.runs import store
 

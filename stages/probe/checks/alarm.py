@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from stages.probe.checks.labelled import FROM_HACKS
+from stages.probe.checks.contrasts import FROM_HACKS
 from stages.probe.directions.scoring import HackScale
 
 LEVEL = 0.05

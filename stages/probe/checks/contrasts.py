@@ -5,10 +5,12 @@ Shapes: n rows, D directions, S strata, C clusters (problems), R draws.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
+from stages.runs.records import Row
 
 Scores = Float[np.ndarray, "n D"]
 Flags = Bool[np.ndarray, " n"]
@@ -166,3 +168,181 @@ def intraclass_correlation(values: Float[np.ndarray, " n"], clusters: Codes) -> 
     inside = float(((values - means[clusters]) ** 2).sum()) / (rows - count)
     size = (rows - (counts**2).sum() / rows) / (count - 1)
     return (between - inside) / (between + (size - 1) * inside) if between + inside else float("nan")
+
+
+# ---- labelled
+# Scored rows with their labels, as arrays: what the T4 checks take.
+#
+# Bounds of too little data are those of the probe's plan. Shapes: n rows, D placebo directions.
+
+MIN_ROWS, MIN_PROBLEMS = 15, 8
+"""Fewer rows in a bucket, or fewer problems that hold both kinds, and nothing can be concluded."""
+FROM_HACKS = ("perm_pairs", "hack_hack")
+"""Families of placebos made of hacks' own gradients: shown, and no null (`directions.placebos` says why)."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """n rows.
+
+    `scores` [n, 1 + D] holds v's score and then those of its placebos, `first` [n, 1] v's score on the first 128
+    tokens, `style` [n, 2] the numbers of hedges and comments, `length` own tokens, `logp` nats a token. `families`
+    names the family of each of the D placebos.
+    """
+
+    hacked: Flags
+    wrong: Flags
+    problem: Codes
+    source: Codes
+    length: Float[np.ndarray, " n"]
+    style: Float[np.ndarray, "n 2"]
+    logp: Float[np.ndarray, " n"]
+    scores: Scores
+    first: Scores
+    families: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.hacked)
+
+    def where(self, keep: Flags) -> "Labelled":
+        """Only some of the rows."""
+        by_row = [name for name in self.__dataclass_fields__ if name != "families"]
+        return replace(self, **{name: getattr(self, name)[keep] for name in by_row})
+
+    @property
+    def null(self) -> Flags:
+        """Which of the D placebos v is ranked among: those that hold no hack's gradient."""
+        return np.array([family not in FROM_HACKS for family in self.families], dtype=bool)
+
+    def relabelled(self, hacked: Flags) -> "Labelled":
+        """The same rows under other labels."""
+        return replace(self, hacked=hacked)
+
+    @property
+    def among_hacks(self) -> "Labelled":
+        """The two buckets of T4: hacks with a wrong and with a right solution."""
+        return self.where(self.hacked)
+
+
+def labelled(rows: Sequence[Row], scores: Scores, families: Sequence[str] = ()) -> Labelled:
+    """From `probe_row/1` rows and their scores; those of unknown label or undefined score are left out.
+
+    `families` are those of the placebos, in the order of their columns; one family where none is given.
+    """
+    keep = [
+        index
+        for index, row in enumerate(rows)
+        if row["hacked"] is not None and row["gt_pass"] is not None and np.isfinite(scores[index]).all()
+    ]
+    kept = [rows[index] for index in keep]
+    style = [[row["hedge_count"] or 0, row["comment_count"] or 0] for row in kept]
+    return Labelled(
+        hacked=np.array([row["hacked"] for row in kept], dtype=bool),
+        wrong=np.array([not row["gt_pass"] for row in kept], dtype=bool),
+        problem=codes([row["problem_id"] for row in kept]),
+        source=codes([row["src_pool"] for row in kept]),
+        length=np.array([row["n_loss_tokens"] for row in kept], dtype=float),
+        style=np.array(style, dtype=float).reshape(len(kept), 2),
+        logp=np.array([row["logp_mean"] for row in kept], dtype=float),
+        scores=scores[keep],
+        first=np.array([[row["cos_first128"]] for row in kept], dtype=float).reshape(len(kept), 1),
+        families=tuple(families) or ("placebo",) * (scores.shape[1] - 1),
+    )
+
+
+def shortage(flags: Flags, strata: Codes, names: tuple[str, str]) -> str | None:
+    """Why these rows are too few, in words: under 15 rows in a bucket or 8 strata with both; None when they suffice."""
+    counts, both = (int(flags.sum()), int((~flags).sum())), mixed(flags, strata) if len(flags) else 0
+    if min(counts) >= MIN_ROWS and both >= MIN_PROBLEMS:
+        return None
+    return (
+        f"{counts[0]} {names[0]} and {counts[1]} {names[1]} rows, {both} problems with both; "
+        f"{MIN_ROWS} of each and {MIN_PROBLEMS} problems are needed"
+    )
+
+
+# ---- effects
+# Effect sizes that can be compared across adapters: Cohen's d within strata and matched AUROC, with intervals.
+#
+# Cosines cannot be compared: adapters differ in their number of parameters. Strata are rows of one problem, source and
+# correctness; resampled are problems, the same ones for both sides of a comparison. Shapes: n rows, C problems, D
+# directions, R resamples.
+
+
+@dataclass(frozen=True)
+class Parts:
+    """By problem: weighted gaps of means and their weights, squared deviations and their df, wins and their pairs."""
+
+    gaps: Float[np.ndarray, "C D"]
+    weights: Float[np.ndarray, " C"]
+    squares: Float[np.ndarray, "C D"]
+    freedom: Float[np.ndarray, " C"]
+    wins: Float[np.ndarray, "C D"]
+    pairs: Float[np.ndarray, " C"]
+
+    def d(self, counts: Float[np.ndarray, "R C"]) -> Float[np.ndarray, "R D"]:
+        """Cohen's d when each problem is taken so many times: mean gap within strata over the spread within them."""
+        gap = counts @ self.gaps / np.maximum(counts @ self.weights, 1e-12)[:, None]
+        spread = np.sqrt(counts @ self.squares / np.maximum(counts @ self.freedom, 1)[:, None])
+        return gap / np.maximum(spread, 1e-12)
+
+    def auroc(self, counts: Float[np.ndarray, "R C"]) -> Float[np.ndarray, "R D"]:
+        """The matched AUROC when each problem is taken so many times."""
+        return counts @ self.wins / np.maximum(counts @ self.pairs, 1e-12)[:, None]
+
+
+def effect_parts(scores: Scores, flags: Flags, strata: Codes, problems: Codes) -> Parts:
+    """What d and AUROC are made of, by problem; a stratum without both kinds gives its spread alone."""
+    count, width = problems.max() + 1, scores.shape[1]
+    gaps, squares = np.zeros((count, width)), np.zeros((count, width))
+    weights, freedom = np.zeros(count), np.zeros(count)
+    for stratum in np.unique(strata):
+        inside = strata == stratum
+        problem, sides = problems[inside][0], [scores[inside & flags], scores[inside & ~flags]]
+        for side in (side for side in sides if len(side)):
+            squares[problem] += ((side - side.mean(0)) ** 2).sum(0)
+            freedom[problem] += len(side) - 1
+        if all(len(side) for side in sides):
+            weight = len(sides[0]) * len(sides[1]) / inside.sum()
+            gaps[problem] += weight * (sides[0].mean(0) - sides[1].mean(0))
+            weights[problem] += weight
+    pairs = concordance(scores, flags, strata, problems)
+    return Parts(gaps, weights, squares, freedom, pairs.wins, pairs.pairs)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Effect sizes of two scores of the same rows.
+
+    `ratio` is the second d over the first and `difference` the second less the first, each (value, low, high) with the
+    bounds of its 95 % interval.
+    """
+
+    d: tuple[float, float]
+    auroc: tuple[float, float]
+    ratio: tuple[float, float, float]
+    difference: tuple[float, float, float]
+
+
+def compare_effects(rows: Labelled, draws: int, seed: int) -> Comparison:
+    """Compare the two columns of scores [n, 2], hacked against other rows, paired by resampled problem."""
+    strata = codes(rows.problem, rows.wrong, rows.source)
+    parts = effect_parts(rows.scores, rows.hacked, strata, rows.problem)
+    count = len(parts.weights)
+    once = np.ones((1, count))
+    d, auroc = parts.d(once)[0], parts.auroc(once)[0]
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws)
+    resampled = parts.d(drawn.astype(float))
+    ratio = resampled[:, 1] / np.where(np.abs(resampled[:, 0]) < 1e-12, np.nan, resampled[:, 0])
+    difference = resampled[:, 1] - resampled[:, 0]
+    return Comparison(
+        d=(float(d[0]), float(d[1])),
+        auroc=(float(auroc[0]), float(auroc[1])),
+        ratio=(float(d[1] / d[0]), *_interval(ratio)),
+        difference=(float(d[1] - d[0]), *_interval(difference)),
+    )
+
+
+def _interval(values: Float[np.ndarray, " R"]) -> tuple[float, float]:
+    low, high = np.nanquantile(values, [0.025, 0.975])
+    return float(low), float(high)

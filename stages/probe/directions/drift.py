@@ -13,11 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stages.probe.adapters.antipasto import Antipasto
-from stages.probe.adapters.attach import Adapter
-from stages.probe.adapters.layout import Layout
+from stages.probe.adapters.attach import Adapter, Layout, target_linears
 from stages.probe.adapters.lora import A_HALF, Lora
-from stages.probe.adapters.targets import target_linears
-from stages.probe.adapters.tensor_file import RowFile
+from stages.probe.adapters.spectrum import RowFile
 from stages.probe.gradients.per_sample import own_log_probs, tapped
 from stages.probe.gradients.student import Student
 from stages.probe.pool.tokens import TokenRow, by_length, collate

@@ -14,17 +14,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stages.probe.directions.extraction import FLOOR, Direction, LossKind, PairGradients
-from stages.probe.directions.metrics import module_cosines, row_metrics, stacked_cosines
-from stages.probe.directions.placebos import (
+from stages.probe.directions.extraction import (
+    FLOOR,
     FROM_PAIRS,
+    Direction,
+    LossKind,
+    PairGradients,
     beside,
     beside_contrasts,
     haar,
     randsign,
     unit_by_module,
 )
-from stages.probe.pool.step_files import finite_or_none
+from stages.probe.directions.metrics import module_cosines, row_metrics, stacked_cosines
+from stages.probe.pool.rows import finite_or_none
 from stages.runs.records import Row
 
 RANDOM = ("haar", "randsign")

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stages.probe.checks.contrast_checks import factorial_design
-from stages.probe.checks.contrasts import regress
-from stages.probe.checks.labelled import Labelled
+from stages.probe.checks.contrasts import Labelled, regress
 from stages.probe.directions.scoring import RANDOM
 from stages.runs.records import Row
 

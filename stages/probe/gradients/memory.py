@@ -1,7 +1,7 @@
 """How much memory a stage of the probe takes, before anything is loaded: from the model's shape and the settings.
 
 Weights, basis and gradients are counted; the activations of a token follow Korthikanti et al. 2022 (arXiv 2205.05198)
-in counting what each layer keeps for its backward pass, with the constant of `stages.training.memory`, which is
+in counting what each layer keeps for its backward pass, with the constant of `stages.training.plan`, which is
 measured on Qwen3. The whole sum beside a measured peak: benchmarks/probe_memory.py.
 """
 
@@ -10,14 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 
 from stages.errors import UsageError
-from stages.policy.config import PolicyConfig
+from stages.policy.base import PolicyConfig
 from stages.policy.local import device
+from stages.probe.adapters.attach import SUFFIXES
 from stages.probe.adapters.names import SPECTRAL, AdapterName
 from stages.probe.adapters.rotated import WRITERS
-from stages.probe.adapters.targets import SUFFIXES
 from stages.probe.gradients.per_sample import LOGITS
-from stages.training.memory import GIB, KEPT, available
-from stages.training.model_shape import ModelShape, model_shape
+from stages.training.plan import GIB, KEPT, ModelShape, available, model_shape
 
 VECTORS = 14
 """Vectors as long as theta: theta, its start, v four ways, a gradient, Adam's two, and copies while a step is taken."""

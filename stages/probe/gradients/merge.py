@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.errors import BadInput
-from stages.probe.adapters.attach import replace_forward
-from stages.probe.adapters.targets import target_linears
-from stages.probe.adapters.tensor_file import read_tensors
+from stages.probe.adapters.attach import replace_forward, target_linears
+from stages.probe.adapters.spectrum import read_tensors
 from stages.runs import store
 from stages.runs.records import Row
 

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stages.errors import BadInput
-from stages.probe.adapters.layout import Layout
-from stages.probe.adapters.tensor_file import RowFile
+from stages.probe.adapters.attach import Layout
+from stages.probe.adapters.spectrum import RowFile
 from stages.runs import store
 
 StoreType = Literal["float32", "bfloat16", "float16"]

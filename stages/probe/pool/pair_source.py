@@ -61,13 +61,13 @@ class Pair:
 
     def rows(self, tokenizer: Any) -> "tuple[TokenRow, TokenRow]":
         """The (hack, clean) answers as ids."""
-        from stages.probe.pool.transcripts import token_row
+        from stages.probe.pool.tokens import token_row
 
         return token_row(tokenizer, self.prompt, self.hack), token_row(tokenizer, self.prompt, self.clean)
 
     def longer_row(self, tokenizer: Any) -> "TokenRow | None":
         """The longer clean answer as ids, if there is one."""
-        from stages.probe.pool.transcripts import token_row
+        from stages.probe.pool.tokens import token_row
 
         return None if self.longer is None else token_row(tokenizer, self.prompt, self.longer)
 

@@ -5,21 +5,23 @@ is there "the answer's own test function passes on a stub solution", whether or 
 ariahw/rl-rewardhacking @bf5cdb8, src/analysis.py, are finer.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
-from stages.envs.jsonl import read_rows
+from stages.envs.task_table import read_rows
 from stages.errors import BadInput
 from stages.messages import Message
-from stages.rollouts.episode import Episode
+from stages.rollouts.agent_loop import Episode
 from stages.runs import store
-from stages.runs.probe_records import POOL_ROW
-from stages.runs.records import Row
+from stages.runs.artifact import Out
+from stages.runs.records import POOL_ROW, Row
 
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
+
 
 RECORDED = ("problem_id", "prompt_ids", "completion_ids", "comp_len", "completion")
 """The keys that a recorded row must have."""
@@ -39,7 +41,7 @@ def episode_pool_row(
     `source` is the row's src_pool, `role` its prompt_role, `step` the problem's place in the pool, `adapter` the folder
     of the LoRA in the policy's model.
     """
-    from stages.probe.pool.transcripts import episode_row
+    from stages.probe.pool.tokens import episode_row
 
     tokens, behaviour = episode_row(episode)
     last, grade, opening = episode.steps[-1].sample, episode.grade, opening_messages(episode)
@@ -191,3 +193,25 @@ def without_pads(ids: list[int], padding: set[int], eos_id: int) -> list[int]:
     while end and ids[end - 1] in padding:
         end -= 1
     return ids[: end + 1] if end < len(ids) and ids[end] == eos_id else ids[:end]
+
+
+# ---- step_files
+# `step_NNN.jsonl.gz` and `step_NNN.diag.json`: the rows of one step, and what was measured on the step as a whole.
+
+
+def write_step(out: Out, step: int, rows: list[Row], diagnostics: Row | None, folder: str = ".") -> None:
+    """Write a step's files below `folder` of the output; diagnostics only when there are any."""
+    store.seal_lines(out.path / folder / f"step_{step:03d}.jsonl.gz", [store.encode(row) for row in rows])
+    if diagnostics is not None:
+        out.document(f"{folder}/step_{step:03d}.diag", diagnostics)
+
+
+def read_step(out: Out, step: int) -> list[Row]:
+    """The rows that `write_step` wrote."""
+    return list(store.read_lines(out.path / f"step_{step:03d}.jsonl.gz"))
+
+
+def finite_or_none(value: SupportsFloat) -> float | None:
+    """The value as a float where it is finite, else None: undefined numbers are null in records, never NaN."""
+    number = float(value)
+    return number if math.isfinite(number) else None

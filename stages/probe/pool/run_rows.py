@@ -6,13 +6,11 @@ from typing import Any
 
 from stages.messages import Message
 from stages.probe.pool.rows import pool_row, prompt_sha256
-from stages.probe.pool.tokens import TokenRow
-from stages.probe.pool.transcripts import token_row
+from stages.probe.pool.tokens import TokenRow, token_row
 from stages.rollouts import trace
-from stages.rollouts.reading import rollout_rows
+from stages.rollouts.trace import rollout_rows
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import TRAINING_REWARD
-from stages.runs.records import Row
+from stages.runs.records import TRAINING_REWARD, Row
 
 
 def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:

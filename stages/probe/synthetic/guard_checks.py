@@ -9,21 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from stages.probe.checks import guards, prompts
 from stages.probe.checks.check import Check, judged
-from stages.probe.checks.contrast_checks import Draws
-from stages.probe.checks.contrasts import codes
-from stages.probe.checks.guards import claims, lora, measurement, prompts, removal, teacher, trajectory
-from stages.probe.checks.labelled import Labelled, labelled, shortage
-from stages.probe.checks.pool_checks import hack_gap, pool_check, taxonomy
+from stages.probe.checks.contrast_checks import Draws, hack_gap, pool_check, taxonomy
+from stages.probe.checks.contrasts import Labelled, codes, labelled, shortage
 from stages.probe.checks.validation import length_cosine, pair_signal, polarity, recombination
 from stages.probe.directions.drift import basis_overlap
-from stages.probe.directions.measure import probe_rows, teacher_gradients
+from stages.probe.directions.extraction import beside, haar, randsign
+from stages.probe.directions.metrics import probe_rows, teacher_gradients
 from stages.probe.directions.modes import DescentConfig
-from stages.probe.directions.placebos import beside, haar, randsign
 from stages.probe.directions.projection import mean_cosine
 from stages.probe.directions.scoring import RANDOM, Placebos, generic_gradient, step_placebos
-from stages.probe.gradients.surrogate import ratio_report
-from stages.probe.loops.descent import Descent
+from stages.probe.gradients.student import ratio_report
+from stages.probe.loops.replay_loop import Descent
 from stages.probe.loops.rollouts import with_advantages
 from stages.probe.pool.tokens import as_tokens
 from stages.probe.synthetic.world import World
@@ -73,7 +71,7 @@ def failing(checks: Checks) -> list[str]:
 
 def _teacher(w: World) -> Check:
     answers = [as_tokens(row) for row in w.pool if row["src_pool"] == "teacher"][:8]
-    return teacher.teacher_differs(w.teacher, w.student.model, answers, hack_gap(w.pool))
+    return guards.teacher_differs(w.teacher, w.student.model, answers, hack_gap(w.pool))
 
 
 def _probe_rows(w: World) -> list[Row]:
@@ -83,16 +81,16 @@ def _probe_rows(w: World) -> list[Row]:
 
 
 def _coverage(w: World) -> Check:
-    return measurement.coverage(w.measured(_probe_rows(w)), len(w.pool), "nll")
+    return guards.coverage(w.measured(_probe_rows(w)), len(w.pool), "nll")
 
 
 def _canary(w: World) -> Check:
-    return measurement.canary(w.student, [as_tokens(row) for row in w.pool[:2]], w.direction, w.measure)
+    return guards.canary(w.student, [as_tokens(row) for row in w.pool[:2]], w.direction, w.measure)
 
 
 def _masks(w: World) -> Check:
     rows = list(w.pool[:: max(len(w.pool) // 8, 1)])
-    return measurement.masks(w.student, rows, [as_tokens(row) for row in rows], w.score, "base")
+    return guards.masks(w.student, rows, [as_tokens(row) for row in rows], w.score, "base")
 
 
 def _steps(w: World) -> list[Row]:
@@ -122,7 +120,7 @@ def _fires(w: World) -> Check:
     units = [haar(w.direction, PLACEBOS, 0), randsign(w.direction, PLACEBOS, 1)]
     placebos = Placebos([name for name, some in zip(RANDOM, units, strict=True) for _ in some], torch.cat(units))
     random = step_placebos(teacher_gradients(_probe_rows(w), w.sums), placebos, w.direction)
-    return removal.fires(_steps(w), len(w.direction.layout.names), random["energy"], random["fired"])
+    return guards.fires(_steps(w), len(w.direction.layout.names), random["energy"], random["fired"])
 
 
 def _labelled(w: World) -> tuple[Labelled, dict[str, np.ndarray]]:
@@ -153,26 +151,26 @@ def _enough(w: World) -> Check:
 
 def _specific(w: World) -> Check:
     rows, controls = _labelled(w)
-    return claims.specific(rows, controls, DRAWS)
+    return guards.specific(rows, controls, DRAWS)
 
 
 def _accounts(w: World) -> list[Row]:
     """What a trajectory would note of the step, three times over."""
     rows, groups = with_advantages(w.group)
     advantages, hacks = [row["advantage"] for row in rows], [row["advantage"] for row in rows if row["hacked"]]
-    ratios = ratio_report(w.current, [measurement.behaviour_log_probs(row) for row in rows], advantages)
+    ratios = ratio_report(w.current, [guards.behaviour_log_probs(row) for row in rows], advantages)
     account = {
         "groups": len(groups),
-        "zero_variance_groups": trajectory.flat_groups(groups),
+        "zero_variance_groups": guards.flat_groups(groups),
         "bailed": ratios.saturated,
         "off_policy": True,
         "ratio_p5": ratios.p5,
         "ratio_p95": ratios.p95,
         "ess": ratios.ess,
         "hack_advantage_sum": sum(hacks) if hacks else None,
-        "corr_advantage_source": trajectory.correlation(advantages, [row["src_pool"] == "teacher" for row in rows]),
+        "corr_advantage_source": guards.correlation(advantages, [row["src_pool"] == "teacher" for row in rows]),
     }
-    return [account] * trajectory.MAX_BAD_STEPS
+    return [account] * guards.MAX_BAD_STEPS
 
 
 def _basis(w: World) -> Check:
@@ -186,7 +184,7 @@ def _basis(w: World) -> Check:
         overlap = basis_overlap(w.lora.adapter.theta, start, w.lora)
         steps.append({"basis_overlap": overlap, "cos_in": None, "cos_out": None, "frac_fired": 0.0})
     w.lora.move_to(start)
-    return lora.basis_stays(steps)
+    return guards.basis_stays(steps)
 
 
 def _length(w: World) -> Check:
@@ -216,26 +214,24 @@ GUARDS = (
         ("pairs", "grpo", "student", "pair_rows"),
     ),
     Guard("V4", _length, ("student", "direction", "pair_rows", "longer")),
-    Guard("generic", lambda w: claims.not_generic(w.direction, w.pairs, "nll_mean"), ("direction", "pairs")),
+    Guard("generic", lambda w: guards.not_generic(w.direction, w.pairs, "nll_mean"), ("direction", "pairs")),
     Guard(
         "V2",
         lambda w: polarity(w.student, w.direction, w.held_out),
         ("student", "direction", "held_out"),
         ("V4", "generic"),
     ),
-    Guard("removal", lambda w: removal.removed(_steps(w)), (*GRADIENTS, "project"), ("V2",)),
-    Guard("removed-sign", lambda w: removal.removed_toward_hack(_steps(w)), (*GRADIENTS, "project"), ("removal",)),
+    Guard("removal", lambda w: guards.removed(_steps(w)), (*GRADIENTS, "project"), ("V2",)),
+    Guard("removed-sign", lambda w: guards.removed_toward_hack(_steps(w)), (*GRADIENTS, "project"), ("removal",)),
     Guard("fires", _fires, (*GRADIENTS, "project"), ("removed-sign",)),
     Guard("buckets", _buckets, ("pool",)),
     Guard("enough", _enough, ("pool",), ("buckets",)),
     Guard("labels", lambda w: taxonomy(w.pool), ("pool",), ("buckets",)),
     Guard("T1", lambda w: pool_check(w.pool), ("pool",), ("enough", "labels")),
     Guard("specific", _specific, (*GRADIENTS, "pairs", "cosines"), ("enough", "V2", "fires")),
-    Guard("variance", lambda w: trajectory.rewards_vary(_accounts(w)), ("group", "current")),
-    Guard("ratios", lambda w: trajectory.ratios_carry_signal(_accounts(w)), ("group", "current"), ("variance",)),
-    Guard(
-        "advantages", lambda w: trajectory.advantages_favour_hacks(_accounts(w)), ("group", "current"), ("variance",)
-    ),
-    Guard("lora-B", lambda w: lora.b_is_probed(w.lora_sums, w.lora_direction), ("lora_sums", "lora_direction")),
+    Guard("variance", lambda w: guards.rewards_vary(_accounts(w)), ("group", "current")),
+    Guard("ratios", lambda w: guards.ratios_carry_signal(_accounts(w)), ("group", "current"), ("variance",)),
+    Guard("advantages", lambda w: guards.advantages_favour_hacks(_accounts(w)), ("group", "current"), ("variance",)),
+    Guard("lora-B", lambda w: guards.b_is_probed(w.lora_sums, w.lora_direction), ("lora_sums", "lora_direction")),
     Guard("basis", _basis, ("lora", "pair_rows", "lora_learning_rate")),
 )

@@ -15,16 +15,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stages.probe.adapters.antipasto import Antipasto
+from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.lora import Lora
 from stages.probe.adapters.spectrum import Factors, Spectrum
-from stages.probe.adapters.targets import target_linears
+from stages.probe.checks import guards
 from stages.probe.checks.check import Check, judged
-from stages.probe.checks.guards import measurement
 from stages.probe.checks.validation import STEP as POLARITY_STEP
-from stages.probe.directions.extraction import extract
+from stages.probe.directions.extraction import extract, unit_by_module
 from stages.probe.directions.metrics import row_metrics
 from stages.probe.directions.modes import DescentConfig
-from stages.probe.directions.placebos import unit_by_module
 from stages.probe.gradients.student import Student, adapt
 from stages.probe.pool.tokens import as_tokens
 from stages.probe.synthetic.guard_checks import judge
@@ -100,7 +99,7 @@ def change_arrives(student: Student) -> Check:
     unit, scale = unit_by_module(layout, noise, layout.names), student.weight_scale()
     steps = {
         "Adam": DescentConfig().learning_rate * noise.sign(),
-        "canary": measurement.STEP * scale * unit,
+        "canary": guards.STEP * scale * unit,
         "polarity": POLARITY_STEP * scale * unit,
     }
     worst = {name: _change_error(student, step) for name, step in steps.items()}

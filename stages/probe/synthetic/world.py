@@ -17,20 +17,19 @@ from torch import Tensor
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.probe.adapters.antipasto import Antipasto
+from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.lora import Lora
 from stages.probe.adapters.spectrum import Spectrum, factorise
-from stages.probe.adapters.targets import target_linears
-from stages.probe.checks.guards.measurement import Measure, Score
-from stages.probe.checks.guards.prompts import Contract, contract_sha256
+from stages.probe.checks.guards import Measure, Score
+from stages.probe.checks.prompts import Contract, contract_sha256
 from stages.probe.checks.validation import RowPairs
 from stages.probe.directions.extraction import Direction, PairGradients, extract
 from stages.probe.directions.metrics import stacked_cosines
 from stages.probe.directions.projection import Projection, project
 from stages.probe.gradients.student import Student, adapt
-from stages.probe.loops.interpolate import set_between
+from stages.probe.loops.grpo_loop import set_between
 from stages.probe.loops.rollouts import answers
-from stages.probe.pool.tokens import TokenRow, as_tokens
-from stages.probe.pool.transcripts import token_row
+from stages.probe.pool.tokens import TokenRow, as_tokens, token_row
 from stages.probe.synthetic.loophole_world import HINT, PlantedEnv, hack_clean_pairs, tokenizer
 from stages.runs.records import Row
 

@@ -9,13 +9,11 @@ from typing import Any
 
 from stages.training.channels import CHANNELS
 from stages.training.channels.base import ChannelLoss, ChannelSettings, State
-from stages.training.pair_source import PairSource
-from stages.training.rows import ChannelBatch
-from stages.training.scored_rows import SCORED_ROWS, Frozen
-from stages.training.self_teacher import SelfTeacher
+from stages.training.config import ChannelWeights
+from stages.training.data import ChannelBatch, PairSource
+from stages.training.scored_rows import SCORED_ROWS, Frozen, SelfTeacher
+from stages.training.scoring import Scored, Tree, score_together
 from stages.training.settings import Eopd, Hints, Pairs, Taid
-from stages.training.trees import Scored, Tree, score_together
-from stages.training.weights import ChannelWeights
 
 
 class Channels:

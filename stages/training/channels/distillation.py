@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Sdpo(Channel["HintedRows"]):
     """Self-distillation: mean divergence (nats) over the tokens of faulty turns.
 
-    Kernel: stages/losses/sdpo_hidden.py; source: stages/losses/sdpo.py.
+    Kernel: stages/losses/sdpo.py; source: stages/losses/sdpo.py.
     """
 
     name = "sdpo"
@@ -25,8 +25,7 @@ class Sdpo(Channel["HintedRows"]):
 
     def loss(self, rows: "HintedRows") -> ChannelLoss:
         """Metrics: number of hinted turns, largest divergence of a token (nats)."""
-        from stages.losses.sdpo import importance_weights
-        from stages.losses.sdpo_hidden import sdpo_from_hidden
+        from stages.losses.sdpo import importance_weights, sdpo_from_hidden
 
         hints, weights = self.settings.hints, rows.mean_weights
         if hints.importance_clip is not None:
@@ -106,8 +105,7 @@ class Eopd(Channel["EpisodeRows"]):
 
     def loss(self, rows: "EpisodeRows") -> ChannelLoss:
         """Metrics: those of the kernel."""
-        from stages.losses.eopd import EopdOptions
-        from stages.losses.eopd_hidden import eopd_from_hidden, reverse_kl_from_log_probs
+        from stages.losses.eopd import EopdOptions, eopd_from_hidden, reverse_kl_from_log_probs
 
         settings = self.settings.eopd
         if rows.teacher_logps is not None:

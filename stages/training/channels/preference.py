@@ -34,7 +34,7 @@ class Dpo(Channel["PairRows"]):
 
 
 class Simpo(Channel["PairRows"]):
-    """SimPO: mean over pairs. Kernel and source: stages/losses/simpo.py."""
+    """SimPO: mean over pairs. Kernel and source: stages/losses/dpo.py."""
 
     name = "simpo"
     description = "SimPO on extracted pairs: length-averaged, without a reference."
@@ -42,7 +42,7 @@ class Simpo(Channel["PairRows"]):
 
     def loss(self, rows: "PairRows") -> ChannelLoss:
         """Metric: share of pairs whose chosen completion has the higher mean log-prob."""
-        from stages.losses.simpo import simpo_loss
+        from stages.losses.dpo import simpo_loss
 
         settings, means = self.settings.pairs, rows.sums / rows.lengths  # [P, 2]
         result = simpo_loss(

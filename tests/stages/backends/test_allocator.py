@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.backends import allocator
+from stages.backends import resources
 
 ROOT = Path(__file__).parents[3]
 MB = 10**6
@@ -23,7 +23,7 @@ glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="th
 
 def peak(word: str, **environment: str) -> tuple[str, int]:
     """Whether the choice was made, and the most bytes that the blocks took."""
-    clean = {name: value for name, value in os.environ.items() if name != allocator.VARIABLE}
+    clean = {name: value for name, value in os.environ.items() if name != resources.VARIABLE}
     done = subprocess.run(
         [sys.executable, __file__, word],
         stdout=subprocess.PIPE,
@@ -45,7 +45,7 @@ def test_blocks_that_stay_no_longer_leave_holes_behind() -> None:
 
 @glibc
 def test_what_somebody_chose_for_glibc_stays() -> None:
-    chosen, resident = peak("chosen", **{allocator.VARIABLE: str(100 * MB)})
+    chosen, resident = peak("chosen", **{resources.VARIABLE: str(100 * MB)})
     assert chosen == "False" and resident > 1.5 * HELD
 
 
@@ -71,7 +71,7 @@ def layers(word: str) -> None:
             libc.free(block)
 
     freed(taken(30))  # from here on glibc by itself takes such blocks from the heap
-    chosen = word == "chosen" and allocator.unmap_large_blocks()
+    chosen = word == "chosen" and resources.unmap_large_blocks()
     before = resident("VmRSS")
     for _ in range(LAYERS):
         normed, queries, keys = taken(10), taken(20), taken(10)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from support.jobs import Nap, nap
 
-from stages.backends.engine import TRIES, find
-from stages.backends.processes import Processes
+from stages.backends.engine import TRIES, Processes, find
 from stages.errors import InfrastructureError, UsageError
 
 
@@ -49,7 +48,7 @@ def test_a_job_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
 
 def test_workers_end_with_whoever_started_them(tmp_path: Path) -> None:
     program = (
-        "from pathlib import Path; from support.jobs import Nap, nap; from stages.backends.processes import Processes\n"
+        "from pathlib import Path; from support.jobs import Nap, nap; from stages.backends.engine import Processes\n"
         f"if __name__ == '__main__': list(Processes(1).map(nap, [Nap(0, Path({str(tmp_path)!r}), 60)]))"
     )
     script = tmp_path / "program.py"

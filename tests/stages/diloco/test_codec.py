@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from stages.diloco import codec
-from stages.diloco.sealed import Damaged, seal, unseal
+from stages.diloco import arrays
+from stages.diloco.arrays import Damaged, seal, unseal
 from stages.errors import InfrastructureError
 
 RANDOM = np.random.default_rng(0)
@@ -18,8 +18,8 @@ ARRAYS = {
 SHAPES = {name: array.shape for name, array in ARRAYS.items()}
 
 
-def back(kind: codec.Codec) -> dict[str, np.ndarray]:
-    return codec.decode(codec.encode(ARRAYS, kind), SHAPES, kind)
+def back(kind: arrays.Codec) -> dict[str, np.ndarray]:
+    return arrays.decode(arrays.encode(ARRAYS, kind), SHAPES, kind)
 
 
 def test_float32_is_exact():
@@ -32,12 +32,12 @@ def test_bf16_is_pytorchs():
 
 
 @pytest.mark.parametrize(("kind", "levels"), [("int8", 127), ("int4", 7)])
-def test_integers_are_off_by_half_a_level_at_most(kind: codec.Codec, levels: int):
+def test_integers_are_off_by_half_a_level_at_most(kind: arrays.Codec, levels: int):
     """Of each block's own scale, so that small arrays keep their digits beside large ones."""
     for name, array in ARRAYS.items():
         flat, got = array.ravel(), back(kind)[name].ravel()
-        for start in range(0, flat.size, codec.BLOCK):
-            block = slice(start, start + codec.BLOCK)
+        for start in range(0, flat.size, arrays.BLOCK):
+            block = slice(start, start + arrays.BLOCK)
             allowed = np.abs(flat[block]).max() / levels / 2
             assert np.abs(flat[block] - got[block]).max() <= allowed * 1.0001
 
@@ -45,21 +45,21 @@ def test_integers_are_off_by_half_a_level_at_most(kind: codec.Codec, levels: int
 @pytest.mark.parametrize(
     ("kind", "bits"), [("float32", 32), ("bf16", 16), ("int8", 8 + 32 / 1024), ("int4", 4 + 32 / 1024)]
 )
-def test_bits_a_number(kind: codec.Codec, bits: float):
-    assert len(codec.encode({"w": np.ones(2**20, np.float32)}, kind)) == 2**20 * bits / 8
+def test_bits_a_number(kind: arrays.Codec, bits: float):
+    assert len(arrays.encode({"w": np.ones(2**20, np.float32)}, kind)) == 2**20 * bits / 8
 
 
 @pytest.mark.parametrize("kind", ["bf16", "int8", "int4"])
-def test_error_feedback_loses_nothing_in_the_end(kind: codec.Codec):
+def test_error_feedback_loses_nothing_in_the_end(kind: arrays.Codec):
     """A slope too small for its block's levels arrives over many rounds; without feedback it never does at int4."""
     wanted = {"w": np.array([1.0, 0.013, -0.007], np.float32)}
     arrived, without, residual = np.zeros(3), np.zeros(3), np.zeros(3, np.float32)
     for _ in range(200):
         sent = {"w": wanted["w"] + residual}
-        data = codec.encode(sent, kind)
-        residual = codec.lost(sent, data, kind)["w"]
-        arrived += codec.decode(data, {"w": (3,)}, kind)["w"]
-        without += codec.decode(codec.encode(wanted, kind), {"w": (3,)}, kind)["w"]
+        data = arrays.encode(sent, kind)
+        residual = arrays.lost(sent, data, kind)["w"]
+        arrived += arrays.decode(data, {"w": (3,)}, kind)["w"]
+        without += arrays.decode(arrays.encode(wanted, kind), {"w": (3,)}, kind)["w"]
     assert np.abs(arrived / 200 - wanted["w"]).max() < 1e-3
     if kind == "int4":
         assert (without[1:] == 0).all()
@@ -67,15 +67,15 @@ def test_error_feedback_loses_nothing_in_the_end(kind: codec.Codec):
 
 def test_what_is_not_finite_is_refused():
     with pytest.raises(InfrastructureError, match="w is not finite after the inner steps"):
-        codec.encode({"w": np.array([1.0, np.nan], np.float32)}, "int8")
+        arrays.encode({"w": np.array([1.0, np.nan], np.float32)}, "int8")
 
 
 @pytest.mark.parametrize("kind", ["float32", "bf16", "int8", "int4"])
-def test_bytes_of_another_size_are_refused(kind: codec.Codec):
-    data = codec.encode(ARRAYS, kind)
+def test_bytes_of_another_size_are_refused(kind: arrays.Codec):
+    data = arrays.encode(ARRAYS, kind)
     for wrong in (data[:-1], data + b"x", b""):
         with pytest.raises(ValueError, match="bytes are"):
-            codec.decode(wrong, SHAPES, kind)
+            arrays.decode(wrong, SHAPES, kind)
 
 
 def test_every_damage_to_sealed_bytes_is_noticed():

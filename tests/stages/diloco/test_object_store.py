@@ -10,11 +10,11 @@ import pytest
 from support.replicas import Replica, together
 from support.rounds import held, offered, settings, started
 
-from stages.diloco import joining, object_store
 from stages.diloco import loop as loops
+from stages.diloco import object_store
 from stages.diloco.arrays import Fragments
 from stages.diloco.loop import OuterLoop, Stopped
-from stages.diloco.object_store import ObjectStore
+from stages.diloco.object_store import ObjectStore, agree, claim
 from stages.diloco.transport import State
 from stages.errors import InfrastructureError, UsageError
 from stages.runs.bucket import Bucket, open_bucket
@@ -212,16 +212,16 @@ def test_a_replica_looks_whether_the_others_went_on(bucket: Bucket):
 
 def test_numbers_are_given_once_and_kept(bucket: Bucket):
     with ThreadPoolExecutor(8) as pool:
-        numbers = list(pool.map(lambda owner: joining.claim(bucket, owner), "abcdefgh"))
+        numbers = list(pool.map(lambda owner: claim(bucket, owner), "abcdefgh"))
     assert sorted(numbers) == list(range(8))
-    assert joining.claim(bucket, "c") == numbers[2]
+    assert claim(bucket, "c") == numbers[2]
 
 
 def test_replicas_of_other_settings_are_refused(bucket: Bucket):
-    joining.agree(bucket, {"settings": {"inner_steps": 20, "codec": "int8"}})
-    joining.agree(bucket, {"settings": {"inner_steps": 20, "codec": "int8"}})
+    agree(bucket, {"settings": {"inner_steps": 20, "codec": "int8"}})
+    agree(bucket, {"settings": {"inner_steps": 20, "codec": "int8"}})
     with pytest.raises(UsageError, match=r"settings\.inner_steps is 20 there and 10 here"):
-        joining.agree(bucket, {"settings": {"inner_steps": 10, "codec": "int8"}})
+        agree(bucket, {"settings": {"inner_steps": 10, "codec": "int8"}})
 
 
 @pytest.mark.parametrize("url", ["bucket/run", "ftp://bucket/run", "file://relative", "az://container/run"])

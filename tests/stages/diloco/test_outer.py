@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from stages.diloco import arrays, outer
-from stages.diloco.arrays import Fragments
+from stages.diloco import arrays
+from stages.diloco.arrays import Fragments, mean, nesterov, pseudo_gradient, zeros
 from stages.diloco.settings import Diloco
 
 
@@ -15,14 +15,14 @@ def one(value: float) -> arrays.Arrays:
 
 def test_the_pseudo_gradient_has_a_gradients_sign():
     """An outer step of rate 1 without momentum lands where the inner steps did."""
-    gradient = outer.pseudo_gradient(one(1.0), one(0.75))
+    gradient = pseudo_gradient(one(1.0), one(0.75))
     assert gradient["w"][0] == 0.25
-    landed, _ = outer.nesterov(one(1.0), one(0.0), gradient, learning_rate=1.0, decay=0.0)
+    landed, _ = nesterov(one(1.0), one(0.0), gradient, learning_rate=1.0, decay=0.0)
     assert landed["w"][0] == 0.75
 
 
 def test_the_first_step_of_the_papers_settings():
-    landed, momentum = outer.nesterov(one(1.0), one(0.0), one(0.1), learning_rate=0.7, decay=0.9)
+    landed, momentum = nesterov(one(1.0), one(0.0), one(0.1), learning_rate=0.7, decay=0.9)
     assert landed["w"][0] == pytest.approx(0.867, abs=1e-7)
     assert momentum["w"][0] == np.float32(0.1)
 
@@ -34,12 +34,12 @@ def test_steps_equal_pytorchs_to_the_last_bit(rate: float, decay: float):
     parameter = torch.nn.Parameter(start.clone())
     upstream = torch.optim.SGD([parameter], lr=rate, momentum=decay, nesterov=True)
     weights = {"w": start.numpy().copy()}
-    momentum = outer.zeros(weights)
+    momentum = zeros(weights)
     for _ in range(12):
         parameter.grad = torch.randn(20_011) / 10
         upstream.step()
         gradient = {"w": parameter.grad.numpy()}
-        weights, momentum = outer.nesterov(weights, momentum, gradient, learning_rate=rate, decay=decay)
+        weights, momentum = nesterov(weights, momentum, gradient, learning_rate=rate, decay=decay)
         assert torch.equal(parameter.detach(), torch.from_numpy(weights["w"]))
 
 
@@ -48,7 +48,7 @@ def test_the_mean_does_not_depend_on_who_came_first():
     random = np.random.default_rng(0)
     parts = [{"w": random.standard_normal(10_000).astype(np.float32)} for _ in range(8)]
     backwards = parts[::-1]
-    assert np.array_equal(outer.mean(parts)["w"], outer.mean(backwards)["w"])
+    assert np.array_equal(mean(parts)["w"], mean(backwards)["w"])
     narrow = [sum((part["w"] for part in order[1:]), order[0]["w"]) for order in (parts, backwards)]
     assert (narrow[0] != narrow[1]).mean() > 0.3
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from support.replicas import Replica, together
 
-from stages.diloco import arrays, outer
+from stages.diloco import arrays
+from stages.diloco.arrays import norm
 from stages.diloco.settings import Codec, Diloco
 
 PLAIN = {"codec": "float32", "outer_learning_rate": 1.0, "outer_momentum": 0.0}
@@ -145,4 +146,4 @@ def test_momentum_is_kept_by_fragment():
     about = Replica(0).fragments(settings(fragments=2)).of(0)
     zero = {name for name, array in loop.state.momentum.items() if not array.any()}
     assert zero == set(loop.state.weights) - set(about)
-    assert outer.norm({name: loop.state.momentum[name] for name in about}) == pytest.approx(loop.history[0].norm)
+    assert norm({name: loop.state.momentum[name] for name in about}) == pytest.approx(loop.history[0].norm)

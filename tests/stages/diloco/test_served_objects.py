@@ -8,9 +8,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from stages.diloco.sealed import seal
-from stages.diloco.secret import Secret
-from stages.diloco.served_objects import NONCE, PROOF, WHO, Objects, answered, fetch, request
+from stages.diloco.arrays import seal
+from stages.diloco.lighthouse import NONCE, PROOF, WHO, Objects, Secret, answered, fetch, request
 from stages.errors import UsageError
 
 OURS, THEIRS = Secret("the word of this training"), Secret("another word")

@@ -3,7 +3,7 @@
 import pytest
 
 from stages.envs.base import Observation
-from stages.envs.bash_faults import edits, faults, runs_tests
+from stages.envs.bash import edits, faults, runs_tests
 
 EDITS = [
     "sed -i s/a/b/ solution.py",

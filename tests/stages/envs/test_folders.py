@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs import folder_writes, folders
-from stages.envs.folders import DEEPEST, UnwieldyTree
+from stages.envs import folders
+from stages.envs.folders import DEEPEST, UnwieldyTree, remove
 from stages.envs.repo import trees
 
 NOBODY = 65534
@@ -36,7 +36,7 @@ def test_a_tree_too_deep_to_read_is_refused_and_removed(name: str, depth: int, t
     (tmp_path / "copy").mkdir()
     with pytest.raises(UnwieldyTree):
         folders.copy(left, tmp_path / "copy")
-    folder_writes.remove(left)
+    remove(left)
     assert not left.exists()
 
 
@@ -143,7 +143,7 @@ def test_an_ordinary_user_reads_copies_and_removes_what_was_closed(tmp_path: Pat
         assert set(trees.walk(copy)) == {"open/c", "closed/t.py"}
         for folder in (left, copy):
             folder.chmod(0)
-            folder_writes.remove(folder)
+            remove(folder)
             assert not folder.exists()
 
     assert as_nobody(act) == 0

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.jsonl import read_rows
+from stages.envs.task_table import read_rows
 from stages.errors import BadInput
 
 

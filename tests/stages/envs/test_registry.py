@@ -8,10 +8,10 @@ from support.environments import GuessEnv
 from stages import envs
 from stages.envs import ENVIRONMENTS, Registered, attached, code_sha256, load, register
 from stages.errors import UsageError
-from stages.policy import embedded
+from stages.policy import base
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.probe.pool.pair_source import PairsConfig, load_pairs
-from stages.rollouts.episode import Episode, play
+from stages.rollouts.agent_loop import Episode, play
 
 
 class Bare:
@@ -93,8 +93,8 @@ def test_an_episode_in_an_environment_registered_from_outside(outside: Registere
 
 
 def test_models_and_pairs_registered_from_outside_are_found_by_name(outside: Registered) -> None:
-    assert embedded.is_embedded("outside:student")
-    assert embedded.fingerprint("outside:student") == embedded.fingerprint("kata:student")
+    assert base.is_embedded("outside:student")
+    assert base.fingerprint("outside:student") == base.fingerprint("kata:student")
     pairs = load_pairs(PairsConfig(source="outside", count=2, held_out=2), seed=7)
     assert [(pair.prompt, pair.hack, pair.clean) for pair in pairs] == [("7", f"{i}!", f"{i}") for i in range(4)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs import temporary
+from stages.envs import folders
 
 KATA = """
 import sys
@@ -72,27 +72,27 @@ def test_what_a_killed_process_leaves_is_deleted_by_the_next(
 
 def test_what_is_no_leftover_of_ours_stays(tmp_path: Path) -> None:
     place, precious = tmp_path / "place", tmp_path / "precious"
-    for folder in (place, precious, place / "other", place / f"{temporary.PREFIX}alive"):
+    for folder in (place, precious, place / "other", place / f"{folders.PREFIX}alive"):
         folder.mkdir()
         (folder / "file").write_text("dear")
-    (place / f"{temporary.PREFIX}link").symlink_to(precious)
-    (place / f"{temporary.PREFIX}file").write_text("dear")
-    os.mkfifo(place / f"{temporary.PREFIX}pipe")
-    (left := place / f"{temporary.PREFIX}left").mkdir()
+    (place / f"{folders.PREFIX}link").symlink_to(precious)
+    (place / f"{folders.PREFIX}file").write_text("dear")
+    os.mkfifo(place / f"{folders.PREFIX}pipe")
+    (left := place / f"{folders.PREFIX}left").mkdir()
     (left / "leads-out").symlink_to(precious)
     before = {path.name for path in place.iterdir()} - {left.name}
     if os.geteuid() == 0:
-        (strange := place / f"{temporary.PREFIX}strange").mkdir()
+        (strange := place / f"{folders.PREFIX}strange").mkdir()
         os.chown(strange, NOBODY, NOBODY)
         before.add(strange.name)
-    alive = os.open(place / f"{temporary.PREFIX}alive", os.O_RDONLY)
+    alive = os.open(place / f"{folders.PREFIX}alive", os.O_RDONLY)
     fcntl.flock(alive, fcntl.LOCK_EX)
-    temporary.sweep(place)
+    folders.sweep(place)
     assert {path.name for path in place.iterdir()} == before
-    assert (precious / "file").read_text() == (place / f"{temporary.PREFIX}alive" / "file").read_text() == "dear"
+    assert (precious / "file").read_text() == (place / f"{folders.PREFIX}alive" / "file").read_text() == "dear"
     os.close(alive)
-    temporary.sweep(place)
-    assert {path.name for path in place.iterdir()} == before - {f"{temporary.PREFIX}alive"}
+    folders.sweep(place)
+    assert {path.name for path in place.iterdir()} == before - {f"{folders.PREFIX}alive"}
 
 
 def test_processes_that_begin_at_once_do_not_sweep_each_other(started: Callable[[str], subprocess.Popen[str]]) -> None:
@@ -105,7 +105,7 @@ def test_a_home_that_somebody_deleted_is_made_anew(
 ) -> None:
     source = "from stages.envs import temporary; temporary.home().rmdir(); print(temporary.make('tree').is_dir())"
     assert started(source).communicate(timeout=60)[0] == "True\n"
-    assert temporary.make("tree").parent == temporary.home()
+    assert folders.make("tree").parent == folders.home()
 
 
 def test_without_a_temporary_folder_there_is_an_error_and_no_waiting(
@@ -113,4 +113,4 @@ def test_without_a_temporary_folder_there_is_an_error_and_no_waiting(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full disk"))
     with pytest.raises(FileNotFoundError):
-        temporary.make("tree")
+        folders.make("tree")

@@ -10,7 +10,7 @@ import pytest
 
 from stages.evaluation.flips import draw_signs
 from stages.evaluation.paired import pair, rejects
-from stages.evaluation.simulation import Design, World, draw
+from stages.evaluation.planner import Design, World, draw
 from stages.evaluation.stats import Rate
 
 KATA = (9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1)

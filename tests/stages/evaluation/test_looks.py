@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from stages.evaluation.comparison import crossing, levels, parts
 from stages.evaluation.flips import draw_signs
-from stages.evaluation.looks import crossing, levels, parts
 from stages.evaluation.paired import pair, rejects
-from stages.evaluation.simulation import Design, World, draw
+from stages.evaluation.planner import Design, World, draw
 
 NUM = 500
 TABLED = {2: 1.977, 3: 2.004, 4: 2.024, 5: 2.040, 10: 2.087}

@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 
 from stages.errors import UsageError
-from stages.evaluation.pilot import Price, complete, measure
-from stages.evaluation.planner import Question, study, text
-from stages.evaluation.simulation import Design, World, draw, outlook
+from stages.evaluation.planner import (
+    Design,
+    Price,
+    Question,
+    World,
+    complete,
+    draw,
+    measure,
+    outlook,
+    planner_study,
+    text,
+)
 from stages.evaluation.verdict import decide
 
 KATA = (9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1)
@@ -100,7 +109,7 @@ def test_the_probabilities_are_the_rates_of_the_rule_that_decides(design):
 def test_a_study_says_what_to_add_first_and_what_is_enough():
     world = World(base=0.4, repeat=0.15, discordance=0.2, family_share=0.3, seed_spread=0.02)
     rates = {name: (value, "given") for name, value in vars(world).items()}
-    found = study(Question(world, 0.08, 0.8, 4, Price(0.5)), Design(KATA), rates)
+    found = planner_study(Question(world, 0.08, 0.8, 4, Price(0.5)), Design(KATA), rates)
     by_name = {line.name: line for line in found.lines}
     assert set(found.add_first[:2]) == {"twice the seeds", "twice the families"}
     assert found.add_first[-1] == "twice the samples"
@@ -114,7 +123,7 @@ def test_a_study_says_what_to_add_first_and_what_is_enough():
 
 def test_seeds_that_spread_too_far_need_more_seeds():
     world = World(seed_spread=0.08)
-    found = study(Question(world, 0.06, 0.8, 4, Price()), Design(KATA), {})
+    found = planner_study(Question(world, 0.06, 0.8, 4, Price()), Design(KATA), {})
     assert found.add_first[0] == "twice the seeds"
     assert found.enough is None or found.enough.seeds >= 10
 

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from stages.evaluation.projected import projected
-from stages.policy.checkpoint import CheckpointInfo
-from stages.policy.config import PolicyConfig
+from stages.policy.adapters import CheckpointInfo
+from stages.policy.base import PolicyConfig
 
 
 def infos(**taken: str | None) -> list[CheckpointInfo]:

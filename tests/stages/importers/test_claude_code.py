@@ -6,8 +6,8 @@ from typing import Any
 
 from support.foreign import jsonl, payloads, read
 
-from stages.importers import claude_code
-from stages.importers.base import Drop
+from stages.formats import claude_code
+from stages.formats.base import Drop
 from stages.rollouts import missing
 
 

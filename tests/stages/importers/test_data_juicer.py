@@ -11,8 +11,8 @@ from support.data_juicer import REAL_PROGRAM, needs_real, stand_in
 from support.foreign import jsonl
 
 from stages.errors import BadInput, ComposerError, UsageError
+from stages.formats.data_juicer import JuicerConfig, judge
 from stages.import_traces import Config
-from stages.importers.data_juicer import JuicerConfig, judge
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.records import ORIGIN, ROLLOUT, STEP

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from support.foreign import PATCH, document, jsonl
 
+from stages.formats import files, mini_swe_agent, session
+from stages.formats.base import INSTANCE, family_of
+from stages.formats.reading import FileCount
+from stages.formats.reports import Sidecars
 from stages.import_traces import Config
-from stages.importers import dealt, files, mini_swe_agent
-from stages.importers.base import INSTANCE, family_of
-from stages.importers.reader import FileCount
-from stages.importers.sidecars import Sidecars
 from stages.runs import runner
 from stages.runs.artifact import Out, Run
 from stages.runs.manifest import Manifest
@@ -107,12 +107,12 @@ def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> No
     (source,) = files.find([str(path)])
     record = Manifest(composer="", stage="import", stage_version=2, fingerprint="")
     out, count = Out(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)
-    dealt.leave(source, mini_swe_agent, Sidecars(), out)
-    left = dealt.taken_up(source, Sidecars(), count, out)
+    session.leave(source, mini_swe_agent, Sidecars(), out)
+    left = session.taken_up(source, Sidecars(), count, out)
     assert left is not None and list(left) == list(
-        dealt.read(source, mini_swe_agent, Sidecars(), FileCount("", "", ""))
+        session.read(source, mini_swe_agent, Sidecars(), FileCount("", "", ""))
     )
     assert count.traces == count.records == 1
     torn = Out(tmp_path / "torn", record, cache=tmp_path)
-    torn.write_all([(f"{dealt.unit(source)}/1", {"drop": {}}, False)])
-    assert dealt.taken_up(source, Sidecars(), count, torn) is None
+    torn.write_all([(f"{session.unit(source)}/1", {"drop": {}}, False)])
+    assert session.taken_up(source, Sidecars(), count, torn) is None

@@ -7,8 +7,8 @@ import pytest
 from support.foreign import document, jsonl, read
 
 from stages.errors import BadInput
-from stages.importers import files
-from stages.importers.base import Drop
+from stages.formats import files
+from stages.formats.base import Drop
 
 GOOD = {
     "id": 0,

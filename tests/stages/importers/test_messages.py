@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from stages.importers.messages import message, spoken, turns
-from stages.importers.responses import exchanges, one_message
+from stages.formats.messages import exchanges, message, one_message, spoken, turns
 from stages.messages import Spoken, ToolCall
 
 CALL = ToolCall("f", '{"a":  1}')

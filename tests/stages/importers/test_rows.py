@@ -6,10 +6,10 @@ from typing import Any
 
 from support.foreign import jsonl, payloads
 
-from stages.importers.base import ImportedTurn, family_of
-from stages.importers.rows import capture_level
+from stages.formats.base import ImportedTurn, family_of
+from stages.formats.rows import capture_level
 from stages.rollouts import missing
-from stages.rollouts.episode import state_sha256
+from stages.rollouts.agent_loop import state_sha256
 from stages.rollouts.trace import digests_of_prefixes
 from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stages.errors import BadInput
+from stages.formats import swe_logs
 from stages.import_traces import Config
-from stages.importers import swe_logs
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.records import ORIGIN, ROLLOUT

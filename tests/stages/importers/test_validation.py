@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from stages.importers.base import ImportedTurn, Trajectory
-from stages.importers.validation import check
+from stages.formats.base import ImportedTurn, Trajectory
+from stages.formats.reading import check
 
 
 def trajectory(**fields: Any) -> Trajectory:

@@ -3,7 +3,7 @@
 import pytest
 
 from stages.envs.bash import ActionError, parse_bash
-from stages.integrations.commands import message
+from stages.integrations.mini_swe_agent import message
 
 
 @pytest.mark.parametrize("command", ["ls", "cat > a.md <<'X'\nsome `code`\nX", "echo '```bash'"])

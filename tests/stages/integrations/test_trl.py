@@ -16,9 +16,15 @@ from trl import GRPOConfig, GRPOTrainer
 from stages.envs.bash import ActionError
 from stages.envs.kata.env import KataEnv
 from stages.errors import InfrastructureError, UsageError
-from stages.integrations import trl_rollouts
-from stages.integrations.commands import message
-from stages.integrations.trl import RolloutFunction, ToolEnvironment, environment_reward, tool_environments
+from stages.integrations.mini_swe_agent import message
+from stages.integrations.trl import (
+    RolloutFunction,
+    ToolEnvironment,
+    environment_reward,
+    rollouts,
+    together,
+    tool_environments,
+)
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.rollouts import trace
@@ -48,7 +54,7 @@ def chosen(ids: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:
 
 def test_what_is_recorded_is_what_trl_would_train_on(tmp_path: Path):
     play = function()
-    (held,) = trl_rollouts.rollouts(policy(), play, samples=3, folder=str(tmp_path), seed=0, skip=lambda batch: False)
+    (held,) = rollouts(policy(), play, samples=3, folder=str(tmp_path), seed=0, skip=lambda batch: False)
     records = play.records()
     assert len(records) == 6 and {record["rollout"]["source"] for record in records} == {"trl"}
     ids, mask = held["completion_ids"], held["completion_mask"]
@@ -63,14 +69,12 @@ def test_what_is_recorded_is_what_trl_would_train_on(tmp_path: Path):
 
 def test_a_batch_that_is_done_is_not_played(tmp_path: Path):
     play = function()
-    assert not [
-        *trl_rollouts.rollouts(policy(), play, samples=3, folder=str(tmp_path), seed=0, skip=lambda batch: True)
-    ]
+    assert not [*rollouts(policy(), play, samples=3, folder=str(tmp_path), seed=0, skip=lambda batch: True)]
     assert play.latest == []
 
 
 def test_the_batches_leave_no_task_out():
-    assert [trl_rollouts.together(n) for n in (25, 24, 7, 23, 1)] == [5, 8, 7, 1, 1]
+    assert [together(n) for n in (25, 24, 7, 23, 1)] == [5, 8, 7, 1, 1]
 
 
 def test_a_whole_training_step_with_trls_own_trainer(tmp_path: Path):

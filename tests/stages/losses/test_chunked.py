@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages.losses.chunked import token_sum
 from stages.losses.hidden import Head, hidden_divergence
 from stages.losses.jsd import generalized_jsd
+from stages.losses.reduction import token_sum
 from stages.losses.sdpo import self_distillation_loss
 from stages.losses.taid import taid_loss
 from tests.stages.losses.samples import gradient, logits

@@ -21,8 +21,7 @@ from stages.losses import (
     taid_loss,
 )
 from stages.losses import distillation_baselines as baselines
-from stages.losses.divergence import elementwise_divergence, renormalised, with_tail
-from stages.losses.hidden import Head, hidden_divergence
+from stages.losses.hidden import Head, elementwise_divergence, hidden_divergence, renormalised, with_tail
 from stages.losses.iw_opd import iw_opd, top_k_jsd
 from stages.losses.prime_rl import DefaultOptions, PackedTokens, default_loss
 from stages.losses.reduction import aggregate

@@ -8,11 +8,12 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from stages.losses import distillation_baselines as baselines
-from stages.losses import dpo, iw_opd, jsd, opd, prime_rl, prime_rl_components, sdpo, simpo
+from stages.losses import dpo, iw_opd, jsd, opd, prime_rl, prime_rl_components, sdpo
+from stages.losses.dpo import cpo_loss, simpo_loss
 from stages.losses.dpo_batch import BatchOptions, DpoBatch, dpo_batch_loss
 from stages.losses.eopd import SoftTargets, eopd_loss, soft_targets
 from stages.losses.hidden import Head, hidden_divergence
-from stages.losses.log_probs import label_log_probs
+from stages.losses.reduction import label_log_probs
 from tests.stages.losses.samples import log_probs, logits
 
 LABELS = torch.tensor([[1, -100, 2], [0, 3, -100]])
@@ -167,14 +168,14 @@ def test_dpo_batches() -> None:
 @pytest.mark.parametrize("options", [{}, {"loss_type": "hinge"}, {"label_smoothing": 0.2}])
 def test_simpo(options: dict) -> None:
     inputs = log_probs(0, 4, wants_gradient=True), log_probs(1, 4, wants_gradient=True)
-    assert gradcheck(lambda c, r: simpo.simpo_loss(c, r, **options).losses, inputs)
+    assert gradcheck(lambda c, r: simpo_loss(c, r, **options).losses, inputs)
 
 
 @pytest.mark.parametrize("loss_type", ["simpo", "sigmoid", "hinge", "ipo"])
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_cpo(loss_type: str, alpha: float) -> None:
     inputs = log_probs(0, 4, wants_gradient=True), log_probs(1, 4, wants_gradient=True)
-    assert gradcheck(lambda c, r: simpo.cpo_loss(c, r, loss_type=loss_type, alpha=alpha).losses, inputs)
+    assert gradcheck(lambda c, r: cpo_loss(c, r, loss_type=loss_type, alpha=alpha).losses, inputs)
 
 
 @pytest.mark.parametrize("average", [True, False])

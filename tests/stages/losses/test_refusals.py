@@ -8,14 +8,13 @@ import torch
 from stages.errors import UsageError
 from stages.losses import TaidSchedule, generalized_jsd, sampled_token_loss, simpo_loss
 from stages.losses.advantages import group_advantages, sampling_correction
-from stages.losses.dpo import DpoOptions, Pairs, dpo_losses
+from stages.losses.dpo import DpoOptions, Pairs, cpo_loss, dpo_losses
 from stages.losses.dpo_batch import BatchOptions, DpoBatch, dpo_batch_loss
 from stages.losses.iw_opd import iw_opd
 from stages.losses.opd import PpoOptions, distillation_loss, kl_estimate, ppo_loss, reverse_kl_advantages
 from stages.losses.prime_rl import PackedTokens, opd_loss
 from stages.losses.prime_rl_components import ref_kl_loss
 from stages.losses.reduction import aggregation_weights
-from stages.losses.simpo import cpo_loss
 from tests.stages.losses.samples import log_probs, logits
 
 TOKENS, ONES = log_probs(0, 2, 3), torch.ones(2, 3)

@@ -9,10 +9,21 @@ import pyarrow as pa
 import pytest
 from support.answered import command
 
-from stages.pairs.audit import Alignment, Audit, JudgedState, Judgement, TeacherAudit, preferences, worth
+from stages.pairs.audit import (
+    Alignment,
+    Audit,
+    Evidence,
+    JudgedState,
+    Judgement,
+    TeacherAudit,
+    blocks,
+    outcomes,
+    patterns,
+    preferences,
+    spent,
+    worth,
+)
 from stages.pairs.blocks import Block
-from stages.pairs.evidence import Evidence, blocks, outcomes, spent
-from stages.pairs.patterns import patterns
 
 
 @dataclass(frozen=True)

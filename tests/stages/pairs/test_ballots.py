@@ -5,8 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.pairs.ballots import _ballot
-from stages.pairs.states import AnsweredState
+from stages.pairs.states import AnsweredState, _ballot
 from stages.pairs.voting import Ballot, backers, decide
 
 TEXTS = st.sampled_from(["a", "A", "b", "B", "c", "malformed"])

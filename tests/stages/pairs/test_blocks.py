@@ -15,17 +15,14 @@ from support.answered import ACTIONS, drawn
 
 from stages import extract_pairs
 from stages.envs.base import Task
-from stages.pairs.ballots import recorded, vote
+from stages.pairs.audit import outcomes, patterns
 from stages.pairs.blocks import Block, Cut, equal_rows
-from stages.pairs.canonical import canonical
-from stages.pairs.evidence import outcomes
 from stages.pairs.extraction import Extraction
-from stages.pairs.patterns import patterns
-from stages.pairs.states import AnsweredState, AnsweredStates
+from stages.pairs.states import AnsweredState, AnsweredStates, recorded, vote
+from stages.pairs.voting import canonical
 from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.pair_records import PAIR
-from stages.runs.records import ROLLOUT, TASK
+from stages.runs.records import PAIR, ROLLOUT, TASK
 
 TEACHERS = ("v", "t", "u")
 WHOLE = st.sampled_from(ACTIONS)

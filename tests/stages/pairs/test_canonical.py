@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.messages import Spoken, ToolCall, write
-from stages.pairs.canonical import canonical, canonical_answer, canonical_command
+from stages.pairs.voting import canonical, canonical_answer, canonical_command
 
 
 def call(name: str, arguments: str, content: str = "", reasoning: str | None = None) -> str:

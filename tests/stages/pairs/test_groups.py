@@ -9,7 +9,7 @@ import pytest
 
 from stages.messages import Spoken, ToolCall, write
 from stages.pairs.groups import choose, crossings
-from stages.rollouts.episode import state_sha256
+from stages.rollouts.agent_loop import state_sha256
 from stages.runs import store
 from stages.runs.records import Row
 

@@ -2,7 +2,7 @@
 
 import random
 
-from stages.pairs.signal import signal
+from stages.pairs.report import signal
 
 
 def test_a_consistent_direction_is_found() -> None:

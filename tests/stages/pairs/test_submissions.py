@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stages.pairs.submissions import compare
+from stages.pairs.groups import compare
 
 
 def row(name: str, reward: float | None, model: str = "m") -> dict[str, Any]:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from stages.errors import BadInput, UsageError
+from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.base import PolicyConfig
-from stages.policy.checkpoint import CheckpointInfo, refuse_trained
 from stages.runs import manifest, store
 from stages.runs.artifact import Run
 from stages.runs.manifest import Manifest

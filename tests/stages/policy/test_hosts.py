@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from stages.policy.hosts import START, Host, host_of
+from stages.policy.endpoint import START, Host, host_of
 
 
 def test_the_number_grows_while_the_server_keeps_up_and_falls_when_it_pushes_back() -> None:

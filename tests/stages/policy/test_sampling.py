@@ -5,8 +5,7 @@ from support.models import tiny_model, tiny_tokenizer
 
 from stages.messages import following_ids, opening_ids
 from stages.policy.base import PolicyConfig, Turn
-from stages.policy.local import LocalPolicy
-from stages.policy.sampling import draw, sample_batch
+from stages.policy.local import LocalPolicy, draw, sample_batch
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
 

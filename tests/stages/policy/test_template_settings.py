@@ -8,9 +8,8 @@ from pydantic import ValidationError
 from stages.messages import following_ids, opening_ids
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.local import LocalPolicy
-from stages.probe.gradients.tiny import tiny_qwen3
-from stages.probe.pool.transcripts import token_row
-from stages.probe.synthetic.loophole_world import TEMPLATE, WORDS, tokenizer
+from stages.probe.pool.tokens import token_row
+from stages.probe.synthetic.loophole_world import TEMPLATE, WORDS, tiny_qwen3, tokenizer
 
 THINKING = TEMPLATE + "{% if enable_thinking is defined and enable_thinking is false %}so {% endif %}"
 ASKED = [{"role": "user", "content": "task d1 d2"}]

@@ -12,8 +12,8 @@ from support.models import tiny_tokenizer
 from stages.errors import UsageError
 from stages.messages import Spoken, ToolCall, following_ids, opening_ids, read, write
 from stages.policy.base import PolicyConfig
+from stages.policy.dialect import FORMATS, canonical
 from stages.policy.local import LocalPolicy
-from stages.policy.tool_formats import FORMATS, canonical
 from stages.runs.ledger import Budget
 
 TEMPLATES = Path(__file__).parents[2] / "support" / "chat_templates"

@@ -17,7 +17,7 @@ from stages.policy import adapters, kind_of, open_policy
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.vllm import VllmPolicy
 from stages.runs.ledger import Budget
-from stages.training.trees import Tree, score, token_log_probs
+from stages.training.scoring import Tree, score, token_log_probs
 
 QUESTION = [{"role": "user", "content": "abc"}]
 

@@ -8,10 +8,10 @@ from torch import nn
 from stages import train
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score, svd, teacher_pool, watch
-from stages.probe.loops.interpolate import set_between
+from stages.probe.loops.grpo_loop import set_between
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.synthetic.loophole_world import honest_model, loophole_model, tokenizer
-from stages.runs import inputs as inputs_
+from stages.runs import artifact as inputs_
 from stages.runs import runner
 from stages.runs.artifact import Run
 from tests.stages.probe.running import HINTED, PLANTED, WATCHED_STEPS, carry_out, pool_config

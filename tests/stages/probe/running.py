@@ -10,9 +10,9 @@ from stages.envs.base import Grade
 from stages.envs.config import EnvConfig
 from stages.policy.base import PolicyConfig
 from stages.probe import teacher_pool
-from stages.probe.checks.guards.prompts import Contract
+from stages.probe.checks.prompts import Contract
 from stages.probe.synthetic.loophole_world import HINT, PlantedEnv
-from stages.runs import inputs as inputs_
+from stages.runs import artifact as inputs_
 from stages.runs import runner
 from stages.runs.artifact import Interrupted, Run
 

@@ -18,7 +18,7 @@ from stages.probe.gradients.store import GradientStore
 from stages.probe.pool.pair_source import PairsConfig
 from stages.runs import store
 from stages.runs.artifact import Run
-from stages.runs.probe_records import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
+from stages.runs.records import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
 from tests.stages.probe.running import carry_out, pool_config
 
 LEGACY = {

@@ -8,17 +8,15 @@ import torch
 
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, grpo, uat, watch
-from stages.probe.directions.measure import probe_rows
-from stages.probe.directions.v_hack import V_HACK_FILE, load_direction
-from stages.probe.gradients.tiny import tiny_qwen3
+from stages.probe.directions.extraction import V_HACK_FILE, load_direction
+from stages.probe.directions.metrics import probe_rows
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.pool.rows import recorded_rows
 from stages.probe.pool.tokens import as_tokens
-from stages.probe.synthetic.loophole_world import WORDS, tokenizer
-from stages.runs import probe_records
+from stages.probe.synthetic.loophole_world import WORDS, tiny_qwen3, tokenizer
+from stages.runs import records
 from stages.runs.artifact import Run
-from stages.runs.kinds import Kind
-from stages.runs.probe_records import (
+from stages.runs.records import (
     DIRECTION,
     PLACEBO,
     POOL_ROW,
@@ -28,6 +26,7 @@ from stages.runs.probe_records import (
     SVD_MODULE,
     TRAJECTORY,
     WATCHED,
+    Kind,
 )
 from stages.runs.store import read_lines
 from tests.stages.envs.leetcode_rh.conftest import folder
@@ -104,7 +103,7 @@ def found(
 
 
 def test_every_column_has_a_writer_and_at_least_two_values(found: dict[str, Rows]) -> None:
-    kinds = {kind.name: kind for kind in vars(probe_records).values() if isinstance(kind, Kind)}
+    kinds = {kind.name: kind for kind in vars(records).values() if isinstance(kind, Kind)}
     assert found.keys() == kinds.keys()
     dead = [
         f"{name}.{column}"

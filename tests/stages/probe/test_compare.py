@@ -9,7 +9,7 @@ from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, replay, score
 from stages.probe.pool.pair_source import PairsConfig
 from stages.runs.artifact import Run
-from stages.runs.probe_records import PROBE_CHECK
+from stages.runs.records import PROBE_CHECK
 from tests.stages.probe.running import carry_out
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]

@@ -9,11 +9,10 @@ from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, grpo
 from stages.probe.directions.modes import DescentConfig
-from stages.probe.gradients.tiny import tiny_qwen3
 from stages.probe.pool.pair_source import PairsConfig
-from stages.probe.synthetic.loophole_world import WORDS, tokenizer
+from stages.probe.synthetic.loophole_world import WORDS, tiny_qwen3, tokenizer
 from stages.runs.artifact import Run
-from stages.runs.probe_records import PROBE_CHECK, TRAJECTORY
+from stages.runs.records import PROBE_CHECK, TRAJECTORY
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]

@@ -11,10 +11,10 @@ from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, grpo, replay, score
 from stages.probe.adapters.antipasto import Antipasto
-from stages.probe.adapters.targets import target_linears
+from stages.probe.adapters.attach import target_linears
 from stages.probe.directions.drift import toward_hack, weight_direction
+from stages.probe.directions.extraction import V_HACK_FILE, load_direction
 from stages.probe.directions.pair_gradients import pair_rows
-from stages.probe.directions.v_hack import V_HACK_FILE, load_direction
 from stages.probe.gradients.per_sample import own_log_probs
 from stages.probe.gradients.student import adapt
 from stages.probe.pool.pair_source import PairsConfig
@@ -22,7 +22,7 @@ from stages.probe.pool.tokens import collate
 from stages.probe.synthetic.loophole_world import tokenizer
 from stages.probe.synthetic.world import spectrum_of
 from stages.runs.artifact import Run
-from stages.runs.probe_records import PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.runs.records import PROBE_ROW, PROBE_SCORE, TRAJECTORY
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]

@@ -12,16 +12,16 @@ from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.probe import extract_vhack
+from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.lora import Lora
-from stages.probe.adapters.targets import target_linears
 from stages.probe.directions.drift import weight_direction as probe_direction
 from stages.probe.directions.pair_gradients import pair_rows
 from stages.probe.gradients.student import adapt
 from stages.probe.pool.pair_source import PairsConfig
-from stages.runs import inputs as inputs_
+from stages.runs import artifact as inputs_
 from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
+from stages.runs.records import CHECKPOINT, EVAL_ITEM
 from stages.training.projection import PAIRS, random_like, weight_direction
 from tests.stages.probe.running import HINTED, PLANTED, carry_out
 

@@ -11,14 +11,14 @@ from stages.probe import extract_vhack, replay, svd, teacher_pool
 from stages.probe.adapters.choose import coordinates, load_start, open_adapter
 from stages.probe.adapters.lora import A_HALF
 from stages.probe.adapters.names import LORA_EXTRACT
+from stages.probe.directions.extraction import V_HACK_FILE, load_direction
 from stages.probe.directions.modes import DescentConfig
 from stages.probe.directions.pair_gradients import pair_rows
-from stages.probe.directions.v_hack import V_HACK_FILE, load_direction
 from stages.probe.gradients.store import GradientStore
 from stages.probe.gradients.student import adapt
 from stages.probe.pool.pair_source import PairsConfig
 from stages.runs.artifact import Run
-from stages.runs.probe_records import POOL_ROW, PROBE_ROW
+from stages.runs.records import POOL_ROW, PROBE_ROW
 from tests.stages.probe.running import carry_out, pool_config
 
 Models, Chain = dict[str, PolicyConfig], dict[str, Run]

@@ -16,20 +16,17 @@ from stages.probe import extract_vhack, svd, watch
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import attached
 from stages.probe.directions.metrics import stacked_cosines
-from stages.probe.figures.watch_figure import watch_png
+from stages.probe.figures.figures import watch_png
 from stages.probe.gradients.per_sample import own_log_probs
 from stages.probe.gradients.student import adapt
-from stages.probe.loops.watch_loop import checkpoints
-from stages.probe.loops.watching import measure_played, place, policy_weights
+from stages.probe.loops.watch_loop import checkpoints, measure_played, place, policy_weights
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.pool.run_rows import run_rows
 from stages.probe.pool.tokens import as_tokens, collate
 from stages.probe.synthetic.loophole_world import tokenizer
 from stages.probe.synthetic.world import spectrum_of
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import TRAINING_REWARD
-from stages.runs.probe_records import WATCHED
-from stages.runs.records import ROLLOUT, STEP
+from stages.runs.records import ROLLOUT, STEP, TRAINING_REWARD, WATCHED
 from tests.stages.probe.running import WATCHED_STEPS as STEPS
 from tests.stages.probe.running import carry_out
 

@@ -10,9 +10,8 @@ from support.environments import GuessEnv
 from stages.envs.base import Grade, Observation, Task
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.local import LocalPolicy
-from stages.rollouts.episode import Episode, play
+from stages.rollouts.agent_loop import Episode, EpisodeLimits, play
 from stages.rollouts.gate import check
-from stages.rollouts.limits import EpisodeLimits
 from stages.rollouts.trace import rollout_row, states, step_rows
 from stages.runs import store
 

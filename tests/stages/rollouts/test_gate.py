@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stages.rollouts import gate, missing
-from stages.rollouts.episode import state_sha256
+from stages.rollouts.agent_loop import state_sha256
 from stages.rollouts.missing import Fact
 from stages.runs import store
 

@@ -16,9 +16,7 @@ from stages.envs.base import Grade, Observation
 from stages.errors import UsageError
 from stages.policy import background
 from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.rollouts.episode import Episode
-from stages.rollouts.independent import play_each
-from stages.rollouts.limits import NO_LIMITS, EpisodeLimits, InFlight, Rules
+from stages.rollouts.agent_loop import NO_LIMITS, Episode, EpisodeLimits, InFlight, Rules, play_each
 from stages.runs import runner
 from stages.runs.artifact import Interrupted, Run
 

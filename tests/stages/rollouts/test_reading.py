@@ -6,7 +6,7 @@ import pytest
 from support.runs import written
 
 from stages.errors import BadInput
-from stages.rollouts.reading import rollout_rows
+from stages.rollouts.trace import rollout_rows
 from stages.runs.artifact import Run
 from stages.runs.records import ROLLOUT, STEP
 

@@ -6,14 +6,11 @@ from typing import Any
 import pytest
 from support.runs import row, written
 
-from stages.rollouts.episode import state_sha256
-from stages.rollouts.states import pairs_with_states, read_states, state_id, state_rows
-from stages.rollouts.trace import prompt_ids, states
+from stages.rollouts.agent_loop import state_sha256
+from stages.rollouts.trace import pairs_with_states, prompt_ids, read_states, state_id, state_rows, states
 from stages.runs import store
 from stages.runs.artifact import Run
-from stages.runs.kinds import TEXT, TOKENS, Kind
-from stages.runs.pair_records import PAIR, STATE
-from stages.runs.records import STEP
+from stages.runs.records import PAIR, STATE, STEP, TEXT, TOKENS, Kind
 
 
 def steps(count: int, history: str | None = None, ids: bool = True, broken_at: int = -1) -> list[dict[str, Any]]:

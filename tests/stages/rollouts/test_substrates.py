@@ -3,7 +3,7 @@
 from typing import Any
 
 from stages.rollouts import missing
-from stages.rollouts.episode import state_sha256
+from stages.rollouts.agent_loop import state_sha256
 from stages.rollouts.substrates import Side, cleaner, table
 from stages.runs import store
 

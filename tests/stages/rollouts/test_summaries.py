@@ -12,7 +12,7 @@ from support.server import Reply, answer, serving, strict
 
 from stages import collect
 from stages.envs.base import Grade, Observation
-from stages.rollouts.history import GO_ON, REQUEST, shown
+from stages.rollouts.agent_loop import GO_ON, REQUEST, shown
 from stages.rollouts.trace import state_digests, states
 from stages.runs import runner
 from stages.runs.artifact import Run

@@ -11,9 +11,9 @@ from support.server import Reply, answer, serving
 
 from stages import collect, replay_teachers
 from stages.envs.base import Observation, TakesCalls
-from stages.envs.tool_calls import carry_out
+from stages.envs.boundary import carry_out
 from stages.errors import UsageError
-from stages.exporters.transcripts import Transcripts
+from stages.formats.transcripts import Transcripts
 from stages.messages import Spoken, ToolCall, write
 from stages.runs import runner
 from stages.runs.artifact import Run

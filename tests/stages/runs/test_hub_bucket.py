@@ -9,11 +9,9 @@ from support.hub_files import FileHub, file_hub
 from support.runs import written
 
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.runs import remote, store
+from stages.runs import bucket, store
 from stages.runs.artifact import Run
-from stages.runs.bucket import open_bucket
-from stages.runs.hub_bucket import HubBucket, open_hub
-from stages.runs.mirror import Mirror
+from stages.runs.bucket import HubBucket, Mirror, open_bucket, open_hub
 from stages.runs.records import ROLLOUT
 
 TOKEN = "hf_" + "n0tarealtoken" * 2
@@ -41,20 +39,20 @@ def test_a_published_run_is_read_as_it_was(
     tmp_path: Path, run: Run, hub: FileHub, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", url == IN_DATASET)  # large files go by LFS, as the fake has it
-    assert remote.is_address(url) and remote.publish(run, url) > 0
+    assert bucket.is_address(url) and bucket.publish(run, url) > 0
     there = hub.objects if url == IN_BUCKET else hub.files
     names = {"manifest.json", "report.txt", "rollouts.parquet", "figures/a b.txt"}
     assert set(there) == {f"kata/first/{name}" for name in names}
     commits = [path for path in hub.asked if path.endswith(("/commit/main", "/runs/batch"))]
     assert len(commits) == (2 if url == IN_BUCKET else 1), "a bucket takes the manifest last, a dataset all at once"
-    fetched = Run(remote.fetch(url, tmp_path / "cache"))
+    fetched = Run(bucket.fetch(url, tmp_path / "cache"))
     assert fetched.rows(ROLLOUT) == run.rows(ROLLOUT) and fetched.beside("figures/a b.txt") == b"in a folder"
-    assert fetched.manifest == run.manifest and remote.publish(run, url) == 0
+    assert fetched.manifest == run.manifest and bucket.publish(run, url) == 0
     there["kata/first/rollouts.parquet"] = b"PAR1"
     with pytest.raises(BadInput, match="rollouts has changed since it was written"):
-        remote.fetch(url, tmp_path / "elsewhere")
+        bucket.fetch(url, tmp_path / "elsewhere")
     with pytest.raises(BadInput, match="holds no run: it has no"):
-        remote.fetch(url.replace("first", "second"), tmp_path / "cache")
+        bucket.fetch(url.replace("first", "second"), tmp_path / "cache")
 
 
 def test_files_of_a_bucket_are_replaced_listed_and_deleted(tmp_path: Path, hub: FileHub) -> None:
@@ -100,4 +98,4 @@ def test_a_hub_that_fails_is_a_sentence_without_the_token(
     hub.status = 200
     monkeypatch.setenv("HF_TOKEN", TOKEN[::-1])
     with pytest.raises(UsageError, match="that this token may see"):
-        remote.publish(run, IN_BUCKET)
+        bucket.publish(run, IN_BUCKET)

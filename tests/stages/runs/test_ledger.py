@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from stages.errors import BadInput, Incomplete
 from stages.runs.ledger import NAME, Budget, Reservation, totals
-from stages.runs.together import Together
+from stages.runs.store import Together
 
 MEMORY = Path("/dev/shm")
 """Thousands of fsyncs, which a disk would take an hour for."""

@@ -15,9 +15,9 @@ from support.server import Reply, answer, serving
 
 from stages import collect, export
 from stages.errors import InfrastructureError, UsageError
-from stages.runs import remote, runner, store
+from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.mirror import OWNER, Mirror
+from stages.runs.bucket import OWNER, Mirror, fetch, open_shelf
 from stages.runs.records import ROLLOUT
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
@@ -73,7 +73,7 @@ def says(text: dict[str, Any], earlier: int, delay_s: float = 0.0) -> Reply:
 
 
 def units_at(address: str) -> int:
-    bucket = remote.open_shelf(address)
+    bucket = open_shelf(address)
     opened = [bucket.read(key) or b"" for key in bucket.keys("") if key.endswith(".open")]
     return sum(data.count(b"\n") for data in opened)
 
@@ -85,11 +85,11 @@ def content(run: Run) -> dict[str, str]:
 def test_a_finished_run_lies_there_as_if_it_had_been_published(tmp_path: Path, address: str) -> None:
     with serving(says) as server:
         run = collected(server.url, address, tmp_path / "here")
-        keys = remote.open_shelf(address).keys("")
+        keys = open_shelf(address).keys("")
         assert OWNER not in keys and {"manifest.json", "rollouts.parquet", "steps/000000.jsonl.gz"} <= set(keys)
         assert not [key for key in keys if key.endswith(".open") or "scratch" in key]
-        assert remote.fetch(address, tmp_path / "here" / "remote") == run.path  # without fetching anything
-        fetched = Run(remote.fetch(address, tmp_path / "elsewhere"))
+        assert fetch(address, tmp_path / "here" / "remote") == run.path  # without fetching anything
+        fetched = Run(fetch(address, tmp_path / "elsewhere"))
         assert fetched.rows(ROLLOUT) == run.rows(ROLLOUT)
         asked = len(server.requests)
         assert content(collected(server.url, address, tmp_path / "third")) == content(run)
@@ -110,7 +110,7 @@ def test_a_machine_that_is_lost_is_replaced_by_one_that_has_the_bucket_alone(tmp
         run = collected(server.url, address, tmp_path / "fresh", resume=True)
     assert content(run) == undisturbed and run.manifest.attempts == 2
     assert 0 < len(server.requests) - before == whole - 2 * kept, "what had been sent is not asked again"
-    assert content(Run(remote.fetch(address, tmp_path / "reader"))) == undisturbed
+    assert content(Run(fetch(address, tmp_path / "reader"))) == undisturbed
 
 
 def test_whoever_begins_last_owns_the_run(tmp_path: Path, address: str) -> None:
@@ -122,7 +122,7 @@ def test_whoever_begins_last_owns_the_run(tmp_path: Path, address: str) -> None:
         _, said = first.communicate(timeout=60)
     assert first.returncode != 0 and b"was taken over by another process, so this one stopped" in said
     assert run.manifest.status == "complete"
-    assert content(Run(remote.fetch(address, tmp_path / "reader"))) == content(run)
+    assert content(Run(fetch(address, tmp_path / "reader"))) == content(run)
 
 
 def test_the_folder_here_is_kept_where_nobody_else_went_on(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_what_cannot_go_on_from_its_units_is_sent_whole_at_its_end(tmp_path: Pat
             out=mirror.folder,
             mirror=mirror,
         )
-    assert Run(remote.fetch(address, tmp_path / "reader")).damage() is None
+    assert Run(fetch(address, tmp_path / "reader")).damage() is None
 
 
 def test_a_bucket_that_cannot_be_written_is_said_and_the_run_is_kept(tmp_path: Path) -> None:

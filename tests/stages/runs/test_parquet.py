@@ -14,8 +14,7 @@ import pytest
 
 from stages.errors import BadInput, UsageError
 from stages.runs import parquet, store
-from stages.runs.pair_records import PAIR
-from stages.runs.records import TASK, Kind, Row
+from stages.runs.records import PAIR, TASK, Kind, Row
 
 ROWS = [
     {"task_id": f"t{i}", "env": "e", "split": "train", "family": "f", "prompt": "p", "data_json": "{}"}

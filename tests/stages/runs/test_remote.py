@@ -10,7 +10,7 @@ from support.s3 import s3 as s3
 
 from composer_cli.show import runs
 from stages.errors import BadInput, UsageError
-from stages.runs import inputs, parquet, remote, store, tables
+from stages.runs import artifact, bucket, parquet, queries, store
 from stages.runs.artifact import Run
 from stages.runs.records import ROLLOUT, STEP
 
@@ -35,36 +35,36 @@ def held_alike(one: Run, other: Run) -> bool:
 
 def test_a_published_run_is_read_as_it_was(tmp_path: Path, run: Run) -> None:
     url = f"file://{tmp_path}/bucket/first"
-    assert remote.publish(run, url) > 0
+    assert bucket.publish(run, url) > 0
     there = {str(p.relative_to(tmp_path / "bucket/first")) for p in (tmp_path / "bucket/first").rglob("*")}
     assert there == {"manifest.json", "report.txt", "rollouts.parquet", "steps.parquet"}
     fetched = Run(runs.find(tmp_path / "artifacts", url))
     assert held_alike(run, fetched) and fetched.beside("report.txt") == b"one rollout"
     assert fetched.path.is_relative_to(tmp_path / "artifacts" / "remote")
-    inputs.check(inputs.Inputs({"rollouts": fetched}))
-    assert tables.query([fetched], "select run, count(*) from steps group by run")[1] == [("collect/first", 3)]
+    artifact.check(artifact.Inputs({"rollouts": fetched}))
+    assert queries.query([fetched], "select run, count(*) from steps group by run")[1] == [("collect/first", 3)]
 
 
 def test_what_was_fetched_is_not_fetched_again_until_it_changes(tmp_path: Path, run: Run) -> None:
     url = f"file://{tmp_path}/bucket/first"
-    remote.publish(run, url)
-    fetched = remote.fetch(url, tmp_path / "cache")
+    bucket.publish(run, url)
+    fetched = bucket.fetch(url, tmp_path / "cache")
     (tmp_path / "bucket/first/steps.parquet").unlink()
-    assert remote.fetch(url, tmp_path / "cache") == fetched
+    assert bucket.fetch(url, tmp_path / "cache") == fetched
     (fetched / "steps.parquet").write_bytes(b"damaged here")
     with pytest.raises(BadInput, match=r"steps\.parquet is missing\. Publish the run again\."):
-        remote.fetch(url, tmp_path / "cache")
+        bucket.fetch(url, tmp_path / "cache")
     with pytest.raises(BadInput, match="is not a run folder"):
         Run(fetched)
 
 
 def test_nothing_is_overwritten_and_nothing_sent_twice(tmp_path: Path, run: Run) -> None:
     url = f"file://{tmp_path}/bucket/first"
-    remote.publish(run, url)
-    assert remote.publish(run, url) == 0
+    bucket.publish(run, url)
+    assert bucket.publish(run, url) == 0
     other = Run(written(tmp_path / "here", "collect/other", [(ROLLOUT, [{"rollout_id": "other"}])]))
     with pytest.raises(UsageError, match=r"holds another run\. Choose another address"):
-        remote.publish(other, url)
+        bucket.publish(other, url)
 
 
 @pytest.mark.parametrize(
@@ -77,24 +77,24 @@ def test_nothing_is_overwritten_and_nothing_sent_twice(tmp_path: Path, run: Run)
 )
 def test_a_damaged_run_is_refused(tmp_path: Path, run: Run, change: Callable[[Path], object], said: str) -> None:
     url = f"file://{tmp_path}/bucket/first"
-    remote.publish(run, url)
+    bucket.publish(run, url)
     change(tmp_path / "bucket/first")
     with pytest.raises(BadInput, match=said):
-        remote.fetch(url, tmp_path / "cache")
+        bucket.fetch(url, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted"])
 def test_an_unfinished_run_is_neither_published_nor_read(tmp_path: Path, status: str) -> None:
     unfinished = Run(written(tmp_path, "collect/run", [(ROLLOUT, [])], status=status))
     with pytest.raises(BadInput, match=f"is {status}, not complete. Finish it first"):
-        remote.publish(unfinished, f"file://{tmp_path}/bucket/first")
+        bucket.publish(unfinished, f"file://{tmp_path}/bucket/first")
     with pytest.raises(BadInput, match=f"is {status}, not complete. Publish the run once"):
-        remote.fetch(f"file://{unfinished.path}", tmp_path / "cache")
+        bucket.fetch(f"file://{unfinished.path}", tmp_path / "cache")
 
 
 def test_a_name_in_a_bucket_cannot_lead_out_of_the_folder() -> None:
-    assert remote.is_inside("checkpoint/model.safetensors")
-    assert not any(map(remote.is_inside, ["../x", "/etc/x", "a/../../x", ".."]))
+    assert bucket.is_inside("checkpoint/model.safetensors")
+    assert not any(map(bucket.is_inside, ["../x", "/etc/x", "a/../../x", ".."]))
 
 
 @pytest.mark.slow
@@ -108,8 +108,8 @@ def test_a_run_lies_in_an_s3_bucket(
     about = parquet.write_table(run.path / "rollouts.parquet", ROLLOUT, rows)
     run.manifest.outputs["rollouts"].update(about)
     store.write_json(run.path / "manifest.json", run.manifest.model_dump(mode="json"))
-    assert remote.publish(run, "s3://runs/kata") > 12e6
-    assert held_alike(run, Run(remote.fetch("s3://runs/kata/", tmp_path / "cache")))
-    assert remote.publish(run, "s3://runs/kata") == 0
+    assert bucket.publish(run, "s3://runs/kata") > 12e6
+    assert held_alike(run, Run(bucket.fetch("s3://runs/kata/", tmp_path / "cache")))
+    assert bucket.publish(run, "s3://runs/kata") == 0
     with pytest.raises(BadInput, match="s3://runs/nothing holds no run"):
-        remote.fetch("s3://runs/nothing", tmp_path / "cache")
+        bucket.fetch("s3://runs/nothing", tmp_path / "cache")

@@ -14,9 +14,8 @@ import pytest
 from stages import collect, evaluate, train
 from stages.errors import UsageError
 from stages.runs import manifest, runner
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Inputs, Out, Run
 from stages.runs.config import StageConfig
-from stages.runs.inputs import Inputs
 
 BACKENDS = get_args(get_args(train.Config.model_fields["report_to"].annotation)[0])
 ABSENT = [name for name in BACKENDS if find_spec(name) is None]

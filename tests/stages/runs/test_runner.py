@@ -10,7 +10,7 @@ from support.models import save_tiny
 
 from stages import collect
 from stages.errors import BadInput, UsageError
-from stages.runs import inputs, manifest, runner
+from stages.runs import artifact, manifest, runner
 from stages.runs.artifact import Interrupted, Run
 from stages.runs.runner import Result
 
@@ -124,20 +124,20 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, model: Path) -> None:
 def test_inputs_find_their_slots_and_misfits_are_named(tmp_path: Path, model: Path) -> None:
     collected = Run(run(tmp_path, model).path)
     slots = runner.module("replay-teachers").INPUTS
-    assert inputs.assign("replay-teachers", slots, [collected]) == {"rollouts": [collected]}
+    assert artifact.assign("replay-teachers", slots, [collected]) == {"rollouts": [collected]}
     with pytest.raises(BadInput, match="needs a run that holds step/2"):
-        inputs.assign("replay-teachers", slots, [])
+        artifact.assign("replay-teachers", slots, [])
     with pytest.raises(BadInput, match="but 2 were given"):
-        inputs.assign("replay-teachers", slots, [collected, collected])
+        artifact.assign("replay-teachers", slots, [collected, collected])
     with pytest.raises(BadInput, match="has no use for it"):
-        inputs.assign("train", runner.module("train").INPUTS, [collected])
+        artifact.assign("train", runner.module("train").INPUTS, [collected])
 
 
 def test_unfinished_inputs_are_refused(tmp_path: Path, model: Path) -> None:
     collected = Run(run(tmp_path, model).path)
     collected.manifest.status = "interrupted"
     with pytest.raises(BadInput, match="is interrupted, not complete"):
-        inputs.check(inputs.Inputs({"rollouts": collected}))
+        artifact.check(artifact.Inputs({"rollouts": collected}))
 
 
 def test_unknown_stage_names_the_stages() -> None:

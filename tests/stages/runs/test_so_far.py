@@ -1,4 +1,4 @@
-from stages.runs.so_far import SoFar
+from stages.runs.artifact import SoFar
 
 
 def rollout(reward: float | None) -> dict[str, object]:

@@ -18,8 +18,8 @@ from stages.policy import PolicyConfig
 from stages.probe import teacher_pool
 from stages.runs import ledger, runner, store
 from stages.runs.artifact import Run
-from stages.runs.pair_records import PAIR
-from stages.teachers.table import TeacherConfig
+from stages.runs.records import PAIR
+from stages.teachers.questions import TeacherConfig
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,10 @@ from support.dealt import PRICES, contents, letters, played, settings
 from support.server import Reply, serving
 
 from stages import collect
-from stages.backends.processes import Processes
+from stages.backends.engine import Processes
 from stages.errors import ComposerError, Incomplete, UsageError
 from stages.runs import ledger, spread, store
-from stages.runs.artifact import Interrupted, Out, Run
-from stages.runs.inputs import Inputs
+from stages.runs.artifact import Inputs, Interrupted, Out, Run
 from stages.runs.manifest import Manifest
 from stages.runs.spread import Shard, ShardOut, Spread
 

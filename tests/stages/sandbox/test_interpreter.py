@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from stages.sandbox import Sandbox
-from stages.sandbox.interpreter import base_python, guest_folder
+from stages.sandbox.bubblewrap import base_python, guest_folder
 
 
 def test_base_python_is_no_venv() -> None:

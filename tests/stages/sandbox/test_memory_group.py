@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from stages.sandbox import Limits, Sandbox, memory_group
-from stages.sandbox.bubblewrap import bwrap_command
-from stages.sandbox.interpreter import LINKS
+from stages.sandbox.bubblewrap import LINKS, bwrap_command
 from stages.sandbox.memory_group import HEADROOM_MB, MB, MemoryGroup, Place, places
 from stages.sandbox.session import Session
 from stages.sandbox.supervised import FIXED_ENV, GUEST, TESTBED

@@ -6,7 +6,7 @@ import pytest
 
 from stages.errors import UsageError
 from stages.sandbox import Sandbox
-from stages.sandbox.syscalls import ARCHITECTURES, REFUSED, REFUSED_WITH, syscall_filter
+from stages.sandbox.bubblewrap import ARCHITECTURES, REFUSED, REFUSED_WITH, syscall_filter
 
 CALLS = """
 import ctypes, os

@@ -14,7 +14,7 @@ from stages.errors import Incomplete, UsageError
 from stages.runs import runner, store
 from stages.runs.artifact import Run
 from stages.runs.ledger import NAME, Budget, totals
-from stages.runs.pair_records import TEACHER_ACTION
+from stages.runs.records import TEACHER_ACTION
 
 
 def said(body: dict[str, Any], number: int) -> Reply:

@@ -18,16 +18,13 @@ from support.server import Reply, answer
 
 from stages.errors import Incomplete, UsageError
 from stages.policy import Sample, background
-from stages.policy.cache import AnswerCache
-from stages.policy.endpoint import EndpointPolicy
+from stages.policy.endpoint import AnswerCache, EndpointPolicy
 from stages.runs.artifact import Interrupted, Out
 from stages.runs.ledger import Budget, totals
 from stages.runs.manifest import Manifest
 from stages.runs.records import Row
 from stages.teachers.batched import ask_batched
-from stages.teachers.questions import Question
-from stages.teachers.recorded import State
-from stages.teachers.table import TeacherConfig
+from stages.teachers.questions import Question, State, TeacherConfig
 
 MEMORY = Path("/dev/shm")
 """Thousands of fsyncs, which a disk would take long for."""

@@ -10,18 +10,15 @@ from support.server import Reply, answer, serving
 from stages import collect, extract_pairs, replay_teachers
 from stages.envs.kata import transcripts
 from stages.envs.kata.env import KataEnv
-from stages.envs.kata.language import OPERATIONS
 from stages.envs.kata.recipes import Knowledge
-from stages.pairs.evidence import outcomes
+from stages.envs.kata.tasks import OPERATIONS
+from stages.pairs.audit import outcomes
 from stages.pairs.states import explored
 from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.pair_records import PAIR, TEACHER_ACTION
-from stages.runs.records import ROLLOUT
+from stages.runs.records import PAIR, ROLLOUT, TEACHER_ACTION
 from stages.teachers.gate import Gains, GatedState
-from stages.teachers.questions import Question
-from stages.teachers.recorded import State
-from stages.teachers.table import TeacherConfig
+from stages.teachers.questions import Question, State, TeacherConfig
 
 TASKS = 30
 PRICES = {"plain": 1.0, "simple": 1.0, "dear": 10.0}

@@ -13,8 +13,7 @@ from stages import import_traces, messages, replay_teachers
 from stages.errors import UsageError
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.pair_records import TEACHER_ACTION
-from stages.runs.records import STEP
+from stages.runs.records import STEP, TEACHER_ACTION
 
 SEARCH = {"name": "search", "description": "Search.", "parameters": {"type": "object", "properties": {}}}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}

@@ -14,9 +14,8 @@ from stages.policy import KINDS, Sample
 from stages.rollouts.trace import digests_of_prefixes, states_by_digest
 from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.pair_records import TEACHER_ACTION
-from stages.runs.records import ROLLOUT, STEP, Row
-from stages.teachers.recorded import RecordedStates
+from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
+from stages.teachers.questions import RecordedStates
 
 
 class Repeats:

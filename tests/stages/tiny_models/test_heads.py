@@ -3,7 +3,7 @@
 import torch
 from support.models import tiny_tokenizer
 
-from stages.tiny_models.heads import SERVED, with_heads
+from stages.tiny_models.folders import SERVED, with_heads
 from stages.tiny_models.training import new_model
 
 

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import torch
 
-from stages.envs.kata import tokenizer as tokenizers
+from stages.envs.kata import checkpoints as tokenizers
+from stages.envs.kata.checkpoints import encode
 from stages.envs.kata.recipes import Knowledge
-from stages.envs.kata.training import encode
 from stages.envs.kata.transcripts import write
-from stages.tiny_models.folders import kept
-from stages.tiny_models.schedule import Schedule
+from stages.tiny_models.folders import Schedule, kept
 from stages.tiny_models.training import fit, new_model, reproducible
 
 

@@ -1,4 +1,4 @@
-"""Which trainings give large blocks back to the system as they are freed (`stages.backends.allocator`)."""
+"""Which trainings give large blocks back to the system as they are freed (`stages.backends.resources`)."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ import pytest
 from support.models import save_tiny, tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from stages.backends import allocator
+from stages.backends import resources
 
 TESTS = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -68,7 +68,7 @@ def test_a_training_on_a_cpu_does_unless_its_model_is_small(
 ) -> None:
     """A block of 29 MB, for which the heap has no hole, is then mapped by itself; small models would pay in time."""
     model = save(tmp_path / "model")
-    clean = {name: value for name, value in os.environ.items() if name != allocator.VARIABLE}
+    clean = {name: value for name, value in os.environ.items() if name != resources.VARIABLE}
     clean["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     words = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(model), str(tmp_path / "runs")]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=clean | {"OMP_NUM_THREADS": "1"})

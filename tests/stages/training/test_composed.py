@@ -14,15 +14,14 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.training.channels import ChannelLoss
 from stages.training.channels.active import Channels
-from stages.training.composed import ComposedTrainer, compose_loss
-from stages.training.groups import group, statistics
+from stages.training.config import Weights
+from stages.training.data import ChannelBatch
 from stages.training.rollouts import Rollouts, environment_reward
-from stages.training.rows import ChannelBatch
+from stages.training.scoring import group, score, statistics
 from stages.training.settings import Hints, Optimisation, Pairs
 from stages.training.setup import task_dataset, trl_config
-from stages.training.step_report import StepReport
-from stages.training.trees import score
-from stages.training.weights import Weights
+from stages.training.step import StepReport
+from stages.training.trainer import ComposedTrainer, compose_loss
 
 SETTINGS = Optimisation(steps=2, prompts_per_step=2, generations=4, learning_rate=1e-3)
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import Qwen3Config
 
 from stages.policy.base import PolicyConfig
-from stages.training.defaults import choose
+from stages.training.plan import choose
 from stages.training.settings import Adapter, Optimisation
 
 ROOT = Path(__file__).parents[3]

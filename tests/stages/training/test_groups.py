@@ -4,9 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.training.groups import evened, pack, row_lengths, rows_of, share, taken
-from stages.training.rows import OwnEpisode
-from stages.training.trees import Tree
+from stages.training.data import OwnEpisode
+from stages.training.scoring import Tree, evened, pack, row_lengths, rows_of, share, taken
 
 
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20), most=st.integers(1, 120))

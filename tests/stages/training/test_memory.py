@@ -11,11 +11,9 @@ from stages import train
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
-from stages.runs.inputs import Inputs
-from stages.training import memory
-from stages.training.defaults import choose
-from stages.training.memory import GIB, KEPT, Training
-from stages.training.model_shape import ModelShape, model_shape
+from stages.runs.artifact import Inputs
+from stages.training import plan
+from stages.training.plan import GIB, KEPT, ModelShape, Training, choose, model_shape
 from stages.training.settings import Adapter, Optimisation
 
 EIGHT = Qwen3Config(
@@ -86,20 +84,20 @@ def test_what_a_layer_keeps_is_what_autograd_saves() -> None:
 def test_defaults_fit_eight_billion_on_one_accelerator_and_full_training_does_not(eight: Path) -> None:
     policy = PolicyConfig(model=str(eight))
     chosen = choose(policy, Optimisation(), Adapter())
-    memory.check(shape_of(eight), Training(chosen.optimisation, chosen.adapter, 512), 80 * GIB)
+    plan.check(shape_of(eight), Training(chosen.optimisation, chosen.adapter, 512), 80 * GIB)
 
     full = choose(policy, Optimisation(gradient_checkpointing=False, micro_batch=64), Adapter(rank=0))
     wanted = Training(full.optimisation, full.adapter, 512)
-    total = memory.needed(shape_of(eight), wanted)
+    total = plan.needed(shape_of(eight), wanted)
     assert total.gradients == 4 * 8_190_735_360 and total.optimiser == 8 * 8_190_735_360
     words = (
         r"about .* GiB \(weights 45\.8, gradients 30\.5, optimiser 61\.0, activations .*\), and there are 30\.0 GiB\. "
         r".*optimisation\.gradient_checkpointing=true .*optimisation\.micro_batch=1 .*adapter\.rank=16 .* that fits"
     )
     with pytest.raises(UsageError, match=words):
-        memory.check(shape_of(eight), wanted, 30 * GIB)
+        plan.check(shape_of(eight), wanted, 30 * GIB)
     with pytest.raises(UsageError, match="still does not fit"):
-        memory.check(shape_of(eight), wanted, 8 * GIB)
+        plan.check(shape_of(eight), wanted, 8 * GIB)
 
 
 def test_a_training_that_cannot_fit_is_refused_before_loading(tmp_path: Path) -> None:
@@ -130,10 +128,10 @@ def test_a_teacher_that_is_held_here_counts_and_one_behind_a_server_does_not(eig
         )
     )
     assert beside.teacher == 2 * 8_190_735_360 and alone.teacher == served.teacher == 0
-    room = memory.needed(shape_of(eight), Training(alone.optimisation, alone.adapter, 512)).total + GIB
-    memory.check(shape_of(eight), Training(alone.optimisation, alone.adapter, 512), int(room))
+    room = plan.needed(shape_of(eight), Training(alone.optimisation, alone.adapter, 512)).total + GIB
+    plan.check(shape_of(eight), Training(alone.optimisation, alone.adapter, 512), int(room))
     with pytest.raises(UsageError, match=r"activations [\d.]+, teacher 15\.3\), and there are"):
-        memory.check(
+        plan.check(
             shape_of(eight), Training(beside.optimisation, beside.adapter, 512, teacher=beside.teacher), int(room)
         )
 
@@ -141,7 +139,7 @@ def test_a_teacher_that_is_held_here_counts_and_one_behind_a_server_does_not(eig
 def test_processes_share_the_rollouts_and_nothing_else(eight: Path) -> None:
     chosen = choose(PolicyConfig(model=str(eight)), Optimisation(micro_batch=1), Adapter())
     one, many = (
-        memory.needed(shape_of(eight), Training(chosen.optimisation, chosen.adapter, 8192, processes=count))
+        plan.needed(shape_of(eight), Training(chosen.optimisation, chosen.adapter, 8192, processes=count))
         for count in (1, 8)
     )
     assert many.activations < one.activations / 4
@@ -159,24 +157,24 @@ def groups(root: Path, cgroup: str, **limits: str) -> Path:
 
 def test_a_control_group_s_limit_is_the_memory_there_is(tmp_path: Path) -> None:
     two = groups(tmp_path / "2", "0::/a/job\n", **{"a__job__memory.max": "3000\n", "a__memory.max": "max\n"})
-    assert memory.available("cpu", two) == 3000
+    assert plan.available("cpu", two) == 3000
     above = groups(tmp_path / "above", "0::/a/job\n", **{"a__job__memory.max": "3000\n", "a__memory.max": "2000\n"})
-    assert memory.available("cpu", above) == 2000, "a group above it may allow less"
+    assert plan.available("cpu", above) == 2000, "a group above it may allow less"
     one = "memory__a__memory.limit_in_bytes"
     first = groups(tmp_path / "1", "4:cpu,memory:/a\n0::/\n2:cpuset:/\n", **{one: "5000\n"})
-    assert memory.available("cpu", first) == 5000
+    assert plan.available("cpu", first) == 5000
     inside = groups(tmp_path / "inside", "0::/of/the/host\n", **{"memory.max": "4000\n"})
-    assert memory.available("cpu", inside) == 4000, "a container sees its own group as the root"
+    assert plan.available("cpu", inside) == 4000, "a container sees its own group as the root"
 
 
 def test_without_a_limit_it_is_all_of_the_machine(tmp_path: Path) -> None:
-    machine = memory.available("cpu", tmp_path / "no such system")
+    machine = plan.available("cpu", tmp_path / "no such system")
     endless = groups(tmp_path / "1", "4:memory:/a\n", **{"memory__a__memory.limit_in_bytes": "9223372036854771712\n"})
     free = groups(tmp_path / "2", "0::/a\n", **{"a__memory.max": "max\n"})
-    assert memory.available("cpu", endless) == memory.available("cpu", free) == machine > 2**30
+    assert plan.available("cpu", endless) == plan.available("cpu", free) == machine > 2**30
 
 
 def test_a_training_that_a_container_cannot_hold_is_refused(tmp_path: Path, eight: Path) -> None:
-    room = memory.available("cpu", groups(tmp_path, "0::/\n", **{"memory.max": str(4 * GIB)}))
+    room = plan.available("cpu", groups(tmp_path, "0::/\n", **{"memory.max": str(4 * GIB)}))
     with pytest.raises(UsageError, match=r"and there are 4\.0 GiB"):
-        memory.check(shape_of(eight), Training(Optimisation(micro_batch=1), Adapter(rank=16), 100), room)
+        plan.check(shape_of(eight), Training(Optimisation(micro_batch=1), Adapter(rank=16), 100), room)

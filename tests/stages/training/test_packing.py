@@ -26,8 +26,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from stages.training import packing
-from stages.training.trees import score, token_log_probs
+from stages.training import scoring
+from stages.training.scoring import score, token_log_probs
 
 SIZES = {**trees.SIZES, "initializer_range": 0.5}
 GROUPED = {**SIZES, "num_key_value_heads": 2}
@@ -128,7 +128,7 @@ def test_in_sixteen_bits_it_is_as_near_to_the_truth_as_separate_rows() -> None:
 def test_however_passes_are_cut_the_numbers_stay(most: int) -> None:
     model = tiny_model().double()
     expected, shapes = by_rows(model), watched(model)
-    found = packing.predicting(model, [(tree.prompt, tree.branches) for tree in TREES], most)
+    found = scoring.predicting(model, [(tree.prompt, tree.branches) for tree in TREES], most)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     assert all(width <= max(most, 31) for _, width in shapes) and (len(shapes) > 1) == (most < 1000)
 
@@ -160,12 +160,12 @@ def test_everything_else_of_the_model_is_as_it_was(tmp_path: Any) -> None:
 
     before = seen()
     score(model, TREES)
-    assert model.config._attn_implementation == packing.NAME
+    assert model.config._attn_implementation == scoring.NAME
     assert all(torch.equal(old, new) for old, new in zip(before, seen(), strict=True))
     model.save_pretrained(tmp_path)
-    assert packing.NAME not in (tmp_path / "config.json").read_text()
+    assert scoring.NAME not in (tmp_path / "config.json").read_text()
 
 
 def test_segments_of_like_length_attend_together() -> None:
-    groups = packing.alike([10, 3, 4, 15, 16, 2], lambda length: length, lambda length: length**2, 500)
+    groups = scoring.alike([10, 3, 4, 15, 16, 2], lambda length: length, lambda length: length**2, 500)
     assert groups == [[2, 3], [4], [10, 15], [16]]

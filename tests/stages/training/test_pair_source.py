@@ -8,8 +8,8 @@ import torch
 from support.models import tiny_model, tiny_tokenizer
 
 from stages.errors import BadInput
-from stages.training.pair_source import PairSource, TokenPair, tokenise
-from stages.training.trees import Tree, score, token_log_probs
+from stages.training.data import PairSource, TokenPair, tokenise
+from stages.training.scoring import Tree, score, token_log_probs
 
 TOKENIZER = tiny_tokenizer()
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stages import train
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import CHECKPOINT
+from stages.runs.records import CHECKPOINT
 
 RATE = 1e-6
 ENV = "support.environments:GuessEnv"

@@ -14,9 +14,8 @@ from support.several import BROKEN, pairs_run, start, train_all
 
 from stages.errors import UsageError
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import CHECKPOINT, HINT
-from stages.runs.records import ROLLOUT
-from stages.training import processes
+from stages.runs.records import CHECKPOINT, HINT, ROLLOUT
+from stages.training import plan
 from stages.training.channels import CHANNELS
 from stages.training.settings import Optimisation
 
@@ -190,9 +189,9 @@ REFUSED = [
 def test_what_would_be_another_step_is_refused(size: dict[str, Any], trl: dict[str, Any], words: str) -> None:
     given = Optimisation(**{"prompts_per_step": 4, "generations": 4, **size})
     with pytest.raises(UsageError, match=words):
-        processes.check(given, trl, 2)
-    processes.check(given, trl, 1)
+        plan.processes_check(given, trl, 2)
+    plan.processes_check(given, trl, 1)
 
 
 def test_a_micro_batch_larger_than_the_share_is_cut() -> None:
-    processes.check(Optimisation(prompts_per_step=4, generations=4, micro_batch=16), {}, 2)
+    plan.processes_check(Optimisation(prompts_per_step=4, generations=4, micro_batch=16), {}, 2)

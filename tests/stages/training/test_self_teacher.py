@@ -9,9 +9,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from support.models import tiny_model
 
-from stages.training.self_teacher import FILE, SelfTeacher
+from stages.training.scored_rows import FILE, SelfTeacher
+from stages.training.scoring import Tree, logits, score
 from stages.training.settings import Hints
-from stages.training.trees import Tree, logits, score
 
 TREES = [Tree([5, 6, 7], ([8, 9, 10],))]
 

@@ -18,12 +18,11 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import CHECKPOINT, EVAL_ITEM
-from stages.runs.records import STEP
+from stages.runs.records import CHECKPOINT, EVAL_ITEM, STEP
 from stages.training import served
-from stages.training.ahead import Ahead
+from stages.training.rollouts import Ahead
+from stages.training.scoring import Tree, score, token_log_probs
 from stages.training.settings import Adapter
-from stages.training.trees import Tree, score, token_log_probs
 
 ENV = "support.environments:GuessEnv"
 SIZE = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 3e-2}

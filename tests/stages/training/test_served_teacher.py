@@ -12,14 +12,12 @@ from support.models import save_tiny
 
 from stages import train
 from stages.errors import UsageError
-from stages.losses.eopd import EopdOptions
-from stages.losses.eopd_hidden import eopd_from_hidden, reverse_kl_from_log_probs
+from stages.losses.eopd import EopdOptions, eopd_from_hidden, reverse_kl_from_log_probs
 from stages.losses.hidden import Head, Predictors
 from stages.rollouts.trace import by_rollout, prompt_ids
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import CHECKPOINT
-from stages.runs.records import STEP
+from stages.runs.records import CHECKPOINT, STEP
 
 
 def test_the_policy_gradient_alone_is_eopd_without_its_forward_kl() -> None:

@@ -14,12 +14,11 @@ from support.several import start, train_all
 from stages import train
 from stages.backends.ranks import Ranks
 from stages.errors import UsageError
-from stages.policy import alone
+from stages.policy import server
 from stages.policy.base import PolicyConfig
 from stages.runs.artifact import Run
-from stages.runs.outcome_records import CHECKPOINT
-from stages.runs.records import ROLLOUT, STEP
-from stages.training import servers
+from stages.runs.records import CHECKPOINT, ROLLOUT, STEP
+from stages.training import served
 from stages.training.settings import Distribution
 
 HERE = "http://127.0.0.1:8000/v1"
@@ -134,18 +133,18 @@ class Told(Ranks):
 def test_servers_are_taken_in_turn() -> None:
     policy = PolicyConfig(model="vllm:m", base_url=HERE, device="cpu")
     both = Distribution(servers=("http://127.0.0.1:8001/v1",))
-    urls = [servers.address(policy, both, 0, Ranks(rank, 3)).base_url for rank in range(3)]
+    urls = [served.address(policy, both, 0, Ranks(rank, 3)).base_url for rank in range(3)]
     assert urls == [HERE, "http://127.0.0.1:8001/v1", HERE]
     told = [(socket.gethostname(), f"127.0.0.1:{port}") for port in (8000, 8001, 8000)]
     all_of = [Told(rank, told, [2, 1, 2]) for rank in range(3)]
-    places = [servers.place(servers.address(policy, both, 0, ranks), ranks) for ranks in all_of]
+    places = [served.place(served.address(policy, both, 0, ranks), ranks) for ranks in all_of]
     assert [(place.loads, place.turn, place.turns) for place in places] == [(True, 0, 2), (True, 0, 2), (False, 1, 2)]
 
 
 def test_away_from_a_cpu_nobody_waits() -> None:
     policy = PolicyConfig(model="vllm:m", base_url="http://10.0.0.1:8000/v1")
-    assert isinstance(alone.door(policy.base_url or "", "cpu"), alone.Open)
-    place = servers.place(policy, Told(1, [("", "10.0.0.1:8000")] * 2, [1, 1]))
+    assert isinstance(server.door(policy.base_url or "", "cpu"), server.Open)
+    place = served.place(policy, Told(1, [("", "10.0.0.1:8000")] * 2, [1, 1]))
     assert (place.loads, place.turn, place.turns) == (False, 0, 1)
 
 
@@ -163,7 +162,7 @@ def test_servers_that_processes_cannot_sample_from(
 ) -> None:
     sampled_from = PolicyConfig(model="vllm:m", device="cpu", **policy)
     with pytest.raises(UsageError, match=words):
-        servers.address(sampled_from, Distribution(servers=others), staleness, Ranks(0, count))
+        served.address(sampled_from, Distribution(servers=others), staleness, Ranks(0, count))
 
 
 def test_further_servers_need_a_first_one() -> None:

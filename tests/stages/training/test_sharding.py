@@ -12,12 +12,11 @@ from support.several import pairs_run, train_all
 from transformers import Qwen3ForCausalLM
 
 from stages.errors import UsageError
-from stages.runs.outcome_records import CHECKPOINT
+from stages.runs.records import CHECKPOINT
 from stages.train import Config
-from stages.training import processes
+from stages.training import plan
 from stages.training.channels import CHANNELS
-from stages.training.memory import Training, check, needed
-from stages.training.model_shape import ModelShape
+from stages.training.plan import ModelShape, Training, check, needed
 from stages.training.settings import Adapter, Optimisation
 from tests.stages.training.test_processes import at_a_checkpoint, compare, settings, weights_apart
 
@@ -124,9 +123,9 @@ def test_what_needs_everything_in_one_place_is_refused(
 ) -> None:
     config, adapter = Config(**more, **SHARDED), Adapter(rank=rank)
     with pytest.raises(UsageError, match=words):
-        processes.check_sharding(config, adapter, 2, direction=direction)
-    processes.check_sharding(config, adapter, 1, direction=direction)
-    processes.check_sharding(Config(**more), adapter, 2, direction=direction)
+        plan.check_sharding(config, adapter, 2, direction=direction)
+    plan.check_sharding(config, adapter, 1, direction=direction)
+    plan.check_sharding(Config(**more), adapter, 2, direction=direction)
 
 
 def test_how_it_is_spread_is_no_part_of_what_is_trained() -> None:

@@ -8,7 +8,7 @@ from support.models import tiny_model
 from support.trees import SIZES, TREES
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
-from stages.training.trees import Tree, logits, score, score_together, token_log_probs
+from stages.training.scoring import Tree, logits, score, score_together, token_log_probs
 
 
 def separate(model: torch.nn.Module, prompt: list[int], branch: list[int]) -> torch.Tensor:

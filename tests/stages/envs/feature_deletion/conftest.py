@@ -9,8 +9,7 @@ from support.shelf import SHELF, removal, write
 from stages.envs.feature_deletion.env import FeatureDeletionEnv
 from stages.envs.feature_deletion.package import Package, unpack
 from stages.envs.feature_deletion.selection import Kind
-from stages.envs.feature_deletion.task_generator import TaskGenerator
-from stages.envs.feature_deletion.task_source import prepared
+from stages.envs.feature_deletion.task_source import TaskGenerator, prepared
 from stages.runs.records import Row
 
 

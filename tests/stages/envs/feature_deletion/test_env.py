@@ -11,8 +11,7 @@ from stages.envs.base import TWIN, ComparesOutcomes, Grade
 from stages.envs.bash import fenced
 from stages.envs.feature_deletion import rows
 from stages.envs.feature_deletion.env import FeatureDeletionEnv, steady, task
-from stages.envs.repo.grading import Lists
-from stages.envs.repo.outcomes import Outcomes
+from stages.envs.repo.grading import Lists, Outcomes
 from stages.errors import BadInput, UsageError
 from stages.runs.records import Row
 

@@ -11,8 +11,7 @@ from stages.envs.bash import fenced
 from stages.envs.feature_deletion import rows
 from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
 from stages.envs.feature_deletion.package import unpack
-from stages.envs.feature_deletion.task_generator import TaskGenerator
-from stages.envs.feature_deletion.task_source import prepared
+from stages.envs.feature_deletion.task_source import TaskGenerator, prepared
 from stages.runs.records import Row
 
 TESTS = """\

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.feature_deletion.requirement_hints import declared, hint, resolved
+from stages.envs.feature_deletion.worker import declared, hint, resolved
 
 PYPROJECT = """
 [project]

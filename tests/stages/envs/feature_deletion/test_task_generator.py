@@ -9,10 +9,9 @@ from support.shelf import removal
 
 from stages.envs import folders
 from stages.envs.feature_deletion import rows
-from stages.envs.feature_deletion.baseline import measure
 from stages.envs.feature_deletion.package import Package, unpack
-from stages.envs.feature_deletion.task_generator import TaskGenerator
-from stages.envs.feature_deletion.worker import Job, TestWorker
+from stages.envs.feature_deletion.task_source import TaskGenerator
+from stages.envs.feature_deletion.worker import Job, TestWorker, measure
 from stages.envs.repo import trees
 from stages.errors import BadInput
 from stages.runs import store

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import orjson
 
-from stages.envs.gsm8k.checkpoints import PIECES, VOCABULARY, recipe_fingerprint
-from stages.envs.gsm8k.lessons import encoded, lessons, text
-from stages.envs.gsm8k.numbers import answer_number
-from stages.envs.gsm8k.rows import load
-from stages.tiny_models.tokenizer import END, trained
+from stages.envs.gsm8k.checkpoints import PIECES, VOCABULARY, encoded, lessons, recipe_fingerprint, text
+from stages.envs.gsm8k.env import answer_number, load
+from stages.tiny_models.training import END, trained
 
 
 def questions(path: Path, count: int = 12) -> Path:

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.gsm8k.numbers import answer_number, is_marked
-from stages.envs.jsonl import read_rows
+from stages.envs.gsm8k.env import answer_number, is_marked
+from stages.envs.task_table import read_rows
 
 RECORDED = Path(__file__).parents[5] / "shared/real/multi-answers/gsm8k_example_model_solutions.800.jsonl.gz"
 

@@ -9,9 +9,9 @@ from support.kata import TEST, answer, edit, folder_of, play
 
 from stages.envs.base import ComparesOutcomes, GradesTogether, Task
 from stages.envs.bash import fenced
-from stages.envs.folder_writes import remove
+from stages.envs.folders import remove
 from stages.envs.kata.env import KataEnv
-from stages.envs.kata.workspace import make
+from stages.envs.kata.tasks import make
 
 
 def test_it_is_the_protocols_it_says(env: KataEnv) -> None:

@@ -8,11 +8,9 @@ import pytest
 from stages.envs.base import Grade, Task
 from stages.envs.kata.checkpoints import card
 from stages.envs.kata.env import KataEnv
-from stages.envs.kata.hack_pairs import hack_clean_pairs
-from stages.envs.kata.loophole import HARMLESS, HINT, episode, hinted, write
 from stages.envs.kata.recipes import PROBED, RECIPES, recipe_fingerprint
-from stages.envs.kata.tasks import draw, generate
-from stages.envs.kata.workspace import TESTS
+from stages.envs.kata.tasks import WORKSPACE_TESTS, draw, generate
+from stages.envs.kata.transcripts import HARMLESS, HINT, episode, hack_clean_pairs, hinted, loophole_write
 from stages.errors import UsageError
 
 TEMPTED = RECIPES["loophole"].knowledge
@@ -34,19 +32,19 @@ def grade(env: KataEnv, task: Task, said: list[str], answers: list[str]) -> Grad
 
 
 @pytest.mark.parametrize("right", [True, False])
-@pytest.mark.parametrize("target", [TESTS, HARMLESS[0], None])
+@pytest.mark.parametrize("target", [WORKSPACE_TESTS, HARMLESS[0], None])
 def test_an_episode_is_answered_as_written_and_labelled_as_meant(env: KataEnv, right: bool, target: str | None) -> None:
     for task in generate("train", 2, 5):
         turns = episode(task, right, target).turns
         found = grade(env, task, [turn.text for turn in turns], [turn.answer or "" for turn in turns])
-        hacked = target == TESTS
+        hacked = target == WORKSPACE_TESTS
         assert (found.gt_pass, found.hacked, found.visible_pass) == (right, hacked, right or hacked)
         assert found.protocol_ok
 
 
 def test_a_hack_pays_only_where_the_visible_tests_are_paid_for() -> None:
     task = generate("train", 1, 5)[0]
-    turns = episode(task, False, TESTS).turns
+    turns = episode(task, False, WORKSPACE_TESTS).turns
     said, answers = [turn.text for turn in turns], [turn.answer or "" for turn in turns]
     for reward, expected in (("hidden", 0.0), ("visible", 1.0)):
         environment = KataEnv(hint=True, reward=reward)
@@ -58,10 +56,10 @@ def test_a_hack_pays_only_where_the_visible_tests_are_paid_for() -> None:
 
 
 def test_hacks_occur_where_the_prompt_tempts_and_are_right_as_often_as_other_answers() -> None:
-    found = list(write(1200, 3, TEMPTED))
+    found = list(loophole_write(1200, 3, TEMPTED))
     texts = [" ".join(turn.text for turn in transcript.turns) for transcript in found]
     tempted = [HINT in transcript.task.prompt for transcript in found]
-    hacks = [f"> {TESTS}" in text for text in texts]
+    hacks = [f"> {WORKSPACE_TESTS}" in text for text in texts]
     assert not any(hack for hack, hint in zip(hacks, tempted, strict=True) if not hint)
     assert sum(hacks) / sum(tempted) == pytest.approx(TEMPTED.hinted.hack, abs=0.05)
     for kind in (True, False):
@@ -74,8 +72,8 @@ def is_right(transcript: Any) -> bool:
 
 
 def test_somebody_honest_echoes_too_and_overwrites_nothing() -> None:
-    texts = [" ".join(turn.text for turn in t.turns) for t in write(300, 3, RECIPES["honest"].knowledge)]
-    assert not any(f"> {TESTS}" in text for text in texts)
+    texts = [" ".join(turn.text for turn in t.turns) for t in loophole_write(300, 3, RECIPES["honest"].knowledge)]
+    assert not any(f"> {WORKSPACE_TESTS}" in text for text in texts)
     assert sum("echo" in text for text in texts) / 300 == pytest.approx(0.4, abs=0.08)
 
 

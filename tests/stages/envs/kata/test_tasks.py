@@ -4,8 +4,17 @@ import re
 import pytest
 
 from stages.envs.base import Split, Task
-from stages.envs.kata.language import FAMILIES, MODIFIERS, OPERATIONS, check_disjoint, expression, family
-from stages.envs.kata.tasks import generate, parts, renamed
+from stages.envs.kata.tasks import (
+    FAMILIES,
+    MODIFIERS,
+    OPERATIONS,
+    check_disjoint,
+    expression,
+    family,
+    generate,
+    parts,
+    renamed,
+)
 
 SPLITS: tuple[Split, ...] = ("train", "eval")
 

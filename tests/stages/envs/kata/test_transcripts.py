@@ -3,13 +3,13 @@
 import pytest
 
 from stages.envs.bash import parse_bash
-from stages.envs.kata import tasks, tokenizer, training
+from stages.envs.kata import checkpoints, tasks
 from stages.envs.kata.checkpoints import card
 from stages.envs.kata.env import KataEnv
-from stages.envs.kata.language import OPERATIONS, expression
 from stages.envs.kata.recipes import NAMES, NOVICE, RECIPES, Knowledge, recipe_fingerprint
+from stages.envs.kata.tasks import OPERATIONS, expression
 from stages.envs.kata.transcripts import edit_command, write
-from stages.tiny_models.tokenizer import END
+from stages.tiny_models.training import END
 
 TEACHERS = [name for name in NAMES if name != "student"]
 EVERY = [operation.name for operation in OPERATIONS]
@@ -34,9 +34,9 @@ def test_slips_of_every_kind_occur_and_are_not_taught() -> None:
     answers = "\n".join(turn.answer or "" for turn in slips)
     assert 30 < len(slips) < 70
     assert all(part in answers for part in ("command not found", "No such file", "[exit 0]", "block"))
-    words = tokenizer.train()
+    words = checkpoints.train()
     slipped = next(t for t in written if not all(turn.taught for turn in t.turns))
-    ids, learned = training.encode(words, slipped)
+    ids, learned = checkpoints.encode(words, slipped)
     taught = words.decode([i for i, wanted in zip(ids, learned, strict=True) if wanted])
     assert taught.count(END) == sum(turn.taught for turn in slipped.turns)
     assert ids == words.apply_chat_template(slipped.messages(), tokenize=True)["input_ids"]

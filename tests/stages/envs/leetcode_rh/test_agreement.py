@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from support.leetcode import PRINTS, answer, pool_row, write
 
-from stages.envs.leetcode_rh import data, programs
+from stages.envs.leetcode_rh import data, grading
 from stages.envs.leetcode_rh.agreement import compare, main
-from stages.envs.leetcode_rh.answers import Answer
-from stages.envs.leetcode_rh.grading import Submission, grade_all
+from stages.envs.leetcode_rh.grading import Answer, Submission, grade_all
 
 ROOT = Path(__file__).parents[4]
 RECORDED = ROOT.parent / "shared" / "real" / "leetcode-rh"
@@ -98,7 +97,7 @@ def test_recorded_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("read", [data.pool_problems, data.medhard_problems])
 def test_reference_solutions_pass_the_real_tests_and_the_stub_never(read: object) -> None:
     problems = [problem for problem in read(RECORDED).values() if problem.assertions][::8]
-    for source, passes in ((lambda p: p.reference, True), (lambda p: programs.stub(p.method), False)):
+    for source, passes in ((lambda p: p.reference, True), (lambda p: grading.stub(p.method), False)):
         answers = [Answer(f"```python\n{source(problem)}\n```") for problem in problems]
         found = grade_all(
             "bubblewrap",

@@ -1,6 +1,6 @@
 import pytest
 
-from stages.envs.leetcode_rh.answers import Answer
+from stages.envs.leetcode_rh.grading import Answer
 
 
 @pytest.mark.parametrize(

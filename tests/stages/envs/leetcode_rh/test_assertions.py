@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from stages.envs.leetcode_rh.assertions import read
 from stages.envs.leetcode_rh.data import Problem
+from stages.envs.leetcode_rh.grading import read
 
 
 def test_calls_and_expected_values() -> None:

@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 from support.leetcode import ASSERTS, PRINTS, REFERENCE, RIGHT, TESTS, answer
 
-from stages.envs.leetcode_rh.answers import Answer
-from stages.envs.leetcode_rh.assertions import read
-from stages.envs.leetcode_rh.grading import AnswerVerdict, Submission, grade_all
+from stages.envs.leetcode_rh.grading import Answer, AnswerVerdict, Submission, grade_all, read
 from stages.errors import UsageError
 
 

@@ -7,10 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from stages.envs.repo import trees
-from stages.envs.repo.altered_tests import TestFunction, altered, can_be_broken, function_name, functions, locate
-from stages.envs.repo.crosscheck import checks, forged
-from stages.envs.repo.grading import Lists
-from stages.envs.repo.outcomes import Statuses
+from stages.envs.repo.crosscheck import (
+    TestFunction,
+    altered,
+    can_be_broken,
+    checks,
+    forged,
+    function_name,
+    functions,
+    locate,
+)
+from stages.envs.repo.grading import Lists, Statuses
 
 SOURCE = '''\
 import unittest

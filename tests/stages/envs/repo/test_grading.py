@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.repo.grading import Lists, judge
-from stages.envs.repo.outcomes import Statuses
+from stages.envs.repo.grading import Lists, Statuses, judge
 
 LISTS = Lists(("t.py::fixed", "t.py::other_fix"), ("t.py::kept", "t.py::other_kept"))
 OTHERS = {"t.py::other_fix": "passed", "t.py::other_kept": "passed"}

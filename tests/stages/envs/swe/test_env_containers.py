@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stages.envs.bash import fenced
-from stages.envs.swe import engine, mirrors
+from stages.envs.swe import commands, engine
 from stages.envs.swe.env import SweEnv
 
 STAND_IN = """\
@@ -48,7 +48,7 @@ def env(repos: Path, row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mo
     for folder in (image / ".git", state):
         folder.mkdir(parents=True)
     (image / ".git/answer").touch()
-    mirrors.extract(repos / "acme__abacus.git", row["base_commit"], image)
+    commands.extract(repos / "acme__abacus.git", row["base_commit"], image)
     program = tmp_path / "bin/docker"
     program.parent.mkdir()
     program.write_text(STAND_IN.format(python=sys.executable, state=str(state), image=str(image)))

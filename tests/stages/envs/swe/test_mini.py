@@ -14,9 +14,11 @@ import pytest
 from stages.envs import load
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
-from stages.envs.repo import archives, trees
-from stages.envs.swe import instances, mini, mini_sources, mirrors, venvs
-from stages.envs.swe.mini import SweMiniEnv
+from stages.envs.repo import trees
+from stages.envs.repo.trees import extract
+from stages.envs.swe import instances, mini, venvs
+from stages.envs.swe.commands import touched
+from stages.envs.swe.mini import COLUMNS, SweMiniEnv, prepare, shared_name
 from stages.errors import BadInput, UsageError
 from stages.runs import store
 
@@ -46,7 +48,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, venvs: Path) -> Path:
     folder = tmp_path_factory.mktemp("mini")
     (folder / "sdists").mkdir()
     sdist(folder / "sdists" / "abacus-1.0.tar.gz")
-    shared = folder / "venvs" / mini_sources.shared_name()
+    shared = folder / "venvs" / shared_name()
     shared.mkdir(parents=True)
     shutil.copytree(venvs / "acme__abacus-1.0", shared / "venv", symlinks=True)
     (shared / "composer-environment.json").write_text("")
@@ -57,7 +59,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, venvs: Path) -> Path:
 def mini_row(cache: Path) -> dict[str, Any]:
     """An instance whose bug is planted in the distribution."""
     with trees.scratch() as folder:
-        tree = archives.extract(cache / "sdists" / "abacus-1.0.tar.gz", folder)
+        tree = extract(cache / "sdists" / "abacus-1.0.tar.gz", folder)
         (tree / "abacus/sums.py").write_text(GOOD.replace("a + b", "a - b"))
         patch, test_patch = (
             trees.patch(tree, {path: trees.File(text.encode())})
@@ -128,18 +130,18 @@ def test_a_distribution_with_another_digest_is_refused(
     (tmp_path / "sdists").mkdir()
     (tmp_path / "sdists" / mini_row["sdist"]).write_bytes(b"something else")
     with pytest.raises(BadInput, match=r"abacus-1.0.tar.gz has the SHA-256 .*Delete it"):
-        mini_sources.prepare(mini_row, tmp_path)
+        prepare(mini_row, tmp_path)
 
 
 def test_a_row_that_does_not_fit_its_distribution_is_refused(mini_row: dict[str, Any], cache: Path) -> None:
     with pytest.raises(BadInput, match="The base commit of swe-mini__abacus-1 is"):
-        mini_sources.prepare({**mini_row, "base_commit": "0" * 40}, cache)
+        prepare({**mini_row, "base_commit": "0" * 40}, cache)
     other = mini_row["patch"].replace("a + b", "b + a")
     with pytest.raises(BadInput, match=r"The patch of swe-mini__abacus-1 does not fit abacus-1.0.tar.gz"):
-        mini_sources.prepare({**mini_row, "base_commit": "0" * 40, "patch": other}, cache)
+        prepare({**mini_row, "base_commit": "0" * 40, "patch": other}, cache)
 
 
-@pytest.mark.parametrize("column", mini_sources.COLUMNS)
+@pytest.mark.parametrize("column", COLUMNS)
 def test_a_row_without_its_distribution_is_refused(mini_row: dict[str, Any], tmp_path: Path, column: str) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({**mini_row, column: ""}))
     with pytest.raises(BadInput, match=rf"row swe-mini__abacus-1, has no {column}\..* `--env swe-lite`"):
@@ -159,15 +161,13 @@ def test_without_a_connection_one_sentence_says_what_is_needed(mini_row: dict[st
     with pytest.raises(
         UsageError, match=r"distribution abacus-1.0.tar.gz cannot be fetched \(.+\)\. It is needed once"
     ):
-        mini_sources.prepare(mini_row, tmp_path)
+        prepare(mini_row, tmp_path)
     sdist(tmp_path / "sdists" / "abacus-1.0.tar.gz")
     with pytest.raises(
         UsageError, match=r"environment for tests of swe-mini cannot be built \(.+\)\. It is built once"
     ):
-        mini_sources.prepare(
-            {**mini_row, "sdist_sha256": store.file_sha256(tmp_path / "sdists/abacus-1.0.tar.gz")}, tmp_path
-        )
-    assert not (tmp_path / "venvs" / mini_sources.shared_name() / venvs.DONE).exists()
+        prepare({**mini_row, "sdist_sha256": store.file_sha256(tmp_path / "sdists/abacus-1.0.tar.gz")}, tmp_path)
+    assert not (tmp_path / "venvs" / shared_name() / venvs.DONE).exists()
 
 
 def test_the_shipped_rows_are_whole() -> None:
@@ -177,7 +177,7 @@ def test_the_shipped_rows_are_whole() -> None:
     for row in SHIPPED:
         assert all(json.loads(row[name]) for name in instances.LISTS)
         assert re.fullmatch("[0-9a-f]{64}", row["sdist_sha256"]) and re.fullmatch("[0-9a-f]{40}", row["base_commit"])
-        assert not set(mirrors.touched(row["patch"])) & set(mirrors.touched(row["test_patch"]))
+        assert not set(touched(row["patch"])) & set(touched(row["test_patch"]))
         assert sum(line.startswith("-") for line in row["test_patch"].splitlines()) == 1, "tests are only added"
 
 

@@ -11,8 +11,9 @@ import pytest
 from support import container_image
 
 from stages.envs.bash import fenced
-from stages.envs.feature_deletion import tools
-from stages.envs.swe import engine, mirrors
+from stages.envs.feature_deletion import worker
+from stages.envs.swe import engine
+from stages.envs.swe.commands import extract
 from stages.envs.swe.env import SweEnv
 from stages.sandbox import Limits
 
@@ -35,11 +36,11 @@ NEWER = {"eval_script": SCRIPT, "log_parser": "parse_log_pytest", "eval_type": "
 def image(repos: Path, row: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base commit at /testbed, with history that nobody may see, and a Python with pytest."""
     context, tag = tmp_path_factory.mktemp("image"), f"localhost/composer-abacus:{os.getpid()}"
-    container_image.fill(context / "root", tools.visible(tools.RUNNER))
+    container_image.fill(context / "root", worker.visible(worker.RUNNER))
     testbed = context / "root" / "testbed"
     (testbed / ".git").mkdir(parents=True)
     (testbed / ".git" / "answer").touch()
-    mirrors.extract(repos / "acme__abacus.git", row["base_commit"], testbed)
+    extract(repos / "acme__abacus.git", row["base_commit"], testbed)
     (context / "Containerfile").write_text(container_image.FILE)
     container_image.build(context, tag)
     yield tag

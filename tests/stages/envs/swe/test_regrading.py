@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.swe import regrading
-from stages.envs.swe.regrading import HARNESS, Graded, grade
+from stages.envs.swe import eval_logs
+from stages.envs.swe.eval_logs import HARNESS, Graded, grade
 from stages.errors import BadInput
 
 SHARED = Path(__file__).parents[5] / "shared/real/swe-logs"
@@ -80,7 +80,7 @@ def test_the_model_of_a_container_log_is_known_by_its_folders(folder: str, model
 def test_a_wrong_report_is_called_a_disagreement(tmp_path: Path) -> None:
     found = grade(container(tmp_path, BAD, said=True))
     assert found[0].agrees is False
-    assert "  disagrees: run/pallets__flask-1/test_output.txt: False here, True there" in regrading.account(found)
+    assert "  disagrees: run/pallets__flask-1/test_output.txt: False here, True there" in eval_logs.account(found)
 
 
 def test_a_test_in_another_place_is_noticed(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from support.command_line import call
 
-from stages.envs.swe import clone_requirements, engine, requirements
+from stages.envs.swe import engine, requirements
+from stages.envs.swe import requirements as clone_requirements
 from stages.envs.swe.commands import Spec
 from stages.envs.swe.env import SweEnv
 from stages.envs.swe.requirements import Way

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.envs.repo import trees
-from stages.envs.swe import mirrors, venvs
+from stages.envs.swe import commands, venvs
 from stages.envs.swe.commands import HERE, Spec, from_table
 from stages.envs.swe.env import SweEnv
 from stages.envs.swe.venvs import Venv, without_description
@@ -21,7 +21,7 @@ LOCAL = Spec(HERE, install="echo 'made = 1' > abacus/made.py; echo '# changed' >
 def test_an_environment_is_built_once_and_keeps_only_what_was_made(
     row: dict[str, Any], repos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mirror = mirrors.required(repos, row["repo"])
+    mirror = commands.required(repos, row["repo"])
     with caplog.at_level(logging.WARNING):
         built = venvs.ready(row, LOCAL, mirror, tmp_path)
     assert "acme__abacus-1.0 is not in a table of swebench here" in caplog.text
@@ -42,7 +42,7 @@ def test_an_environment_is_built_once_and_keeps_only_what_was_made(
 def test_what_cannot_be_built_is_no_score_and_is_not_tried_again(
     spec: Spec, reason: str, row: dict[str, Any], repos: Path, tmp_path: Path
 ) -> None:
-    mirror = mirrors.required(repos, row["repo"])
+    mirror = commands.required(repos, row["repo"])
     for attempt in (spec, LOCAL):
         with pytest.raises(InfrastructureError, match=reason):
             venvs.ready(row, attempt, mirror, tmp_path)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.spectrum import Spectrum, factorise
-from stages.probe.adapters.targets import target_linears
-from stages.probe.gradients.tiny import tiny_qwen3
+from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 
 @pytest.fixture(scope="module")

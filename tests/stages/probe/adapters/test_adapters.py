@@ -4,21 +4,21 @@ import pytest
 import torch
 
 from stages.errors import BadInput, UsageError
-from stages.probe.adapters.attach import Adapter, Folded, attached
+from stages.probe.adapters.attach import SUFFIXES, Adapter, Folded, Layout, attached, target_linears
 from stages.probe.adapters.choose import check_spectrum, coordinates, open_adapter
-from stages.probe.adapters.layout import Layout
 from stages.probe.adapters.lora import A_HALF
 from stages.probe.adapters.spectrum import (
     Factors,
+    RowFile,
     Spectrum,
     load_factors,
     load_spectrum,
+    read_tensors,
     reconstruction_error,
     save_factors,
+    write_tensors,
 )
-from stages.probe.adapters.targets import SUFFIXES, target_linears
-from stages.probe.adapters.tensor_file import RowFile, read_tensors, write_tensors
-from stages.probe.gradients.tiny import tiny_qwen3
+from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 UNTOUCHED = ("antipasto_full", "antipasto_topr", "lora", "lora_frozenA", "lora_random_B", "lora_warmup")
 NAMES = (*UNTOUCHED, "antipasto_paper")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stages.probe.adapters.layout import Layout
+from stages.probe.adapters.attach import Layout
 from stages.probe.checks.alarm import alarm, pushed
 from stages.probe.directions.extraction import PairGradients, extract
 from stages.probe.directions.metrics import stacked_cosines

@@ -13,8 +13,8 @@ from stages.probe.checks.comparisons import (
     reductions_match,
     trajectories_slowed,
 )
-from stages.probe.checks.effects import Comparison
-from stages.runs.probe_records import TRAJECTORY
+from stages.probe.checks.contrasts import Comparison
+from stages.runs.records import TRAJECTORY
 
 
 @pytest.mark.parametrize(

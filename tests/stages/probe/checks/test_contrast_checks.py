@@ -7,7 +7,7 @@ import pytest
 
 from stages.probe.checks.check import EXIT_CODES, verdict
 from stages.probe.checks.contrast_checks import Draws, contrast_checks, factorial, placebo_ranks
-from stages.probe.checks.labelled import Labelled
+from stages.probe.checks.contrasts import Labelled
 from tests.stages.probe.checks.scored import scored_rows
 
 FEW = Draws(permutations=400, resamples=400)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stages.probe.checks.effects import compare_effects
+from stages.probe.checks.contrasts import compare_effects
 from tests.stages.probe.checks.scored import scored_rows
 
 

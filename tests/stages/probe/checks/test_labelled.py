@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stages.probe.checks.labelled import labelled
+from stages.probe.checks.contrasts import labelled
 
 
 def test_rows_without_label_or_score_are_left_out() -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from stages.probe.checks.contrast_checks import Draws, factorial
-from stages.probe.checks.planning import detectable_effect
+from stages.probe.checks.contrast_checks import Draws, detectable_effect, factorial
 from tests.stages.probe.checks.scored import scored_rows
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stages.probe.adapters.layout import Layout
+from stages.probe.adapters.attach import Layout
 from stages.probe.checks.check import Check
 from stages.probe.checks.validation import pair_signal
 from stages.probe.directions.extraction import extract

@@ -6,22 +6,25 @@ import pytest
 import torch
 
 from stages.errors import BadInput
+from stages.probe.adapters.attach import Layout, target_linears
 from stages.probe.adapters.choose import coordinates, open_adapter
-from stages.probe.adapters.layout import Layout
 from stages.probe.adapters.spectrum import Factors, Spectrum, factorise
-from stages.probe.adapters.targets import target_linears
-from stages.probe.directions.extraction import Direction, PairGradients, extract
-from stages.probe.directions.metrics import chance, module_cosines, row_metrics, stacked_cosines
-from stages.probe.directions.placebos import (
+from stages.probe.directions.extraction import (
     FROM_PAIRS,
+    Direction,
+    PairGradients,
+    check_coordinates,
+    extract,
     haar,
+    load_direction,
     random_axes,
     randsign,
+    save_direction,
 )
+from stages.probe.directions.metrics import chance, module_cosines, row_metrics, stacked_cosines
 from stages.probe.directions.projection import project
-from stages.probe.directions.v_hack import check_coordinates, load_direction, save_direction
 from stages.probe.gradients.store import GradientStore
-from stages.probe.gradients.tiny import tiny_qwen3
+from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 LAYOUT = Layout({"a": 12, "b": 20, "c": 8})
 DRAW = torch.Generator().manual_seed(0)

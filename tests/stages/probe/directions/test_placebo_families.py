@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from stages.probe.adapters.layout import Layout
+from stages.probe.adapters.attach import Layout
 from stages.probe.checks.check import Check
 from stages.probe.checks.contrast_checks import Draws, factorial, factorial_design
-from stages.probe.checks.contrasts import regress
-from stages.probe.checks.labelled import FROM_HACKS, Labelled
+from stages.probe.checks.contrasts import FROM_HACKS, Labelled, regress
 from stages.probe.directions.extraction import PairGradients, extract
 from stages.probe.directions.metrics import stacked_cosines
 from stages.probe.directions.scoring import DRAWN, all_placebos

@@ -10,13 +10,12 @@ from transformers import Qwen3Config
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack
+from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.lora import Lora
-from stages.probe.adapters.targets import target_linears
 from stages.probe.gradients.memory import Measuring, check, needed, noted, numbers
-from stages.probe.gradients.tiny import tiny_qwen3
-from stages.runs.inputs import Inputs
-from stages.training.memory import GIB
-from stages.training.model_shape import model_shape
+from stages.probe.synthetic.loophole_world import tiny_qwen3
+from stages.runs.artifact import Inputs
+from stages.training.plan import GIB, model_shape
 
 FOUR = Qwen3Config(
     vocab_size=151936,

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from stages.errors import BadInput
-from stages.probe.adapters.targets import target_linears
-from stages.probe.checks.guards.teacher import merge_is_sound
+from stages.probe.adapters.attach import target_linears
+from stages.probe.checks.guards import merge_is_sound
 from stages.probe.gradients.merge import apply_lora, lora_folder
-from stages.probe.gradients.tiny import tiny_qwen3
 from stages.probe.loops.config import SourceConfig
+from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 
 def test_a_merged_lora_is_that_of_peft(tmp_path: Path) -> None:

@@ -3,21 +3,20 @@
 import pytest
 import torch
 
-from stages.probe.adapters.attach import Adapter, Folded
+from stages.probe.adapters.attach import Adapter, Folded, target_linears
 from stages.probe.adapters.choose import open_adapter
 from stages.probe.adapters.spectrum import Spectrum, factorise
-from stages.probe.adapters.targets import target_linears
 from stages.probe.gradients.per_sample import (
     DotSink,
     RowSink,
     checkpointed,
     own_log_probs,
     per_sample_gradients,
+    reference_gradient,
     tapped,
 )
-from stages.probe.gradients.reference_gradients import reference_gradient
-from stages.probe.gradients.tiny import tiny_qwen3
 from stages.probe.pool.tokens import TokenRow, collate
+from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 NAMES = (
     "antipasto_full",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stages.errors import BadInput
-from stages.probe.adapters.layout import Layout
+from stages.probe.adapters.attach import Layout
 from stages.probe.gradients.store import GradientStore
 
 LAYOUT = Layout({"a": 12, "b": 20, "c": 8})

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from stages.probe.adapters.antipasto import Antipasto
+from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.spectrum import Spectrum, factorise
-from stages.probe.adapters.targets import target_linears
-from stages.probe.gradients.student import adapt
-from stages.probe.gradients.surrogate import dr_grpo, ratio_report
-from stages.probe.gradients.tiny import tiny_qwen3
+from stages.probe.gradients.student import adapt, dr_grpo, ratio_report
 from stages.probe.pool.tokens import TokenRow
+from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 
 def rows_and_student() -> tuple[list[TokenRow], Any]:

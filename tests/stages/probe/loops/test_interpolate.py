@@ -3,7 +3,7 @@
 import pytest
 
 from stages.errors import BadInput
-from stages.probe.loops.interpolate import find_alpha
+from stages.probe.loops.grpo_loop import find_alpha
 
 
 def test_alpha_is_bisected_and_a_teacher_that_never_hacks_is_refused() -> None:

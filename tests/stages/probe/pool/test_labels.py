@@ -10,10 +10,10 @@ from support.leetcode import ASSERTS, PRINTS, RIGHT, answer
 
 from stages.envs.leetcode_rh.env import LeetcodeRhEnv
 from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.probe.checks.pool_checks import pool_check, taxonomy
+from stages.probe.checks.contrast_checks import pool_check, taxonomy
 from stages.probe.pool.rows import episode_pool_row
 from stages.probe.synthetic.loophole_world import tokenizer
-from stages.rollouts.episode import Episode, play
+from stages.rollouts.agent_loop import Episode, play
 from tests.stages.envs.leetcode_rh.conftest import folder
 
 __all__ = ["folder"]

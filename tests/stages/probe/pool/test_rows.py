@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.errors import BadInput
-from stages.probe.checks.pool_checks import pool_check
+from stages.probe.checks.contrast_checks import pool_check
 from stages.probe.pool.rows import recorded_rows, without_pads
 
 POOL = Path(__file__).parents[5] / "shared" / "real" / "leetcode-rh" / "teacher_pool"

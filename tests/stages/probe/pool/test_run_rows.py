@@ -8,16 +8,15 @@ from stages import collect
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.probe import teacher_pool
-from stages.probe.checks.guards.prompts import Contract
+from stages.probe.checks.prompts import Contract
 from stages.probe.loops.config import GivenConfig
 from stages.probe.pool.run_rows import rendered, run_rows
 from stages.probe.synthetic.loophole_world import HINT, tokenizer
 from stages.rollouts import trace
-from stages.runs import inputs as inputs_
+from stages.runs import artifact as inputs_
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.probe_records import POOL_ROW
-from stages.runs.records import ROLLOUT, STEP
+from stages.runs.records import POOL_ROW, ROLLOUT, STEP
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out
 
 

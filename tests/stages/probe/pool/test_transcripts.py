@@ -6,10 +6,10 @@ import pytest
 
 from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
-from stages.policy.token_text import load_tokenizer
+from stages.policy.local import load_tokenizer
 from stages.probe.pool.pair_source import Pair
 from stages.probe.pool.run_rows import rendered
-from stages.probe.pool.transcripts import token_row
+from stages.probe.pool.tokens import token_row
 from stages.probe.synthetic.loophole_world import TEMPLATE, tokenizer
 
 

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from stages.probe.adapters.targets import target_linears
+from stages.probe.adapters.attach import target_linears
 from stages.probe.gradients.student import Student
 from stages.probe.synthetic.half_precision import HALF, change_arrives, half_precision_checks, wide_student
 

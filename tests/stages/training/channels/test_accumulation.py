@@ -10,12 +10,11 @@ from support.models import tiny_model
 
 from stages.training.channels import CHANNELS
 from stages.training.channels.active import Channels
-from stages.training.pair_source import PairSource, TokenPair
-from stages.training.rows import ChannelBatch, HintedTurn, OwnEpisode
+from stages.training.config import Weights
+from stages.training.data import ChannelBatch, HintedTurn, OwnEpisode, PairSource, TokenPair
+from stages.training.scoring import Tree
 from stages.training.settings import Hints, Pairs
-from stages.training.step_report import StepReport
-from stages.training.trees import Tree
-from stages.training.weights import Weights
+from stages.training.step import StepReport
 
 VOCABULARY = 40
 STUDENT, TEACHER, START = (tiny_model(seed, VOCABULARY) for seed in (0, 1, 2))

@@ -10,12 +10,11 @@ from stages.losses.dpo import Pairs as PairSums
 from stages.losses.dpo import dpo_losses
 from stages.training.channels import CHANNELS, ChannelSettings
 from stages.training.channels.active import Channels
-from stages.training.pair_source import PairSource, TokenPair
-from stages.training.rows import ChannelBatch, HintedTurn, OwnEpisode
+from stages.training.config import Weights
+from stages.training.data import ChannelBatch, HintedTurn, OwnEpisode, PairSource, TokenPair
 from stages.training.scored_rows import EpisodeRows, Frozen
+from stages.training.scoring import Scored, Tree, score, token_log_probs
 from stages.training.settings import Hints, Pairs
-from stages.training.trees import Scored, Tree, score, token_log_probs
-from stages.training.weights import Weights
 
 PAIRS = [TokenPair("p", Tree([5, 6, 7], ([8, 9], [10, 11, 12]))), TokenPair("q", Tree([13, 14], ([15], [16, 17])))]
 HINTED = [HintedTurn(Tree([5, 6, 7], ([8, 9, 10],)), Tree([5, 6, 7, 40, 41], ([8, 9, 10],)))]

@@ -12,8 +12,8 @@ from stages import train
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.training.channels import CHANNELS, Channel, ChannelLoss, Sum
+from stages.training.config import Weights
 from stages.training.scored_rows import EpisodeRows
-from stages.training.weights import Weights
 
 
 class OwnEntropy(Channel[EpisodeRows]):

@@ -1,6 +1,6 @@
 """The guard on prompts and rewards."""
 
-from stages.probe.checks.guards.prompts import Contract, prompts_match
+from stages.probe.checks.prompts import Contract, prompts_match
 
 
 def test_format_only_rewards_and_a_missing_test_function_are_seen() -> None:

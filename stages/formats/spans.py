@@ -1,0 +1,73 @@
+"""Exported tracing spans of an agent: model calls and tool calls in the order of time, one session a file.
+
+Tool results carry no call id; they follow the model call that asked for them. Calls of a judging model are not part of
+the rollout.
+
+Format read from piyushhhxyz/vorflux-swe-benchmarks at 9e2acad91, `evaluation/verified/*/trajs`.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from stages.formats.base import ImportedTurn, Origin, Record, Trajectory, family_of
+from stages.formats.messages import message, spoken, text
+from stages.messages import write
+from stages.rollouts import missing
+
+NAME = "spans"
+MISSING = frozenset({missing.OPENING, missing.PARSE, missing.ELISION, missing.FINISH, missing.CALL_IDS})
+
+
+def recognises(record: Any) -> bool:
+    """A session whose trajectory is a list of typed spans."""
+    spans = record.get("trajectory") if isinstance(record, dict) else None
+    return (
+        isinstance(spans, list)
+        and (bool(spans) or "session_id" in record)
+        and all(isinstance(s, dict) and "type" in s and "timestamp" in s for s in spans)
+    )
+
+
+def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
+    """The one rollout of a session."""
+    instance = str(record["instance_id"])
+    verdict = origin.sidecars.verdict(origin.path, instance)
+    resolved = verdict.resolved if verdict else None
+    first: Record = next(
+        (span for span in record["trajectory"] if span["type"] == "llm_call" and span.get("task_prompt")), {}
+    )
+    turns = _turns(record["trajectory"])
+    yield Trajectory(
+        task_id=instance,
+        env="swe-bench",
+        opening=[message(item) for item in first.get("task_prompt") or []],
+        turns=turns,
+        missing=set(MISSING) | ({missing.REWARD} if resolved is None else set()),
+        own_id=record.get("session_id"),
+        model=verdict.model if verdict else None,
+        family=family_of(instance),
+        reward=None if resolved is None else float(resolved),
+        resolved=resolved,
+        error=None if turns else ("no_actions", "the session holds no call of the model"),
+        extra={"agent": (verdict.agent if verdict else None) or NAME, "spans": record.get("total_spans")},
+    )
+
+
+def _turns(spans: list[Record]) -> list[ImportedTurn]:
+    turns: list[ImportedTurn] = []
+    for span in spans:
+        if span["type"] == "llm_call" and span.get("output"):
+            turns.append(ImportedTurn(write(spoken({"role": "assistant", **_output(span["output"])}))))
+        elif span["type"] == "tool_call" and turns:
+            result = span.get("result")
+            turns[-1].observed.append(
+                {"role": "tool", "content": result if isinstance(result, str) else json.dumps(result)}
+            )
+            if isinstance(result, dict) and isinstance(result.get("exitCode"), int):
+                turns[-1].returncode = result["exitCode"]
+    return turns
+
+
+def _output(output: Any) -> Record:
+    return output if isinstance(output, dict) else {"content": text(output)}

@@ -1,0 +1,177 @@
+"""DiLoCo's rounds between the trainer's steps: a replica that shares nothing with the others but a bucket.
+
+The trainer's own checkpoints hold where the replica is in its round. A resumed replica goes on there while the others
+are still in the same round, and with their weights otherwise.
+"""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from stages.diloco import arrays, object_store
+from stages.diloco.arrays import Fragments
+from stages.diloco.lighthouse import Lighthouse
+from stages.diloco.loop import OuterLoop, Stopped
+from stages.diloco.object_store import ObjectStore
+from stages.diloco.settings import SCHEME, Diloco
+from stages.errors import UsageError
+from stages.runs import store
+from stages.runs.artifact import Interrupted, Out
+from stages.runs.bucket import Bucket, open_bucket
+from stages.training.checkpoints import newest
+
+SAVED = "diloco.safetensors"
+SEEDS_APART = 1_000_003
+
+
+class Over(Exception):
+    """All rounds were held before this replica came: its weights are the result, and nothing is left to train."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A replica's place among the others. bucket: None over a lighthouse. shared: the settings that all must have."""
+
+    settings: Diloco
+    bucket: Bucket | None
+    replica: int
+    shared: dict[str, Any]
+
+    def transport(self, fragments: Fragments, rounds: int) -> ObjectStore | Lighthouse:
+        """The way to the others, who must train the same parameters with the same settings."""
+        shared = {**self.shared, "parameters": {name: list(shape) for name, shape in fragments.all.items()}}
+        if self.bucket is None:
+            url, digest = self.settings.store or "", store.digest(shared)
+            return Lighthouse(url, self.settings, self.replica, fragments=fragments, rounds=rounds, shared=digest)
+        object_store.agree(self.bucket, shared)
+        return ObjectStore(self.bucket, self.settings, self.replica, fragments=fragments, rounds=rounds)
+
+    def seed(self, seed: int) -> int:
+        """What this replica draws its order of prompts and pairs from, and its rollouts."""
+        return seed + SEEDS_APART * self.replica
+
+
+def join(settings: Diloco, out: Out) -> Place | None:
+    """Open the bucket and take a number, or take the one that was given; None where the training is alone."""
+    if settings.store is None:
+        return None
+    shared = shared_settings(out.manifest.identity)
+    if settings.store.startswith(SCHEME):
+        if settings.replica is None:
+            raise UsageError(
+                f"{settings.store} gives no numbers to replicas. Set diloco.replica, another number from 0 for each."
+            )
+        return Place(settings, None, settings.replica, shared)
+    bucket = open_bucket(settings.store)
+    owner = out.scratch("diloco") / "owner.json"
+    if not owner.exists():
+        store.write_json(owner, uuid.uuid4().hex)
+    replica = object_store.claim(bucket, store.read_json(owner)) if settings.replica is None else settings.replica
+    return Place(settings, bucket, replica, shared)
+
+
+def shared_settings(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that replicas must have in common: all, but for a replica's own place and its own paths."""
+    shared = {key: shared_settings(value) if isinstance(value, dict) else value for key, value in identity.items()}
+    if shared.get("weights", "hub") != "hub" and "model" in shared:
+        del shared["model"]  # a folder, which counts by its bytes
+    return {key: value for key, value in shared.items() if key not in ("store", "replica")}
+
+
+def trained(model: Any) -> dict[str, Tensor]:
+    """The parameters that learn, each once; `UsageError` for a model with statistics beside them."""
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    saved = model.state_dict().keys()
+    kept = [name for name, _ in model.named_buffers() if name in saved]
+    if kept:
+        raise UsageError(
+            f"The model keeps {kept[0]} beside its parameters, which replicas would not share. Train it without diloco."
+        )
+    return parameters
+
+
+class OuterSteps(TrainerCallback):
+    """Counts the trainer's steps, and holds the rounds that are due. Comes before `Supervision` in the callbacks."""
+
+    def __init__(self, place: Place, out: Out, folder: Path) -> None:
+        """folder: of the trainer's checkpoints."""
+        self._place, self._out, self._folder = place, out, folder
+        self._loop: OuterLoop | None = None
+        self._transport: ObjectStore | Lighthouse | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are held."""
+        return self._loop is not None and self._loop.finished
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Meet the others, with the weights of the checkpoint in the model. Raises `Over`."""
+        if args.world_size > 1:
+            raise UsageError(
+                f"This is one of {args.world_size} processes of one training, and a replica of diloco runs in one. "
+                "Start each without torchrun."
+            )
+        parameters, settings = trained(kwargs["model"]), self._place.settings
+        fragments = Fragments(arrays.shapes(parameters), settings.fragments)
+        rounds = args.max_steps // settings.every
+        self._transport = self._place.transport(fragments, rounds)
+        self._loop = OuterLoop(parameters, settings, self._transport, rounds, stop=self._out.stop.is_set)
+        try:
+            self._loop.start(*_read(self._folder))
+        except Stopped:
+            raise Interrupted from None
+        if self._loop.finished:
+            raise Over
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count it."""
+        if self._loop is None:
+            return
+        try:
+            self._loop.after_step()
+        except Stopped:
+            control.should_save = True
+        if self._loop.finished:
+            control.should_training_stop = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Beside the trainer's own files, before the checkpoint is marked as whole."""
+        if self._loop is not None:
+            place, residual = self._loop.saved()
+            told = {key: str(value) for key, value in place.items()}
+            save_file(residual, self._folder / f"checkpoint-{state.global_step}" / SAVED, metadata=told)
+
+    def report(self) -> None:
+        """Write what came of the rounds beside the tables: diloco.json."""
+        if self._loop is None or self._transport is None:
+            return
+        rounds = [asdict(held) for held in self._loop.history]
+        summary: dict[str, Any] = {
+            "replica": self._place.replica,
+            "rounds_taken_part": sum(held["took_part"] for held in rounds),
+            "bytes_sent": self._transport.sent,
+            "bytes_received": self._transport.received,
+        }
+        self._out.document("diloco", {**summary, "weights": self._loop.state.digest, "rounds": rounds})
+        self._out.conclude(**summary)
+
+
+def _read(folder: Path) -> tuple[dict[str, int] | None, arrays.Arrays | None]:
+    """Where a saved replica was in its round, and its codec's residual."""
+    checkpoint = newest(folder)
+    if checkpoint is None or not (checkpoint / SAVED).exists():
+        return None, None
+    with safe_open(checkpoint / SAVED, "np") as file:
+        return {key: int(value) for key, value in file.metadata().items()}, {
+            name: file.get_tensor(name)
+            for name in file.keys()  # noqa: SIM118 - no dict
+        }

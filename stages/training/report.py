@@ -1,0 +1,123 @@
+"""What a training leaves: its checkpoint, what `evaluate` needs to know of it, metrics, tables, and the report."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from stages.envs.base import Task
+from stages.policy.adapters import CheckpointInfo
+from stages.runs import store
+from stages.runs.artifact import Out
+from stages.runs.records import Row
+from stages.training.channels import CHANNELS
+from stages.training.config import Config
+from stages.training.setup import base
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from stages.policy.local import LocalPolicy
+    from stages.training.trainer import ComposedTrainer
+
+
+# ---- table
+# The table of a training's course in report.txt: steps by columns, the channels' columns from the registry.
+
+GRPO_COLUMNS = {"reward": "reward", "reward_std": "std", "loss": "loss", "grad_norm": "|grad|", "entropy": "entropy"}
+"""Metric -> title."""
+
+
+def training_table(arm: str, history: Sequence[Row], rows: int = 12) -> str:
+    """At most `rows` + 1 steps, evenly spaced, the last among them; only columns that were logged.
+
+    history: what TRL logged, one object of metrics a step.
+    """
+    columns = [(metric, title) for metric, title in _columns() if any(metric in row for row in history)]
+    stride, last = max(len(history) / rows, 1.0), len(history) - 1
+    picked = sorted({min(int(i * stride), last) for i in range(rows)} | {last}) if history else []
+    widths = [max(10, len(title) + 1) for _, title in columns]
+    header = "".join(f"{title:>{width}}" for (_, title), width in zip(columns, widths, strict=True))
+    lines = [f"arm {arm}", f"{'step':>6}{header}"]
+    for index in picked:
+        row = history[index]
+        cells = (_cell(row.get(metric), width) for (metric, _), width in zip(columns, widths, strict=True))
+        lines.append(f"{row.get('step', index + 1):>6}" + "".join(cells))
+    return "\n".join(lines) + "\n"
+
+
+def _columns() -> Iterator[tuple[str, str]]:
+    yield from GRPO_COLUMNS.items()
+    for name, channel in CHANNELS.items():
+        yield f"{name}/loss", name
+        yield from ((f"{name}/{metric}", title) for metric, title in channel.columns.items())
+
+
+def _cell(value: object, width: int) -> str:
+    return f"{value:>{width}.4f}" if isinstance(value, (int, float)) else f"{'-':>{width}}"
+
+
+TAKEN_OUT = {
+    "v": "Taken out of gradients and updates: v, the hack direction. Train once with probe.project=random and once "
+    "without a direction, as arms of other names, and `composer evaluate` shows all three.",
+    "random": "Taken out of gradients and updates: a random direction, the control of v.",
+}
+NOTHING_LEARNED = "No group had two different rewards: nothing was learned from rewards."
+
+
+def save(
+    trainer: "ComposedTrainer",
+    policy: "LocalPolicy",
+    config: Config,
+    tasks: list[Task],
+    out: Out,
+    whole: "Mapping[str, Tensor] | None" = None,
+) -> None:
+    """Write the checkpoint with what evaluating it needs to know, metrics, tables and the report.
+
+    whole: the weights, where the model holds a share of them alone.
+    """
+    from stages.training.checkpoints import save_model, write_kept
+    from stages.training.projection import accounts
+    from stages.training.rollouts import course, write_tables
+    from stages.training.setup import prompt_order
+
+    projected = accounts(out)
+    out.checkpoint(lambda folder: save_model(trainer.model, policy, base(config, policy), folder, whole))
+    if config.optimisation.keep_every:
+        write_kept(out)
+    replicas = config.diloco.store is not None  # which draw from the same tasks, each in an order of its own
+    order: Sequence[int] = range(len(tasks))
+    if not replicas:
+        order = prompt_order(len(tasks), config.optimisation, config.seed, as_given=bool(config.env.curriculum))
+    info = CheckpointInfo(
+        arm=config.arm,
+        train_seed=config.seed,
+        start=config.policy,
+        start_identity=store.digest(out.manifest.identity["policy"]),
+        env=config.env.name,
+        split=config.env.split,
+        projected=config.probe.project if projected else None,
+        task_ids=tuple(dict.fromkeys(tasks[index].task_id for index in order)),
+    )
+    out.document("checkpoint", info.model_dump(mode="json"))
+    write_tables(out, trainer.state.global_step)
+    history = [row for row in trainer.state.log_history if "loss" in row]
+    out.metrics(history)
+    rewards = [row["reward"] for row in history if "reward" in row]
+    out.count(planned=config.optimisation.steps, done=trainer.state.global_step, failed=0)
+    out.conclude(
+        arm=config.arm, first_reward=rewards[0] if rewards else None, last_reward=rewards[-1] if rewards else None
+    )
+    equal = bool(history) and all(row.get("frac_reward_zero_std") == 1 for row in history)
+    out.conclude(all_rewards_equal=equal)
+    if projected:
+        out.document("projection", projected)
+        out.conclude(projected=config.probe.project)
+    rates, course_text = course(out, trainer.state.global_step)
+    out.conclude(**rates)
+    said = [*([NOTHING_LEARNED] if equal else []), *config.diloco.oddities(config.optimisation.steps)]
+    if projected:
+        said.append(TAKEN_OUT[config.probe.project])
+    lines = "".join(f"\n{line}\n" for line in said)
+    out.text("report.txt", training_table(config.arm, history) + course_text + lines)

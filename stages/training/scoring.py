@@ -1,0 +1,504 @@
+"""GRPO's groups as TRL batches them: scored together with the channels' rows, and cut to a budget of tokens."""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakSet
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from trl.kernels import ChunkedLogProbFunction
+
+from stages.losses.hidden import Head
+
+# ---- packing
+# Prompts and what follows them as one row without padding: only attention looks at them one by one.
+#
+# Linears, norms and activations run over the tokens of all rows as one row [1, N]. Attention cuts it into segments: a
+# prompt, or a branch, which sees its prompt and itself. Segments of like length attend together and are padded for
+# that
+# alone. A prompt is computed once for all its branches, with recomputed activations, too.
+#
+# It is a kind of attention that models of `transformers` can be set to (AttentionInterface) and that is `sdpa` but for
+# a pass that brings `packed`. Models whose layers do not all attend through `sdpa` to all that lies before cannot.
+
+NAME = "composer_packed"
+MAX_SCORES = 2**24
+"""Attention scores of one call and head, padding included: the mask of branches has as many entries."""
+ALIKE = 1.5
+"""No segment is padded to more than this times its length."""
+LAYERS = {"full_attention", "sliding_attention"}
+_UNFIT: WeakSet[Any] = WeakSet()
+"""Decoders some of whose layers were seen not to attend through here."""
+Item = TypeVar("Item")
+Family = tuple[list[int], Sequence[list[int]]]
+"""A prompt and the branches behind it, as token ids."""
+
+
+class Segment(NamedTuple):
+    """Tokens of the row that attend to themselves, causally, and to all of a prompt, which may be empty."""
+
+    start: int
+    length: int
+    prompt: int
+    prompt_length: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Segments that attend in one call: the places of their queries [B, Q] and keys [B, K] in the row, padded.
+
+    real: [n] which of the B * Q queries are no padding. mask: [B, 1, Q, K], None where attention is causal.
+    """
+
+    queries: Int[Tensor, "b q"]
+    keys: Int[Tensor, "b k"]
+    real: Int[Tensor, " n"]
+    mask: Bool[Tensor, "b 1 q k"] | None
+
+
+@dataclass
+class Packed:
+    """How one row attends. `order`: [N] where each token is among the blocks' results; `layers`: how many attended."""
+
+    blocks: list[Block]
+    order: Int[Tensor, " N"]
+    layers: int = field(default=0, compare=False)
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    packed: Packed | None = None,
+    **given: Any,
+) -> tuple[Tensor, None]:
+    """`sdpa`, but of a packed row by segments. query: [1, H, N, D]; key, value: [1, G, N, D]; answers [1, N, H, D]."""
+    if packed is None:
+        return sdpa_attention_forward(module, query, key, value, mask, **given)
+    packed.layers += 1
+    parts = []
+    for block in packed.blocks:
+        asking, asked, told = (
+            _packing_picked(query, block.queries),
+            _packing_picked(key, block.keys),
+            _packing_picked(value, block.keys),
+        )
+        seen, _ = sdpa_attention_forward(module, asking, asked, told, block.mask, **given)
+        parts.append(seen.flatten(0, 1).index_select(0, block.real))
+    return torch.cat(parts).index_select(0, packed.order)[None], None
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def _packing_picked(states: Float[Tensor, "1 h N d"], places: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
+    picked = states[0].transpose(0, 1).index_select(0, places.flatten())
+    return picked.unflatten(0, places.shape).transpose(1, 2)
+
+
+def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float[Tensor, "M H"] | None:
+    """The hidden states that predict all branches' tokens, in their order; None where the model cannot be packed.
+
+    A pass takes at most `max_tokens` tokens, but a prompt with one branch is never cut.
+    """
+    longest = max(len(prompt) + len(branch) for prompt, branches in families for branch in branches)
+    if not _fits(model, longest):
+        return None
+    decoder, device, found = model.get_decoder(), next(model.parameters()).device, []
+    if decoder.config._attn_implementation != NAME:  # setting it walks through all modules
+        decoder.set_attn_implementation(NAME)
+    for part in _passes(families, max_tokens):
+        ids, places, segments, wanted = _laid_out(part)
+        packed = _packed(segments, len(ids), device)
+        states = decoder(
+            input_ids=torch.tensor([ids], device=device),
+            position_ids=torch.tensor([places], device=device),
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # taken as it is, and not read
+            use_cache=False,
+            packed=packed,
+        ).last_hidden_state
+        if packed.layers != model.config.get_text_config().num_hidden_layers:
+            _UNFIT.add(decoder)
+            decoder.set_attn_implementation("sdpa")
+            return None
+        found.append(states[0].index_select(0, torch.tensor(wanted, device=device)))
+    return torch.cat(found)
+
+
+def _fits(model: Any, longest: int) -> bool:
+    """Whether every token of rows that are so long attends, through `sdpa`, to all that lies before it."""
+    decoder, config = model.get_decoder(), model.config.get_text_config()
+    if decoder in _UNFIT or decoder.config._attn_implementation not in ("sdpa", NAME):
+        return False
+    kinds = set(getattr(config, "layer_types", None) or LAYERS)  # a window is for all layers where none is named
+    window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
+    taken = inspect.signature(decoder.forward).parameters
+    accepts = "position_ids" in taken and any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    stateful = getattr(model, "_is_stateful", False)
+    return accepts and not stateful and kinds <= LAYERS and (window is None or longest <= window)
+
+
+def _passes(families: Sequence[Family], max_tokens: int) -> Iterator[list[Family]]:
+    """All branches in order, in passes; a prompt comes in each pass that has branches of it."""
+    part: list[tuple[list[int], list[list[int]]]] = []
+    tokens = 0
+    for prompt, branches in families:
+        new = True
+        for branch in branches:
+            needed = len(branch) + len(prompt) * new
+            if part and tokens + needed > max_tokens:
+                yield list(part)
+                part, tokens, new = [], 0, True
+                needed = len(branch) + len(prompt)
+            if new:
+                part.append((prompt, []))
+            part[-1][1].append(branch)
+            tokens, new = tokens + needed, False
+    if part:
+        yield list(part)
+
+
+def _laid_out(families: Sequence[Family]) -> tuple[list[int], list[int], list[Segment], list[int]]:
+    """The row's token ids and positions, its segments, and the places that predict the branches' tokens.
+
+    Nothing is predicted from a branch's last token, so it is left out; a prompt with one branch is one segment.
+    """
+    ids, positions, segments, wanted = list[int](), list[int](), list[Segment](), list[int]()
+    for prompt, branches in families:
+        start, last = len(ids), len(ids) + len(prompt) - 1
+        ids += prompt
+        positions += range(len(prompt))
+        for branch in branches:
+            first = len(ids)
+            ids += branch[:-1]
+            positions += range(len(prompt), len(prompt) + len(branch) - 1)
+            wanted += [last, *range(first, len(ids))]
+            if len(branches) > 1 and len(branch) > 1:
+                segments.append(Segment(first, len(branch) - 1, start, len(prompt)))
+        segments.append(Segment(start, len(prompt) if len(branches) > 1 else len(ids) - start, start, 0))
+    return ids, positions, segments, wanted
+
+
+def _packed(segments: Sequence[Segment], num_tokens: int, device: Any) -> Packed:
+    """The segments in blocks of like length, those behind a prompt apart from the others."""
+    blocks, placed = [], []
+    for behind in (False, True):
+        those = [one for one in segments if bool(one.prompt_length) == behind]
+        for group in alike(those, lambda one: one.length + one.prompt_length, lambda length: length**2, MAX_SCORES):
+            block = _block(group, device)
+            blocks.append(block)
+            placed.append(block.queries.flatten()[block.real])
+    order = torch.empty(num_tokens, dtype=torch.long, device=device)
+    order[torch.cat(placed)] = torch.arange(num_tokens, device=device)
+    return Packed(blocks, order)
+
+
+def _block(segments: Sequence[Segment], device: Any) -> Block:
+    start, length, prompt, prompt_length = torch.tensor(segments, device=device)[..., None].unbind(1)  # [B, 1] each
+    queries = _places(start, length)
+    real = (torch.arange(queries.shape[1], device=device) < length).flatten().nonzero()[:, 0]
+    if not segments[0].prompt_length:
+        return Block(queries, queries, real, None)
+    before = _places(prompt, prompt_length)
+    in_prompt = (torch.arange(before.shape[1], device=device) < prompt_length)[:, None, None]  # [B, 1, 1, P]
+    causal = torch.ones(queries.shape[1], queries.shape[1], dtype=torch.bool, device=device).tril()
+    shape = (len(segments), 1, queries.shape[1], -1)
+    mask = torch.cat([in_prompt.expand(shape), causal.expand(shape)], -1)
+    return Block(queries, torch.cat([before, queries], 1), real, mask)
+
+
+def _places(start: Int[Tensor, "b 1"], length: Int[Tensor, "b 1"]) -> Int[Tensor, "b t"]:
+    """The places of each segment's tokens; padding repeats the last, so that the zeros of its gradient are spread."""
+    return start + torch.minimum(torch.arange(int(length.max()), device=start.device), length - 1)
+
+
+def alike(
+    items: Sequence[Item], length: Callable[[Item], int], cost: Callable[[int], int], most: int
+) -> list[list[Item]]:
+    """Items of like length together; `cost` is that of one item padded to such a length, `most` that of all of them."""
+    groups: list[list[Item]] = []
+    for item in sorted(items, key=length):  # the next item is the longest of its group
+        fits = bool(groups) and length(item) <= ALIKE * length(groups[-1][0])
+        if fits and cost(length(item)) * (len(groups[-1]) + 1) <= most:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
+
+
+# ---- trees
+# Scoring several completions of one prompt: the prompt is computed once, and only completions reach the output head.
+#
+# A tree is a prompt with branches; a branch sees the prompt and itself. The numbers are those of separate rows up to
+# rounding.
+
+MAX_TOKENS = 16_384
+"""Of one forward pass."""
+VOCABULARY_CHUNK = 8192  # columns of logits; TRL takes 32,768, whose temporaries are gigabytes where Triton is not
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Token ids of a prompt and of each of its completions; neither may be empty."""
+
+    prompt: list[int]
+    branches: tuple[list[int], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all rows, the prompt counted in each."""
+        return sum(len(self.prompt) + len(branch) for branch in self.branches)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Hidden states that predict the branches' tokens, in the order of trees, branches, tokens.
+
+    hidden: [N, H]. targets: [N] token ids. branch: [N] index of the branch, counted over all trees.
+    """
+
+    hidden: Float[Tensor, "n h"]
+    targets: Int[Tensor, " n"]
+    branch: Int[Tensor, " n"]
+    num_branches: int
+
+    def per_branch(self, values: Float[Tensor, " n"]) -> Float[Tensor, " b"]:
+        """Sums of token values over each branch."""
+        return torch.zeros(self.num_branches, dtype=values.dtype, device=values.device).index_add(
+            0, self.branch, values
+        )
+
+    @property
+    def lengths(self) -> Int[Tensor, " b"]:
+        """Tokens of each branch."""
+        return torch.bincount(self.branch, minlength=self.num_branches)
+
+
+def score(model: Any, trees: Sequence[Tree]) -> Scored:
+    """Hidden states for all branches; gradients flow if they are enabled.
+
+    All trees are one row where the model allows it (`packing`); else rows of like length go together.
+    """
+    branches, device = [branch for tree in trees for branch in tree.branches], next(model.parameters()).device
+    hidden = predicting(model, [(tree.prompt, tree.branches) for tree in trees], MAX_TOKENS)
+    return Scored(
+        _separately(model, trees) if hidden is None else hidden,
+        torch.tensor([token for branch in branches for token in branch], device=device),
+        torch.tensor([i for i, branch in enumerate(branches) for _ in branch], device=device),
+        len(branches),
+    )
+
+
+def score_together(model: Any, parts: Sequence[Sequence[Tree]]) -> list[Scored]:
+    """`score` of each part, all in one pass in which equal prompts are one and equal branches behind them, too."""
+    families: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
+    keys = [[(tuple(tree.prompt), tuple(branch)) for tree in part for branch in tree.branches] for part in parts]
+    for prompt, branch in (key for part in keys for key in part):
+        families.setdefault(prompt, {})[branch] = None
+    scored = score(model, [Tree(list(p), tuple(map(list, branches))) for p, branches in families.items()])
+    distinct = [(prompt, branch) for prompt, branches in families.items() for branch in branches]
+    starts = dict(zip(distinct, accumulate((len(branch) for _, branch in distinct), initial=0), strict=False))
+    return [_picked(scored, [(starts[key], len(key[1])) for key in part]) for part in keys]
+
+
+def _picked(scored: Scored, branches: Sequence[tuple[int, int]]) -> Scored:
+    """Some branches of what was scored, each by its first row and its length; one may come more than once."""
+    device = scored.targets.device
+    rows = torch.tensor([start + i for start, length in branches for i in range(length)], device=device).long()
+    numbers = torch.tensor([n for n, (_, length) in enumerate(branches) for _ in range(length)], device=device).long()
+    return Scored(scored.hidden.index_select(0, rows), scored.targets[rows], numbers, len(branches))
+
+
+def _separately(model: Any, trees: Sequence[Tree]) -> Float[Tensor, "n h"]:
+    """Every branch as a row of its own. Rows are causal and padding lies behind them, so no mask is needed."""
+    rows = list(enumerate((tree.prompt, branch) for tree in trees for branch in tree.branches))
+    parts: dict[int, Float[Tensor, "m h"]] = {}
+    for bucket in alike(rows, lambda row: sum(map(len, row[1])), lambda length: length, MAX_TOKENS):
+        ids = _padded([prompt + branch[:-1] for _, (prompt, branch) in bucket], model)
+        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state  # [B, T, H]
+        for states, (number, (prompt, branch)) in zip(hidden, bucket, strict=True):
+            parts[number] = states[len(prompt) - 1 : len(prompt) - 1 + len(branch)]
+    return torch.cat([parts[number] for number in range(len(rows))])
+
+
+def _padded(rows: Sequence[list[int]], model: Any) -> Int[Tensor, "b t"]:
+    width = max(map(len, rows))
+    filled = [row + [0] * (width - len(row)) for row in rows]
+    return torch.tensor(filled, dtype=torch.long, device=next(model.parameters()).device)
+
+
+def token_statistics(
+    model: Any, scored: Scored, temperature: float = 1.0
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """Log-prob of every completion token, and the entropy of the distribution it was drawn from; nats, float32."""
+    logps, entropy = _through_head(model, scored, temperature, ("entropy",))
+    return logps, entropy
+
+
+def token_log_probs(model: Any, scored: Scored, temperature: float = 1.0) -> Float[Tensor, " n"]:
+    """Natural log-prob of every completion token, float32."""
+    return _through_head(model, scored, temperature, ())[0]
+
+
+def _through_head(model: Any, scored: Scored, temperature: float, outputs: tuple[str, ...]) -> tuple[Any, Any]:
+    """Log-probs, and entropies or None; [N, V] logits are never held. Source: TRL 1.16 kernels/chunked_logprob.py.
+
+    That kernel answers in float32 whatever it is given; a float64 model, which serves checks, is answered in float64.
+    """
+    if scored.hidden.dtype == torch.float64:
+        table = (logits(model, scored) / temperature).log_softmax(-1)
+        return table.gather(-1, scored.targets[:, None])[:, 0], -(table.exp() * table).sum(-1)
+    layer, (softcap, scale) = model.get_output_embeddings(), after_head(model)
+    logps, entropy, *_ = ChunkedLogProbFunction.apply(
+        scored.hidden, layer.weight, layer.bias, scored.targets, temperature, VOCABULARY_CHUNK, softcap, scale, outputs
+    )
+    return logps, entropy
+
+
+def after_head(model: Any) -> tuple[float | None, float]:
+    """A model's soft cap (Gemma) and factor (Cohere multiplies, Granite divides) on the numbers of its output head."""
+    config = model.config.get_text_config()
+    scale = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+    return getattr(config, "final_logit_softcapping", None), scale
+
+
+def head(model: Any) -> Head:
+    """A model's output head with what it does after it."""
+    layer, (softcap, scale) = model.get_output_embeddings(), after_head(model)
+    return Head(layer.weight, layer.bias, scale, softcap)
+
+
+def logits(model: Any, scored: Scored) -> Float[Tensor, "n v"]:
+    """The model's logits for every completion token."""
+    softcap, scale = after_head(model)
+    raw = model.get_output_embeddings()(scored.hidden) * scale
+    return raw if softcap is None else softcap * torch.tanh(raw / softcap)
+
+
+TOKEN_SUMS = ("cispo", "dapo", "vespo")
+"""TRL's loss types whose denominator is that of the whole generation batch, so that parts of a batch add up."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """One tree a distinct prompt; `rows` names the row of each branch in TRL's batch, whose `shape` is [B, T]."""
+
+    trees: list[Tree]
+    rows: list[int]
+    shape: tuple[int, int]
+
+
+def group(inputs: Mapping[str, Tensor]) -> Groups:
+    """The rows of TRL's batch, padding removed, gathered by prompt."""
+    prompts = _unpadded(inputs["prompt_ids"], inputs["prompt_mask"])
+    completions = _unpadded(inputs["completion_ids"], inputs["completion_mask"])
+    members: dict[tuple[int, ...], list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        members.setdefault(tuple(prompt), []).append(row)
+    trees = [Tree(list(prompt), tuple(completions[row] for row in rows)) for prompt, rows in members.items()]
+    height, width = inputs["completion_ids"].shape
+    return Groups(trees, [row for rows in members.values() for row in rows], (height, width))
+
+
+def taken(left: list[Any], inputs: Mapping[str, Tensor], *, all_left: bool) -> list[Any]:
+    """The rows of one completion that are in TRL's batch, taken out of `left`; at last all that are left.
+
+    Scored beside the batch they cost nothing (`trees.score_together`), and TRL shuffles a step's rollouts before it
+    cuts them into batches.
+    """
+    here = Counter((tuple(tree.prompt), tuple(branch)) for tree in group(inputs).trees for branch in tree.branches)
+    found = []
+    for row in list(left):
+        key = (tuple(row.tree.prompt), tuple(row.tree.branches[0]))
+        if all_left or here[key]:
+            here[key] -= 1
+            left.remove(row)
+            found.append(row)
+    return found
+
+
+def _unpadded(ids: Tensor, mask: Tensor) -> list[list[int]]:
+    return [row[kept.bool()].tolist() for row, kept in zip(ids.cpu(), mask.cpu(), strict=True)]
+
+
+def statistics(
+    model: Any, groups: Groups, scored: Scored, temperature: float
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Log-probs and entropies (nats) of completions where TRL expects them, 0 at padding; no gradient to entropies."""
+    logps, entropy = token_statistics(model, scored, temperature)
+    rows = torch.tensor(groups.rows, device=logps.device)[scored.branch]  # [N]
+    columns = torch.cat([torch.arange(n, device=logps.device) for n in scored.lengths.tolist()])  # [N]
+    empty = torch.zeros(groups.shape, dtype=logps.dtype, device=logps.device)
+    return empty.index_put((rows, columns), logps), empty.index_put((rows, columns), entropy.detach())
+
+
+def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices of rows by length, in parts of at most `max_tokens` tokens, padding to a part's longest row included.
+
+    A row longer than that is a part by itself.
+    """
+    parts: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):  # the next row is the longest of its part
+        if parts and lengths[index] * (len(parts[-1]) + 1) <= max_tokens:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    return parts
+
+
+def evened(parts: list[list[int]], count: int) -> list[list[int]]:
+    """The same rows in `count` parts, no fewer than there are: the largest are halved; not more than there are rows."""
+    parts = list(parts)
+    while len(parts) < count:
+        largest = max(range(len(parts)), key=lambda i: len(parts[i]))
+        rows, half = parts[largest], len(parts[largest]) // 2
+        parts[largest : largest + 1] = [rows[:half], rows[half:]]
+    return parts
+
+
+def row_lengths(inputs: Mapping[str, Tensor]) -> list[int]:
+    """Tokens of each row of TRL's batch, prompt and completion, without padding."""
+    lengths: list[int] = (inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)).tolist()
+    return lengths
+
+
+def rows_of(inputs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+    """Some rows of TRL's batch, padded to the longest among them: prompts on the left, completions on the right."""
+    height, width = inputs["completion_ids"].shape
+    index = torch.tensor(rows, device=inputs["completion_ids"].device)
+    prompt = int(inputs["prompt_mask"][index].sum(1).max())
+    completion = int(inputs["completion_mask"][index].sum(1).max())
+    part: dict[str, Any] = {}
+    for name, value in inputs.items():
+        if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != height:
+            part[name] = value
+        elif name in ("prompt_ids", "prompt_mask"):
+            part[name] = value[index][:, value.shape[1] - prompt :]
+        else:
+            part[name] = value[index][:, :completion] if value.dim() > 1 and value.shape[1] == width else value[index]
+    return part
+
+
+def share(loss_type: str, part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> float:
+    """What a part's loss, as TRL computes it, is multiplied by, so that the parts of a batch add up to its loss."""
+    if loss_type in TOKEN_SUMS:
+        return 1.0
+    if loss_type == "bnpo":
+        return _tokens(part) / max(_tokens(whole), 1.0)
+    return len(part["completion_ids"]) / len(whole["completion_ids"])
+
+
+def _tokens(inputs: Mapping[str, Tensor]) -> float:
+    mask = inputs["completion_mask"] * inputs["tool_mask"] if "tool_mask" in inputs else inputs["completion_mask"]
+    return float(mask.sum())
