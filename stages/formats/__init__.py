@@ -48,13 +48,13 @@ from stages.formats.base import Importer
 from stages.formats.transcripts import Exporter
 
 FORMATS = {
-    "verifiers": ("verifiers_traces", "verifiers_results"),
+    "verifiers": ("verifiers_traces", "verifiers"),
     "mini-swe-agent": ("mini_swe_agent",),
     "swe-agent": ("swe_agent",),
     "openhands": ("openhands",),
     "inspect": ("inspect_logs",),
     "nemo-gym": ("nemo_gym",),
-    "trl": ("trl_completions",),
+    "trl": ("trl",),
     "openenv": ("openenv",),
     "moatless": ("moatless",),
     "spans": ("spans",),
