@@ -82,7 +82,7 @@ class Gate:
         self._rollouts = 0
 
     def add(self, rollout: Row | None, steps: list[Row], absent: Collection[Fact] = ()) -> None:
-        """Check one rollout, None where its row is missing, and its steps in order; `absent`: facts without a source."""
+        """Check one rollout, None where its row is missing, and its steps in order; `absent`: facts not recorded."""
 
         def count(name: str, items: Sequence[Any], holds: Callable[[Any], bool], needs: Fact | None = None) -> None:
             tally = self._tallies[name]
