@@ -80,7 +80,7 @@ def _limited(stage: str) -> str:
 
 def alone(what: str) -> None:
     """`UsageError` where torchrun started several processes of what runs in one."""
-    if (count := ranks.launched()) > 1:
+    if (count := ranks.world_size()) > 1:
         raise UsageError(f"{what} runs in one process, and this is one of {count}. Start it without torchrun.")
 
 
@@ -108,11 +108,11 @@ class Job:
         """Its result, when it was done before and is not to be done anew."""
         if run_options.clean:
             return None
-        return runner.standing(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
+        return runner.find_completed_run(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
 
     def folder(self, run_options: RunOptions) -> Path | None:
         """Where its run lies, once it has begun."""
-        return runner.place(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
+        return runner.find_run_folder(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
 
     def run(self, run_options: RunOptions, listener: Listener) -> Result:
         """Do it, or find it done."""
@@ -139,7 +139,7 @@ def follow(job: Job, run_options: RunOptions) -> bool:
         alone(typed(job.stage))
     if ranks.join().first:
         return False
-    runner.follow(job.stage, job.inputs, job.config, root=run_options.root)
+    runner.execute_as_peer(job.stage, job.inputs, job.config, root=run_options.root)
     return True
 
 
@@ -215,5 +215,5 @@ def show(result: Result, as_json: bool) -> int:
     if as_json:
         print_json(summary(result))
     else:
-        print_text(f"{(Run(result.path).beside('report.txt') or b'').decode()}\n{result.path}".strip())
+        print_text(f"{(Run(result.path).read_file('report.txt') or b'').decode()}\n{result.path}".strip())
     return Run(result.path).manifest.outcome.exit_code
