@@ -26,7 +26,7 @@ from stages.pairs.extraction import Extraction
 from stages.pairs.groups import group_pairs, steps_by_task
 from stages.pairs.report import PairAccount, report
 from stages.pairs.states import AnsweredStates, recorded_classes, vote
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, RunWriter, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
 from stages.runs.stage import Plan
@@ -68,7 +68,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         return Plan(units=len(states), what="states")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Vote in every state, then write the pairs, their states and the report."""
     rollouts = inputs.one("rollouts")
     if "teacher_actions" not in inputs:
@@ -86,7 +86,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         extraction.report(out)
 
 
-def work(inputs: Inputs, config: Config, out: Out) -> None:
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Vote where actions have to be run for it; everything else takes no time, and is left to `run`."""
     rollouts = inputs.one("rollouts")
     make = _environment(rollouts, config)
@@ -105,13 +105,13 @@ def _environment(rollouts: Run, config: Config) -> Callable[[], Environment] | N
     return make if isinstance(make(), ComparesOutcomes) else None
 
 
-def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: Out) -> None:
+def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: RunWriter) -> None:
     """Run the actions that have to be run, which takes long, and write the vote in every state."""
     out.spread([[digest] for digest in states.digests()], "states")
     with ThreadPoolExecutor(4) as pool:
         units, done, number = iter(states), 0, len(states)
         while batch := list(islice(units, BATCH)):
-            out.stop_here()
+            out.raise_if_stopped()
             out.progress("states", done, number)
             done += len(batch)
             missing = [(state, states.path(state)) for state in batch if not out.finished(state.digest)]
@@ -119,19 +119,19 @@ def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Calla
             out.write_all((state.digest, result, False) for (state, _), result in zip(missing, results, strict=True))
 
 
-def _votes(states: AnsweredStates, *, by_text: bool, out: Out) -> Iterator[tuple[StateBlock, ActionClasses]]:
+def _votes(states: AnsweredStates, *, by_text: bool, out: RunWriter) -> Iterator[tuple[StateBlock, ActionClasses]]:
     """Yield the states with the classes of equal actions: by text alone, or as written by `_vote_by_outcome`."""
     done, number = 0, len(states)
     records = iter(()) if by_text else out.journal.read(states.digests())
     for block in states.blocks():
-        out.stop_here()
+        out.raise_if_stopped()
         out.progress("states", done, number)
         done += block.size
         yield block, block.classes_by_text() if by_text else recorded_classes(block, islice(records, block.size))
     out.progress("states", number, number)
 
 
-def _compare_groups(imported: Run, config: Config, out: Out) -> None:
+def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
     """Compare the rollouts of every task with each other, then write the pairs, their states and the report."""
     rollouts = list(imported.scan(ROLLOUT).rows(ROLLOUT_COLUMNS))
     if config.student is not None and config.student not in {row["model"] for row in rollouts}:
@@ -151,7 +151,7 @@ def _compare_groups(imported: Run, config: Config, out: Out) -> None:
         yield from ((task_id, []) for task_id in without_steps)
 
     for done, (task_id, steps) in enumerate(tasks_with_steps()):
-        out.stop_here()
+        out.raise_if_stopped()
         out.progress("tasks", done, len(tasks))
         if not out.finished(task_id):
             out.write(task_id, group_pairs(tasks[task_id], grouped[task_id], steps, submitted, config.student))

@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from stages.pairs.agreement import SignalVerdict
 from stages.pairs.groups import NamedStates
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 
 SHUFFLES = 500
@@ -107,7 +107,7 @@ def report(
     *,
     num_traces: int,
     num_steps: int,
-    out: Out,
+    out: RunWriter,
     about: str = "",
     spent: Mapping[str, float | None] | None = None,
     evidence: tuple[SignalVerdict, dict[str, Any], str] | None = None,
@@ -124,7 +124,7 @@ def report(
     out.count(
         planned=num_steps, pairs=pairs.number, **{f"dropped_{reason}": n for reason, n in sorted(dropped.items())}
     )
-    out.conclude(
+    out.set_summary(
         pairs=pairs.number,
         pairs_per_trace=density,
         rules=dict(rules),
@@ -134,12 +134,12 @@ def report(
     if evidence is not None:
         verdict, numbers, _ = evidence
         ok = {"SIGNAL": True, "NO SIGNAL": False}.get(verdict)
-        out.conclude(ok=ok, exit_code=1 if ok is False else 0, verdict=verdict, **numbers)
+        out.set_summary(ok=ok, exit_code=1 if ok is False else 0, verdict=verdict, **numbers)
     if spent is not None and pairs.number:
         price = {name: None if usd is None else usd / pairs.number for name, usd in spent.items()}
         known = [usd for usd in price.values() if usd is not None]
         price["all"] = sum(known) if len(known) == len(spent) else None
-        out.conclude(usd_per_pair=price)
+        out.set_summary(usd_per_pair=price)
         shown = {name: "not known" if usd is None else f"{usd:.4f}" for name, usd in price.items()}
         each = ", ".join(f"{name} {usd}" for name, usd in shown.items() if name != "all")
         about = f"{about}\nthe teachers' answers cost {shown['all']} USD a kept pair ({each})".strip()

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 
 BATCH = 32
 Unit = TypeVar("Unit")
@@ -56,7 +56,7 @@ def work_through(
     do: Callable[[list[Unit]], Iterable[tuple[str, Mapping[str, Any], bool]]],
     *,
     policy: Batched,
-    out: Out,
+    out: RunWriter,
     what: str,
 ) -> None:
     """Do every unit that is not finished and write (key, payload, failed) of each.
@@ -74,7 +74,7 @@ def work_through(
         missing = [unit for unit in batch if not out.finished(key(unit))]
         out.progress(what, start, len(units))
         if missing:
-            out.stop_here()
+            out.raise_if_stopped()
             done = list(do(batch if local else missing))
             out.write_all([unit for unit in done if not out.finished(unit[0])])
     out.progress(what, len(units), len(units))
