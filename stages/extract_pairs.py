@@ -26,14 +26,11 @@ from stages.pairs.extraction import Extraction
 from stages.pairs.groups import group_pairs, steps_by_task
 from stages.pairs.report import PairAccount, report
 from stages.pairs.states import AnsweredStates, recorded_classes, vote
-from stages.runs.artifact import Inputs, RunWriter, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
-VERSION = 4
-INPUTS = {"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))}
-OUTPUTS = {"pairs": PAIR, "states": STATE}
 ROLLOUT_COLUMNS = ["rollout_id", "task_id", "group_id", "model", "reward", "gt_pass"]
 """The columns that rollouts of one task are compared by."""
 SUBMISSION_COLUMNS = ["rollout_id", "submission"]
@@ -105,7 +102,9 @@ def _environment(rollouts: Run, config: Config) -> Callable[[], Environment] | N
     return make if isinstance(make(), ComparesOutcomes) else None
 
 
-def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: RunWriter) -> None:
+def _vote_by_outcome(
+    states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: RunWriter
+) -> None:
     """Run the actions that have to be run, which takes long, and write the vote in every state."""
     out.spread([[digest] for digest in states.digests()], "states")
     with ThreadPoolExecutor(4) as pool:
@@ -172,3 +171,15 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
     about = f"{len(tasks)} tasks, {models} models, "
     about += f"{shared['shared']} of {shared['states']} states shared by several rollouts"
     report(account, dropped, num_traces=len(rollouts), num_steps=len(imported.scan(STEP)), out=out, about=about)
+
+
+STAGE = Stage(
+    name="extract-pairs",
+    version=4,
+    config=Config,
+    inputs={"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))},
+    outputs={"pairs": PAIR, "states": STATE},
+    plan=plan,
+    run=run,
+    work=work,
+)

@@ -121,7 +121,7 @@ class StateBlock:
         """The row [S] of the first step in each state."""
         return np.searchsorted(self.at, np.arange(self.size))
 
-    def broadcast_from_rank0(self, column: str) -> pa.Array:
+    def first_step_column(self, column: str) -> pa.Array:
         """Return a column [S] of the first step in each state."""
         return self.steps[column].take(pa.array(self.first_step)).combine_chunks()
 

@@ -27,7 +27,7 @@ from stages.pairs.report import PairAccount, report
 from stages.pairs.states import LOST, AnsweredStates, asked_blindly, decided
 from stages.pairs.voting import STUDENT, Preference
 from stages.runs import store
-from stages.runs.artifact import RunWriter, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.records import PAIR, TEACHER_ACTION
 
 MOST_NUMBERS = 4_000_000
@@ -59,7 +59,7 @@ class Extraction:
                 for reason in pattern.reasons:
                     self.dropped[reason] += len(alike.states)
                 self.dropped["duplicate"] += pattern.duplicates * len(alike.states)
-            tested = to_numpy(pc.is_in(block.broadcast_from_rank0("task_id"), self._tested)) & self._blind(block)
+            tested = to_numpy(pc.is_in(block.first_step_column("task_id"), self._tested)) & self._blind(block)
             self._evidence.add(block, classes, found, tested)
             rows = pair_rows(block, classes, found, tasks)
             self.account.add_all(rows)
@@ -313,7 +313,7 @@ class PairEvidence:
         coded = block.steps["rollout_id"].combine_chunks().dictionary_encode()
         index = to_numpy(coded.indices)
         _, first = np.unique(index, return_index=True)
-        tasks = block.broadcast_from_rank0("task_id").take(pa.array(block.at[first])).to_pylist()
+        tasks = block.first_step_column("task_id").take(pa.array(block.at[first])).to_pylist()
         rollout = self._judgement.rollout_numbers(coded.dictionary.to_pylist(), tasks)[index]  # of each step
         outcome = np.append(self._judgement.outcomes(), False)[rollout]
         actions = np.full((block.size, 1 + len(block.teachers)), NOTHING, dtype=np.int64)
@@ -328,7 +328,7 @@ class PairEvidence:
             for column, place in enumerate(pattern.answers):
                 if place != NOTHING:
                     actions[alike.states, column] = classes.class_of[alike.rows[:, place]]
-        tasks, steps = block.broadcast_from_rank0("task_id"), to_numpy(block.broadcast_from_rank0("step"))
+        tasks, steps = block.first_step_column("task_id"), to_numpy(block.first_step_column("step"))
         self._labels.add(actions[tested], classes.names, tasks.filter(pa.array(tested)).to_pylist(), steps[tested])
 
     def verdict(self, spent: Mapping[str, float | None]) -> tuple[SignalVerdict, dict[str, Any], str]:

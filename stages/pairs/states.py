@@ -198,7 +198,7 @@ def asked_blindly(answers: Run) -> Callable[[StateBlock], Array]:
         asked = np.bincount(block.answered, minlength=block.size) > 0
         if gate["rule"] == "off":
             return asked
-        digests = block.broadcast_from_rank0("state_sha256").to_pylist()
+        digests = block.first_step_column("state_sha256").to_pylist()
         return asked & np.array([explored(digest, gate["explore"]) for digest in digests], dtype=bool)
 
     return blind
