@@ -15,22 +15,17 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from stages.errors import Incomplete
-from stages.pairs.audit import PASSED, outcomes
+from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
 from stages.policy import open_policy
 from stages.policy.client import EXTRAS
 from stages.policy.spending import Spending, Tally, table, verdict
-from stages.runs.artifact import Inputs, RunWriter, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 from stages.teachers.asking import FINAL, Policies, ask_all, probe_servers
 from stages.teachers.gate import GateConfig, ask_gated
 from stages.teachers.questions import Asked, RecordedStates, TeacherConfig, questions
-
-VERSION = 3
-INPUTS = {"rollouts": Slot(STEP)}
-OUTPUTS = {"teacher_actions": TEACHER_ACTION}
-
 
 WHY_SPARED = {
     "passed": "of rollouts that passed",
@@ -148,7 +143,7 @@ def _ask(
             out.spread([[question.key for question in questions] for questions in asked.values()], "answers")
         ask_all(asked, policies, out, batch=config.batch)
         return Counter()
-    passed = outcomes(rollouts.scan(ROLLOUT).rows(PASSED))
+    passed = passed_by_rollout(rollouts.scan(ROLLOUT).rows(PASSED_COLUMNS))
     return ask_gated(asked, recorded.steps(), policies, config.teachers, config.gate, passed, out, batch=config.batch)
 
 
@@ -232,3 +227,15 @@ def _servers(out: RunWriter) -> list[str]:
     lines = [f"{name} takes no {', '.join(lacks)}: requests went without." for name, lacks in refused.items() if lacks]
     errors = {name: accepts["error"] for name, accepts in found.items() if accepts["error"]}
     return lines + [f"{name} did not answer a plain question: {error}." for name, error in errors.items()]
+
+
+STAGE = Stage(
+    name="replay-teachers",
+    version=3,
+    config=Config,
+    inputs={"rollouts": Slot(STEP)},
+    outputs={"teacher_actions": TEACHER_ACTION},
+    plan=plan,
+    run=run,
+    work=work,
+)

@@ -15,7 +15,7 @@ from stages import train
 from stages.backends import ranks
 from stages.rollouts.trace import opening_row
 from stages.runs import manifest, runner, store
-from stages.runs.artifact import RunWriter, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.records import PAIR, STATE
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -125,7 +125,7 @@ def main(folder: Path) -> None:
         if here.first:
             runner.execute("train", inputs, config, root=folder, out=folder / name, resume=True)
         else:
-            runner.execute_as_peer("train", inputs, config, root=folder)
+            runner.follow("train", inputs, config, root=folder)
 
 
 if __name__ == "__main__":
