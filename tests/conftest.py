@@ -17,7 +17,7 @@ from support.server import serving
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Shapes in the signatures of the losses are checked while tests run, by whichever test imports them first.
-install_import_hook("stages.losses", f"{checker.__name__}.checked")
+install_import_hook(["stages.losses", "parity.kernels"], f"{checker.__name__}.checked")
 
 Composer = Callable[..., subprocess.CompletedProcess[str]]
 
