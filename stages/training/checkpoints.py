@@ -16,8 +16,9 @@ from stages.policy.local import LocalPolicy
 from stages.runs import store
 from stages.runs.artifact import Out
 from stages.runs.records import Row
-from stages.training.channels.active import Channels
+from stages.training.config import Config
 from stages.training.distributed import Sharded
+from stages.training.step import Channels
 
 MARKER = "composer.json"
 
@@ -55,7 +56,7 @@ class Supervision(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The model is whole, and loaded where training resumes."""
-        self._channels.begin(kwargs["model"])
+        self._channels.self_teacher.begin(kwargs["model"])
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Runs after everything else of a checkpoint has been written."""
@@ -63,7 +64,7 @@ class Supervision(TrainerCallback):
         if not self._ranks.first:
             return
         folder = self._folder / f"checkpoint-{state.global_step}"
-        self._channels.save(folder)
+        self._channels.self_teacher.save(folder)
         store.write_json(folder / MARKER, {"step": state.global_step, "channels": self._channels.state()})
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -74,17 +75,14 @@ class Supervision(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Between two steps."""
-        self._channels.after_step(kwargs["model"])
+        self._channels.self_teacher.after_step(kwargs["model"])
         self._out.progress("training steps", state.global_step, state.max_steps)
         if any(self._ranks.gather(self._out.stop.is_set())):
             control.should_save = control.should_training_stop = True
 
 
-# ---- kept
-# Checkpoints that stay beside the result of a training, for whoever wants to see how it came about.
-#
-# They are collected where a resumed training finds them, each renamed when it is whole, and become an output at the
-# end.
+# Kept checkpoints stay as an output next to the result, for `composer probe watch`. They are collected in the scratch
+# folder, where a resumed training finds them, each renamed when it is complete, and become an output at the end.
 
 KEPT = "checkpoints"
 """The output that holds them: a folder `step_NNNNNN` each, by the number of steps taken before."""
@@ -133,10 +131,15 @@ def save_model(
 
 
 def write_kept(out: Out) -> None:
-    """Make what was kept an output, by hard links."""
+    """Make the kept checkpoints an output, by hard links."""
     kept = out.scratch(KEPT)
-    out.checkpoint(lambda target: _link(kept, target), KEPT)
+
+    def link(target: Path) -> None:
+        copytree(kept, target, copy_function=os.link, dirs_exist_ok=True, ignore=ignore_patterns(".tmp"))
+
+    out.checkpoint(link, KEPT)
 
 
-def _link(source: Path, target: Path) -> None:
-    copytree(source, target, copy_function=os.link, dirs_exist_ok=True, ignore=ignore_patterns(".tmp"))
+def adapter_base(config: Config, policy: LocalPolicy) -> adapters.Base | None:
+    """Return what an adapter's checkpoint records of its base; None where all weights are trained."""
+    return adapters.describe(config.policy.held_here(), policy.model) if config.adapter.rank else None

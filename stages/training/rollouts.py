@@ -14,7 +14,8 @@ from stages.rollouts.agent_loop import Episode, play
 from stages.runs import store
 from stages.runs.artifact import Out
 from stages.runs.records import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
-from stages.training.data import Hint, own_episode
+from stages.training.data import own_episode
+from stages.training.hints import Hint
 
 
 class TokenPolicy(Policy, Protocol):

@@ -89,9 +89,9 @@ def attend(
     parts = []
     for block in packed.blocks:
         asking, asked, told = (
-            _packing_picked(query, block.queries),
-            _packing_picked(key, block.keys),
-            _packing_picked(value, block.keys),
+            _take(query, block.queries),
+            _take(key, block.keys),
+            _take(value, block.keys),
         )
         seen, _ = sdpa_attention_forward(module, asking, asked, told, block.mask, **given)
         parts.append(seen.flatten(0, 1).index_select(0, block.real))
@@ -102,7 +102,7 @@ AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-def _packing_picked(states: Float[Tensor, "1 h N d"], places: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
+def _take(states: Float[Tensor, "1 h N d"], places: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
     picked = states[0].transpose(0, 1).index_select(0, places.flatten())
     return picked.unflatten(0, places.shape).transpose(1, 2)
 
