@@ -5,7 +5,7 @@ Answers: is the trace stream clean? Reads an environment and a policy, writes `s
 independently of each other; those of a local model, whose arithmetic depends on the batch, in batches.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from pydantic import Field
 
@@ -17,14 +17,9 @@ from stages.rollouts import gate, trace
 from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
 from stages.rollouts.gate import Account
 from stages.runs import reporting, store
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, Out
 from stages.runs.records import ROLLOUT, STEP, TASK, Row
-from stages.runs.stage import Plan
-
-VERSION = 2
-INPUTS: Mapping[str, Slot] = {}
-OUTPUTS = {"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP}
-LIMIT = "tasks"
+from stages.runs.stage import Plan, Stage
 
 
 class Config(PlayingConfig):
@@ -118,10 +113,10 @@ def task_row(task: Task) -> Row:
     }
 
 
-def _report(told: Account, checks: list[gate.Check], out: Out) -> None:
+def _report(told: Account, checks: list[gate.GateCheck], out: Out) -> None:
     out.count(planned=told.rollouts, done=told.rollouts - told.failed, failed=told.failed, steps=told.steps)
     out.manifest.tokens.update(prompt=told.prompt_tokens, completion=told.completion_tokens)
-    mean, strict, loose = told.mean_reward, told.strict_rate, told.loose_rate
+    mean, strict, loose = told.rewards.value, told.strict.value, told.loose.value
     out.conclude(
         ok=all(c.ok for c in checks),
         mean_reward=mean,
@@ -148,3 +143,16 @@ def _report(told: Account, checks: list[gate.Check], out: Out) -> None:
             f"{told.failed} of {told.rollouts} rollouts failed, the first with {told.first_failure}. "
             f"{rest}; retry these with --resume."
         )
+
+
+STAGE = Stage(
+    name="collect",
+    version=2,
+    config=Config,
+    outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP},
+    plan=plan,
+    run=run,
+    work=work,
+    limit_setting="tasks",
+    shows_progress=True,
+)

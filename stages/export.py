@@ -6,7 +6,6 @@ writes any one run as a folder for the Hugging Face hub, and sends it there wher
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from tabulate import tabulate
@@ -18,16 +17,8 @@ from stages.formats.hub import MERGED_FORMAT, merged_export, push, token
 from stages.formats.transcripts import Transcripts
 from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.config import StageConfig
-from stages.runs.records import CHECKPOINT, PAIR, ROLLOUT, STEP, Kind
-from stages.runs.stage import Plan
-
-VERSION = 1
-INPUTS = {
-    "rollouts": Slot(STEP, unless=(CHECKPOINT, PAIR)),
-    "checkpoint": Slot(CHECKPOINT, optional=True),
-    "pairs": Slot(PAIR, optional=True),
-}
-OUTPUTS: Mapping[str, Kind] = {}
+from stages.runs.records import CHECKPOINT, PAIR, ROLLOUT, STEP
+from stages.runs.stage import Plan, Stage
 
 
 class Config(StageConfig):
@@ -125,3 +116,17 @@ def _check_rollouts(inputs: Inputs, config: Config) -> None:
         raise UsageError(
             f"{config.format} writes rollouts. Give a run that holds them: --from artifacts/collect/latest."
         )
+
+
+STAGE = Stage(
+    name="export",
+    version=1,
+    config=Config,
+    inputs={
+        "rollouts": Slot(STEP, unless=(CHECKPOINT, PAIR)),
+        "checkpoint": Slot(CHECKPOINT, optional=True),
+        "pairs": Slot(PAIR, optional=True),
+    },
+    plan=plan,
+    run=run,
+)

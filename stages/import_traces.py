@@ -22,14 +22,10 @@ from stages.formats.reports import Sidecars
 from stages.formats.session import PREDICTIONS, Dealt, ImportSession, report
 from stages.rollouts import gate
 from stages.rollouts.gate import Account
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, Out
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row
-from stages.runs.stage import Plan
-
-VERSION = 2
-INPUTS: Mapping[str, Slot] = {}
-OUTPUTS = {"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN}
+from stages.runs.stage import Plan, Stage
 
 
 class Config(StageConfig):
@@ -170,3 +166,14 @@ def _with_effective(origin: Row, effective: dict[str, bool]) -> Row:
     """Whether a rollout entered a batch is known where any file of batches was read."""
     known = origin["effective"] is not None and any(effective.values())
     return {**origin, "effective": effective[origin["rollout_id"]] if known else None}
+
+
+STAGE = Stage(
+    name="import",
+    version=2,
+    config=Config,
+    outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN},
+    plan=plan,
+    run=run,
+    work=work,
+)

@@ -306,7 +306,7 @@ def report(
     drops: list[Drop],
     told: Account,
     about: str,
-    checks: list[gate.Check],
+    checks: list[gate.GateCheck],
     remarks: list[str],
     out: Out,
 ) -> None:
@@ -325,7 +325,7 @@ def report(
     out.conclude(
         files=len(counts),
         formats=dict(Counter(count.format for count in counts)),
-        mean_reward=told.mean_reward,
+        mean_reward=told.rewards.value,
         dropped=dict(dropped),
         redacted=dict(redacted),
         gate_ok=all(check.ok for check in checks),
