@@ -17,7 +17,7 @@ from stages.backends.ranks import Ranks, join, launched
 from stages.policy import adapters
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
-from stages.runs.artifact import Inputs, Interrupted, Out, Slot
+from stages.runs.artifact import Inputs, Interrupted, RunWriter, Slot
 from stages.runs.records import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
 from stages.runs.stage import Plan, Stage
 from stages.training.config import Config
@@ -45,7 +45,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     )
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Train, or resume training, then save the model and the metrics; the first process alone writes to `out`."""
     ranks = join()
     resolved = resolve(config, ranks.count, inputs)
@@ -63,7 +63,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     trl_arguments(resolved, out.path)
     check_memory(resolved, available(resolved.device))
     if resolved.device == "cpu" and not resolved.small:
-        resources.unmap_large_blocks()
+        resources.set_mmap_threshold()
     served.check(config.policy, config.adapter, replicas=config.diloco.store is not None)
     sampled = served.address(config.policy, config.distribution, config.optimisation.max_staleness, ranks)
     tasks = config.draw(config.opener(), config.tasks)
@@ -74,7 +74,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     local = config.policy.held_here()
     with (
         Serving(out, [config.policy], rank=config.adapter.rank or 0) as serving,
-        ranks.depending(),
+        ranks.naming_lost_peers(),
         seeded(resolved.config.seed, config.optimisation.threads),
     ):
         place = served.place(sampled, ranks)
@@ -83,9 +83,9 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         mixed, sharded = trainable(model, resolved, ranks)
         policy = LocalPolicy(model.eval(), tokenizer, local)
         out.model("policy", **(sampler or policy).facts(), training={**resolved.facts(), "processes": ranks.count})
-        folder = ranks.of_first(lambda: out.scratch("trainer"))
+        folder = ranks.broadcast_from_rank0(lambda: out.scratch("trainer"))
         outer = None if replica is None else replicas.OuterSteps(replica, out, folder)
-        with reporting.writing(config.report_to, out.path / "logs"):
+        with reporting.backend_folders(config.report_to, out.path / "logs"):
             trainer = build_trainer(
                 resolved,
                 inputs,
@@ -100,7 +100,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
                 outer=outer,
             )
             if sharded is None:
-                ranks.copy_first(policy.model.parameters())
+                ranks.broadcast_weights(policy.model.parameters())
             else:
                 sharded.scatter()
             try:
@@ -120,7 +120,7 @@ def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSt
     from stages.training.checkpoints import MARKER, newest
     from stages.training.replicas import Over
 
-    start = ranks.of_first(lambda: newest(folder))
+    start = ranks.broadcast_from_rank0(lambda: newest(folder))
     if start is not None:
         trainer.channels.load(store.read_json(start / MARKER)["channels"], start)
     with suppress(Over):

@@ -28,7 +28,7 @@ from stages.policy import open_policy
 from stages.policy.base import Policy, Turn
 from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import Episode
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.training.data import ScoredRows, own_episode
 from stages.training.scoring import Tree, head, score, token_log_probs
 from stages.training.settings import Hints
@@ -75,7 +75,7 @@ class Hinted:
 
 
 def hinted_turns(
-    settings: Hints, policy: LocalPolicy, environment: Environment, out: Out
+    settings: Hints, policy: LocalPolicy, environment: Environment, out: RunWriter
 ) -> Callable[[list[Episode]], Hinted]:
     """Return a function from the episodes of a step to at most `settings.per_step` rows, spread evenly over them.
 

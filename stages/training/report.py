@@ -8,7 +8,7 @@ from stages.envs.base import Task
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.local import LocalPolicy
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 from stages.training.channels import CHANNELS
 from stages.training.checkpoints import adapter_base, history, save_model, write_kept
@@ -31,7 +31,7 @@ def save(
     policy: LocalPolicy,
     config: Config,
     tasks: list[Task],
-    out: Out,
+    out: RunWriter,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the checkpoint with what evaluating it needs to know, metrics, tables and the report.
@@ -62,16 +62,16 @@ def save(
     out.metrics(logged)
     rewards = [row["reward"] for row in logged if "reward" in row]
     out.count(planned=config.optimisation.steps, done=trainer.state.global_step, failed=0)
-    out.conclude(
+    out.set_summary(
         arm=config.arm, first_reward=rewards[0] if rewards else None, last_reward=rewards[-1] if rewards else None
     )
     equal = bool(logged) and all(row.get("frac_reward_zero_std") == 1 for row in logged)
-    out.conclude(all_rewards_equal=equal)
+    out.set_summary(all_rewards_equal=equal)
     if projected:
         out.document("projection", projected)
-        out.conclude(projected=config.probe.project)
+        out.set_summary(projected=config.probe.project)
     rates, course_text = course(out, trainer.state.global_step)
-    out.conclude(**rates)
+    out.set_summary(**rates)
     remarks = [*([NOTHING_LEARNED] if equal else []), *config.diloco.oddities(config.optimisation.steps)]
     if projected:
         remarks.append(TAKEN_OUT[config.probe.project])

@@ -20,7 +20,7 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, load_model
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.trace import pairs_with_states
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import RunWriter, Run
 from stages.runs.reporting import PROJECT
 from stages.training.data import PairSource, tokenise
 from stages.training.plan import SMALL_RATE, TrainPlan
@@ -283,7 +283,7 @@ def lora(settings: Adapter, model: Any) -> LoraConfig | None:
     )
 
 
-def load_pairs(run: Run, settings: Pairs, tokenizer: Any, *, seed: int, out: Out) -> PairSource:
+def load_pairs(run: Run, settings: Pairs, tokenizer: Any, *, seed: int, out: RunWriter) -> PairSource:
     """Return the pairs of a run in token ids; counts what is kept and dropped. `UsageError` when nothing is left."""
     kept, dropped = tokenise(pairs_with_states(run), tokenizer, settings.max_tokens)
     out.count(pairs=len(kept), **{f"pairs_dropped_{reason}": number for reason, number in dropped.items()})
@@ -295,7 +295,7 @@ def load_pairs(run: Run, settings: Pairs, tokenizer: Any, *, seed: int, out: Out
     return PairSource(kept, per_step=settings.per_step, seed=seed)
 
 
-def load_teacher(config: PolicyConfig, student: LocalPolicy, out: Out) -> Any:
+def load_teacher(config: PolicyConfig, student: LocalPolicy, out: RunWriter) -> Any:
     """Return a Hugging Face model, never trained, or a policy behind vLLM; `UsageError` if its vocabulary differs."""
     if config.served:
         policy = VllmPolicy.open(config, cache=out.cache, budget=out.budget, listener=out.progress)

@@ -37,7 +37,7 @@ from stages.errors import BadInput
 from stages.policy.local import LocalPolicy
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import Episode
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.training.channels import CHANNELS, ChannelLoss, ChannelSettings
 from stages.training.channels.base import State
 from stages.training.config import ChannelWeights
@@ -114,7 +114,7 @@ def channel_rows(
     source: PairSource | None,
     policy: LocalPolicy,
     environment: Environment,
-    out: Out,
+    out: RunWriter,
     record: Callable[[int, list[tuple[Episode, Hint]]], None],
     teacher: VllmPolicy | None = None,
 ) -> ChannelRows:
@@ -318,7 +318,7 @@ class ComposedTrainer(GRPOTrainer):
         ranks, micro, count = self._ranks, self._step % self._micro_batches, self._micro_batches
         if micro == 0:
             step = self.state.global_step
-            self._step_rows = ranks.of_first(lambda: self._channel_rows(self._rollouts.latest, step))
+            self._step_rows = ranks.broadcast_from_rank0(lambda: self._channel_rows(self._rollouts.latest, step))
             self._unused_episodes = list(self._step_rows.episodes)
         part = self._step_rows.part(ranks.rank * count + micro, ranks.count * count)
         if ranks.count == 1 and self._step_rows.episodes:
@@ -335,7 +335,7 @@ class ComposedTrainer(GRPOTrainer):
 
     def _reduce_gradients(self) -> None:
         """Called after the last backward pass of a step, before the optimiser."""
-        self._ranks.mean_gradients(self._policy.model.parameters())
+        self._ranks.average_gradients(self._policy.model.parameters())
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Float[Tensor, ""]:
         """Return the loss of a micro-batch, all parts of which but the last have been differentiated already."""

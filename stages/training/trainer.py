@@ -5,7 +5,7 @@ from typing import Any
 
 from stages.envs.base import Task
 from stages.policy.local import LocalPolicy
-from stages.runs.artifact import Inputs, Out
+from stages.runs.artifact import Inputs, RunWriter
 from stages.training import distributed, served
 from stages.training.channels import CHANNELS
 from stages.training.checkpoints import KeptCheckpoints, Supervision, adapter_base
@@ -22,7 +22,7 @@ from stages.training.step import Channels, ComposedTrainer, channel_rows
 def build_trainer(
     plan: TrainPlan,
     inputs: Inputs,
-    out: Out,
+    out: RunWriter,
     *,
     policy: LocalPolicy,
     sampler: Any,
