@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.backends import resources
-from stages.backends.ranks import Ranks, join, launched
+from stages.backends.ranks import Ranks, join, world_size
 from stages.policy import adapters
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Plan the steps and their rollouts; refuses what the settings alone show to be impossible."""
-    resolved = resolve(config, launched(), inputs)
+    resolved = resolve(config, world_size(), inputs)
     if config.trl:
         from stages.training.setup import trl_arguments
 
