@@ -429,11 +429,9 @@ def _packed(segments: Sequence[Segment], num_tokens: int, device: Any) -> Packed
     """Return the segments in blocks of like length, branches separate from prompts."""
     blocks, placed = [], []
     for behind in (False, True):
-        those = [one for one in segments if bool(one.prompt_length) == behind]
-        for segments_alike in alike(
-            those, lambda one: one.length + one.prompt_length, lambda length: length**2, MAX_SCORES
-        ):
-            block = _block(segments_alike, device)
+        kind = [one for one in segments if bool(one.prompt_length) == behind]
+        for bucket in alike(kind, lambda one: one.length + one.prompt_length, lambda length: length**2, MAX_SCORES):
+            block = _block(bucket, device)
             blocks.append(block)
             placed.append(block.queries.flatten()[block.real])
     order = torch.empty(num_tokens, dtype=torch.long, device=device)
