@@ -77,8 +77,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         ranks.naming_lost_peers(),
         seeded(resolved.config.seed, config.optimisation.threads),
     ):
-        place = served.place(sampled, ranks)
-        sampler = place.in_turn(lambda: serving.open(sampled)) if sampled.served else None
+        server = served.shared_server(sampled, ranks)
+        sampler = server.in_turn(lambda: serving.open(sampled)) if sampled.served else None
         model, tokenizer = load_model(local, cache=out.cache, listener=out.progress)
         mixed, sharded = trainable(model, resolved, ranks)
         policy = LocalPolicy(model.eval(), tokenizer, local)
@@ -94,7 +94,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
                 sampler=sampler,
                 tasks=tasks,
                 folder=folder,
-                place=place,
+                server=server,
                 mixed=mixed,
                 sharded=sharded,
                 outer=outer,

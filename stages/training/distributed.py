@@ -79,20 +79,20 @@ class Sharded:
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
 
     def gather(self) -> None:
-        """Make the weights whole everywhere; nothing where they are."""
+        """Make the weights whole on every process, unless they are."""
         for unit in self._units:
             unit.unshard()
 
     def scatter(self) -> None:
-        """Keep one's share alone, which is what the optimiser steps."""
+        """Keep this process' share alone, which the optimiser steps."""
         for unit in self._units:
             unit.reshard()
 
     def loss(self, work: Callable[[], Float[Tensor, ""]]) -> Float[Tensor, ""]:
-        """A loss from the whole weights; its backward pass ends in each process' share of the mean gradients.
+        """Return a loss from the whole weights; its backward pass ends in each process' share of the mean gradients.
 
         All processes must differentiate equally often, and each time from all layers: where a process has no rows, a
-        token without weight in the loss sees to that.
+        token of weight 0 in the loss reaches all of them.
         """
 
         def from_all_layers() -> Float[Tensor, ""]:
@@ -105,7 +105,7 @@ class Sharded:
         return loss
 
     def clip(self, most: float) -> float:
-        """The Euclidean norm of the gradients over all shares, which become no longer than `most`."""
+        """Return the Euclidean norm of the gradients over all shares, and clip them to `most`, if it is above 0."""
         learning = [p for p in self.model.parameters() if p.grad is not None]
         norm = get_total_norm([p.grad for p in learning if p.grad is not None])
         whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -114,7 +114,7 @@ class Sharded:
         return float(whole)
 
     def weights(self) -> dict[str, Tensor] | None:
-        """The masters, whole, in the first process' memory; None elsewhere. All processes ask for them."""
+        """Return the whole masters, in the first process' memory; None elsewhere. All processes must call it."""
         self.scatter()
         whole: dict[int, Tensor] = {}
         for parameter in self.model.parameters():  # tied weights once
@@ -126,7 +126,7 @@ class Sharded:
         return buffers | {name: whole[id(parameter)] for name, parameter in named}
 
     def load_weights(self, folder: Path) -> None:
-        """Take this process' share of a checkpoint, whichever number of processes wrote it."""
+        """Load this process' share of a checkpoint, whichever number of processes wrote it."""
         self.scatter()
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         for path in sorted(folder.glob("*.safetensors")):
@@ -137,7 +137,7 @@ class Sharded:
                             parameters[name].copy_(_share(file.get_tensor(name), parameters[name]))
 
     def optimiser_state(self, optimizer: Any) -> dict[str, Any]:
-        """The state as one process has it, in the first process' memory. All processes ask for it."""
+        """Return the state as one process has it, in the first process' memory. All processes must call it."""
         held = optimizer.state_dict()
         states = {
             number: {name: self._whole(value) if isinstance(value, DTensor) else value for name, value in state.items()}
@@ -146,7 +146,7 @@ class Sharded:
         return {**held, "state": states}
 
     def load_optimiser_state(self, optimizer: Any, held: Mapping[str, Any]) -> None:
-        """Take this process' share of a whole state."""
+        """Load this process' share of a whole state."""
         numbered = [number for group in held["param_groups"] for number in group["params"]]
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         own = {
@@ -162,7 +162,7 @@ class Sharded:
 
 
 def _share(whole: Any, like: Any) -> Any:
-    """This process' share of a tensor that all processes hold whole; what has another shape (a counter) stays whole."""
+    """Return this process' share of a tensor that all hold whole; one of another shape (a counter) stays whole."""
     if not isinstance(whole, Tensor) or whole.shape != like.shape:
         return whole
     values = whole.to(like.device, torch.promote_types(whole.dtype, torch.float32))

@@ -14,7 +14,7 @@ from stages.training.plan import TrainPlan
 from stages.training.projection import projection
 from stages.training.replicas import OuterSteps
 from stages.training.rollouts import Rollouts, TrainingJournal
-from stages.training.served import Place
+from stages.training.served import SharedServer
 from stages.training.setup import load_pairs, load_teacher, lora, task_dataset, trl_arguments
 from stages.training.step import Channels, ComposedTrainer, channel_rows
 
@@ -28,7 +28,7 @@ def build_trainer(
     sampler: Any,
     tasks: list[Task],
     folder: Path,
-    place: Place,
+    server: SharedServer,
     mixed: bool,
     sharded: Sharded | None,
     outer: OuterSteps | None,
@@ -36,10 +36,10 @@ def build_trainer(
     """Return a trainer that has not begun; `BadInput` and `UsageError` where pairs, teacher or server do not fit.
 
     sampler: the policy behind a server that samples instead of `policy`, None without one. folder: of checkpoints to
-    resume from. place: this process among those of the training. mixed: whether float32 weights compute under bfloat16
+    resume from. server: how this process shares it. mixed: whether float32 weights compute under bfloat16
     autocast. sharded: the model cut into shares, None where every process trains all of it. outer: DiLoCo's rounds.
     """
-    config, ranks = plan.config, place.ranks
+    config, ranks = plan.config, server.ranks
     make, size = config.opener(), config.optimisation
     environment = make()
     journal = TrainingJournal(out, sampler or policy, environment.sandbox)
@@ -76,7 +76,7 @@ def build_trainer(
     from_server = None
     if sampler is not None:
         opening = environment.reset(tasks[0])
-        from_server = served.rollouts(rollouts, sampler, policy, opening, size, out, place)
+        from_server = served.rollouts(rollouts, sampler, policy, opening, size, out, server)
     callbacks: list[Any] = [] if outer is None else [outer]  # before Supervision, which marks a checkpoint as whole
     callbacks.append(Supervision(out, channels, folder, ranks))
     if size.keep_every:
