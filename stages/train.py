@@ -9,6 +9,7 @@ share of each step's rollouts, and the first one writes the run.
 
 import tempfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
     replica = replicas.join(config.diloco, out)
     if replica is not None:
-        resolved = resolved.with_seed(replica.seed(config.seed))
+        own_seed = {"seed": replica.seed(config.seed)}  # of prompts, pairs and rollouts
+        resolved = replace(resolved, config=config.model_copy(update=own_seed))
     local = config.policy.held_here()
     with (
         Serving(out, [config.policy], rank=config.adapter.rank or 0) as serving,

@@ -132,10 +132,6 @@ class TrainPlan:
         tables = {name: getattr(self.config, name).model_copy(update=dict(new)) for name, new in settings.items()}
         return replace(self, config=self.config.model_copy(update=tables))
 
-    def with_seed(self, seed: int) -> "TrainPlan":
-        """Return the plan of a replica, which draws prompts, pairs and rollouts from a seed of its own."""
-        return replace(self, config=self.config.model_copy(update={"seed": seed}))
-
     def facts(self) -> dict[str, Any]:
         """Return the choices, for the manifest."""
         size = self.config.optimisation

@@ -164,17 +164,14 @@ class AdapterSync:
         self._held: list[tuple[str, Path]] = []
         self._run = self.server.ranks.broadcast_from_rank0(lambda: secrets.token_hex(4))
         """Several runs, or attempts at one, may share a server, where a name must never stand for two adapters."""
-        self._trained: Callable[[], tuple[Any, int]] | None = None
-
-    def follow(self, trained: Callable[[], tuple[Any, int]]) -> None:
-        """Take the adapter from this model, at this version, from now on."""
-        self._trained = trained
+        self.trained: Callable[[], tuple[Any, int]] | None = None
+        """Gives the model under training, and its version; set before the first rollouts."""
 
     def sync_weights(self) -> None:
         """Write the adapter, load it under a new name and compare; `ComposerError` where a server has another."""
-        if self._trained is None:
-            raise RuntimeError("follow was not called")
-        model, version = self._trained()
+        if self.trained is None:
+            raise RuntimeError("trained is not set")
+        model, version = self.trained()
         folder, name = self._folder / f"version-{version:06d}", f"{self._run}-version-{version}"
 
         def write() -> None:
@@ -245,7 +242,7 @@ class ServedRollouts:
             rows = rows_of(step)
             return None if rows is None else self._rollouts.number_samples(rows)
 
-        self.sync.follow(trained)
+        self.sync.trained = trained
         self._ahead = Ahead(self._rollouts.play_rows, numbered, self.sync.sampler.as_it_is, self._max_staleness)
 
     def play(self, rows: list[Row], step: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
