@@ -21,8 +21,7 @@ needed("ray")
 
 import ray
 
-from stages.backends.engine import Engine, ProcessEngine
-from stages.backends.engine import RayEngine
+from stages.backends.engine import Engine, ProcessEngine, RayEngine
 
 WORKERS = (1, 2, 4, 8, 16)
 EACH = 20

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.jobs import Nap, nap
 
-from stages.backends.engine import TRIES, ProcessEngine, find_engine
+from stages.backends.engine import TRIES, ProcessEngine
 from stages.errors import InfrastructureError, UsageError
 
 

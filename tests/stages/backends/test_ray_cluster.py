@@ -8,8 +8,7 @@ import pytest
 from support.jobs import Nap, nap
 from support.ray_nodes import cluster, served
 
-from stages.backends.engine import TRIES, find_engine
-from stages.backends.engine import RayEngine
+from stages.backends.engine import TRIES, RayEngine
 from stages.errors import InfrastructureError
 
 pytestmark = pytest.mark.slow
