@@ -48,7 +48,8 @@ def test_a_job_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
 
 def test_workers_end_with_whoever_started_them(tmp_path: Path) -> None:
     program = (
-        "from pathlib import Path; from support.jobs import Nap, nap; from stages.backends.engine import ProcessEngine\n"
+        "from pathlib import Path; from support.jobs import Nap, nap\n"
+        "from stages.backends.engine import ProcessEngine\n"
         f"if __name__ == '__main__': list(ProcessEngine(1).map(nap, [Nap(0, Path({str(tmp_path)!r}), 60)]))"
     )
     script = tmp_path / "program.py"
