@@ -21,7 +21,8 @@ needed("ray")
 
 import ray
 
-from stages.backends.engine import Engine, ProcessEngine, RayEngine
+from stages.backends.engine import Engine, Processes
+from stages.backends.ray_cluster import RayCluster
 
 WORKERS = (1, 2, 4, 8, 16)
 EACH = 20
@@ -37,7 +38,7 @@ def nap(seconds: float) -> float:
 @contextmanager
 def processes(workers: int) -> Iterator[Engine]:
     """Processes of this machine."""
-    engine = ProcessEngine(workers)
+    engine = Processes(workers)
     try:
         yield engine
     finally:
@@ -49,7 +50,7 @@ def on_ray(workers: int) -> Iterator[Engine]:
     """A cluster that believes in so many cores, which sleeping jobs do not need."""
     ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
     try:
-        yield RayEngine()
+        yield RayCluster()
     finally:
         ray.shutdown()
 

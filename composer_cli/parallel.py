@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 
 from composer_cli.console import Console, Listener, Watch, stopping
 from composer_cli.launch import Job, RunOptions, ending, planned
+from stages.backends.resources import limit
 from stages.errors import ComposerError
 from stages.runs.artifact import Interrupted
 from stages.runs.runner import Result

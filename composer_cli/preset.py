@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from composer_cli import settings
+from stages.backends.engine import check
 from stages.errors import UsageError
 from stages.runs.config import Settings, StageConfig
 from stages.runs.stage import load_stage

@@ -46,9 +46,9 @@ def find(word: str) -> Engine:
     kind, _, rest = word.partition(":")
     if kind == "processes":
         return Processes(int(rest))
-    from stages.backends.engine import RayEngine
+    from stages.backends.ray_cluster import RayCluster
 
-    return RayEngine(word if rest else None)
+    return RayCluster(word if rest else None)
 
 
 def check(word: str) -> None:

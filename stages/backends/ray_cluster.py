@@ -14,7 +14,7 @@ from stages.errors import InfrastructureError, UsageError
 WAKE_S = 0.2
 
 
-class RayEngine:
+class RayCluster:
     """The cluster at an address; without one, that of RAY_ADDRESS, or one that is started on this machine."""
 
     def __init__(self, address: str | None = None) -> None:

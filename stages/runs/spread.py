@@ -17,7 +17,7 @@ from shutil import rmtree
 from typing import Any
 from uuid import uuid4
 
-from stages.backends.engine import Engine
+from stages.backends.engine import Engine, find
 from stages.errors import ComposerError, Incomplete
 from stages.runs import ledger, store
 from stages.runs.artifact import Inputs, Interrupted, Run, RunWriter

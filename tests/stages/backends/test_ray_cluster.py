@@ -8,7 +8,8 @@ import pytest
 from support.jobs import Nap, nap
 from support.ray_nodes import cluster, served
 
-from stages.backends.engine import TRIES, RayEngine
+from stages.backends.engine import TRIES, find
+from stages.backends.ray_cluster import RayCluster
 from stages.errors import InfrastructureError
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ def nodes() -> Iterator[Any]:
 def test_jobs_outlive_the_nodes_that_they_are_on(nodes: Any, tmp_path: Path) -> None:
     added = [nodes.add_node(num_cpus=2) for _ in range(3)]
     nodes.wait_for_nodes()
-    engine = RayEngine()
+    engine = RayCluster()
     assert engine.workers == 6
     done = []
     for _, (number, _) in engine.map(nap, [Nap(number, tmp_path, 0.5) for number in range(24)]):
@@ -37,7 +38,7 @@ def test_a_job_that_kills_every_worker_is_given_up(nodes: Any, tmp_path: Path) -
     nodes.add_node(num_cpus=1)
     nodes.wait_for_nodes()
     with pytest.raises(InfrastructureError, match="lost a job for good"):
-        list(RayEngine().map(nap, [Nap(0, tmp_path, deaths=99)]))
+        list(RayCluster().map(nap, [Nap(0, tmp_path, deaths=99)]))
     assert (tmp_path / "0").read_text() == "x" * TRIES
 
 

@@ -11,7 +11,7 @@ from support.dealt import PRICES, contents, letters, played, settings
 from support.server import Reply, serving
 
 from stages import collect
-from stages.backends.engine import ProcessEngine
+from stages.backends.engine import Processes
 from stages.errors import ComposerError, Incomplete, UsageError
 from stages.runs import ledger, spread, store
 from stages.runs.artifact import Inputs, Interrupted, Run, RunWriter
@@ -83,7 +83,7 @@ class Forgetful(Processes):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("engine_of_the_next", [ProcessEngine(1), None], ids=["by workers", "without workers"])
+@pytest.mark.parametrize("engine_of_the_next", [Processes(1), None], ids=["by workers", "without workers"])
 def test_an_attempt_that_was_killed_is_taken_over(tmp_path: Path, engine_of_the_next: Processes | None) -> None:
     with serving(letters) as server:
         config = settings(server.url, policy=PRICES)
@@ -118,7 +118,7 @@ def test_workers_stop_between_units_when_the_run_is_asked_to(tmp_path: Path) -> 
     with serving(slow) as server:
         config = settings(server.url, policy={"concurrency": 1}, in_flight={"episodes": 1})
         record = Manifest(composer="", stage="collect", stage_version=2, fingerprint="")
-        dealt = Spread(ProcessEngine(2), "collect", Inputs(), config)
+        dealt = Spread(Processes(2), "collect", Inputs(), config)
         out = RunWriter(tmp_path / "run", record, cache=tmp_path / "models", spread=dealt)
         threading.Thread(target=lambda: (seen.wait(60), time.sleep(1), out.stop.set()), daemon=True).start()
         with pytest.raises(Interrupted):
