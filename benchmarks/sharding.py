@@ -99,7 +99,7 @@ def one(folder, sharding, name="run", more=None):
     if here.first:
         runner.execute("train", {}, config, root=folder, out=folder / name)
     else:
-        runner.follow("train", {}, config, root=folder)
+        runner.execute_as_peer("train", {}, config, root=folder)
     chosen = resolve(config, here.count)
     sums = estimate_memory(replace(chosen, episode=24))
     found = {
