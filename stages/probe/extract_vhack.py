@@ -82,8 +82,7 @@ def _measuring(config: Config) -> "Measuring":
 
 def run(inputs: Inputs, config: Config, out: Out) -> None:
     """Gradients of the pairs, the direction, its validation; `UsageError` where memory would not suffice."""
-    from stages.probe.directions.extraction import extract
-    from stages.probe.directions.pair_gradients import pair_gradients, save_pair_rows
+    from stages.probe.directions.extraction import extract, pair_gradients, save_pair_rows
     from stages.probe.gradients.memory import check
     from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.gradients.store import GradientStore
@@ -120,7 +119,7 @@ def _prepared(
         return student
     from stages.probe.adapters.choose import save_start
     from stages.probe.adapters.spectrum import load_spectrum
-    from stages.probe.directions.pair_gradients import prepared
+    from stages.probe.directions.extraction import prepared
 
     spectrum = load_spectrum(svd.folder()) if svd is not None and config.adapter == "antipasto_paper" else None
     student = prepared(student, rows, spectrum, config.warmup_steps, config.seed)
@@ -175,7 +174,7 @@ def _validate(
     config: Config,
 ) -> list["Check"]:
     from stages.probe.checks.validation import length_cosine, recombination, validate
-    from stages.probe.directions.pair_gradients import grpo_differences
+    from stages.probe.directions.extraction import grpo_differences
 
     used, held_out = rows[: config.pairs.count], rows[config.pairs.count :]
     problems = [store.digest(pair.prompt) for pair in pairs[: config.pairs.count]]
@@ -198,8 +197,7 @@ def _finish(
 ) -> None:
     from stages.probe.adapters.spectrum import link_files
     from stages.probe.checks.check import EXIT_CODES, table, verdict
-    from stages.probe.directions.extraction import V_HACK_FILE, save_direction
-    from stages.probe.directions.pair_gradients import module_rows
+    from stages.probe.directions.extraction import V_HACK_FILE, module_rows, save_direction
 
     folder = out.scratch("v_hack")
     save_direction(folder / V_HACK_FILE, direction, facts)

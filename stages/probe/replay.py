@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from stages.errors import UsageError
-from stages.probe.directions.modes import check_arm
+from stages.probe.adapters.names import check_arm
 from stages.probe.loops.config import ReplayConfig as Config
 from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.records import CHECKPOINT, DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, Row

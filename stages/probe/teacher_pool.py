@@ -120,7 +120,7 @@ def _numbers(config: Config) -> Iterator[int]:
 def _given(inputs: Inputs, config: Config, out: Out) -> tuple[list[Row], Any]:
     """Rows of the given runs, and the tokenizer."""
     from stages.policy.local import load_tokenizer, resolve
-    from stages.probe.pool.run_rows import rows_of_runs
+    from stages.probe.pool.rows import rows_of_runs
 
     policy = config.tokenizer or config.sources[0].policy
     tokenizer = load_tokenizer(resolve(policy, cache=out.cache, listener=out.progress), policy)

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from stages.errors import BadInput, UsageError
-from stages.probe.adapters.antipasto import Antipasto
+from stages.probe.adapters.antipasto import Antipasto, RotatedAntipasto
 from stages.probe.adapters.attach import Adapter, target_linears
 from stages.probe.adapters.lora import Lora
 from stages.probe.adapters.names import SPECTRAL, AdapterName
-from stages.probe.adapters.rotated import RotatedAntipasto
 from stages.probe.adapters.spectrum import Spectrum, read_tensors, reconstruction_error, write_tensors
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from stages.probe.adapters.names import ProjectionMode
 from stages.probe.directions.extraction import FLOOR, Direction
-from stages.probe.directions.modes import ProjectionMode
 
 
 @dataclass(frozen=True)

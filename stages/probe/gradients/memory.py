@@ -12,9 +12,9 @@ from types import MappingProxyType
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.policy.local import device
+from stages.probe.adapters.antipasto import WRITERS
 from stages.probe.adapters.attach import SUFFIXES
 from stages.probe.adapters.names import SPECTRAL, AdapterName
-from stages.probe.adapters.rotated import WRITERS
 from stages.probe.gradients.per_sample import LOGITS
 from stages.training.plan import GIB, KEPT, ModelShape, available, model_shape
 

@@ -8,8 +8,8 @@ from pydantic import Field
 from stages import envs
 from stages.envs.config import EnvStageConfig
 from stages.policy.base import PolicyConfig
+from stages.probe.adapters.names import DescentConfig
 from stages.probe.checks.prompts import HINTED, Contract
-from stages.probe.directions.modes import DescentConfig
 from stages.runs import store
 from stages.runs.config import Settings, StageConfig
 

@@ -14,6 +14,7 @@ from stages.envs.base import Environment, Task
 from stages.envs.config import EnvConfig, EnvStageConfig
 from stages.errors import BadInput
 from stages.policy.local import LocalPolicy, load_model
+from stages.probe.adapters.names import LORA_PREFIX, check_arm, is_random, projection_mode
 from stages.probe.checks.check import EXIT_CODES, Check, table, verdict
 from stages.probe.checks.contrast_checks import rate
 from stages.probe.checks.guards import (
@@ -28,10 +29,8 @@ from stages.probe.checks.guards import (
     rewards_vary,
 )
 from stages.probe.directions.drift import change_norm
-from stages.probe.directions.extraction import Direction, random_axes
+from stages.probe.directions.extraction import Direction, extract_again, random_axes
 from stages.probe.directions.metrics import rows_of_metrics, stream
-from stages.probe.directions.modes import LORA_PREFIX, check_arm, is_random, projection_mode
-from stages.probe.directions.pair_gradients import extract_again
 from stages.probe.gradients.per_sample import TotalSink
 from stages.probe.gradients.student import RatioReport, Student, adapt, dr_grpo, ratio_report
 from stages.probe.loops.config import GrpoConfig

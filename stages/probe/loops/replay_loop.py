@@ -14,11 +14,12 @@ from torch import Tensor
 
 from stages.policy.base import PolicyConfig
 from stages.probe.adapters.choose import coordinates, load_start
+from stages.probe.adapters.names import LORA_PREFIX, DescentConfig, ProjectionMode, is_random, projection_mode
 from stages.probe.adapters.spectrum import link_files, read_tensors, tensors_sha256, write_tensors
 from stages.probe.checks.check import EXIT_CODES, Check, table, verdict
 from stages.probe.checks.guards import b_is_probed, basis_stays, canary, coverage, masks, removed, removed_toward_hack
 from stages.probe.directions.drift import basis_overlap, toward_hack, weight_direction
-from stages.probe.directions.extraction import Direction, check_coordinates, random_axes
+from stages.probe.directions.extraction import Direction, check_coordinates, open_direction, pair_rows, random_axes
 from stages.probe.directions.metrics import (
     mean_weights,
     probe_rows,
@@ -27,8 +28,6 @@ from stages.probe.directions.metrics import (
     step_facts,
     stream,
 )
-from stages.probe.directions.modes import LORA_PREFIX, DescentConfig, ProjectionMode, is_random, projection_mode
-from stages.probe.directions.pair_gradients import open_direction, pair_rows
 from stages.probe.directions.projection import Projection, mean_cosine, project
 from stages.probe.gradients.store import GradientStore
 from stages.probe.gradients.student import Student, open_student

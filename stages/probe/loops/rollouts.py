@@ -6,11 +6,11 @@ from typing import Any
 from stages.envs.base import Environment, Task
 from stages.policy.local import LocalPolicy, load_model
 from stages.probe.adapters.attach import target_linears
+from stages.probe.adapters.lora import apply_lora, lora_folder
 from stages.probe.checks.check import Check
 from stages.probe.checks.contrast_checks import hack_gap
 from stages.probe.checks.guards import merge_is_sound, teacher_differs
 from stages.probe.checks.prompts import HINTED
-from stages.probe.gradients.merge import apply_lora, lora_folder
 from stages.probe.loops.config import SourceConfig
 from stages.probe.pool.rows import episode_pool_row
 from stages.probe.pool.tokens import as_tokens

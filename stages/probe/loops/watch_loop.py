@@ -28,15 +28,13 @@ from stages.probe.checks.alarm import FLOOR, LEVEL, RANDOM_FAMILY, Alarm, alarm,
 from stages.probe.checks.check import Check, Status, judged
 from stages.probe.checks.contrast_checks import Draws, factorial, rate
 from stages.probe.checks.contrasts import labelled
-from stages.probe.directions.extraction import check_coordinates
+from stages.probe.directions.extraction import check_coordinates, open_direction
 from stages.probe.directions.metrics import stacked_cosines
-from stages.probe.directions.pair_gradients import open_direction
 from stages.probe.directions.scoring import HackScale, beside_honest, hack_scale
 from stages.probe.gradients.per_sample import DotSink, Sink, TotalSink
 from stages.probe.gradients.student import Student, adapt
 from stages.probe.loops.rollouts import with_advantages
-from stages.probe.pool.rows import finite_or_none
-from stages.probe.pool.run_rows import run_rows
+from stages.probe.pool.rows import finite_or_none, run_rows
 from stages.probe.pool.tokens import TokenRow, as_tokens
 from stages.runs.artifact import Inputs, Out, Run
 from stages.runs.records import Row

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from stages.probe.adapters.names import DescentConfig
 from stages.probe.checks import guards, prompts
 from stages.probe.checks.check import Check, judged
 from stages.probe.checks.contrast_checks import Draws, hack_gap, pool_check, taxonomy
@@ -17,7 +18,6 @@ from stages.probe.checks.validation import length_cosine, pair_signal, polarity,
 from stages.probe.directions.drift import basis_overlap
 from stages.probe.directions.extraction import beside, haar, randsign
 from stages.probe.directions.metrics import probe_rows, teacher_gradients
-from stages.probe.directions.modes import DescentConfig
 from stages.probe.directions.projection import mean_cosine
 from stages.probe.directions.scoring import RANDOM, Placebos, generic_gradient, step_placebos
 from stages.probe.gradients.student import ratio_report

@@ -21,7 +21,7 @@ from stages.probe.gradients.per_sample import own_log_probs
 from stages.probe.gradients.student import adapt
 from stages.probe.loops.watch_loop import checkpoints, measure_played, place, policy_weights
 from stages.probe.pool.pair_source import PairsConfig
-from stages.probe.pool.run_rows import run_rows
+from stages.probe.pool.rows import run_rows
 from stages.probe.pool.tokens import as_tokens, collate
 from stages.probe.synthetic.loophole_world import tokenizer
 from stages.probe.synthetic.world import spectrum_of

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from stages.probe.adapters.antipasto import LIMIT, TURN, RotatedAntipasto, picked, rotation, skew
 from stages.probe.adapters.attach import Adapter, target_linears
 from stages.probe.adapters.choose import load_start, open_adapter, save_start
-from stages.probe.adapters.rotated import LIMIT, TURN, RotatedAntipasto, picked, rotation, skew
 from stages.probe.adapters.spectrum import Spectrum
 
 MODULE = "model.layers.0.self_attn.o_proj"

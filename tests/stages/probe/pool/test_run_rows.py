@@ -10,7 +10,7 @@ from stages.policy.base import PolicyConfig
 from stages.probe import teacher_pool
 from stages.probe.checks.prompts import Contract
 from stages.probe.loops.config import GivenConfig
-from stages.probe.pool.run_rows import rendered, run_rows
+from stages.probe.pool.rows import rendered, run_rows
 from stages.probe.synthetic.loophole_world import HINT, tokenizer
 from stages.rollouts import trace
 from stages.runs import artifact as inputs_

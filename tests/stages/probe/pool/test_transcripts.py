@@ -8,7 +8,7 @@ from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_tokenizer
 from stages.probe.pool.pair_source import Pair
-from stages.probe.pool.run_rows import rendered
+from stages.probe.pool.rows import rendered
 from stages.probe.pool.tokens import token_row
 from stages.probe.synthetic.loophole_world import TEMPLATE, tokenizer
 
