@@ -119,10 +119,10 @@ def _prepared(
         return student
     from stages.probe.adapters.choose import save_start
     from stages.probe.adapters.spectrum import load_spectrum
-    from stages.probe.directions.extraction import prepared
+    from stages.probe.gradients.student import start_from_pairs
 
     spectrum = load_spectrum(svd.folder()) if svd is not None and config.adapter == "antipasto_paper" else None
-    student = prepared(student, rows, spectrum, config.warmup_steps, config.seed)
+    student = start_from_pairs(student, rows, spectrum, config.warmup_steps, config.seed)
     save_start(out.scratch("v_hack"), student.adapter)
     return student
 

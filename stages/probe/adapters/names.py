@@ -1,4 +1,10 @@
-"""The names of the adapters and what follows from a name; without torch, so that settings and help are quick."""
+"""Names of adapters, projections and arms, and what follows from a name; without torch, so that `--help` stays fast.
+
+An arm is one treatment of a replay or a GRPO trajectory: how the gradient is projected, on which adapter. One-sided
+projection is that of wassname/grpo_proj2 @25ad306; one- and two-sided projection against another task's gradient are
+the words of PCGrad and A-GEM. An arm with a random direction belongs to every experiment: a later routing arm of those
+authors suppressed hacks equally with a random one (evil_MoE, docs/REFACTOR_HANDOFF.md).
+"""
 
 from typing import Literal
 
@@ -20,19 +26,10 @@ LORA_EXTRACT = {
 }
 """How a LoRA comes to have gradients at its start, by adapter: what a direction's metadata calls `lora_extract`."""
 
-
-# ---- modes
-# The arms of a replay or a trajectory: how each projects the gradient, on which adapter, and how theta moves.
-#
-# One-sided projection is that of wassname/grpo_proj2 @25ad306; one- and two-sided projection against another task's
-# gradient are the words of PCGrad and A-GEM. An arm with a random direction belongs to every experiment: a later
-# routing
-# arm of those authors suppressed hacks equally with a random one (evil_MoE, docs/REFACTOR_HANDOFF.md).
-
 ProjectionMode = Literal["none", "one_sided", "two_sided", "reverse"]
 """What is taken out: nothing; a part toward the hack; any part along the direction; twice a part toward the hack."""
 LORA_PREFIX = "lora_"
-"""Before the name of an arm on a LoRA adapter."""
+"""Prefix of an arm on a LoRA adapter."""
 PROJECTION_MODES: dict[str, ProjectionMode] = {
     "vanilla": "none",
     "teacher_off": "none",
@@ -43,7 +40,7 @@ PROJECTION_MODES: dict[str, ProjectionMode] = {
 
 
 class DescentConfig(Settings):
-    """How theta moves.
+    """How the optimiser moves theta.
 
     On an adaptive optimiser a projected gradient does not give a projected update: both are projected by default.
     """
@@ -58,12 +55,12 @@ class DescentConfig(Settings):
 
 
 def projection_mode(arm: str) -> ProjectionMode:
-    """How an arm projects, with or without the LoRA prefix; KeyError for an arm that is not in PROJECTION_MODES."""
+    """Return how an arm, with or without the LoRA prefix, projects; KeyError for an unknown arm."""
     return PROJECTION_MODES[arm.removeprefix(LORA_PREFIX)]
 
 
 def is_random(arm: str) -> bool:
-    """Whether an arm removes a random direction instead of v."""
+    """Return whether an arm removes a random direction instead of v."""
     return arm.removeprefix(LORA_PREFIX) == "projected_random"
 
 

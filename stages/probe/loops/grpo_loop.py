@@ -29,12 +29,13 @@ from stages.probe.checks.guards import (
     rewards_vary,
 )
 from stages.probe.directions.drift import change_norm
-from stages.probe.directions.extraction import Direction, extract_again, random_axes
-from stages.probe.directions.metrics import rows_of_metrics, stream
+from stages.probe.directions.extraction import Direction, extract_again, open_probe
+from stages.probe.directions.metrics import probe_rows, stream
+from stages.probe.directions.projection import Descent
+from stages.probe.directions.scoring import random_axes
 from stages.probe.gradients.per_sample import TotalSink
 from stages.probe.gradients.student import RatioReport, Student, adapt, dr_grpo, ratio_report
 from stages.probe.loops.config import GrpoConfig
-from stages.probe.loops.replay_loop import Descent, diagnostics, open_probe
 from stages.probe.loops.rollouts import answers, with_advantages
 from stages.probe.pool.rows import write_step
 from stages.probe.pool.tokens import TokenRow, as_tokens
@@ -75,11 +76,10 @@ class Trajectory:
         tokens = [as_tokens(row) for row in rows]
         l_max = max(row.num_own for row in tokens)
         found = stream(self.student, tokens, self.direction, [row["advantage"] / (len(rows) * l_max) for row in rows])
-        modules = len(self.direction.modules)
-        measured = rows_of_metrics(rows, tokens, found.metrics, found.logps, modules)
+        measured = probe_rows(rows, tokens, found.metrics, found.logps, self.direction)
         ratios = self._ratios(rows, found.logps)
         gradient = self._true_gradient(rows, tokens, l_max) if self.config.generator == "mixed_is" else found.total
-        account = diagnostics(self.descent.step(gradient), self.config.descent)
+        account = self.descent.step(gradient)
         self.student.move_to(self.descent.theta)
         facts = self._facts(measured, groups, ratios)
         repeated = {

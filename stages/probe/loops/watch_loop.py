@@ -1,6 +1,6 @@
 """A watched training, checkpoint by checkpoint, resumable after each; then the alarm and what the rollouts show.
 
-Directions are watched beside what honest answers differ in (`scoring.beside_honest`): training rightly moves from
+Directions are watched beside what honest answers differ in (`scoring.watch_directions`): training rightly moves from
 wrong to right ones, and any v holds a part of that. Rollouts are measured at the weights that training started from,
 where v was extracted; of a checkpoint's own weights the update alone is taken.
 
@@ -30,7 +30,7 @@ from stages.probe.checks.contrast_checks import Draws, factorial, rate
 from stages.probe.checks.contrasts import labelled
 from stages.probe.directions.extraction import check_coordinates, open_direction
 from stages.probe.directions.metrics import stacked_cosines
-from stages.probe.directions.scoring import HackScale, beside_honest, hack_scale
+from stages.probe.directions.scoring import HackScale, hack_scale, watch_directions
 from stages.probe.gradients.per_sample import DotSink, Sink, TotalSink
 from stages.probe.gradients.student import Student, adapt
 from stages.probe.loops.rollouts import with_advantages
@@ -67,7 +67,7 @@ def place(model: "PreTrainedModel", adapter: Adapter) -> Float[Tensor, " N"]:
     for name, linear in target_linears(model).items():
         weight = linear.weight.detach().double()
         unit = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
-        parts |= {n: part[0] for n, part in adapter.contributions(name, unit[None], weight.T[None]).items()}
+        parts |= {n: part[0] for n, part in adapter.row_gradients(name, unit[None], weight.T[None])[0].items()}
     return adapter.layout.join({name: part.cpu() for name, part in parts.items()})
 
 
@@ -159,7 +159,7 @@ class WatchLoop:
         svd = inputs.optional("svd")
         spectral = svd is not None and self.facts["adapter"] in SPECTRAL
         self.spectrum = load_spectrum(svd.folder()) if svd is not None and spectral else None
-        self.families, self.units = beside_honest(self.direction, pairs, self.facts["loss_kind"], placebos, seed)
+        self.families, self.units = watch_directions(self.direction, pairs, self.facts["loss_kind"], placebos, seed)
         self.scale = hack_scale(self.direction, pairs, self.facts["loss_kind"])
         self._opened: Student | None = None
         self._rows: list[Row] | None = None
