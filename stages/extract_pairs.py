@@ -27,14 +27,11 @@ from stages.pairs.extraction import Extraction
 from stages.pairs.groups import by_task, of_group
 from stages.pairs.report import PairAccount, report
 from stages.pairs.states import AnsweredStates, recorded, vote
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
-VERSION = 4
-INPUTS = {"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))}
-OUTPUTS = {"pairs": PAIR, "states": STATE}
 OF_ROLLOUTS = ["rollout_id", "task_id", "group_id", "model", "reward", "gt_pass"]
 """What rollouts of one task are compared by, and what they handed in."""
 SUBMITTED = ["rollout_id", "submission"]
@@ -69,7 +66,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         return Plan(units=len(states), what="states")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Vote in every state, then tabulate pairs and drops."""
     rollouts = inputs.one("rollouts")
     if "teacher_actions" not in inputs:
@@ -87,7 +84,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         extraction.report(out)
 
 
-def work(inputs: Inputs, config: Config, out: Out) -> None:
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Vote where actions have to be run for it; all else takes no time, and is left to `run`."""
     rollouts = inputs.one("rollouts")
     tasks = {row["task_id"]: task_table.task(row) for row in rollouts.scan(TASK).rows()}
@@ -97,13 +94,15 @@ def work(inputs: Inputs, config: Config, out: Out) -> None:
             _vote_by_outcome(states, tasks, make, out)
 
 
-def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: Out) -> None:
+def _vote_by_outcome(
+    states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: RunWriter
+) -> None:
     """Run what has to be run, and keep every state's vote: it is what takes long."""
     out.spread([[digest] for digest in states.digests()], "states")
     with ThreadPoolExecutor(4) as pool:
         units, done, number = iter(states), 0, len(states)
         while batch := list(islice(units, BATCH)):
-            out.stop_here()
+            out.raise_if_stopped()
             out.progress("states", done, number)
             done += len(batch)
             missing = [(state, states.way(state)) for state in batch if not out.finished(state.digest)]
@@ -111,12 +110,12 @@ def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Calla
             out.write_all((state.digest, result, False) for (state, _), result in zip(missing, results, strict=True))
 
 
-def _votes(states: AnsweredStates, *, judge: bool, out: Out) -> Iterator[tuple[Block, Classes]]:
+def _votes(states: AnsweredStates, *, judge: bool, out: RunWriter) -> Iterator[tuple[Block, Classes]]:
     """States with what is equal there: as it was found by running and kept, or by texts alone, which takes no time."""
     done, number = 0, len(states)
     kept = iter(()) if judge else out.journal.read(states.digests())
     for block in states.blocks():
-        out.stop_here()
+        out.raise_if_stopped()
         out.progress("states", done, number)
         done += block.size
         yield block, block.by_text() if judge else recorded(block, islice(kept, block.size))
@@ -134,7 +133,7 @@ def _environment(rollouts: Run, config: Config) -> Callable[[], Environment] | N
     return make if isinstance(make(), ComparesOutcomes) else None
 
 
-def _compare_groups(imported: Run, config: Config, out: Out) -> None:
+def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
     """Compare the rollouts of every task with each other, then tabulate pairs and drops."""
     rollouts = list(imported.scan(ROLLOUT).rows(OF_ROLLOUTS))
     if config.student is not None and config.student not in {row["model"] for row in rollouts}:
@@ -145,7 +144,7 @@ def _compare_groups(imported: Run, config: Config, out: Out) -> None:
     grouped, left = by_task(rollouts), dict.fromkeys(tasks)
 
     def compare(task_id: str, steps: list[Row]) -> None:
-        out.stop_here()
+        out.raise_if_stopped()
         out.progress("tasks", len(tasks) - len(left), len(tasks))
         del left[task_id]
         if not out.finished(task_id):
@@ -173,3 +172,15 @@ def _compare_groups(imported: Run, config: Config, out: Out) -> None:
     about = f"{len(tasks)} tasks, {models} models, "
     about += f"{shared['shared']} of {shared['states']} states shared by several rollouts"
     report(pairs, dropped, num_traces=len(rollouts), num_steps=len(imported.scan(STEP)), out=out, about=about)
+
+
+STAGE = Stage(
+    name="extract-pairs",
+    version=4,
+    config=Config,
+    inputs={"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))},
+    outputs={"pairs": PAIR, "states": STATE},
+    plan=plan,
+    run=run,
+    work=work,
+)

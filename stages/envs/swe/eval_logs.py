@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from stages.envs.repo.grading import Lists, TestsStatus
+from stages.envs.repo.grading import TestLists, TestsStatus
 from stages.envs.swe.instances import LISTS, InstanceIndex
 from stages.envs.swe.logs import OURS, VOID, lists_of, of_marked_log, of_plain_log, swebench_grader_graded
 from stages.errors import BadInput
@@ -233,7 +233,7 @@ def grade(folder: Path, given: Sequence[Path] = ()) -> list[Graded]:
     return [graded(log) for log in find(folder, given)]
 
 
-def graded(eval_log: EvalLog) -> Graded:
+def graded(eval_log: EvalLog) -> GradedLog:
     """One log graded, and compared where its harness left a verdict."""
     if eval_log.log is None or eval_log.flaw:
         return _taken_over(eval_log, f"incomplete: {eval_log.flaw}")
@@ -254,7 +254,7 @@ def graded(eval_log: EvalLog) -> Graded:
     return Graded(eval_log, report.resolved, report.tests_status, agree, report.why, grader)
 
 
-def _taken_over(eval_log: EvalLog, problem: str) -> Graded:
+def _taken_over(eval_log: EvalLog, problem: str) -> GradedLog:
     """What cannot be graded gets the verdict of its harness, where there is one."""
     verdict = eval_log.harness_resolved
     return Graded(eval_log, verdict, problem=problem, grader=None if verdict is None else HARNESS)
@@ -266,7 +266,7 @@ def repository(instance: str) -> str:
     return f"{owner}/{rest.rpartition('-')[0]}" if double and "-" in rest else instance
 
 
-def _validated(broken: str, original: str, lists: Lists, repo: str) -> bool:
+def _validated(broken: str, original: str, lists: TestLists, repo: str) -> bool:
     """Whether the logs with a bug and without it give the lists of the instance."""
     failing, passing = (of_marked_log(log, lists, repo).tests_status for log in (broken, original))
     return (

@@ -31,7 +31,7 @@ from stages.probe.gradients.store import GradientStore
 from stages.probe.gradients.student import Student, dr_grpo, open_student
 from stages.probe.pool.tokens import TokenRow
 from stages.runs import store
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.records import Row
 
 LossKind = Literal["nll_mean", "drgrpo_sum"]
@@ -225,7 +225,7 @@ def open_direction(folder: Path) -> tuple[Direction, Row, PairGradients]:
     return direction, facts, pair_gradients(GradientStore.open(folder))
 
 
-def open_probe(run: Run, svd: Run | None, policy: PolicyConfig, out: Out) -> tuple[Student, Direction, Row]:
+def open_probe(run: Run, svd: Run | None, policy: PolicyConfig, out: RunWriter) -> tuple[Student, Direction, Row]:
     """Open the student of a direction run, the direction and its facts; `BadInput` where their coordinates differ."""
     direction, facts, _ = open_direction(run.folder())
     settings = (facts["adapter"], facts["adapter_rank"], facts["adapter_seed"])

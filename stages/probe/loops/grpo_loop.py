@@ -43,7 +43,7 @@ from stages.probe.loops.config import GrpoConfig
 from stages.probe.loops.rollouts import answers, with_advantages
 from stages.probe.pool.rows import mean_known, write_step
 from stages.probe.pool.tokens import as_tokens
-from stages.runs.artifact import Inputs, Out
+from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.records import TRAJECTORY, Row
 from stages.runs.store import digest
 
@@ -55,7 +55,7 @@ ALPHA_PROBLEMS, ALPHA_SAMPLES = 16, 4
 class GrpoLoop:
     """One arm over all seeds; `UsageError` when the arm is of another adapter than the direction."""
 
-    def __init__(self, inputs: Inputs, config: GrpoConfig, out: Out) -> None:
+    def __init__(self, inputs: Inputs, config: GrpoConfig, out: RunWriter) -> None:
         self.config, self.out = config, out
         self.student, self.direction, self.facts = open_probe(
             inputs.one("direction"), inputs.optional("svd"), config.student, out
@@ -126,7 +126,7 @@ class GrpoLoop:
             flat = [account["zero_variance_groups"] > MAX_FLAT * account["groups"] for account in accounts]
             if longest_streak(flat) >= MAX_BAD_STEPS or any(account["bailed"] for account in accounts):
                 break
-            out.stop_here()
+            out.raise_if_stopped()
             # All seeds start from one student, which is evaluated once.
             before = self._evaluate(seed) if number == 0 and seed == config.seeds[0] else {}
             account, rows = self._step(descent, seed, number)
@@ -141,7 +141,7 @@ class GrpoLoop:
             out.write(_step_key(seed, number), {"account": account})
             accounts.append(account)
         if accounts and out.journal.get(_end_key(seed)) is None:
-            out.stop_here()
+            out.raise_if_stopped()
             out.write(_end_key(seed), {"rates": self._evaluate(seed)})
 
     def _step(self, descent: Descent, seed: int, number: int) -> tuple[Row, list[Row]]:
@@ -288,7 +288,7 @@ class GrpoLoop:
         out.text("report.txt", _trace(accounts) + "\n\n" + table(checks) + "\n")
         out.count(planned=len(config.seeds) * config.steps, done=len(accounts))
         alpha = out.journal.get("alpha")
-        out.conclude(
+        out.set_summary(
             ok=status == "PASS",
             verdict=status,
             exit_code=EXIT_CODES[status],

@@ -26,7 +26,7 @@ from stages.probe.gradients.store import GradientStore
 from stages.probe.loops.config import ReplayConfig
 from stages.probe.pool.rows import mean_known, read_step, write_step
 from stages.probe.pool.tokens import TokenRow, as_tokens
-from stages.runs.artifact import Inputs, Out
+from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.records import PROBE_ROW, Row
 
 CANARY_ROWS, MASK_ROWS = 2, 8
@@ -35,7 +35,7 @@ CANARY_ROWS, MASK_ROWS = 2, 8
 class Replay:
     """One arm over one pool of `num_rows` rows; resumes after the last finished step of an earlier attempt."""
 
-    def __init__(self, inputs: Inputs, config: ReplayConfig, num_rows: int, out: Out) -> None:
+    def __init__(self, inputs: Inputs, config: ReplayConfig, num_rows: int, out: RunWriter) -> None:
         self.config, self.out = config, out
         self.student, self.direction, self.facts = open_probe(
             inputs.one("direction"), inputs.optional("svd"), config.student, out
@@ -147,7 +147,7 @@ class Replay:
         status = verdict(checks)
         out.count(planned=len(rows), done=len(rows), steps=len(accounts))
         out.metrics(accounts)
-        out.conclude(
+        out.set_summary(
             ok=status == "PASS",
             verdict=status,
             exit_code=EXIT_CODES[status],

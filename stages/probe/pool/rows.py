@@ -20,7 +20,7 @@ from stages.messages import Message
 from stages.rollouts import trace
 from stages.rollouts.agent_loop import Episode
 from stages.runs import store
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.records import POOL_ROW, TRAINING_REWARD, Row
 
 if TYPE_CHECKING:
@@ -245,14 +245,14 @@ def without_pads(ids: list[int], padding: set[int], eos_id: int) -> list[int]:
     return ids[: end + 1] if end < len(ids) and ids[end] == eos_id else ids[:end]
 
 
-def write_step(out: Out, step: int, rows: list[Row], diagnostics: Row | None, folder: str = ".") -> None:
+def write_step(out: RunWriter, step: int, rows: list[Row], diagnostics: Row | None, folder: str = ".") -> None:
     """Write a step's rows, and the diagnostics of the step as a whole if any, below `folder` of the output."""
     store.seal_lines(out.path / folder / f"step_{step:03d}.jsonl.gz", [store.encode(row) for row in rows])
     if diagnostics is not None:
         out.document(f"{folder}/step_{step:03d}.diag", diagnostics)
 
 
-def read_step(out: Out, step: int) -> list[Row]:
+def read_step(out: RunWriter, step: int) -> list[Row]:
     """Read the rows that `write_step` wrote."""
     return list(store.read_lines(out.path / f"step_{step:03d}.jsonl.gz"))
 

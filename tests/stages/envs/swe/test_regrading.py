@@ -80,7 +80,9 @@ def test_the_model_of_a_container_log_is_known_by_its_folders(folder: str, model
 def test_a_wrong_report_is_called_a_disagreement(tmp_path: Path) -> None:
     found = grade(container(tmp_path, BAD, said=True))
     assert found[0].agrees is False
-    assert "  disagrees: run/pallets__flask-1/test_output.txt: False here, True there" in eval_logs.account(found)
+    assert "  disagrees: run/pallets__flask-1/test_output.txt: False here, True there" in eval_logs.agreement_report(
+        found
+    )
 
 
 def test_a_test_in_another_place_is_noticed(tmp_path: Path) -> None:
@@ -139,7 +141,7 @@ def test_the_folder_of_one_instance_is_enough(tmp_path: Path, monkeypatch: pytes
         assert (one.eval_log.instance, one.resolved, one.eval_log.file) == ("pallets__flask-1", True, "test_output.txt")
 
 
-@pytest.mark.parametrize("mark", [">>>>> Patch Apply Failed", ">>>>> Tests Timed Out after 1800 seconds"])
+@pytest.mark.parametrize("mark", [">>>>> Patch Apply Failed", ">>>>> Tests Timed RunWriter after 1800 seconds"])
 def test_a_container_log_of_a_failed_run_resolves_nothing(mark: str, tmp_path: Path) -> None:
     (one,) = grade(container(tmp_path, f"{GOOD}{mark}\n", said=False))
     assert one.resolved is False and one.agrees and mark[:20] in str(one.problem)

@@ -14,7 +14,6 @@ from stages.probe.pool.rows import run_rows
 from stages.probe.pool.tokens import rendered_row
 from stages.probe.synthetic.loophole_world import HINT, tokenizer
 from stages.rollouts import trace
-from stages.runs import artifact as inputs_
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.records import POOL_ROW, ROLLOUT, STEP
@@ -32,7 +31,7 @@ def collected(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPath
     ):
         env = PLANTED.model_copy(update={"options": options})
         config = collect.Config(env=env, policy=models[model], tasks=30, samples=4, max_steps=1)
-        runs[name] = Run(runner.execute("collect", inputs_.assign("collect", {}, []), config, root=root / name).path)
+        runs[name] = Run(runner.execute("collect", {}, config, root=root / name).path)
     return runs
 
 
