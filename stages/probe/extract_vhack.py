@@ -62,10 +62,10 @@ class Config(StageConfig):
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Two backward rows a pair."""
-    from stages.probe.gradients.memory import noted
+    from stages.probe.gradients.memory import memory_notes
 
     del inputs
-    notes = (f"{config.pairs.held_out} more pairs to check it by", *noted(config.student, _measuring(config)))
+    notes = (f"{config.pairs.held_out} more pairs to check it by", *memory_notes(config.student, _measuring(config)))
     return Plan(units=config.pairs.count, what="pairs", notes=notes)
 
 
@@ -80,12 +80,12 @@ def _measuring(config: Config) -> "Measuring":
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Gradients of the pairs, the direction, its validation; `UsageError` where memory would not suffice."""
     from stages.probe.directions.extraction import extract, pair_gradients, save_pair_rows
-    from stages.probe.gradients.memory import check
+    from stages.probe.gradients.memory import check_memory
     from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.gradients.store import GradientStore
     from stages.probe.gradients.student import open_student
 
-    check(config.student, _measuring(config))
+    check_memory(config.student, _measuring(config))
     student = open_student(config.student, config.adapter, config.rank, config.seed, inputs.optional("svd"), out)
     student.max_tokens = config.max_tokens
     pairs = load_pairs(config.pairs, config.seed)

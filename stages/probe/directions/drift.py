@@ -49,10 +49,10 @@ def weight_direction(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]
 
 
 def toward_hack(student: Student, direction: WeightDirection, start: Float[Tensor, " N"]) -> float | None:
-    """Compute the cosine of -(the weights' change since theta was `start`) with the weight direction, above 0 toward the hack.
+    """Compute the cosine of -(the weights' change since theta was `start`) with the weight direction.
 
-    None before any change. The sign convention is that of `extraction`: the optimiser moves by minus a gradient. One
-    module's change exists at a time.
+    Above 0 is toward the hack; None before any change. The sign convention is that of `extraction`: the optimiser moves
+    by minus a gradient. One module's change exists at a time.
     """
     dot, moved, square = 0.0, 0.0, 0.0
     for name, part in direction.items():
@@ -67,9 +67,8 @@ def toward_hack(student: Student, direction: WeightDirection, start: Float[Tenso
 def change_norm(student: Student, start: Float[Tensor, " N"]) -> float:
     """Compute the Frobenius norm of the change of all adapted weights since theta was `start`.
 
-    Only this norm can be compared between adapters.
-
-    Where bases are orthonormal and what is trained enters linearly it is the norm of theta's change.
+    Only this norm can be compared between adapters. Where bases are orthonormal and what is trained enters linearly it
+    is the norm of theta's change.
     """
     adapter = student.adapter
     if isinstance(adapter, Antipasto) or (isinstance(adapter, Lora) and adapter.freeze_a):

@@ -1,7 +1,8 @@
 """Token-sum gradients of many rows on disk, mapped into memory.
 
-Gradients are computed once; then every direction, placebo and loss weighting needs no model. Row i of the file is the row whose
-`grad_store_offset` is i. At 4 B a number a row of Qwen3-4B takes 2.1 MB (534,528 numbers), half of it in bfloat16.
+Gradients are computed once; then every direction, placebo and loss weighting needs no model. Row i of the file is the
+row whose `grad_store_offset` is i. At 4 B a number a row of Qwen3-4B takes 2.1 MB (534,528 numbers), half of it in
+bfloat16.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ ROWS, INDEX = "gradients.bin", "index.json"
 
 
 class GradientStore:
-    """A [rows, N] matrix in a folder, with the layout of its columns and the settings that its rows were computed with."""
+    """A [rows, N] matrix in a folder, with the layout of its columns and the settings that gave its rows."""
 
     def __init__(self, folder: Path, layout: Layout, file: RowFile, facts: Mapping[str, Any]) -> None:
         self.folder, self.layout, self._file, self.facts = folder, layout, file, facts

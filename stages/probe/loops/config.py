@@ -84,7 +84,7 @@ class PoolConfig(EnvStageConfig):
     max_steps: int = Field(8, gt=0)
     """Actions after which a rollout ends."""
     contract: Contract = Contract(hint=envs.attached("kata", "hint"), system=envs.attached("kata", "system"))
-    """What the prompts must contain: by default those of kata. For another environment, give its hint and system text."""
+    """What the prompts must contain, by default those of kata. For another environment, give its hint and system text."""
     recorded: RecordedConfig | None = None
     given: list[GivenConfig] = Field([])
     """One entry for each run of rollouts that is given by --from, in that order."""
@@ -107,7 +107,7 @@ class ReplayConfig(StageConfig):
     max_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
     """Padded tokens of one backward pass."""
     drift: bool = True
-    """Whether to measure the student's move toward v in weight space; takes four bytes of disk for each adapted weight."""
+    """Whether to measure the move toward v in weight space; takes four bytes of disk for each adapted weight."""
     keep: Literal["rows", "sums"] = "rows"
     """`sums` keeps no row's gradient: for those too large to keep. What is left to `score` is v, without placebos."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
