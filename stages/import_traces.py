@@ -126,7 +126,7 @@ def _agreement(logs: Sequence[swe_logs.Log], out: RunWriter) -> list[str]:
     if not logs:
         return []
     out.document("graded", [log.graded.record() for log in logs])
-    return ["", *eval_logs.agreement_report([log.graded for log in logs])]
+    return ["", *eval_logs.account([log.graded for log in logs])]
 
 
 def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from stages.envs.swe import eval_logs
 from stages.envs.swe import eval_logs as regrading
-from stages.envs.swe.eval_logs import EvalLog, GradedLog
+from stages.envs.swe.eval_logs import EvalLog, Graded
 from stages.errors import BadInput
 from stages.formats.base import Drop, Numbered, Origin, Record, Trajectory, family_of
 from stages.formats.files import Source
@@ -29,9 +29,9 @@ class Log(Source):
     eval_log: EvalLog = field(compare=False)
 
     @cached_property
-    def graded(self) -> GradedLog:
+    def graded(self) -> Graded:
         """Graded when first asked."""
-        return regrading.grade_log(self.eval_log)
+        return regrading.graded(self.eval_log)
 
     def records(self) -> Iterator[Numbered | Drop]:
         """What is known of the log, as one record."""
@@ -46,7 +46,7 @@ def find(paths: Sequence[str]) -> list[Log]:
         raise BadInput(
             f"{paths[0]} is a file. Name the folder that holds the logs; files beside it are rows of instances."
         )
-    return [_log(folder, log) for folder in folders for log in eval_logs.find_logs(folder, rows)]
+    return [_log(folder, log) for folder in folders for log in eval_logs.find(folder, rows)]
 
 
 def _log(folder: Path, log: EvalLog) -> Log:

@@ -84,7 +84,7 @@ class PoolConfig(EnvStageConfig):
     max_steps: int = Field(8, gt=0)
     """Actions after which a rollout ends."""
     contract: Contract = Contract(hint=envs.attached("kata", "hint"), system=envs.attached("kata", "system"))
-    """What the prompts must contain, by default those of kata. For another environment, give its hint and system text."""
+    """What the prompts must contain, by default those of kata. For another environment, name its hint and system."""
     recorded: RecordedConfig | None = None
     given: list[GivenConfig] = Field([])
     """One entry for each run of rollouts that is given by --from, in that order."""
