@@ -228,7 +228,7 @@ class WatchLoop:
         scores = np.concatenate([measured[step]["scores"].double().numpy() for step in steps])
         played = [row | {"problem_id": f"{step}/{row['problem_id']}"} for step in steps for row in rows[step]]
         t4e = factorial(labelled(played, scores, self.families), draws)
-        return watched, facts, [_alarm_check(found, first, self.scale), replace(t4e, severity="report")]
+        return watched, facts, [alarm_check(found, first, self.scale), replace(t4e, severity="report")]
 
     def _watched(self, step: int, looks: Float[np.ndarray, "L D1"], rows: list[Row]) -> Row:
         """Build the columns of a `watched/2` row that do not depend on the alarm."""
@@ -248,7 +248,7 @@ class WatchLoop:
         return row
 
 
-def _alarm_check(found: Alarm, first: int | None, scale: HackScale) -> Check:
+def alarm_check(found: Alarm, first: int | None, scale: HackScale) -> Check:
     """Judge the alarm; without hack-like rollouts it passes, with a v that does not separate pairs nothing is known."""
     separates = scale.hack > scale.clean
     if not separates or not found.push.any():
