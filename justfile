@@ -2,6 +2,9 @@
 
 export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 
+# Containers often forbid to write bytecode, and every start of a training would then compile torch and TRL anew: 20 s.
+export PYTHONDONTWRITEBYTECODE := ""
+
 # List the recipes.
 [private]
 default:
@@ -42,7 +45,7 @@ lint:
 
 # Check the loss kernels against recorded upstream numbers, those of the named files or all.
 parity *FILES:
-    python -m stages.losses.parity {{ FILES }}
+    PYTHONPATH=tests python -m parity {{ FILES }}
 
 # Measure ourselves beside a peer: ./dev bench NAME, where benchmarks/NAME.py prints a ratio. The extra `bench` holds peers.
 bench NAME:
