@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stages import formats
 from stages.envs.base import Environment, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import BadInput
-from stages.formats import files, reading, rows
+from stages.formats import files, reading, rows, writer
 from stages.formats.base import Drop
 from stages.formats.reading import FileCount
 from stages.formats.reports import Sidecars
 from stages.formats.rows import ImportedPayload
-from stages.formats.transcripts import transcripts
+from stages.formats.transcripts import transcripts_of_rows
 from stages.policy.base import PolicyConfig
 from stages.rollouts.substrates import Side, cleaner, table
 from stages.rollouts.trace import RolloutPayload, rollout_units
@@ -193,8 +192,8 @@ def _exported(side: Side, tasks: list[Task], out: Out) -> str:
     task_rows = [
         {"task_id": t.task_id, "prompt": t.prompt, "data_json": store.encode(dict(t.data)).decode()} for t in tasks
     ]
-    exported = transcripts(side.rollouts, side.steps, task_rows, [])
-    for file in formats.exporters_load("verifiers").files(exported, Counter()):
+    exported = transcripts_of_rows(side.rollouts, side.steps, task_rows)
+    for file in writer("verifiers").files(exported, Counter()):
         out.foreign(file.name, file.fill)
     return str(out.path / EXPORTED)
 
@@ -203,7 +202,7 @@ def _imported(path: str, called: str) -> Side:
     """002b: all rollouts that files hold, each once; PRIME-RL writes those of a training batch a second time."""
     sidecars, dropped = Sidecars(), Counter[str]()
     payloads: dict[str, ImportedPayload] = {}
-    for source, importer in reading.sort(files.find([path]), "verifiers", sidecars).items():
+    for source, importer in reading.detect_formats(files.find([path]), "verifiers", sidecars).items():
         for item in reading.read(source, importer, sidecars, FileCount(source.label, "verifiers", source.sha256)):
             if isinstance(item, Drop):
                 dropped[item.reason] += 1

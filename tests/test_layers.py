@@ -22,7 +22,7 @@ MAY_OPEN = {
     "stages/runs/": "artifacts: the files of a run",
     "stages/envs/": "trees, data sets and logs that a user names",
     "stages/sandbox/": "work folders and pipes",
-    "stages/importers/": "files of other programs",
+    "stages/formats/": "files of other programs",
     "stages/integrations/": "what a server under another interpreter is told, and its log",
     "stages/tiny_models/": "the sources that a small model's identity is made of",
     "stages/losses/parity/": "recorded upstream numbers",

@@ -12,7 +12,7 @@ NeMo Agent Toolkit 1.7 (`nat.atif`), and from programs that write it; Harbor's o
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import Drop, ImportedTurn, Origin, Record, Trajectory, family_of, seconds
+from stages.formats.base import Drop, ImportedTurn, Origin, Reader, Record, Trajectory, family_of, seconds
 from stages.formats.messages import arguments_text, text
 from stages.messages import Message, Spoken, ToolCall, write
 from stages.rollouts import missing
@@ -137,3 +137,6 @@ def _turn(step: Record, observed: list[Message]) -> ImportedTurn:
         completion_tokens=metrics.get("completion_tokens"),
         cost_usd=metrics.get("cost_usd"),
     )
+
+
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)

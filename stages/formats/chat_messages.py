@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stages.formats.base import INSTANCE, Origin, Record, Trajectory, family_of
-from stages.formats.messages import message, turns
+from stages.formats.base import INSTANCE, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.messages import message, split_turns
 from stages.messages import Message
 from stages.rollouts import missing
 from stages.runs import store
@@ -74,7 +74,7 @@ def _message(item: Record) -> Message:
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """The one rollout of a row. A row without any message of the model is one that failed before it spoke."""
-    opening, taken = turns([_message(item) for item in _messages(record) or []])
+    opening, taken = split_turns([_message(item) for item in _messages(record) or []])
     asked = next((item["content"] for item in opening if item["role"] == "user"), "")
     task = _first(record, COLUMNS.task)
     model, exit_status = _first(record, COLUMNS.model), _first(record, COLUMNS.exit_status)
@@ -118,3 +118,6 @@ def _tools(record: Record) -> list[Any]:
     tools = _first(record, COLUMNS.tools)
     tools = json.loads(tools) if isinstance(tools, str) and tools.startswith("[") else tools
     return tools if isinstance(tools, list) else []
+
+
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)

@@ -20,7 +20,7 @@ from itertools import compress
 from operator import not_
 from typing import Any
 
-from stages.formats.base import Drop, ImportedTurn, Numbered, Origin, Record, Trajectory, seconds
+from stages.formats.base import Drop, ImportedTurn, Numbered, Origin, Reader, Record, Trajectory, seconds
 from stages.formats.messages import message, spoken, text
 from stages.messages import Message, write
 from stages.rollouts import missing
@@ -337,3 +337,6 @@ def _turn(answer: Answer, came: list[Message] | None = None) -> ImportedTurn:
 
 def _parts(content: Any) -> list[Record]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+READERS = (Reader(NAME, MISSING, recognises, trajectories, join),)

@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 from tabulate import tabulate
 
-from stages.errors import BadInput, InfrastructureError, UsageError
+from stages.errors import InfrastructureError, UsageError
 from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
 from stages.redaction import redacted, secret_in
@@ -120,7 +120,7 @@ def one_run(inputs: Inputs) -> Run:
     return next(iter(runs.values()))
 
 
-def export(run: Run, out: Out) -> Path:
+def export_run(run: Run, out: Out) -> Path:
     """Write `hub/`; returns the folder."""
     is_model = bool(run.holds(CHECKPOINT))
     out.checkpoint(lambda folder: _model(run, folder) if is_model else _dataset(run, folder), FORMAT)
@@ -248,52 +248,3 @@ def push(folder: Path, repo: str, repo_type: str, *, endpoint: str, secret: str,
         said = redacted(str(error).strip().split("\n")[0])
         raise InfrastructureError(f"{repo} could not be sent to {endpoint}: {said}") from None
     return {"commit": str(done.commit_url), "oid": done.oid}
-
-
-# ---- merged
-# A plain Hugging Face folder: an adapter added to its base's weights, for programs that know nothing of adapters.
-
-MERGED_FORMAT = "merged"
-
-
-def merged_export(checkpoint: Run | None, out: Out) -> None:
-    """Merge, count what changed, and write `merged/`. Sums are rounded to the type of the base's weights."""
-    from stages.policy.local import load_model
-
-    if checkpoint is None:
-        raise UsageError("merged writes a trained model. Give its run: --from artifacts/train/latest.")
-    folder = checkpoint.folder()
-    if not adapters.is_adapter(str(folder)):
-        raise BadInput(f"{checkpoint.path} holds a whole model, not an adapter. Use {folder} as it is.")
-    config = CheckpointInfo.of(checkpoint).start.model_copy(update={"model": str(folder)})
-    model, tokenizer = load_model(config, cache=out.cache, listener=out.progress, merged=False)
-    changed, weights = merge(model)
-
-    def fill(target: Any) -> None:
-        model.save_pretrained(target)
-        tokenizer.save_pretrained(target)
-
-    out.checkpoint(fill, MERGED_FORMAT)
-    out.count(adapted_weights=weights, changed_weights=changed)
-    out.conclude(format=MERGED_FORMAT)
-    out.text(
-        "report.txt",
-        f"{folder} merged into {out.path / MERGED_FORMAT}\n"
-        f"{changed / weights:.1%} of the adapted weights differ from the base's in {str(model.dtype)[6:]}\n",
-    )
-
-
-def merge(model: Any) -> tuple[int, int]:
-    """Put a plain Linear in the place of each adapted one; returns (weights that changed, weights of these Linears)."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    changed = weights = 0
-    for name, module in list(model.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            linear: Any = module.get_base_layer()
-            before = linear.weight.detach().clone()
-            module.merge()
-            changed += int((linear.weight != before).sum())
-            weights += before.numel()
-            model.set_submodule(name, linear)
-    return changed, weights

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Record, Trajectory, family_of
-from stages.formats.messages import exchanges, message, one_message
+from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.messages import exchanges, message, response_message
 from stages.formats.reports import stem
 from stages.messages import Message
 from stages.rollouts import missing
@@ -123,7 +123,7 @@ def _input(item: Record) -> Message:
 
 def _turn(item: Record, extra: Record) -> ImportedTurn:
     answer = (
-        one_message(item["output"])
+        response_message(item["output"])
         if "output" in item
         else message({"role": "assistant", **item, **_thoughts(item, extra)})
     )
@@ -176,3 +176,6 @@ def _observe(turn: ImportedTurn, content: str, extra: Record) -> None:
         turn.elided_chars = int(elided.group(1)) if elided else 0
     if extra.get("interrupt_type") == "FormatError" and turn.parse_error is None:
         turn.parse_error = content.split("\n")[0]
+
+
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)

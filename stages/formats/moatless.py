@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import ImportedTurn, Origin, Record, Trajectory, family_of
+from stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory, family_of
 from stages.messages import Spoken, ToolCall, write
 from stages.rollouts import missing
 
@@ -126,3 +126,6 @@ def _node(node: Record) -> ImportedTurn:
         completion_tokens=usage.get("completion_tokens"),
         cost_usd=usage.get("completion_cost"),
     )
+
+
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)

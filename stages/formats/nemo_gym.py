@@ -6,7 +6,7 @@ Format read from NVIDIA-NeMo/Gym at its state of 2026-08-22, `**/data/example_ro
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Record, Trajectory, family_of
+from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory, family_of
 from stages.formats.messages import Exchange, exchanges
 from stages.formats.reports import stem
 from stages.messages import Message
@@ -147,3 +147,6 @@ def _error(record: Record, response: Record, turns: list[ImportedTurn]) -> tuple
     if response.get("error"):
         return "error", str(response["error"])
     return None if turns else ("no_actions", "the response holds no item of the model")
+
+
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)

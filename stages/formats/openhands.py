@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Record, Trajectory, family_of
+from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory, family_of
 from stages.formats.messages import arguments_text, call, message, spoken, text
 from stages.formats.reports import stem
 from stages.messages import Message, Spoken, ToolCall, write
@@ -292,3 +292,6 @@ def _error(record: Record, turns: list[ImportedTurn]) -> tuple[str, str] | None:
     if record.get("error"):
         return "error", str(record["error"])
     return None if turns else ("no_actions", "the record holds no action of the agent")
+
+
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import ImportedTurn, Origin, Record, Trajectory, family_of
+from stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory, family_of
 from stages.formats.messages import message, spoken, text
 from stages.messages import write
 from stages.rollouts import missing
@@ -71,3 +71,6 @@ def _turns(spans: list[Record]) -> list[ImportedTurn]:
 
 def _output(output: Any) -> Record:
     return output if isinstance(output, dict) else {"content": text(output)}
+
+
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)

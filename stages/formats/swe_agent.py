@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Record, Trajectory, family_of
-from stages.formats.messages import message, turns
+from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.messages import message, split_turns
 from stages.formats.reports import stem
 from stages.messages import Message
 from stages.rollouts import missing
@@ -106,7 +106,7 @@ def _conversation(attempt: Record) -> tuple[list[Message], list[ImportedTurn]]:
         return _from_steps(steps)
     demonstrations = [i for i, item in enumerate(history) if item.get("is_demo")]
     start = demonstrations[-1] + 1 if demonstrations else 0
-    opening, taken = turns([message(item) for item in history[start:]])
+    opening, taken = split_turns([message(item) for item in history[start:]])
     commands = [item.get("action") for item in history[start:] if item["role"] == "assistant"]
     for turn, action in zip(taken, commands, strict=True):
         turn.commands = None if action is None else [action.strip()] if action.strip() else []
@@ -124,3 +124,6 @@ def _from_steps(steps: list[Record]) -> tuple[list[Message], list[ImportedTurn]]
         for step in steps
     ]
     return [message(item) for item in query if "role" in item], taken
+
+
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)
