@@ -118,10 +118,10 @@ def task_row(task: Task) -> Row:
     }
 
 
-def _report(told: Account, checks: list[gate.Check], out: Out) -> None:
+def _report(told: Account, checks: list[gate.GateCheck], out: Out) -> None:
     out.count(planned=told.rollouts, done=told.rollouts - told.failed, failed=told.failed, steps=told.steps)
     out.manifest.tokens.update(prompt=told.prompt_tokens, completion=told.completion_tokens)
-    mean, strict, loose = told.mean_reward, told.strict_rate, told.loose_rate
+    mean, strict, loose = told.rewards.value, told.strict_rate, told.loose_rate
     out.conclude(
         ok=all(c.ok for c in checks),
         mean_reward=mean,

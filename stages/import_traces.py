@@ -114,7 +114,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     graded = [source.graded for source in chosen if isinstance(source, swebench.Log)]
     if graded:
         out.document("graded", [log.record() for log in graded])
-    agreement = ["", *eval_logs.account(graded)] if graded else []
+    agreement = ["", *eval_logs.agreement_report(graded)] if graded else []
     out.conclude(reports=sidecars.reports.summary())
     _finish(session, config, out, [*agreement, *sidecars.reports.lines()])
 

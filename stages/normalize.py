@@ -121,21 +121,21 @@ def _missing(source: Run) -> Iterator[list[Any]]:
     return (row["missing"] for row in source.scan(ORIGIN).rows(["missing"])) if source.holds(ORIGIN) else iter(())
 
 
-def _report(told: Told, checks: list[gate.Check], out: Out) -> None:
+def _report(told: Told, checks: list[gate.GateCheck], out: Out) -> None:
     kept, dropped = told.kept, told.dropped
     bare = sorted(task for task, number in told.tasks.items() if not number)
     out.count(planned=kept.rollouts + dropped.rollouts, done=kept.rollouts, dropped=dropped.rollouts, steps=kept.steps)
     out.conclude(
         kept=kept.rollouts,
         dropped=dropped.rollouts,
-        mean_reward_kept=kept.mean_reward,
-        mean_reward_dropped=dropped.mean_reward,
+        mean_reward_kept=kept.rewards.value,
+        mean_reward_dropped=dropped.rewards.value,
         tasks_without_rollouts=len(bare),
         gate_ok=all(check.ok for check in checks),
         gate={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
     )
     sides = [
-        (name, one.rollouts, one.steps, one.rewards.number, _shown(one.mean_reward))
+        (name, one.rollouts, one.steps, one.rewards.number, _shown(one.rewards.value))
         for name, one in (("kept", kept), ("dropped", dropped))
     ]
     lines = [tabulate(sides, ("", "rollouts", "steps", "scored", "mean reward"), tablefmt="plain")]

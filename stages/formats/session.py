@@ -274,7 +274,7 @@ def report(
     drops: list[Drop],
     account: Account,
     about: str,
-    checks: list[gate.Check],
+    checks: list[gate.GateCheck],
     remarks: list[str],
     out: Out,
 ) -> None:

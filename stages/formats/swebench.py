@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from stages.envs.swe import eval_logs
-from stages.envs.swe.eval_logs import EvalLog, Graded
+from stages.envs.swe.eval_logs import EvalLog, GradedLog
 from stages.errors import BadInput
 from stages.formats.base import Drop, Numbered, Origin, Reader, Record, Trajectory, family_of
 from stages.formats.files import Source
@@ -107,7 +107,7 @@ class Log(Source):
     @cached_property
     def graded(self) -> Graded:
         """The verdict on the log, computed at the first access."""
-        return eval_logs.graded(self.eval_log)
+        return eval_logs.grade_log(self.eval_log)
 
     def records(self) -> Iterator[Numbered | Drop]:
         """Yield the graded log as one record."""
@@ -125,7 +125,7 @@ def find_logs(paths: Sequence[str]) -> list[Log]:
     return [
         Log((folder / log.file).resolve(), f"{folder.resolve().name}/{log.file}", log.digest, log)
         for folder in folders
-        for log in eval_logs.find(folder, rows)
+        for log in eval_logs.find_logs(folder, rows)
     ]
 
 

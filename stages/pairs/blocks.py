@@ -323,7 +323,7 @@ OF_STEPS = (
 """What rollouts of one task are compared by."""
 
 
-def on_disk(folder: Path, memory: str = MEMORY, **tables: Scan) -> "duckdb.DuckDBPyConnection":
+def open_database(folder: Path, memory: str = MEMORY, **tables: Scan) -> "duckdb.DuckDBPyConnection":
     """A database in `folder` with these tables as views, `file_row_number` beside their columns.
 
     What it stores is gone soon, so that compressing it is not worth its time.
@@ -358,7 +358,7 @@ def steps_by_task(run: Run, folder: Path) -> Iterator[tuple[str, list[Row]]]:
     """The steps of one task after the other, in the order in which they were recorded; columns `OF_STEPS` alone."""
     table = run.scan(STEP)
     columns = ", ".join(name for name in OF_STEPS if name in table.columns)
-    with on_disk(folder, steps=table) as database:
+    with open_database(folder, steps=table) as database:
         ordered = rows_of(database, f"SELECT {columns} FROM steps ORDER BY task_id, file_row_number")  # noqa: S608
         for task, rows in groupby(ordered, key=itemgetter("task_id")):
             yield task, list(rows)

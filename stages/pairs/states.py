@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stages.envs.base import Environment, Task
 from stages.errors import BadInput
-from stages.pairs.blocks import NOTHING, Array, Block, Classes, Cut, class_names, on_disk, rows_of
+from stages.pairs.blocks import NOTHING, Array, Block, Classes, Cut, class_names, open_database, rows_of
 from stages.pairs.voting import (
     Ballot,
     NotReproducible,
@@ -93,7 +93,7 @@ class AnsweredStates:
         _same_origin(rollouts, answers)
         steps, given = rollouts.scan(STEP), answers.scan(TEACHER_ACTION)
         memory = max(MEMORY_MB, MORE_MB * (len(steps) + len(given)) // 10**6)
-        self._database = on_disk(folder, f"{memory}MB", steps=steps, answers=given)
+        self._database = open_database(folder, f"{memory}MB", steps=steps, answers=given)
         for table in (ROLLOUTS, STATES):
             self._database.execute(table)
         ordered = "SELECT teacher FROM answers GROUP BY teacher ORDER BY min(file_row_number)"
