@@ -31,6 +31,7 @@ from stages.runs.artifact import Inputs, Out, Run, references
 from stages.runs.journal import Journal
 from stages.runs.manifest import Manifest
 from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
+from stages.runs.stage import load_stage
 
 SAMPLES, STEPS, OBSERVED = 8, 50, 1700
 WORDS = [f"{a}{b}" for a in ("file", "test", "line", "value", "error", "path") for b in range(300)]
@@ -118,7 +119,7 @@ def opened(folder: Path, stage: str, settings: Any, inputs: Inputs) -> Manifest:
     """The manifest of a run that was begun."""
     print_ = runner.fingerprint(stage, settings.identity(), inputs) if settings else "0"
     about = {"config": settings.model_dump(mode="json"), "identity": settings.identity()} if settings else {}
-    version = runner.module(stage).VERSION
+    version = load_stage(stage).version
     begun = Manifest(composer="0", stage=stage, stage_version=version, fingerprint=print_, **about)
     begun.status, begun.inputs = "interrupted", references(inputs)
     folder.mkdir()

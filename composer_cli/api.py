@@ -13,11 +13,11 @@ from typing import Any
 
 from composer_cli import launch, settings
 from composer_cli.show import runs
-from stages import STAGES, typed
+from stages import STAGES, command_words
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, load_stage
 
 __all__ = [
     "BadInput",
@@ -41,7 +41,7 @@ Listener = Callable[[str, int, int], None]
 ARTIFACTS = Path("artifacts")
 
 
-class Stage:
+class StageFunction:
     """One stage, to be called with its command's settings.
 
     They are given as `tasks=2`, `policy={"model": "m"}` or `**{"policy.model": "m"}`; `settings()` names them all.
@@ -77,22 +77,21 @@ class Stage:
 
     def plan(self, *reads: Run, artifacts: Path | str = ARTIFACTS, **chosen: Any) -> Plan:
         """What would be done and at most what it would cost, as `--dry-run` says."""
-        plan: Plan = runner.module(self.name).plan(self._inputs(reads, Path(artifacts)), self._config(chosen))
-        return plan
+        return load_stage(self.name).plan(self._inputs(reads, Path(artifacts)), self._config(chosen))
 
     def settings(self) -> dict[str, Any]:
         """Every setting by its dotted key, with its default; None where there is none."""
-        fields = settings.known(runner.module(self.name).Config)
+        fields = settings.known(load_stage(self.name).config)
         return {
             key: None if field.is_required() else field.get_default(call_default_factory=True) for key, field in fields
         }
 
     def __repr__(self) -> str:
-        return f"<{typed(self.name)}: {self.__doc__}>"
+        return f"<{command_words(self.name)}: {self.__doc__}>"
 
     def _config(self, chosen: dict[str, Any]) -> Any:
         layers = [settings.nested(key, value) for key, value in chosen.items()]
-        return settings.build(self.name, runner.module(self.name).Config, layers)
+        return settings.build(self.name, load_stage(self.name).config, layers)
 
     def _inputs(self, reads: tuple[Run, ...], root: Path) -> Any:
         def tell(text: str) -> None:
@@ -101,14 +100,14 @@ class Stage:
         return runs.choose(self.name, [str(run.path) for run in reads], root, tell)
 
 
-collect = Stage("collect")
-replay_teachers = Stage("replay-teachers")
-extract_pairs = Stage("extract-pairs")
-train = Stage("train")
-evaluate = Stage("evaluate")
-import_traces = Stage("import")
-export = Stage("export")
-tasks = Stage("tasks")
+collect = StageFunction("collect")
+replay_teachers = StageFunction("replay-teachers")
+extract_pairs = StageFunction("extract-pairs")
+train = StageFunction("train")
+evaluate = StageFunction("evaluate")
+import_traces = StageFunction("import")
+export = StageFunction("export")
+tasks = StageFunction("tasks")
 
 
 def find(name: str, artifacts: Path | str = ARTIFACTS) -> Run:

@@ -14,10 +14,10 @@ from composer_cli.preset import Entry, Preset
 from composer_cli.printing import print_json, print_text
 from composer_cli.report import facts
 from stages.errors import ComposerError
-from stages.runs.artifact import Inputs, Run, assign
+from stages.runs.artifact import Inputs, Run
 from stages.runs.config import StageConfig
-from stages.runs.runner import Result, module, room
-from stages.runs.stage import Plan
+from stages.runs.runner import Result, room
+from stages.runs.stage import Plan, assign_inputs, load_stage
 
 
 def run(
@@ -57,7 +57,7 @@ def place(preset: Preset, entry: Entry) -> str:
 
 def _job(preset: Preset, entry: Entry, config: StageConfig, results: Mapping[str, Result]) -> Job:
     runs = [Run(results[name].path) for name in entry.reads]
-    inputs = assign(entry.stage, module(entry.stage).INPUTS, runs)
+    inputs = assign_inputs(load_stage(entry.stage), runs)
     return Job(entry.title, entry.stage, inputs, config, place(preset, entry))
 
 
@@ -82,10 +82,9 @@ def plans(preset: Preset, configs: Mapping[str, StageConfig]) -> list[dict[str, 
 
 
 def _free_plan(entry: Entry, config: StageConfig) -> Plan | None:
-    stage = module(entry.stage)
-    free = not entry.reads and not any(not slot.optional for slot in stage.INPUTS.values())
-    plan: Plan | None = stage.plan(Inputs(), config) if free else None
-    return plan
+    stage = load_stage(entry.stage)
+    free = not entry.reads and not any(not slot.optional for slot in stage.inputs.values())
+    return stage.plan(Inputs(), config) if free else None
 
 
 def checked(configs: Mapping[str, StageConfig], root: Path) -> list[str]:

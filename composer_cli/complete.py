@@ -25,7 +25,7 @@ def _keys(ctx: typer.Context) -> Iterator[str]:
     from composer_cli import preset
     from composer_cli.settings import known
     from stages.errors import ComposerError
-    from stages.runs.runner import module
+    from stages.runs.stage import load_stage
 
     command: Any = ctx.command
     if hasattr(command, "settings_keys"):
@@ -36,7 +36,7 @@ def _keys(ctx: typer.Context) -> Iterator[str]:
         except ComposerError:
             return
         for entry in entries:
-            yield from (f"{entry.title}.{key}" for key, _ in known(module(entry.stage).Config))
+            yield from (f"{entry.title}.{key}" for key, _ in known(load_stage(entry.stage).config))
 
 
 def presets(incomplete: str) -> list[str]:

@@ -10,15 +10,15 @@ from typing import Any
 from composer_cli import settings
 from composer_cli.console import Console, Listener, duration
 from composer_cli.printing import print_json, print_text
-from stages import typed
+from stages import command_words
 from stages.backends import ranks
 from stages.errors import UsageError
 from stages.runs import bucket, runner
 from stages.runs.artifact import Inputs, Run
 from stages.runs.bucket import Mirror
 from stages.runs.config import StageConfig
-from stages.runs.runner import Result, module, preflight
-from stages.runs.stage import Plan
+from stages.runs.runner import Result, preflight
+from stages.runs.stage import Plan, load_stage
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def configure(
 ) -> StageConfig:
     """The stage's configuration: defaults, files, the short options, then --set."""
     layers = [*map(settings.read_file, files), *shortcuts, *map(settings.assignment, typed)]
-    return settings.build(stage, module(stage).Config, layers)
+    return settings.build(stage, load_stage(stage).config, layers)
 
 
 def shortcuts(
@@ -70,10 +70,10 @@ def shortcuts(
 
 
 def _limited(stage: str) -> str:
-    key: str | None = getattr(module(stage), "LIMIT", None)
+    key = load_stage(stage).limit_setting
     if key is None:
         raise UsageError(
-            f"{stage} has nothing that --limit could cut short. `{typed(stage)} --help` lists its settings."
+            f"{stage} has nothing that --limit could cut short. `{command_words(stage)} --help` lists its settings."
         )
     return key
 
@@ -97,8 +97,7 @@ class Job:
 
     def plan(self) -> Plan:
         """What would be done."""
-        plan: Plan = module(self.stage).plan(self.inputs, self.config)
-        return plan
+        return load_stage(self.stage).plan(self.inputs, self.config)
 
     def checked(self, run_options: RunOptions) -> list[str]:
         """What it would need and has, a line each; raises what running it would raise before its work."""
@@ -130,13 +129,13 @@ class Job:
 
 def spreads(stage: str) -> bool:
     """Whether the units of a stage can be dealt to workers."""
-    return hasattr(module(stage), "work")
+    return load_stage(stage).work is not None
 
 
 def follow(job: Job, run_options: RunOptions) -> bool:
     """Whether this is a process that torchrun started beside the first; then its share of the work is done."""
-    if not getattr(module(job.stage), "SEVERAL_PROCESSES", False):
-        alone(typed(job.stage))
+    if not load_stage(job.stage).several_processes:
+        alone(command_words(job.stage))
     if ranks.join().first:
         return False
     runner.follow(job.stage, job.inputs, job.config, root=run_options.root)
@@ -185,12 +184,6 @@ def show_plan(job: Job, run_options: RunOptions, as_json: bool) -> None:
         print_json({**plan.as_dict(), "checked": checked})
     else:
         print_text("\n".join([planned(plan), *(f"  checked: {line}" for line in checked)]))
-
-
-def show_study(stage: str, pilots: Sequence[Path], config: StageConfig, as_json: bool) -> None:
-    """Print what the stage's own simulation of the planned run says."""
-    found, text = module(stage).study([Run(path) for path in pilots], config)
-    print_json(found) if as_json else print(text)
 
 
 def summary(result: Result) -> dict[str, Any]:

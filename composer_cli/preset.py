@@ -11,7 +11,7 @@ from composer_cli import settings
 from stages.backends.engine import check
 from stages.errors import UsageError
 from stages.runs.config import Settings, StageConfig
-from stages.runs.runner import module
+from stages.runs.stage import load_stage
 
 SHIPPED = Path(__file__).parent / "presets"
 EXAMPLES = Path(__file__).parent / "examples"
@@ -105,7 +105,7 @@ def _check_names(path: Path, entries: Sequence[Entry]) -> None:
                 raise UsageError(f"{path}: {entry.title} reads {name!r}, but no earlier entry is called so: {earlier}.")
         if entry.on:
             check(entry.on)
-            if entry.parallel or not hasattr(module(entry.stage), "work"):
+            if entry.parallel or not load_stage(entry.stage).work:
                 why = "its stage deals no units" if not entry.parallel else "it may run beside others"
                 raise UsageError(f"{path}: {entry.title} has on = {entry.on!r}, but {why}. Remove `on` there.")
         earlier.append(entry.title)
@@ -142,7 +142,7 @@ def _by_title(preset: Preset, layer: settings.Tree) -> settings.Tree:
 
 def everywhere(preset: Preset, key: str, value: str, keeping: str = "") -> list[settings.Tree]:
     """One setting for every entry that has it; `keeping` stays before it where it stands before an entry's value."""
-    having = [entry for entry in preset.stage if key in dict(settings.known(module(entry.stage).Config))]
+    having = [entry for entry in preset.stage if key in dict(settings.known(load_stage(entry.stage).config))]
     return [{entry.title: settings.nested(key, _kept(entry.config, key, keeping, value))} for entry in having]
 
 
@@ -156,6 +156,6 @@ def _kept(config: settings.Tree, key: str, keeping: str, value: str) -> str:
 
 def _configure(entry: Entry, above: settings.Tree) -> StageConfig:
     try:
-        return settings.build(entry.stage, module(entry.stage).Config, [entry.config, above])
+        return settings.build(entry.stage, load_stage(entry.stage).config, [entry.config, above])
     except UsageError as error:
         raise UsageError(f"{entry.title}: {error}" if entry.title != entry.stage else str(error)) from None

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from stages import typed
+from stages import command_words
 from stages.errors import UsageError
 from stages.runs.config import Settings
 
@@ -131,4 +131,4 @@ def unknown_key(stage: str, key: str, names: list[str]) -> str:
     near = same_leaf or get_close_matches(generic, [*names, *groups], n=1, cutoff=0.5)
     if not near:
         return f"{stage} has no setting {key}. It has: {', '.join(groups)}."
-    return f"{stage} has no setting {key}. Did you mean {near[0]}? `{typed(stage)} --help` lists all."
+    return f"{stage} has no setting {key}. Did you mean {near[0]}? `{command_words(stage)} --help` lists all."

@@ -7,9 +7,9 @@ import typer
 from typer.core import TyperCommand
 
 from composer_cli import options
-from composer_cli.printing import as_sentences
+from composer_cli.printing import as_sentences, print_json
 from composer_cli.settings import nested
-from stages import STAGES, typed
+from stages import STAGES, command_words
 from stages.errors import UsageError
 
 SHORTCUTS = {
@@ -22,8 +22,6 @@ SHORTCUTS = {
     "replicas": "diloco.replicas",
 }
 """Words that are short for one setting."""
-LIVE = ("collect", "evaluate", "train")
-"""Stages in which `--watch` has something to show before they end."""
 
 
 class StageCommand(TyperCommand):
@@ -31,16 +29,18 @@ class StageCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options, without short ones for settings that the stage does not have."""
+        from stages.runs.stage import load_stage
+
         keys = [name for name, _ in self._settings()]
         params = [p for p in super().get_params(ctx) if p.name not in SHORTCUTS or _has(keys, SHORTCUTS[p.name])]
-        stage = _module(self._stage())
+        stage = load_stage(self._stage())
         absent = {
             "words": not STAGES[self._stage()].positionals,
-            "plan": not hasattr(stage, "study"),
-            "limit": not hasattr(stage, "LIMIT"),
+            "plan": stage.study is None,
+            "limit": stage.limit_setting is None,
             "batch": "batch" not in keys,
-            "on": not hasattr(stage, "work"),
-            "watch": self._stage() not in LIVE,
+            "on": stage.work is None,
+            "watch": not stage.shows_progress,
         }
         return [p for p in params if not absent.get(p.name)]
 
@@ -57,9 +57,9 @@ class StageCommand(TyperCommand):
 
     def _settings(self) -> list[tuple[str, Any]]:
         from composer_cli.settings import known
-        from stages.runs.runner import module
+        from stages.runs.stage import load_stage
 
-        return list(known(module(self._stage()).Config))
+        return list(known(load_stage(self._stage()).config))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The stage's settings with their defaults, from their declarations."""
@@ -82,12 +82,6 @@ class RunCommand(TyperCommand):
             rows = [(f"on.{_shown(name, field)}", _described(field)) for name, field in fields]
             with formatter.section(f"Settings of --on {word}, for --set on.KEY=VALUE or a table [on] in a file"):
                 formatter.write_dl(rows)
-
-
-def _module(stage: str) -> Any:
-    from stages.runs.runner import module
-
-    return module(stage)
 
 
 def _has(keys: list[str], key: str) -> bool:
@@ -140,6 +134,8 @@ def make(stage: str) -> Callable[..., None]:
         from composer_cli import launch
         from composer_cli.console import Console
         from composer_cli.show import runs
+        from stages.runs.artifact import Run
+        from stages.runs.stage import load_stage
 
         console = Console(quiet, watch=watch)
         said, named = read(stage, words or [])
@@ -148,8 +144,10 @@ def make(stage: str) -> Callable[..., None]:
         values |= {"batch": True} if batch else {}
         short = [*said, *launch.shortcuts(stage, values, teachers, limit)]
         settings = launch.configure(stage, config or [], short, set_ or [])
-        if plan:
-            launch.show_study(stage, [runs.find(artifacts, name) for name in from_ or []], settings, json)
+        study = load_stage(stage).study
+        if plan and study is not None:
+            numbers, text = study([Run(runs.find(artifacts, name)) for name in from_ or []], settings)
+            print_json(numbers) if json else print(text)
             return
         inputs = runs.choose(stage, [*named, *(from_ or [])], artifacts, console.tell)
         job = launch.Job(stage, stage, inputs, settings)
@@ -175,7 +173,7 @@ def read(stage: str, words: Sequence[str]) -> tuple[list[dict[str, Any]], list[s
     if meaning == ("paths",):
         return [nested("paths", list(words))] if words else [], []
     if len(words) > len(meaning):
-        expected = f"`{typed(stage)} {STAGES[stage].usage}`".replace(" `", "`")
+        expected = f"`{command_words(stage)} {STAGES[stage].usage}`".replace(" `", "`")
         raise UsageError(f"{words[len(meaning)]!r} is one word too many: it is {expected}.")
     said = dict(zip(meaning, words, strict=False))
     runs = [said.pop("run")] if "run" in said else []

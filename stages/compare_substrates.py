@@ -8,7 +8,7 @@ unit is a rollout of 002a.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,17 +27,13 @@ from stages.policy.base import PolicyConfig
 from stages.rollouts.substrates import Side, cleaner, table
 from stages.rollouts.trace import RolloutPayload, rollout_units
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Slot
-from stages.runs.records import Kind, Row
-from stages.runs.stage import Plan
+from stages.runs.artifact import Inputs, Out
+from stages.runs.records import Row
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.rollouts.agent_loop import Episode
 
-VERSION = 2
-INPUTS: Mapping[str, Slot] = {}
-OUTPUTS: Mapping[str, Kind] = {}
-LIMIT = "tasks"
 EXPORTED = "traces.jsonl"
 OWN = (
     "No --set traces=PATH was given: 002b is 002a as `composer export verifiers` writes it, read back.",
@@ -221,3 +217,13 @@ def _side(payloads: list[ImportedPayload], dropped: Counter[str], what: str) -> 
     absent = {payload["origin"]["rollout_id"]: payload["origin"]["missing"] for payload in payloads}
     environments = ", ".join(sorted({row["env"] for row in rollouts}))
     return Side("002b", f"{what}: {environments}", rollouts, steps, len(rollouts), absent, dropped)
+
+
+STAGE = Stage(
+    name="substrates",
+    version=2,
+    config=Config,
+    plan=plan,
+    run=run,
+    limit_setting="tasks",
+)

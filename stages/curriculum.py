@@ -17,11 +17,8 @@ from stages.errors import BadInput, Incomplete
 from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIFFICULTY, ROLLOUT, TASK, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
-VERSION = 1
-INPUTS = {"tasks": Slot(TASK, many=True), "rollouts": Slot(ROLLOUT, many=True)}
-OUTPUTS = {"tasks": TASK, "difficulties": DIFFICULTY}
 READ = ["task_id", "gt_pass", "model"]
 
 
@@ -170,3 +167,14 @@ def _band(rate: float) -> str:
     if rate in (0.0, 1.0):
         return BANDS[0] if rate == 0.0 else BANDS[-1]
     return BANDS[1 + min(int(-(-rate * 4 // 1)) - 1, 3)]
+
+
+STAGE = Stage(
+    name="curriculum",
+    version=1,
+    config=Config,
+    inputs={"tasks": Slot(TASK, many=True), "rollouts": Slot(ROLLOUT, many=True)},
+    outputs={"tasks": TASK, "difficulties": DIFFICULTY},
+    plan=plan,
+    run=run,
+)

@@ -30,15 +30,7 @@ from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
 from stages.runs import reporting
 from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
-from stages.runs.stage import Plan
-
-VERSION = 2
-INPUTS = {
-    "arms": Slot(CHECKPOINT, many=True, optional=True),
-    "recorded": Slot(ROLLOUT, many=True, optional=True),
-}
-OUTPUTS = {"eval_items": EVAL_ITEM}
-LIMIT = "tasks"
+from stages.runs.stage import Plan, Stage
 
 
 class Config(PlayingConfig):
@@ -228,3 +220,21 @@ def _finish(verdict: Verdict, items: list[Row], left_out: int, removal: Projecte
             f"{failed} of {len(items)} rollouts failed, the first with {first['error_type']}: {first['error']}. "
             "Retry them with --resume."
         )
+
+
+STAGE = Stage(
+    name="evaluate",
+    version=2,
+    config=Config,
+    inputs={
+        "arms": Slot(CHECKPOINT, many=True, optional=True),
+        "recorded": Slot(ROLLOUT, many=True, optional=True),
+    },
+    outputs={"eval_items": EVAL_ITEM},
+    plan=plan,
+    run=run,
+    work=work,
+    study=study,
+    limit_setting="tasks",
+    shows_progress=True,
+)

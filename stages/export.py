@@ -6,7 +6,6 @@ writes any one run as a folder for the Hugging Face hub, and sends it there wher
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from tabulate import tabulate
@@ -16,18 +15,11 @@ from stages.formats import hub, writer
 from stages.formats.transcripts import Transcripts
 from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
-from stages.runs.records import CHECKPOINT, PAIR, ROLLOUT, STEP, Kind
-from stages.runs.stage import Plan
+from stages.runs.records import CHECKPOINT, PAIR, ROLLOUT, STEP
+from stages.runs.stage import Plan, Stage
 
-VERSION = 1
-INPUTS = {
-    "rollouts": Slot(STEP, unless=(CHECKPOINT, PAIR)),
-    "checkpoint": Slot(CHECKPOINT, optional=True),
-    "pairs": Slot(PAIR, optional=True),
-}
-OUTPUTS: Mapping[str, Kind] = {}
 MERGED = "merged"
 
 
@@ -82,7 +74,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=len(inputs.one("rollouts").scan(ROLLOUT)), what="rollouts")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Write every file of the format, and a report of what they hold and lack."""
     if config.format == MERGED:
         _export_merged(inputs.optional("checkpoint"), out)
@@ -94,7 +86,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         if secret:
             kind = "model" if published.holds(CHECKPOINT) else "dataset"
             sent = hub.push(folder, config.repo, kind, endpoint=config.endpoint, secret=secret, private=config.private)
-            out.conclude(repo=config.repo, **sent)
+            out.set_summary(repo=config.repo, **sent)
         return
     _check_rollouts(inputs, config)
     rollouts = inputs.one("rollouts")
@@ -102,14 +94,14 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     format_writer, dropped = writer(config.format), Counter[str]()
     written: list[tuple[int, str]] = []
     for file in format_writer.files(Transcripts(rollouts), dropped):
-        out.stop_here()
-        written.append((out.foreign(file.name, file.fill), file.name))
+        out.raise_if_stopped()
+        written.append((out.write_export(file.name, file.fill), file.name))
     if not written:
         counted = ", ".join(f"{number} {reason}" for reason, number in (+dropped).items())
         raise BadInput(f"{rollouts.path} holds nothing that {config.format} could hold: {counted}.")
     reasons = sorted((+dropped).items())
     out.count(rollouts=number, files=len(written), **{f"dropped_{reason}": number for reason, number in reasons})
-    out.conclude(format=config.format, lost=list(format_writer.lost), dropped=dict(+dropped))
+    out.set_summary(format=config.format, lost=list(format_writer.lost), dropped=dict(+dropped))
     lines = [f"{number} rollouts as {config.format}", tabulate(written, tablefmt="plain")]
     lines += ["not in these files", *(f"  {number} {reason}" for reason, number in reasons)]
     lines += [f"  {fact}" for fact in format_writer.lost]
@@ -123,7 +115,7 @@ def _check_rollouts(inputs: Inputs, config: Config) -> None:
         )
 
 
-def _export_merged(checkpoint: Run | None, out: Out) -> None:
+def _export_merged(checkpoint: Run | None, out: RunWriter) -> None:
     """Write `merged/`, a plain Hugging Face folder: the adapter added to its base's weights, for any program.
 
     Sums are rounded to the type of the base's weights; the report counts the weights that changed.
@@ -156,9 +148,23 @@ def _export_merged(checkpoint: Run | None, out: Out) -> None:
 
     out.checkpoint(fill, MERGED)
     out.count(adapted_weights=weights, changed_weights=changed)
-    out.conclude(format=MERGED)
+    out.set_summary(format=MERGED)
     out.text(
         "report.txt",
         f"{folder} merged into {out.path / MERGED}\n"
         f"{changed / weights:.1%} of the adapted weights differ from the base's in {str(model.dtype)[6:]}\n",
     )
+
+
+STAGE = Stage(
+    name="export",
+    version=1,
+    config=Config,
+    inputs={
+        "rollouts": Slot(STEP, unless=(CHECKPOINT, PAIR)),
+        "checkpoint": Slot(CHECKPOINT, optional=True),
+        "pairs": Slot(PAIR, optional=True),
+    },
+    plan=plan,
+    run=run,
+)

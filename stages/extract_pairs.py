@@ -30,11 +30,8 @@ from stages.pairs.states import AnsweredStates, recorded, vote
 from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
-VERSION = 4
-INPUTS = {"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))}
-OUTPUTS = {"pairs": PAIR, "states": STATE}
 OF_ROLLOUTS = ["rollout_id", "task_id", "group_id", "model", "reward", "gt_pass"]
 """What rollouts of one task are compared by, and what they handed in."""
 SUBMITTED = ["rollout_id", "submission"]
@@ -173,3 +170,15 @@ def _compare_groups(imported: Run, config: Config, out: Out) -> None:
     about = f"{len(tasks)} tasks, {models} models, "
     about += f"{shared['shared']} of {shared['states']} states shared by several rollouts"
     report(pairs, dropped, num_traces=len(rollouts), num_steps=len(imported.scan(STEP)), out=out, about=about)
+
+
+STAGE = Stage(
+    name="extract-pairs",
+    version=4,
+    config=Config,
+    inputs={"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))},
+    outputs={"pairs": PAIR, "states": STATE},
+    plan=plan,
+    run=run,
+    work=work,
+)

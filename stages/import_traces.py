@@ -5,7 +5,7 @@ Answers: is another program's trace stream as clean as ours? Reads files of know
 and named; a record that cannot be read is dropped, named and counted. The unit is a rollout.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,14 +21,10 @@ from stages.formats.reports import Sidecars
 from stages.formats.session import ImportSession, WorkerFiles, report, unit_of
 from stages.rollouts import gate
 from stages.rollouts.gate import Account
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row
-from stages.runs.stage import Plan
-
-VERSION = 2
-INPUTS: Mapping[str, Slot] = {}
-OUTPUTS = {"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN}
+from stages.runs.stage import Plan, Stage
 
 
 class Config(StageConfig):
@@ -92,7 +88,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=len(config.sources()), what="files")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Read every file, then write the tables, the gate's checks and the report."""
     del inputs
     sidecars = Sidecars(config.model, config.redact)
@@ -115,11 +111,11 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     if graded:
         out.document("graded", [log.record() for log in graded])
     agreement = ["", *eval_logs.agreement_report(graded)] if graded else []
-    out.conclude(reports=sidecars.reports.summary())
+    out.set_summary(reports=sidecars.reports.summary())
     _finish(session, config, out, [*agreement, *sidecars.reports.lines()])
 
 
-def work(inputs: Inputs, config: Config, out: Out) -> None:
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Read a worker's files."""
     del inputs, config
     files_of_worker: WorkerFiles = out.found
@@ -130,7 +126,7 @@ def _is_of_predictions(reader: Reader | None) -> bool:
     return reader is not None and reader.name == swebench.PREDICTIONS
 
 
-def _finish(session: ImportSession, config: Config, out: Out, remarks: list[str]) -> None:
+def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: list[str]) -> None:
     """Write the tables in the order of the files, and the report with every file's counts and the gate's checks."""
     if not session.rollouts:
         first = session.drops[0] if session.drops else None
@@ -165,3 +161,14 @@ def _finish(session: ImportSession, config: Config, out: Out, remarks: list[str]
     out.table(ORIGIN, origins())
     about = f"{len(tasks)} tasks, {len(models)} models"
     report(session.counts, session.drops, account, about, checks.checks(account.rollouts), remarks, out)
+
+
+STAGE = Stage(
+    name="import",
+    version=2,
+    config=Config,
+    outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN},
+    plan=plan,
+    run=run,
+    work=work,
+)

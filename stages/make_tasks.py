@@ -6,7 +6,7 @@ model; a rejected candidate keeps its reason.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,21 +16,16 @@ from stages.errors import Incomplete, UsageError
 from stages.policy import PolicyConfig
 from stages.policy.serving import Serving
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, Out
 from stages.runs.config import StageConfig
 from stages.runs.records import TASK, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.envs.feature_deletion.selection import Removal
     from stages.envs.feature_deletion.task_source import TaskGenerator
     from stages.envs.feature_deletion.worker import Baseline
     from stages.teachers.proposing import Proposing
-
-VERSION = 2
-INPUTS: Mapping[str, Slot] = {}
-OUTPUTS = {"tasks": TASK}
-LIMIT = "tasks"
 
 
 class Proposer(PolicyConfig):
@@ -245,3 +240,15 @@ def _task_row(row: Row) -> Row:
         "prompt": row["problem_statement"],
         "data_json": store.encode(row).decode(),
     }
+
+
+STAGE = Stage(
+    name="tasks",
+    version=2,
+    config=Config,
+    outputs={"tasks": TASK},
+    plan=plan,
+    run=run,
+    work=work,
+    limit_setting="tasks",
+)

@@ -24,11 +24,8 @@ from stages.runs import store
 from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
-VERSION = 1
-INPUTS = {"rollouts": Slot(STEP)}
-OUTPUTS = {"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN, "selections": SELECTION}
 SHOWN = 20
 
 
@@ -151,3 +148,14 @@ def _report(told: Told, checks: list[gate.GateCheck], out: Out) -> None:
 
 def _shown(value: float | None) -> str:
     return "nothing scored" if value is None else f"{value:.3f}"
+
+
+STAGE = Stage(
+    name="normalize",
+    version=1,
+    config=Config,
+    inputs={"rollouts": Slot(STEP)},
+    outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN, "selections": SELECTION},
+    plan=plan,
+    run=run,
+)

@@ -22,15 +22,10 @@ from stages.policy.spending import Spending, Tally, table, verdict
 from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 from stages.teachers.asking import FINAL, Policies, ask_all, probe_servers
 from stages.teachers.gate import GateConfig, ask_gated
 from stages.teachers.questions import Asked, RecordedStates, TeacherConfig, questions
-
-VERSION = 3
-INPUTS = {"rollouts": Slot(STEP)}
-OUTPUTS = {"teacher_actions": TEACHER_ACTION}
-
 
 WHY_SPARED = {
     "passed": "of rollouts that passed",
@@ -232,3 +227,15 @@ def _servers(out: Out) -> list[str]:
     lines = [f"{name} takes no {', '.join(lacks)}: requests went without." for name, lacks in refused.items() if lacks]
     errors = {name: accepts["error"] for name, accepts in found.items() if accepts["error"]}
     return lines + [f"{name} did not answer a plain question: {error}." for name, error in errors.items()]
+
+
+STAGE = Stage(
+    name="replay-teachers",
+    version=3,
+    config=Config,
+    inputs={"rollouts": Slot(STEP)},
+    outputs={"teacher_actions": TEACHER_ACTION},
+    plan=plan,
+    run=run,
+    work=work,
+)

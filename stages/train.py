@@ -20,7 +20,7 @@ from stages.policy.serving import Serving
 from stages.runs import reporting, store
 from stages.runs.artifact import Inputs, Interrupted, Out, Slot
 from stages.runs.records import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 from stages.training import setup
 from stages.training.channels import CHANNELS
 from stages.training.config import Config
@@ -31,18 +31,6 @@ if TYPE_CHECKING:
     from stages.training.distributed import Sharded
     from stages.training.replicas import OuterSteps
     from stages.training.trainer import ComposedTrainer
-
-VERSION = 1
-INPUTS = {"pairs": Slot(PAIR, optional=True), "direction": Slot(DIRECTION, optional=True)}
-OUTPUTS = {
-    "checkpoint": CHECKPOINT,
-    "rollouts": ROLLOUT,
-    "steps": STEP,
-    "training_rewards": TRAINING_REWARD,
-    "hints": HINT,
-}
-SEVERAL_PROCESSES = True
-PRELOAD = ("stages.training.trainer",)
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -182,3 +170,23 @@ def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSt
         trainer.train(resume_from_checkpoint=str(start) if start else None)
     if not (outer.finished if outer else trainer.state.global_step >= trainer.args.max_steps):
         raise Interrupted
+
+
+STAGE = Stage(
+    name="train",
+    version=1,
+    config=Config,
+    inputs={"pairs": Slot(PAIR, optional=True), "direction": Slot(DIRECTION, optional=True)},
+    outputs={
+        "checkpoint": CHECKPOINT,
+        "rollouts": ROLLOUT,
+        "steps": STEP,
+        "training_rewards": TRAINING_REWARD,
+        "hints": HINT,
+    },
+    plan=plan,
+    run=run,
+    shows_progress=True,
+    several_processes=True,
+    preload=("stages.training.trainer",),
+)

@@ -11,12 +11,12 @@ import orjson
 from composer_cli.settings import assignment, known, nested
 from composer_cli.show import runs
 from composer_cli.show.show import Transcript, of_run
-from stages import STAGES, names, order, typed
+from stages import STAGES, command_words, stage_order, stages_of
 from stages.errors import BadInput
 from stages.probe.checks.check import QUESTIONS
 from stages.runs.artifact import Run
 from stages.runs.records import PAIR
-from stages.runs.runner import module
+from stages.runs.stage import load_stage
 
 # ---- compared
 # What a report is about, for its first screen: model, environment, arms in words, date, command.
@@ -58,12 +58,12 @@ def command(run: Run) -> str:
         return ""
     reads = [f"--from {runs.name(Path(ref.path))}" for refs in run.manifest.inputs.values() for ref in refs]
     changed = [f"-s {_said(key, value)}" for key, value in _changed(run).items()]
-    return " ".join([typed(stage), *dict.fromkeys(reads), *changed])
+    return " ".join([command_words(stage), *dict.fromkeys(reads), *changed])
 
 
 def _changed(run: Run) -> Mapping[str, Any]:
     """Settings by dotted key that differ from their defaults; a list is given whole."""
-    config = module(run.manifest.stage).Config
+    config = load_stage(run.manifest.stage).config
     found: dict[str, Any] = {}
     for key, field in known(config):
         default = None if field.is_required() else field.get_default(call_default_factory=True)
@@ -419,16 +419,16 @@ def chain(root: Path, wanted: Sequence[str]) -> list[Run]:
     found: dict[Path, Run] = {}
     for end in ends:
         _add_ancestors(end, found)
-    return sorted(found.values(), key=lambda run: (order(run.manifest.stage), run.path.name))
+    return sorted(found.values(), key=lambda run: (stage_order(run.manifest.stage), run.path.name))
 
 
 def _newest(root: Path) -> list[Run]:
     """The last stage of the pipeline that has a run, and what the probe found and drew."""
-    latest = {stage: runs.latest(root, stage) for stage in (*names("pipeline"), *PROBE_ENDS)}
+    latest = {stage: runs.latest(root, stage) for stage in (*stages_of("pipeline"), *PROBE_ENDS)}
     there = {stage: path for stage, path in latest.items() if path is not None}
     if not there:
         raise BadInput(f"There is no finished run in {root} to report on. `composer run --preset demo` makes some.")
-    last = [stage for stage in names("pipeline") if stage in there][-1:]
+    last = [stage for stage in stages_of("pipeline") if stage in there][-1:]
     return [Run(there[stage]) for stage in [*last, *(stage for stage in PROBE_ENDS if stage in there)]]
 
 

@@ -1,19 +1,19 @@
 """Finding runs: by folder, by the name that `composer status` shows, by part of it, or as the latest of a stage."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from stages import STAGES, order, typed
+from stages import STAGES, command_words, stage_order
 from stages.errors import BadInput, UsageError
-from stages.runs import artifact, bucket, manifest
+from stages.runs import bucket, manifest
 from stages.runs.artifact import Inputs, Run, Slot
-from stages.runs.runner import module
+from stages.runs.stage import assign_inputs, load_stage
 
 
 def folders(root: Path) -> list[Path]:
     """All run folders below the artifacts folder, stage by stage, oldest first."""
     found = [path.parent for path in root.glob("*/*/manifest.json") if not path.parent.is_symlink()]
-    return sorted(found, key=lambda path: (order(path.parent.name), path.name))
+    return sorted(found, key=lambda path: (stage_order(path.parent.name), path.name))
 
 
 def find(root: Path, text: str) -> Path:
@@ -62,24 +62,24 @@ def name(run: Path) -> str:
 
 def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], None]) -> Inputs:
     """The inputs of a stage: the runs that were named, or else the latest of the stages that write what it needs."""
-    slots = module(stage).INPUTS
-    if given and not slots:
+    loaded = load_stage(stage)
+    if given and not loaded.inputs:
         raise UsageError(f"{stage} reads no runs. Leave out --from {given[0]}.")
-    runs = [Run(find(root, text)) for text in given] if given else _latest(stage, slots, root, tell)
-    return artifact.assign(stage, slots, runs)
+    runs = [Run(find(root, text)) for text in given] if given else _latest(stage, loaded.inputs, root, tell)
+    return assign_inputs(loaded, runs)
 
 
-def _latest(stage: str, slots: dict[str, Slot], root: Path, tell: Callable[[str], None]) -> list[Run]:
+def _latest(stage: str, slots: Mapping[str, Slot], root: Path, tell: Callable[[str], None]) -> list[Run]:
     runs: dict[Path, Run] = {}
     for slot in slots.values():
         if slot.many or slot.optional:
             continue
-        writers = [s for s in STAGES if any(kind.name == slot.kind.name for kind in module(s).OUTPUTS.values())]
+        writers = [s for s in STAGES if any(kind.name == slot.kind.name for kind in load_stage(s).outputs.values())]
         found = [path for s in writers if (path := latest(root, s)) is not None]
         if not found:
             raise BadInput(
                 f"{stage} needs {slot.kind}, and there is no finished run in {root} that holds it. "
-                f"Run {' or '.join(f'`{typed(writer)}`' for writer in writers)} first, "
+                f"Run {' or '.join(f'`{command_words(writer)}`' for writer in writers)} first, "
                 "or give a run with --from FOLDER."
             )
         newest = max(found, key=lambda path: path.name)  # names begin with the time

@@ -12,7 +12,7 @@ from stages import STAGES
 from stages.errors import BadInput, UsageError
 from stages.runs import manifest, runner
 from stages.runs.manifest import InputRef, Manifest
-from stages.runs.runner import module
+from stages.runs.stage import load_stage
 
 RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
 COLOURS = {
@@ -101,7 +101,7 @@ def _changed(ref: InputRef) -> str | None:
 
 
 def _outdated(found: Manifest) -> str | None:
-    now = module(found.stage).VERSION if found.stage in STAGES else found.stage_version
+    now = load_stage(found.stage).version if found.stage in STAGES else found.stage_version
     older = found.stage_version < now
     return f"{found.stage} was version {found.stage_version} and is now {now}" if older else None
 

@@ -28,7 +28,7 @@ from stages.rollouts import gate
 from stages.rollouts.gate import Account
 from stages.rollouts.trace import conversation
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 
 BATCH = 64
@@ -110,7 +110,7 @@ class WorkerFiles:
     files: Sequence[tuple[Source, Reader | None]]
     sidecars: Sidecars
 
-    def read_ahead(self, out: Out) -> None:
+    def read_ahead(self, out: RunWriter) -> None:
         """Read the files of a worker for the import."""
         for source, reader in self.files:
             if not out.finished(unit_of(source)):
@@ -128,7 +128,7 @@ def read(source: Source, reader: Reader | None, sidecars: Sidecars, count: FileC
         yield item if isinstance(item, Drop) else ReadRollout(Known.of(item), rows.payload(item, 0))
 
 
-def read_into_journal(source: Source, reader: Reader | None, sidecars: Sidecars, out: Out) -> None:
+def read_into_journal(source: Source, reader: Reader | None, sidecars: Sidecars, out: RunWriter) -> None:
     """Read a file into the journal of a worker."""
     count, name = FileCount(source.label, reader.name if reader else "unknown", source.sha256), unit_of(source)
     batch: list[tuple[str, Row, bool]] = []
@@ -141,7 +141,7 @@ def read_into_journal(source: Source, reader: Reader | None, sidecars: Sidecars,
         )
         batch.append((f"{name}/{number}", row, False))
         if len(batch) == BATCH:
-            out.stop_here()
+            out.raise_if_stopped()
             out.write_all(batch)
             batch.clear()
     counters = {"dropped": dict(count.dropped), "redacted": dict(count.redacted)}
@@ -151,7 +151,7 @@ def read_into_journal(source: Source, reader: Reader | None, sidecars: Sidecars,
 
 
 def read_from_journal(
-    source: Source, sidecars: Sidecars, count: FileCount, out: Out
+    source: Source, sidecars: Sidecars, count: FileCount, out: RunWriter
 ) -> Iterator[ReadRollout | Drop] | None:
     """Return the same as `read` from the units of a worker; None where no worker has read the file to its end."""
     if not out.journal.finished(unit_of(source)) or (file_unit := out.journal.get(unit_of(source))) is None:
@@ -178,7 +178,7 @@ class ImportSession:
     training batch.
     """
 
-    def __init__(self, out: Out, sidecars: Sidecars) -> None:
+    def __init__(self, out: RunWriter, sidecars: Sidecars) -> None:
         self.out, self.sidecars = out, sidecars
         self.counts: list[FileCount] = []
         self.drops: list[Drop] = []
@@ -200,7 +200,7 @@ class ImportSession:
         self._write(batch)
 
     def _write(self, batch: list[tuple[str, ImportedPayload, bool]]) -> None:
-        self.out.stop_here()
+        self.out.raise_if_stopped()
         self.out.write_all([unit for unit in batch if not self.out.finished(unit[0])])
         batch.clear()
 
@@ -276,7 +276,7 @@ def report(
     about: str,
     checks: list[gate.GateCheck],
     remarks: list[str],
-    out: Out,
+    out: RunWriter,
 ) -> None:
     """Write the result of an import: `report.txt`, `sources.json`, `drops.json`, and totals in the manifest.
 
@@ -297,10 +297,10 @@ def report(
     out.count(traces=traces, rollouts=account.rollouts, failed=account.failed, steps=account.steps)
     out.count(**{f"dropped_{reason}": number for reason, number in sorted(dropped.items())})
     out.manifest.tokens.update(prompt=account.prompt_tokens, completion=account.completion_tokens)
-    out.conclude(
+    out.set_summary(
         files=len(counts),
         formats=dict(Counter(count.format for count in counts)),
-        mean_reward=account.mean_reward,
+        mean_reward=account.rewards.value,
         dropped=dict(dropped),
         redacted=dict(redacted),
         gate_ok=all(check.ok for check in checks),

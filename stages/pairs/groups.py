@@ -14,7 +14,7 @@ from typing import Any
 from stages.envs.base import Task
 from stages.pairs.voting import Ballot, Preference, canonical, canonical_answer, canonical_command, decide
 from stages.rollouts.agent_loop import state_sha256
-from stages.rollouts.trace import COLUMNS, by_rollout, opening_row, state_id, state_rows, states, step_groups
+from stages.rollouts.trace import STATE_COLUMNS, by_rollout, opening_row, state_id, state_rows, states, step_groups
 from stages.runs import store
 from stages.runs.artifact import Run
 from stages.runs.records import STEP, Row
@@ -367,7 +367,7 @@ class Named:
 
     def rows(self, rollouts: Run, tasks: Iterable[Task] = ()) -> Iterator[Row]:
         """Their `state/1` rows, with all that they go on from; the steps of a run are read once."""
-        for steps in step_groups(rollouts.scan(STEP).rows(COLUMNS)):
+        for steps in step_groups(rollouts.scan(STEP).rows(STATE_COLUMNS)):
             if steps[0]["rollout_id"] in self._last:
                 yield from state_rows(steps, self._last[steps[0]["rollout_id"]])
         yield from (task_state(task) for task in tasks if task.task_id in self._tasks)

@@ -13,18 +13,10 @@ from stages.errors import BadInput
 from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import PROBE_CHECK, PROBE_ROW, PROBE_SCORE, TRAJECTORY
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.checks.check import Check
-
-VERSION = 1
-INPUTS = {
-    "scores": Slot(PROBE_SCORE, many=True, optional=True),
-    "rows": Slot(PROBE_ROW, many=True, optional=True),
-    "trajectories": Slot(TRAJECTORY, many=True, optional=True),
-}
-OUTPUTS = {"probe_checks": PROBE_CHECK}
 
 
 class Config(StageConfig):
@@ -99,3 +91,18 @@ def _ordered(scores: list[Run]) -> tuple[Run, Run, Literal["adapter", "loss"]]:
         first, second = sorted(scores, key=lambda run: run.manifest.summary["loss_kind"] != "nll_mean")
         return first, second, "loss"
     raise BadInput(f"compare takes an SVD and a LoRA score, or an NLL and a GRPO one; it got {facts}.")
+
+
+STAGE = Stage(
+    name="probe-compare",
+    version=1,
+    config=Config,
+    inputs={
+        "scores": Slot(PROBE_SCORE, many=True, optional=True),
+        "rows": Slot(PROBE_ROW, many=True, optional=True),
+        "trajectories": Slot(TRAJECTORY, many=True, optional=True),
+    },
+    outputs={"probe_checks": PROBE_CHECK},
+    plan=plan,
+    run=run,
+)

@@ -18,7 +18,7 @@ from stages.runs import store
 from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import CHECKPOINT, DIRECTION, SVD_MODULE, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.checks.check import Check
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from stages.probe.gradients.student import Student
     from stages.probe.pool.tokens import TokenRow
 
-VERSION = 1
-INPUTS = {"svd": Slot(SVD_MODULE, optional=True)}
-OUTPUTS = {"directions": DIRECTION, "v_hack": CHECKPOINT}
 PAIRS_AT_ONCE = 8
 LOSSES: dict[str, "LossKind"] = {"nll": "nll_mean", "grpo": "drgrpo_sum"}
 
@@ -219,3 +216,14 @@ def _finish(
         loss_kind=facts["loss_kind"],
         length_matched=next(check for check in checks if check.name == "V5").passed,
     )
+
+
+STAGE = Stage(
+    name="probe-extract-vhack",
+    version=1,
+    config=Config,
+    inputs={"svd": Slot(SVD_MODULE, optional=True)},
+    outputs={"directions": DIRECTION, "v_hack": CHECKPOINT},
+    plan=plan,
+    run=run,
+)

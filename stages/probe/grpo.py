@@ -13,14 +13,10 @@ from stages.errors import UsageError
 from stages.probe.loops.config import GrpoConfig as Config
 from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.records import DIRECTION, SVD_MODULE, TRAJECTORY
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.gradients.memory import Measuring
-
-VERSION = 1
-INPUTS = {"direction": Slot(DIRECTION), "svd": Slot(SVD_MODULE, optional=True)}
-OUTPUTS = {"trajectories": TRAJECTORY}
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -78,3 +74,14 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         for seed in config.seeds:
             loop.run_seed(seed)
     loop.finish()
+
+
+STAGE = Stage(
+    name="probe-grpo",
+    version=1,
+    config=Config,
+    inputs={"direction": Slot(DIRECTION), "svd": Slot(SVD_MODULE, optional=True)},
+    outputs={"trajectories": TRAJECTORY},
+    plan=plan,
+    run=run,
+)

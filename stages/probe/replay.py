@@ -15,14 +15,10 @@ from stages.probe.directions.modes import check_arm
 from stages.probe.loops.config import ReplayConfig as Config
 from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.records import CHECKPOINT, DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.gradients.memory import Measuring
-
-VERSION = 1
-INPUTS = {"pool": Slot(POOL_ROW), "direction": Slot(DIRECTION), "svd": Slot(SVD_MODULE, optional=True)}
-OUTPUTS = {"probe_rows": PROBE_ROW, "gradients": CHECKPOINT}
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -83,3 +79,14 @@ def _rows_by_step(rows: list[Row], steps: int) -> list[list[Row]]:
     bounds = [len(problems) * index // steps for index in range(steps + 1)]
     chosen = [set(problems[low:high]) for low, high in pairwise(bounds)]
     return [[row for row in rows if row["step"] in dealt] for dealt in chosen]
+
+
+STAGE = Stage(
+    name="probe-replay",
+    version=1,
+    config=Config,
+    inputs={"pool": Slot(POOL_ROW), "direction": Slot(DIRECTION), "svd": Slot(SVD_MODULE, optional=True)},
+    outputs={"probe_rows": PROBE_ROW, "gradients": CHECKPOINT},
+    plan=plan,
+    run=run,
+)

@@ -15,14 +15,10 @@ from stages.errors import BadInput
 from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.directions.extraction import Direction
-
-VERSION = 1
-INPUTS = {"rows": Slot(PROBE_ROW), "directions": Slot(DIRECTION, many=True)}
-OUTPUTS = {"probe_scores": PROBE_SCORE, "placebos": PLACEBO}
 
 
 class Config(StageConfig):
@@ -103,3 +99,14 @@ def _report(placebos: Sequence[Row], chance: Mapping[str, float], replay: Run, f
     lines = [f"{family:<12} sd of cos_stack {value:.4f}" for family, value in spread.items()]
     isotropic = f"isotropic directions would give {chance['sd_cos_stack']:.4f}, random placebos give {mean:.4f}"
     out.text("report.txt", "\n".join([*lines, isotropic, f"cos(v, generic gradient) {generic:+.3f}", ""]))
+
+
+STAGE = Stage(
+    name="probe-score",
+    version=1,
+    config=Config,
+    inputs={"rows": Slot(PROBE_ROW), "directions": Slot(DIRECTION, many=True)},
+    outputs={"probe_scores": PROBE_SCORE, "placebos": PLACEBO},
+    plan=plan,
+    run=run,
+)

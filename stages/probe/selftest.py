@@ -4,21 +4,17 @@ Reads nothing: it builds small models with a planted loophole. Writes `probe_che
 some for weights in half precision. The unit is a fault.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, Out
 from stages.runs.config import StageConfig
 from stages.runs.records import PROBE_CHECK
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.checks.check import Check
     from stages.probe.synthetic.world import World
-
-VERSION = 1
-INPUTS: Mapping[str, Slot] = {}
-OUTPUTS = {"probe_checks": PROBE_CHECK}
 
 
 class Config(StageConfig):
@@ -68,3 +64,13 @@ def judge_world(world: "World", out: Out, others: Sequence["Check"] = ()) -> Non
     out.text("report.txt", table(checks) + "\n")
     out.count(guards=len(sound), faults=len(FAULTS))
     out.conclude(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status])
+
+
+STAGE = Stage(
+    name="probe-selftest",
+    version=1,
+    config=Config,
+    outputs={"probe_checks": PROBE_CHECK},
+    plan=plan,
+    run=run,
+)

@@ -5,23 +5,18 @@ Linears of the layers are decomposed; factors are kept because singular vectors 
 direction means something in the basis alone that it was extracted in.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from stages.policy.base import PolicyConfig
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, Out
 from stages.runs.config import StageConfig
 from stages.runs.records import CHECKPOINT, SVD_MODULE, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-VERSION = 1
-INPUTS: Mapping[str, Slot] = {}
-OUTPUTS = {"svd_modules": SVD_MODULE, "svd": CHECKPOINT}
 
 
 class Config(StageConfig):
@@ -88,3 +83,13 @@ def _finish(names: list[str], folder: Path, out: Out) -> None:
     out.conclude(
         svd_sha256=sha256, modules=len(rows), numbers=sum(row["rank"] for row in rows), worst_reconstruction_error=worst
     )
+
+
+STAGE = Stage(
+    name="probe-svd",
+    version=1,
+    config=Config,
+    outputs={"svd_modules": SVD_MODULE, "svd": CHECKPOINT},
+    plan=plan,
+    run=run,
+)

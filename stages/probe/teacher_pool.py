@@ -6,7 +6,7 @@ of `collect`, `import` or `train` may be given instead of sampled, several runs 
 with `recorded` rows of an earlier pool.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,17 +20,13 @@ from stages.probe.loops.config import SourceConfig
 from stages.probe.pool.rows import write_step
 from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.records import POOL_ROW, ROLLOUT, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
     from stages.probe.checks.check import Check
     from stages.probe.loops.rollouts import SourcePolicies
     from stages.rollouts.agent_loop import Episode
-
-VERSION = 1
-INPUTS: Mapping[str, Slot] = {"rollouts": Slot(ROLLOUT, many=True, optional=True)}
-OUTPUTS = {"pool_rows": POOL_ROW}
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -218,3 +214,15 @@ def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["C
     out.conclude(
         ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], hack_rates=rates, contract_sha256=digest
     )
+
+
+STAGE = Stage(
+    name="probe-teacher-pool",
+    version=1,
+    config=Config,
+    inputs={"rollouts": Slot(ROLLOUT, many=True, optional=True)},
+    outputs={"pool_rows": POOL_ROW},
+    plan=plan,
+    run=run,
+    work=work,
+)

@@ -10,16 +10,7 @@ from stages.errors import BadInput
 from stages.runs.artifact import Inputs, Out, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIRECTION, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE
-from stages.runs.stage import Plan
-
-VERSION = 1
-INPUTS = {
-    "pool": Slot(POOL_ROW),
-    "replays": Slot(PROBE_ROW, many=True),
-    "score": Slot(PROBE_SCORE),
-    "direction": Slot(DIRECTION),
-}
-OUTPUTS = {"probe_checks": PROBE_CHECK}
+from stages.runs.stage import Plan, Stage
 
 
 class Config(StageConfig):
@@ -61,3 +52,19 @@ def _arms(replays: list[Run]) -> dict[str, Run]:
     if "vanilla" not in arms or len(set(arms)) < len(arms):
         raise BadInput(f"uat needs one vanilla replay and at most one of each other arm; it got {', '.join(arms)}.")
     return dict(zip(arms, replays, strict=True))
+
+
+STAGE = Stage(
+    name="probe-uat",
+    version=1,
+    config=Config,
+    inputs={
+        "pool": Slot(POOL_ROW),
+        "replays": Slot(PROBE_ROW, many=True),
+        "score": Slot(PROBE_SCORE),
+        "direction": Slot(DIRECTION),
+    },
+    outputs={"probe_checks": PROBE_CHECK},
+    plan=plan,
+    run=run,
+)

@@ -15,18 +15,10 @@ from pydantic import Field
 from stages.runs.artifact import Inputs, Out, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIRECTION, SVD_MODULE, TRAINING_REWARD, WATCHED
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.gradients.memory import Measuring
-
-VERSION = 2
-INPUTS = {
-    "training": Slot(TRAINING_REWARD),
-    "direction": Slot(DIRECTION),
-    "svd": Slot(SVD_MODULE, optional=True),
-}
-OUTPUTS = {"watched": WATCHED}
 
 
 class Config(StageConfig):
@@ -97,3 +89,18 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     out.text("report.txt", table(checks) + "\n")
     out.count(planned=len(steps), done=len(steps))
     out.conclude(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], figures=["watch"], **facts)
+
+
+STAGE = Stage(
+    name="probe-watch",
+    version=2,
+    config=Config,
+    inputs={
+        "training": Slot(TRAINING_REWARD),
+        "direction": Slot(DIRECTION),
+        "svd": Slot(SVD_MODULE, optional=True),
+    },
+    outputs={"watched": WATCHED},
+    plan=plan,
+    run=run,
+)

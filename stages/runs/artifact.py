@@ -5,14 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, BinaryIO
 
 from pyarrow import RecordBatch
 
-from stages import STAGES, typed
 from stages.errors import BadInput
 from stages.runs import ledger, manifest, parquet, store
 from stages.runs.journal import Journal
@@ -351,35 +349,6 @@ class Inputs(dict[str, list[Run]]):
         return (run for runs in self.values() for run in runs)
 
 
-def assign(stage: str, slots: Mapping[str, Slot], runs: Sequence[Run]) -> Inputs:
-    """Give each run to the slots whose kind it holds; `BadInput` when a slot stays empty or a run fits nowhere."""
-    filled: dict[str, list[Run]] = {}
-    for name, slot in slots.items():
-        fitting = [run for run in runs if run.holds(slot.kind)]
-        if len(fitting) > 1 and not slot.many:
-            raise BadInput(
-                f"{stage} needs one run with {slot.kind}, but {len(fitting)} were given: "
-                f"{', '.join(str(r.path) for r in fitting)}."
-            )
-        spared = any(run.holds(kind) for run in runs for kind in slot.unless)
-        if not fitting and not slot.optional and not spared:
-            raise BadInput(
-                f"{stage} needs a run that holds {slot.kind} ({name}). Give it with --from FOLDER; "
-                "`composer status` lists the runs."
-            )
-        if fitting:
-            filled[name] = fitting
-    used = [run for fitting in filled.values() for run in fitting]
-    for run in runs:
-        if run not in used:
-            held = ", ".join(out["kind"] for out in run.manifest.outputs.values()) or "nothing"
-            raise BadInput(
-                f"{run.path} holds {held}; {stage} has no use for it. "
-                f"It needs {', '.join(str(s.kind) for s in slots.values())}."
-            )
-    return Inputs(filled)
-
-
 def references(inputs: Inputs) -> dict[str, list[InputRef]]:
     """What the manifest keeps of the inputs."""
     return {
@@ -391,24 +360,6 @@ def references(inputs: Inputs) -> dict[str, list[InputRef]]:
         ]
         for name, runs in inputs.items()
     }
-
-
-def check(inputs: Inputs) -> None:
-    """Refuse inputs that are unfinished or damaged."""
-    for run in inputs.runs():
-        if run.manifest.status != "complete":
-            raise BadInput(
-                f"{run.path} is {run.manifest.status}, not complete. "
-                f"Finish it first: `{typed(run.manifest.stage)} --resume`."
-            )
-        now = import_module(STAGES[run.manifest.stage].module).VERSION if run.manifest.stage in STAGES else None
-        if now is not None and run.manifest.stage_version > now:
-            raise BadInput(
-                f"{run.path} was written by version {run.manifest.stage_version} of {run.manifest.stage}, newer than "
-                f"{now}, which this Composer has. Update Composer."
-            )
-        if damage := run.damage():
-            raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
 
 
 def kinds_of(run: Run) -> list[Kind]:

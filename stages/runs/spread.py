@@ -12,13 +12,11 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 from uuid import uuid4
 
-from stages import STAGES
 from stages.backends.engine import Engine, find
 from stages.errors import ComposerError, Incomplete
 from stages.runs import ledger, store
@@ -27,6 +25,7 @@ from stages.runs.config import StageConfig
 from stages.runs.ledger import Reservation
 from stages.runs.manifest import Manifest
 from stages.runs.records import Row
+from stages.runs.stage import load_stage
 
 A_WORKER = 4
 """Shards for each worker: fewer lose time in the end, when some have nothing left to do; more cost their beginnings."""
@@ -56,8 +55,7 @@ class ShardOut(Out):
     def __init__(self, shard: Shard) -> None:
         attempts = [path for path in shard.folder.iterdir() if path.is_dir()] if shard.folder.exists() else []
         lent = None if shard.lent is None else max(shard.lent - sum(_money(attempts)), 0.0)
-        stage = import_module(STAGES[shard.stage].module)
-        record = Manifest(composer="", stage=shard.stage, stage_version=stage.VERSION, fingerprint="")
+        record = Manifest(composer="", stage=shard.stage, stage_version=load_stage(shard.stage).version, fingerprint="")
         super().__init__(shard.folder / uuid4().hex, record, cache=shard.cache, max_cost=lent)
         self.found = shard.found
         self._missing = shard.units - {row["unit"] for row in _units(attempts) if not row["failed"]}
@@ -141,10 +139,12 @@ class Spread:
 def work(shard: Shard) -> BaseException | None:
     """Do a shard's units, in a worker; what went wrong, if anything did. What is finished is durable in any case."""
     inputs = Inputs({name: [Run(path) for path in paths] for name, paths in shard.inputs.items()})
+    stage = load_stage(shard.stage)
     try:
         out = ShardOut(shard)
         with _listening(out, shard.folder.parent / STOP):
-            import_module(STAGES[shard.stage].module).work(inputs, shard.config, out)
+            if stage.work is not None:
+                stage.work(inputs, shard.config, out)
     except Interrupted:
         return None
     except ComposerError as error:

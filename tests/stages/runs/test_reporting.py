@@ -16,6 +16,7 @@ from stages.errors import UsageError
 from stages.runs import manifest, runner
 from stages.runs.artifact import Inputs, Out, Run
 from stages.runs.config import StageConfig
+from stages.runs.stage import load_stage
 
 BACKENDS = get_args(get_args(train.Config.model_fields["report_to"].annotation)[0])
 ABSENT = [name for name in BACKENDS if find_spec(name) is None]
@@ -50,7 +51,7 @@ def test_a_backend_that_is_not_installed_is_refused_before_loading(
     tmp_path: Path, tiny: Path, stage: str, make: Callable[..., StageConfig]
 ) -> None:
     settings = make(tiny, *ABSENT)
-    for start in (runner.module(stage).plan, lambda _, settings: runner.execute(stage, {}, settings, root=tmp_path)):
+    for start in (load_stage(stage).plan, lambda _, settings: runner.execute(stage, {}, settings, root=tmp_path)):
         with pytest.raises(UsageError, match=rf"report_to names {ABSENT[0]}.*pip install -e \.\[{ABSENT[0]}\]"):
             start(Inputs({}), settings)
 

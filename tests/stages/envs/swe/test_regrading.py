@@ -80,7 +80,9 @@ def test_the_model_of_a_container_log_is_known_by_its_folders(folder: str, model
 def test_a_wrong_report_is_called_a_disagreement(tmp_path: Path) -> None:
     found = grade(container(tmp_path, BAD, said=True))
     assert found[0].agrees is False
-    assert "  disagrees: run/pallets__flask-1/test_output.txt: False here, True there" in eval_logs.agreement_report(found)
+    assert "  disagrees: run/pallets__flask-1/test_output.txt: False here, True there" in eval_logs.agreement_report(
+        found
+    )
 
 
 def test_a_test_in_another_place_is_noticed(tmp_path: Path) -> None:
