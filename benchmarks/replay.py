@@ -134,18 +134,18 @@ async def with_ours(url: str, calls: int, width: int) -> None:
     from stages.policy.background import follow
     from stages.policy.base import PolicyConfig, Turn
     from stages.policy.endpoint import EndpointPolicy
-    from stages.runs.artifact import Out
+    from stages.runs.artifact import RunWriter
     from stages.runs.manifest import Manifest
-    from stages.runs.store import Together
+    from stages.runs.store import GroupCommit
 
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         manifest = Manifest(composer="0", stage="benchmark", stage_version=1, fingerprint="0")
-        out = Out(Path(folder) / "run", manifest, cache=Path(folder) / "cache", max_cost=1e6)
+        out = RunWriter(Path(folder) / "run", manifest, cache=Path(folder) / "cache", max_cost=1e6)
         config = PolicyConfig(
             model="m", base_url=url, concurrency=width, max_tokens=256, usd_per_mtok_in=1.0, usd_per_mtok_out=1.0
         )
         policy = EndpointPolicy(config, budget=out.budget, cache=out.cache)
-        written = Together(out.write_all)
+        written = GroupCommit(out.write_all)
 
         async def answered(number, sample):
             assert sample.error_type is None

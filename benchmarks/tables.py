@@ -27,7 +27,7 @@ from stages.policy import KINDS, PolicyConfig, Sample, Turn
 from stages.rollouts.agent_loop import Episode
 from stages.rollouts.trace import digests_of_prefixes
 from stages.runs import manifest, runner, store
-from stages.runs.artifact import Inputs, Out, Run, references
+from stages.runs.artifact import Inputs, RunWriter, Run, references
 from stages.runs.journal import Journal
 from stages.runs.manifest import Manifest
 from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
@@ -185,7 +185,7 @@ def answered(root: Path) -> None:
     """What three teachers said in every state; each agrees with the student half of the time."""
     rollouts = Run(root / "rollouts")
     record = opened(root / "answers", "replay-teachers", None, Inputs({"rollouts": rollouts}))
-    out = Out(root / "answers", record, cache=root)
+    out = RunWriter(root / "answers", record, cache=root)
     out.table(TEACHER_ACTION, answers(rollouts))
     record.status = "complete"
     manifest.write(root / "answers", record)

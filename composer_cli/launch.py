@@ -80,7 +80,7 @@ def _limited(stage: str) -> str:
 
 def alone(what: str) -> None:
     """`UsageError` where torchrun started several processes of what runs in one."""
-    if (count := ranks.launched()) > 1:
+    if (count := ranks.world_size()) > 1:
         raise UsageError(f"{what} runs in one process, and this is one of {count}. Start it without torchrun.")
 
 
@@ -208,5 +208,5 @@ def show(result: Result, as_json: bool) -> int:
     if as_json:
         print_json(summary(result))
     else:
-        print_text(f"{(Run(result.path).beside('report.txt') or b'').decode()}\n{result.path}".strip())
+        print_text(f"{(Run(result.path).read_file('report.txt') or b'').decode()}\n{result.path}".strip())
     return Run(result.path).manifest.outcome.exit_code

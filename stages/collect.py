@@ -52,7 +52,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play what is not played yet, then tabulate and check everything."""
     del inputs
     reporting.check(config.report_to)
-    with reporting.following(config.report_to, out, config.label()):
+    with reporting.log_units(config.report_to, out, config.label()):
         tasks, episodes = _play(config, out)
     _finish(tasks, episodes, out)
 

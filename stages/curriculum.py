@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from stages.envs.base import TWIN
 from stages.errors import BadInput, Incomplete
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, RunWriter, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIFFICULTY, ROLLOUT, TASK, Row
 from stages.runs.stage import Plan, Stage
@@ -77,7 +77,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=sum(len(run.scan(TASK)) for run in _distinct(inputs.many("tasks"))), what="tasks")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Count, then choose and order."""
     tasks, models = _measured(_distinct(inputs.many("tasks")), _distinct(inputs.many("rollouts")))
     sign = 1 if config.order == "easy-first" else -1
@@ -91,7 +91,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     ungraded = sum(one.ungraded for one in tasks.values())
     out.count(planned=len(tasks), done=len(chosen), ungraded=ungraded)
     out.count(**{f"left out, {reason}": number for reason, number in sorted(reasons.items())})
-    out.conclude(tasks=len(chosen))
+    out.set_summary(tasks=len(chosen))
     out.text("report.txt", _report(tasks, chosen, reasons, models, ungraded))
     if not chosen:
         raise Incomplete(

@@ -27,7 +27,7 @@ from stages.pairs.extraction import Extraction
 from stages.pairs.groups import by_task, of_group
 from stages.pairs.report import PairAccount, report
 from stages.pairs.states import AnsweredStates, recorded, vote
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, RunWriter, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
 from stages.runs.stage import Plan, Stage
@@ -66,7 +66,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         return Plan(units=len(states), what="states")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Vote in every state, then tabulate pairs and drops."""
     rollouts = inputs.one("rollouts")
     if "teacher_actions" not in inputs:
@@ -84,7 +84,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         extraction.report(out)
 
 
-def work(inputs: Inputs, config: Config, out: Out) -> None:
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Vote where actions have to be run for it; all else takes no time, and is left to `run`."""
     rollouts = inputs.one("rollouts")
     tasks = {row["task_id"]: task_table.task(row) for row in rollouts.scan(TASK).rows()}
@@ -94,13 +94,13 @@ def work(inputs: Inputs, config: Config, out: Out) -> None:
             _vote_by_outcome(states, tasks, make, out)
 
 
-def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: Out) -> None:
+def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: RunWriter) -> None:
     """Run what has to be run, and keep every state's vote: it is what takes long."""
     out.spread([[digest] for digest in states.digests()], "states")
     with ThreadPoolExecutor(4) as pool:
         units, done, number = iter(states), 0, len(states)
         while batch := list(islice(units, BATCH)):
-            out.stop_here()
+            out.raise_if_stopped()
             out.progress("states", done, number)
             done += len(batch)
             missing = [(state, states.way(state)) for state in batch if not out.finished(state.digest)]
@@ -108,12 +108,12 @@ def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Calla
             out.write_all((state.digest, result, False) for (state, _), result in zip(missing, results, strict=True))
 
 
-def _votes(states: AnsweredStates, *, judge: bool, out: Out) -> Iterator[tuple[Block, Classes]]:
+def _votes(states: AnsweredStates, *, judge: bool, out: RunWriter) -> Iterator[tuple[Block, Classes]]:
     """States with what is equal there: as it was found by running and kept, or by texts alone, which takes no time."""
     done, number = 0, len(states)
     kept = iter(()) if judge else out.journal.read(states.digests())
     for block in states.blocks():
-        out.stop_here()
+        out.raise_if_stopped()
         out.progress("states", done, number)
         done += block.size
         yield block, block.by_text() if judge else recorded(block, islice(kept, block.size))
@@ -131,7 +131,7 @@ def _environment(rollouts: Run, config: Config) -> Callable[[], Environment] | N
     return make if isinstance(make(), ComparesOutcomes) else None
 
 
-def _compare_groups(imported: Run, config: Config, out: Out) -> None:
+def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
     """Compare the rollouts of every task with each other, then tabulate pairs and drops."""
     rollouts = list(imported.scan(ROLLOUT).rows(OF_ROLLOUTS))
     if config.student is not None and config.student not in {row["model"] for row in rollouts}:
@@ -142,7 +142,7 @@ def _compare_groups(imported: Run, config: Config, out: Out) -> None:
     grouped, left = by_task(rollouts), dict.fromkeys(tasks)
 
     def compare(task_id: str, steps: list[Row]) -> None:
-        out.stop_here()
+        out.raise_if_stopped()
         out.progress("tasks", len(tasks) - len(left), len(tasks))
         del left[task_id]
         if not out.finished(task_id):

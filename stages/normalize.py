@@ -21,7 +21,7 @@ from stages.rollouts import gate
 from stages.rollouts.gate import Account
 from stages.rollouts.trace import conversation, rollout_rows
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, RunWriter, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
 from stages.runs.stage import Plan, Stage
@@ -67,7 +67,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=len(inputs.one("rollouts").scan(ROLLOUT)), what="rollouts")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Let the recipe judge, then write what it keeps."""
     _wanted(config)
     source = inputs.one("rollouts")
@@ -118,11 +118,11 @@ def _missing(source: Run) -> Iterator[list[Any]]:
     return (row["missing"] for row in source.scan(ORIGIN).rows(["missing"])) if source.holds(ORIGIN) else iter(())
 
 
-def _report(told: Told, checks: list[gate.GateCheck], out: Out) -> None:
+def _report(told: Told, checks: list[gate.GateCheck], out: RunWriter) -> None:
     kept, dropped = told.kept, told.dropped
     bare = sorted(task for task, number in told.tasks.items() if not number)
     out.count(planned=kept.rollouts + dropped.rollouts, done=kept.rollouts, dropped=dropped.rollouts, steps=kept.steps)
-    out.conclude(
+    out.set_summary(
         kept=kept.rollouts,
         dropped=dropped.rollouts,
         mean_reward_kept=kept.rewards.value,

@@ -125,7 +125,7 @@ def examples(runs: Sequence[Run]) -> list[Example]:
     """Examples from the last run that played rollouts, each with the reason why it is shown."""
     if not runs:
         return []
-    found, verdict = of_run(runs[-1]), orjson.loads(runs[-1].beside("verdict.json") or b"{}")
+    found, verdict = of_run(runs[-1]), orjson.loads(runs[-1].read_file("verdict.json") or b"{}")
     chosen = _where_they_part(found, verdict) if verdict else []
     hacked = next((t for t in found if t.outcome.get("hacked")), None)
     chosen += [_example(hacked, "visible tests passed because they were tampered with")] if hacked else []
@@ -239,7 +239,7 @@ def guards(run: Run) -> ProbeFacts:
 
 
 def _checks(run: Run, document: str) -> list[ProbeFacts]:
-    found: list[ProbeFacts] = orjson.loads(run.beside(f"{document}.json") or b"[]")
+    found: list[ProbeFacts] = orjson.loads(run.read_file(f"{document}.json") or b"[]")
     return [{**check, "question": QUESTIONS.get(check["check"], check["threshold"])} for check in found]
 
 
@@ -252,13 +252,13 @@ def figures(run: Run) -> list[ProbeFacts]:
 
 
 def _text(run: Run, name: str) -> str:
-    return (run.beside(name) or b"").decode()
+    return (run.read_file(name) or b"").decode()
 
 
 def images(chain: Sequence[Run]) -> dict[tuple[str, str], str]:
     """The figures themselves, base64, by run and name: on the page, not in its twin, which has their numbers."""
     return {
-        (runs.name(run.path), name): base64.b64encode(run.beside(f"{name}.png") or b"").decode()
+        (runs.name(run.path), name): base64.b64encode(run.read_file(f"{name}.png") or b"").decode()
         for run in chain
         for name in run.manifest.summary.get("figures", [])
     }
@@ -317,7 +317,7 @@ def gather(chain: Sequence[Run]) -> Facts:
 
 def evaluation(run: Run) -> Facts:
     """The verdict with every number behind it; differences as a list."""
-    verdict: Facts = orjson.loads(run.beside("verdict.json") or b"{}")
+    verdict: Facts = orjson.loads(run.read_file("verdict.json") or b"{}")
     pairs = (
         ("pass@1", verdict.get("baseline"), "gain"),
         ("pass@1", verdict.get("control"), "over_control"),
@@ -331,13 +331,13 @@ def evaluation(run: Run) -> Facts:
         if verdict.get(key)
     ]
     arms = sorted(verdict.get("arms", []), key=lambda arm: (arm["arm"] != "start", arm["arm"]))
-    removal: Facts | None = orjson.loads(run.beside("projected.json") or b"null")
+    removal: Facts | None = orjson.loads(run.read_file("projected.json") or b"null")
     return {"run": runs.name(run.path), **verdict, "arms": arms, "differences": differences, "projected": removal}
 
 
 def training(run: Run) -> Facts:
     """One arm: its channels' weights and the course of what is drawn."""
-    rows = [orjson.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    rows = [orjson.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
     config = run.manifest.config
     return {
         "run": runs.name(run.path),

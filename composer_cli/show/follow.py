@@ -28,7 +28,7 @@ def view(run: Run) -> str:
     told, title = run.live(), f"{run.path.name}: {run.manifest.status}"
     if told is not None:
         return _episodes(title, told)
-    if logged := (run.beside("metrics.jsonl") or b"").splitlines():
+    if logged := (run.read_file("metrics.jsonl") or b"").splitlines():
         return _steps(title, [orjson.loads(line) for line in logged[-STEPS:]])
     if run.manifest.stage == "train":
         return f"{title}\nNo training step is finished yet."

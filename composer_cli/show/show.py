@@ -145,7 +145,7 @@ def page(run: Run, transcripts: Iterable[Transcript], number: int) -> str:
     shown = [text(transcript) for transcript in transcripts]
     if not shown:
         shown = [f"{kind}\n{row_text(row)}" for kind, found in rows(run, number).items() for row in found]
-    result = (run.beside("report.txt") or b"").decode().strip()
+    result = (run.read_file("report.txt") or b"").decode().strip()
     return "\n\n".join(part for part in [facts(run), result, *shown] if part)
 
 

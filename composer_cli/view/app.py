@@ -173,7 +173,7 @@ class Pages:
             run=run,
             name=name,
             facts=show.facts(run).splitlines()[1:],
-            report=(run.beside("report.txt") or b"").decode(errors="replace").strip(),
+            report=(run.read_file("report.txt") or b"").decode(errors="replace").strip(),
             inputs=self._catalog.inputs(run),
             made=[_name(one) for one in self._catalog.made_from(run)],
             curves=curves(run),
@@ -210,7 +210,7 @@ class Pages:
     def figure(self, request: Request) -> Response:
         """A figure of the probe, one of those that the run says it drew."""
         run, name = self._run(request), request.path_params["name"]
-        data = run.beside(f"{name}.png") if name in run.manifest.summary.get("figures", []) else None
+        data = run.read_file(f"{name}.png") if name in run.manifest.summary.get("figures", []) else None
         if data is None:
             raise BadInput(f"{_name(run)} has no figure {name!r}. Its page shows those that it has.")
         return Response(data, media_type="image/png")

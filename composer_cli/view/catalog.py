@@ -113,7 +113,7 @@ class Curve:
 
 def curves(run: Run) -> list[Curve]:
     """What a training logged so far, the report's metrics first; before its first line, the rewards it was paid."""
-    rows = [orjson.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    rows = [orjson.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
     series = _series(rows)
     if not series and run.manifest.stage == "train":
         series = {"reward": _rewards(run)}

@@ -51,7 +51,7 @@ class Ranks:
         distributed.all_gather_object(values, value)
         return values
 
-    def to_first(self, value: Value) -> list[Value]:
+    def gather_to_rank0(self, value: Value) -> list[Value]:
         """The value of every process, in the order of ranks, on the first; elsewhere one's own alone."""
         if self.count == 1:
             return [value]
@@ -61,7 +61,7 @@ class Ranks:
         distributed.gather_object(value, values)
         return [value] if values is None else values
 
-    def of_first(self, make: Callable[[], Value]) -> Value:
+    def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
         """What the first process makes, on all of them."""
         if self.count == 1:
             return make()
@@ -96,13 +96,13 @@ class Ranks:
             yield
         finally:
             if not self._begun:
-                self.of_first(lambda: False)
+                self.broadcast_from_rank0(lambda: False)
             self._begun = None
 
     def begin(self) -> None:
         """Let the others begin, too."""
         if self._begun is False:
-            self._begun = self.of_first(lambda: True)
+            self._begun = self.broadcast_from_rank0(lambda: True)
 
     def total(self, values: "Tensor") -> "Tensor":
         """The sum over the processes of tensors of one shape."""

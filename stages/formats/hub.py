@@ -25,7 +25,7 @@ from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
 from stages.redaction import redacted, secret_in
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Run
+from stages.runs.artifact import Inputs, RunWriter, Run
 from stages.runs.records import CHECKPOINT
 
 # ---- cards
@@ -120,7 +120,7 @@ def one_run(inputs: Inputs) -> Run:
     return next(iter(runs.values()))
 
 
-def export_run(run: Run, out: Out) -> Path:
+def export_run(run: Run, out: RunWriter) -> Path:
     """Write `hub/`; returns the folder."""
     is_model = bool(run.holds(CHECKPOINT))
     out.checkpoint(lambda folder: _model(run, folder) if is_model else _dataset(run, folder), FORMAT)
@@ -128,7 +128,7 @@ def export_run(run: Run, out: Out) -> Path:
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     kind = "model" if is_model else "dataset"
     out.count(files=len(names))
-    out.conclude(format=FORMAT, repo_type=kind)
+    out.set_summary(format=FORMAT, repo_type=kind)
     out.text("report.txt", f"{run.path} as a {kind} for the hub in {folder}\n" + "\n".join(names) + "\n")
     return folder
 
@@ -176,7 +176,7 @@ def _about(run: Run, folder: Path) -> Mapping[str, Any]:
     (folder / "composer").mkdir()
     store.write_json(folder / "composer" / "run.json", told)
     for name in BESIDE:
-        data = run.beside(name)
+        data = run.read_file(name)
         if data is not None and name.endswith(".json"):
             store.write_json(folder / "composer" / name, _nameless(orjson.loads(data)))
         elif data is not None:

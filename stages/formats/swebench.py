@@ -105,7 +105,7 @@ class Log(Source):
     eval_log: EvalLog = field(compare=False)
 
     @cached_property
-    def graded(self) -> Graded:
+    def graded(self) -> GradedLog:
         """The verdict on the log, computed at the first access."""
         return eval_logs.grade_log(self.eval_log)
 

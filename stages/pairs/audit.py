@@ -539,7 +539,7 @@ class Evidence:
             for column, place in enumerate(pattern.says):
                 if place != NOTHING:
                     actions[alike.states, column] = classes.class_of[alike.rows[:, place]]
-        tasks, steps = block.of_first("task_id"), numbers(block.of_first("step"))
+        tasks, steps = block.broadcast_from_rank0("task_id"), numbers(block.broadcast_from_rank0("step"))
         self._labels.add(actions[tested], classes.names, tasks.filter(pa.array(tested)).to_pylist(), steps[tested])
 
     def _rollouts(self, block: Block) -> Array:
@@ -548,7 +548,7 @@ class Evidence:
         index = numbers(coded.indices)
         _, first = np.unique(index, return_index=True)
         met = block.at[first]
-        tasks = block.of_first("task_id").take(pa.array(met)).to_pylist()
+        tasks = block.broadcast_from_rank0("task_id").take(pa.array(met)).to_pylist()
         return self._judgement.meet(coded.dictionary.to_pylist(), tasks)[index]
 
     def verdict(self, spent: Mapping[str, float | None]) -> Judged:

@@ -224,7 +224,7 @@ class Block:
         """Whether there is any answer, whole or not, in a state [S]."""
         return np.bincount(self.answered, minlength=self.size) > 0
 
-    def of_first(self, column: str) -> pa.Array:
+    def broadcast_from_rank0(self, column: str) -> pa.Array:
         """A column [S] of the first step in each state."""
         return self.steps[column].take(pa.array(self.first_step)).combine_chunks()
 

@@ -13,7 +13,7 @@ from stages.pairs.blocks import Alike, Array, Block, Classes, equal_rows, number
 from stages.pairs.groups import pair_id
 from stages.pairs.report import PairAccount, report
 from stages.pairs.states import AnsweredStates, blindly_asked
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import RunWriter, Run
 from stages.runs.records import PAIR, TEACHER_ACTION
 
 BILL = ["teacher", "cost_usd", "error_type"]
@@ -36,13 +36,13 @@ class Extraction:
                 for reason in pattern.reasons:
                     self.dropped[reason] += len(alike.states)
                 self.dropped["duplicate"] += pattern.duplicates * len(alike.states)
-            tested = numbers(pc.is_in(block.of_first("task_id"), self._tested)) & self._blind(block)
+            tested = numbers(pc.is_in(block.broadcast_from_rank0("task_id"), self._tested)) & self._blind(block)
             self._evidence.add(block, classes, told, tested)
             found = pair_rows(block, classes, told, tasks)
             self.account.add_all(found)
             yield found
 
-    def report(self, out: Out) -> None:
+    def report(self, out: RunWriter) -> None:
         """Write the report, counts and the verdict."""
         cost = spent(self._answers.scan(TEACHER_ACTION).batches(BILL))
         report(

@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from stages.pairs.audit import Verdict
 from stages.pairs.groups import Named
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 
 # ---- signal
@@ -131,7 +131,7 @@ def report(
     *,
     num_traces: int,
     num_steps: int,
-    out: Out,
+    out: RunWriter,
     about: str = "",
     spent: Mapping[str, float | None] | None = None,
     evidence: tuple[Verdict, dict[str, Any], str] | None = None,
@@ -148,7 +148,7 @@ def report(
     out.count(
         planned=num_steps, pairs=pairs.number, **{f"dropped_{reason}": n for reason, n in sorted(dropped.items())}
     )
-    out.conclude(
+    out.set_summary(
         pairs=pairs.number,
         pairs_per_trace=density,
         rules=dict(rules),
@@ -158,12 +158,12 @@ def report(
     if evidence is not None:
         said, numbers, _ = evidence
         ok = {"SIGNAL": True, "NO SIGNAL": False}.get(said)
-        out.conclude(ok=ok, exit_code=1 if ok is False else 0, verdict=said, **numbers)
+        out.set_summary(ok=ok, exit_code=1 if ok is False else 0, verdict=said, **numbers)
     if spent is not None and pairs.number:
         price = {name: None if usd is None else usd / pairs.number for name, usd in spent.items()}
         known = [usd for usd in price.values() if usd is not None]
         price["all"] = sum(known) if len(known) == len(spent) else None
-        out.conclude(usd_per_pair=price)
+        out.set_summary(usd_per_pair=price)
         about = f"{about}\n{_price_line(price)}".strip()
     dense = f"{density:.2f} a trace ({PAIRS_A_TRACE:g} would be dense)"
     lines = [f"{pairs.number} pairs from {num_steps} steps of {num_traces} traces: {dense}"]

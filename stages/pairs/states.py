@@ -211,7 +211,7 @@ def blindly_asked(answers: Run) -> Callable[[Block], Array]:
         asked = block.asked
         if gate["rule"] == "off":
             return asked
-        digests = block.of_first("state_sha256").to_pylist()
+        digests = block.broadcast_from_rank0("state_sha256").to_pylist()
         return asked & np.array([explored(digest, gate["explore"]) for digest in digests], dtype=bool)
 
     return blind

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, RunWriter, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import PROBE_CHECK, PROBE_ROW, PROBE_SCORE, TRAJECTORY
 from stages.runs.stage import Plan, Stage
@@ -31,7 +31,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=len(inputs), what="inputs")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Compare what was given; `BadInput` when that is neither two scores nor trajectories."""
     from stages.probe.checks.check import EXIT_CODES, table, verdict
     from stages.probe.checks.comparisons import reductions_match, trajectories_slowed
@@ -52,7 +52,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     out.table(PROBE_CHECK, [check.row() for check in checks])
     out.document("compare", [check.as_json() for check in checks])
     out.text("report.txt", table(checks) + "\n")
-    out.conclude(
+    out.set_summary(
         ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], checks={f.name: f.status for f in checks}
     )
 

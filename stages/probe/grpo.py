@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stages.errors import UsageError
 from stages.probe.loops.config import GrpoConfig as Config
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.records import DIRECTION, SVD_MODULE, TRAJECTORY
 from stages.runs.stage import Plan, Stage
 
@@ -51,7 +51,7 @@ def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
     return Measuring(adapter, rank, config.max_tokens, config.checkpointing, rows=2 * pairs, models=models)
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Take the steps that are not taken yet, seed by seed, then tabulate.
 
     `UsageError` at a temperature but 1, and where memory would not suffice.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stages.errors import BadInput
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import PLACEBO, PROBE_ROW, PROBE_SCORE, TRAJECTORY
 from stages.runs.stage import Plan, Stage
@@ -26,7 +26,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=10, what="figures")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Draw every figure that has rows; `BadInput` when none has."""
     del config
     from stages.probe.figures.figure_data import DATA
@@ -44,7 +44,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     if not drawn:
         raise BadInput("There is nothing to draw. Give replays, a score or trajectories with --from.")
     out.count(figures=len(drawn))
-    out.conclude(figures=drawn)
+    out.set_summary(figures=drawn)
 
 
 def _evidence(inputs: Inputs) -> "Evidence":

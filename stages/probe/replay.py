@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stages.errors import UsageError
 from stages.probe.directions.modes import check_arm
 from stages.probe.loops.config import ReplayConfig as Config
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.records import CHECKPOINT, DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, Row
 from stages.runs.stage import Plan, Stage
 
@@ -43,7 +43,7 @@ def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
     return Measuring(facts["adapter"], facts["rank"], config.max_tokens, config.checkpointing, rows)
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Take the steps that are not taken yet, then tabulate.
 
     `UsageError` when the arm is of another adapter than v, and where memory would not suffice.
@@ -64,7 +64,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         for number, chosen in enumerate(steps):
             out.progress("steps", number, len(steps))
             if not out.finished(f"step_{number:03d}"):
-                out.stop_here()
+                out.raise_if_stopped()
                 replay.step(number, chosen, sum(len(step) for step in steps[:number]))
     replay.finish(len(steps), len(rows))
 

@@ -7,7 +7,7 @@ Reads the pool, the replays (vanilla, and projected for T3), the scores of the v
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, RunWriter, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIRECTION, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE
 from stages.runs.stage import Plan, Stage
@@ -28,7 +28,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=8, what="checks")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Judge and write what was found; `BadInput` without a vanilla replay, or with scores of other rows."""
     from stages.probe.checks.check import EXIT_CODES, table, verdict
     from stages.probe.checks.contrast_checks import Draws
@@ -43,7 +43,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     out.text("report.txt", f"{buckets(rows)}\n\n{table(checks)}\n")
     out.count(planned=len(checks), done=len(checks))
     shown = {check.name: check.status for check in checks}
-    out.conclude(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], checks=shown)
+    out.set_summary(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], checks=shown)
 
 
 def _arms(replays: list[Run]) -> dict[str, Run]:

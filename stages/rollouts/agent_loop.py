@@ -32,12 +32,12 @@ from stages.policy import background
 from stages.policy.background import Asks
 from stages.policy.base import CountsTokens, Policy, Sample, Turn
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.config import Settings
 from stages.runs.records import Row
 from stages.runs.reporting import Backends
 from stages.runs.stage import work_through
-from stages.runs.store import Together
+from stages.runs.store import GroupCommit
 
 FULL, SUMMARISE = "full", "summarise"
 HISTORY_PATTERN = r"^(full|last [1-9][0-9]*|summarise)$"
@@ -549,7 +549,7 @@ def play_missing(
     key: Callable[[Episode], str],
     payload: Callable[[Episode], Mapping[str, Any]],
     config: PlayingConfig,
-    out: Out,
+    out: RunWriter,
     what: str,
 ) -> None:
     """Play every episode whose unit (`key`) is not finished; write each with its `payload` as soon as it is graded.
@@ -564,7 +564,7 @@ def play_missing(
     async def independently() -> None:
         missing = [episode for episode in episodes if not out.finished(key(episode))]
         done = len(episodes) - len(missing)
-        written = Together[FinishedUnit](out.write_all)
+        written = GroupCommit[FinishedUnit](out.write_all)
 
         async def finished(episode: Episode) -> None:
             nonlocal done

@@ -1,4 +1,4 @@
-"""A run as a stage sees it: `Run` is read, `Out` is written. Stages never see a path outside them."""
+"""A run as a stage sees it: `Run` is read, `RunWriter` is written. Stages never see a path outside them."""
 
 import signal
 import threading
@@ -22,7 +22,7 @@ from stages.runs.records import CHECKPOINT, KINDS, Kind, Row
 # What a run has come to so far, for whoever watches: the mean reward of its units, tokens a second, and the money.
 
 
-class SoFar:
+class RunningTotals:
     """Sums over units as they are written. A step of training has a mean of its own, since its policy is another.
 
     Means are kept for each arm of an evaluation. Tokens are those that were sampled; their pace is that of this
@@ -126,7 +126,7 @@ class Run:
         return store.read_bytes(self.path / name)
 
     def live(self) -> Row | None:
-        """What `Out.live` last told, and `at`, when (seconds since 1970); None where it told nothing."""
+        """What `RunWriter.live` last told, and `at`, when (seconds since 1970); None where it told nothing."""
         path = self.path / "scratch" / "live" / "units.json"
         return store.read_json(path) if path.is_file() else None
 
@@ -156,7 +156,7 @@ class Run:
         return None
 
 
-class Out:
+class RunWriter:
     """A run folder being written: finished units, tables, folders, counts, progress and the wish to stop."""
 
     worker = False  # whether this is a worker's part of a run
@@ -170,7 +170,7 @@ class Out:
         cache: Path,
         max_cost: float | None = None,
         listener: Listener | None = None,
-        spread: "Callable[[Out, Sequence[Sequence[str]], str, Any], None] | None" = None,
+        spread: "Callable[[RunWriter, Sequence[Sequence[str]], str, Any], None] | None" = None,
     ) -> None:
         self.path, self.manifest, self.cache = path, record, cache
         self.budget = ledger.Budget(max_cost, path / ledger.NAME)
@@ -178,7 +178,7 @@ class Out:
         self._listen, self._spread = listener or (lambda what, done, total: None), spread
         self._lock = threading.Lock()
         self._attempted: set[str] = set()
-        self._so_far = SoFar()
+        self._so_far = RunningTotals()
         self._follow: Callable[[Mapping[str, float], int], None] | None = None
         self.journal = Journal(path / "steps", look=self._so_far.add)
 
@@ -302,7 +302,7 @@ class Out:
         """Give `log` what the run has come to and the number of its units after each write; None: no more."""
         self._follow = log
 
-    def stop_here(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise `Interrupted` when somebody asked to stop; call it between units."""
         if self.stop.is_set():
             raise Interrupted

@@ -24,7 +24,7 @@ import orjson
 
 from stages.errors import BadInput, Incomplete
 from stages.runs import store
-from stages.runs.store import Together
+from stages.runs.store import GroupCommit
 
 NAME = "ledger.jsonl"
 ROUNDING = 1e-9
@@ -55,7 +55,7 @@ class Budget:
         self._calls = 0
         self._lock = Lock()
         self._changed: Future[None] = Future()
-        self._durable = Together(self.write)
+        self._durable = GroupCommit(self.write)
         if path is not None and path.exists():
             self._read(path)
 

@@ -1,7 +1,7 @@
 """Backends that a run is logged to besides its own files: TensorBoard, Trackio, Weights & Biases, each an extra.
 
 Training is logged by the callbacks of transformers; here is said where they write. Other stages log what they have come
-to so far (`SoFar.figures`) as each unit is finished. Trackio keeps its own folder, so that `trackio show` finds what it
+to so far (`RunningTotals.figures`) as each unit is finished. Trackio keeps its own folder, so that `trackio show` finds what it
 logged.
 """
 
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from stages.errors import UsageError
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 
 PROJECT = "composer"
 Log = Callable[[Mapping[str, float], int], None]
@@ -67,7 +67,7 @@ def writing(backends: Sequence[str], folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def following(backends: Sequence[str], out: Out, name: str) -> Iterator[None]:
+def following(backends: Sequence[str], out: RunWriter, name: str) -> Iterator[None]:
     """Log what a run has come to, after every unit; the step is the number of finished units.
 
     name: of the run in the backends. Figures stand under the name of the stage: `collect/reward`.

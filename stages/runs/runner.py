@@ -28,7 +28,7 @@ from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.runs import artifact as inputs_
 from stages.runs import manifest as manifests
 from stages.runs import signals, store
-from stages.runs.artifact import Inputs, Interrupted, Listener, Out, Run
+from stages.runs.artifact import Inputs, Interrupted, Listener, RunWriter, Run
 from stages.runs.bucket import Mirror
 from stages.runs.config import StageConfig
 from stages.runs.manifest import Manifest, Status
@@ -191,7 +191,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def carry_out(stage: Stage[Any], inputs: Inputs, config: StageConfig, out: Out) -> None:
+def carry_out(stage: Stage[Any], inputs: Inputs, config: StageConfig, out: RunWriter) -> None:
     """Run the stage; its manifest says how it ended, whatever is raised."""
     started = time.monotonic()
     status: Status = "failed"
@@ -231,7 +231,7 @@ def carry_out(stage: Stage[Any], inputs: Inputs, config: StageConfig, out: Out) 
         _close(out, status, reason, time.monotonic() - started)
 
 
-def _close(out: Out, status: Status, reason: str, seconds: float) -> None:
+def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
     record = out.manifest
     record.status, record.reason, record.finished_at = status, reason, _now()
     record.seconds += seconds
@@ -257,7 +257,7 @@ def _disk_sentence(error: OSError, folder: Path) -> ComposerError:
     )
 
 
-def _log(out: Out, error: BaseException) -> None:
+def _log(out: RunWriter, error: BaseException) -> None:
     """Keep the traceback in the run folder; a note on the exception says where."""
     name = f"logs/attempt-{out.manifest.attempts}.log"
     error.add_note(f"The log is {out.path / name}.")
@@ -370,7 +370,7 @@ def execute(
             empty(folder)
         with spreading(on, stage, inputs, config) as spread:
             record = begin(stage, config, work.identity, work.fingerprint, inputs, folder)
-            writer = Out(folder, record, cache=root / "models", max_cost=max_cost, listener=listener, spread=spread)
+            writer = RunWriter(folder, record, cache=root / "models", max_cost=max_cost, listener=listener, spread=spread)
             units = load_stage(stage).work is not None
             with mirror.following(writer, units=units) if mirror else nullcontext():
                 try:
@@ -388,12 +388,12 @@ def follow(stage: str, given: Mapping[str, Run | Sequence[Run]], config: StageCo
 
     The first one's tables, metrics and checkpoints are those of all.
     """
-    if not ranks.join().of_first(lambda: True):
+    if not ranks.join().broadcast_from_rank0(lambda: True):
         return
     inputs = Inputs(given)
     with TemporaryDirectory() as folder:
         record = manifest_of(stage, config, config.identity(), "", inputs)
-        writer = Out(Path(folder), record, cache=root / "models")
+        writer = RunWriter(Path(folder), record, cache=root / "models")
         with signals.draining(writer):
             load_stage(stage).run(inputs, config, writer)
 

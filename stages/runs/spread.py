@@ -1,6 +1,6 @@
 """A stage's units dealt to the workers of an engine: `--on processes:4`, `--on ray`.
 
-A worker calls the stage's `work` with an `Out` in which only the units of its shard are missing, in a folder of its own
+A worker calls the stage's `work` with an `RunWriter` in which only the units of its shard are missing, in a folder of its own
 below the run's `scratch/shards`, which every worker can write to. Whoever runs the stage takes over what is finished
 there and then carries on by itself, so that a stage does not know where its units were done. A worker that dies leaves
 what it finished: the next one that is given the shard does the rest. Money is lent shard by shard, in the run's own
@@ -20,7 +20,7 @@ from uuid import uuid4
 from stages.backends.engine import Engine, find
 from stages.errors import ComposerError, Incomplete
 from stages.runs import ledger, store
-from stages.runs.artifact import Inputs, Interrupted, Out, Run
+from stages.runs.artifact import Inputs, Interrupted, RunWriter, Run
 from stages.runs.config import StageConfig
 from stages.runs.ledger import Reservation
 from stages.runs.manifest import Manifest
@@ -35,7 +35,7 @@ LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class Shard:
-    """What a worker is told. `lent`: USD that it may spend, None for no bound. `found`: as `Out.found`."""
+    """What a worker is told. `lent`: USD that it may spend, None for no bound. `found`: as `RunWriter.found`."""
 
     stage: str
     inputs: dict[str, list[Path]]
@@ -47,7 +47,7 @@ class Shard:
     found: Any = None
 
 
-class ShardOut(Out):
+class ShardWriter(RunWriter):
     """A run as a worker sees it: what is not of its shard, or was finished by a worker that died, is finished."""
 
     worker = True
@@ -83,7 +83,7 @@ class Spread:
         self._held: dict[str, Reservation] = {}
         self._inputs = {name: [run.path for run in runs] for name, runs in inputs.items()}
 
-    def __call__(self, out: Out, blocks: Sequence[Sequence[str]], what: str, found: Any = None) -> None:
+    def __call__(self, out: RunWriter, blocks: Sequence[Sequence[str]], what: str, found: Any = None) -> None:
         """Have the blocks of units done of which any is missing, each block by one worker.
 
         Raises what a worker raised, once the others have stopped; nothing more is begun then. Where the money for a
@@ -105,7 +105,7 @@ class Spread:
                     if error is not None and (out.budget.limit is None or not isinstance(error, Incomplete)):
                         errors.append(error)
                     out.progress(what, sum(out.finished(unit) for block in blocks for unit in block), total)
-            out.stop_here()
+            out.raise_if_stopped()
             if errors:
                 raise errors[0]
             if sum(not all(map(out.finished, block)) for block in blocks) == len(missing):
@@ -117,7 +117,7 @@ class Spread:
         blocks: Sequence[Sequence[str]],
         folder: Path,
         errors: Sequence[BaseException],
-        out: Out,
+        out: RunWriter,
         found: Any,
     ) -> Iterator[Shard]:
         """Neighbouring blocks together, until there are errors. Each gets an equal part of the money not lent yet."""
@@ -141,7 +141,7 @@ def work(shard: Shard) -> BaseException | None:
     inputs = Inputs({name: [Run(path) for path in paths] for name, paths in shard.inputs.items()})
     stage = load_stage(shard.stage)
     try:
-        out = ShardOut(shard)
+        out = ShardWriter(shard)
         with _listening(out, shard.folder.parent / STOP):
             if stage.work is not None:
                 stage.work(inputs, shard.config, out)
@@ -178,7 +178,7 @@ def _told_to_stop(asked: Callable[[], bool], folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _listening(out: Out, path: Path) -> Iterator[None]:
+def _listening(out: RunWriter, path: Path) -> Iterator[None]:
     ended = threading.Event()
 
     def listen() -> None:
@@ -194,7 +194,7 @@ def _listening(out: Out, path: Path) -> Iterator[None]:
         ended.set()
 
 
-def _take_over(folder: Path, out: Out, held: Reservation | None) -> None:
+def _take_over(folder: Path, out: RunWriter, held: Reservation | None) -> None:
     """Make durable what the workers of a shard finished and what they spent, then delete their folder."""
     attempts = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else []
     done: dict[str, Row] = {}

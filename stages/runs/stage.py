@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from stages import STAGES, command_words
 from stages.errors import BadInput, UsageError
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, RunWriter, Run, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import Kind, Row
 
@@ -51,20 +51,20 @@ class Stage(Generic[ConfigT]):
     """The settings: a frozen model that refuses unknown keys. The docstring under each field is its help text."""
     plan: Callable[[Inputs, ConfigT], Plan]
     """Return the units of work with upper bounds on tokens and cost. Reads its inputs and computes nothing."""
-    run: Callable[[Inputs, ConfigT, Out], None]
+    run: Callable[[Inputs, ConfigT, RunWriter], None]
     """Do all units that `out` does not hold yet, then write the tables and the report."""
     inputs: Mapping[str, Slot] = field(default_factory=dict)
     """The runs that it reads, by the name of their slot."""
     outputs: Mapping[str, Kind] = field(default_factory=dict)
     """The tables and folders that it writes, by name. A run may lack some of them."""
-    work: Callable[[Inputs, ConfigT, Out], None] | None = None
+    work: Callable[[Inputs, ConfigT, RunWriter], None] | None = None
     """Do the missing units and nothing else: workers call it (`--on`). None when units cannot be dealt to workers."""
     study: Callable[[Sequence[Run], ConfigT], tuple[Row, str]] | None = None
     """Simulate the planned run (`--plan`) from pilot runs, and return the numbers as JSON and as text."""
     limit_setting: str | None = None
     """The setting that `--limit` sets; None when there is nothing to cut short."""
     shows_progress: bool = False
-    """Whether unfinished units are shown while it runs (`Out.live`, `--watch`)."""
+    """Whether unfinished units are shown while it runs (`RunWriter.live`, `--watch`)."""
     several_processes: bool = False
     """Whether torchrun may start several processes of it, which share the work of `run`."""
     preload: tuple[str, ...] = ()
@@ -152,7 +152,7 @@ def work_through(
     do: Callable[[list[Unit]], Iterable[tuple[str, Mapping[str, Any], bool]]],
     *,
     policy: Batched,
-    out: Out,
+    out: RunWriter,
     what: str,
 ) -> None:
     """Do every unit that is not finished and write (key, payload, failed) of each.
@@ -170,7 +170,7 @@ def work_through(
         missing = [unit for unit in batch if not out.finished(key(unit))]
         out.progress(what, start, len(units))
         if missing:
-            out.stop_here()
+            out.raise_if_stopped()
             done = list(do(batch if local else missing))
             out.write_all([unit for unit in done if not out.finished(unit[0])])
     out.progress(what, len(units), len(units))

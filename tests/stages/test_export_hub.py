@@ -18,7 +18,7 @@ from stages import export, train
 from stages.errors import InfrastructureError, UsageError
 from stages.formats.hub import dataset_card
 from stages.runs import manifest, runner, store
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import RunWriter, Run
 from stages.runs.records import PAIR, ROLLOUT
 from stages.runs.stage import assign_inputs
 
@@ -71,7 +71,7 @@ def test_a_run_of_pairs_is_a_dataset_and_nothing_for_other_formats(tmp_path: Pat
     about = {"composer": "1", "stage": "extract-pairs", "stage_version": 1, "fingerprint": "f", "status": "complete"}
     record, folder = manifest.Manifest(**about), tmp_path / "pairs"
     folder.mkdir()
-    Out(folder, record, cache=tmp_path).table(PAIR, [])
+    RunWriter(folder, record, cache=tmp_path).table(PAIR, [])
     manifest.write(folder, record)
     given = assign_inputs(export.STAGE, [Run(folder)])
     assert list(given) == ["pairs"]

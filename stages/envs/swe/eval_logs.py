@@ -233,7 +233,7 @@ def grade(folder: Path, given: Sequence[Path] = ()) -> list[Graded]:
     return [graded(log) for log in find(folder, given)]
 
 
-def graded(eval_log: EvalLog) -> Graded:
+def graded(eval_log: EvalLog) -> GradedLog:
     """One log graded, and compared where its harness left a verdict."""
     if eval_log.log is None or eval_log.flaw:
         return _taken_over(eval_log, f"incomplete: {eval_log.flaw}")
@@ -254,7 +254,7 @@ def graded(eval_log: EvalLog) -> Graded:
     return Graded(eval_log, report.resolved, report.tests_status, agree, report.why, grader)
 
 
-def _taken_over(eval_log: EvalLog, problem: str) -> Graded:
+def _taken_over(eval_log: EvalLog, problem: str) -> GradedLog:
     """What cannot be graded gets the verdict of its harness, where there is one."""
     verdict = eval_log.harness_resolved
     return Graded(eval_log, verdict, problem=problem, grader=None if verdict is None else HARNESS)

@@ -12,7 +12,7 @@ from stages.formats.reading import FileCount
 from stages.formats.reports import Sidecars
 from stages.import_traces import Config
 from stages.runs import runner
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import RunWriter, Run
 from stages.runs.manifest import Manifest
 from stages.runs.records import ROLLOUT
 
@@ -106,11 +106,11 @@ def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> No
     path = trajectory(tmp_path / "in", IDS[0])
     (source,), (reader,) = files.find([str(path)]), readers("mini-swe-agent")
     record = Manifest(composer="", stage="import", stage_version=2, fingerprint="")
-    out, count = Out(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)
+    out, count = RunWriter(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)
     session.read_into_journal(source, reader, Sidecars(), out)
     left = session.read_from_journal(source, Sidecars(), count, out)
     assert left is not None and list(left) == list(session.read(source, reader, Sidecars(), FileCount("", "", "")))
     assert count.traces == count.records == 1
-    torn = Out(tmp_path / "torn", record, cache=tmp_path)
+    torn = RunWriter(tmp_path / "torn", record, cache=tmp_path)
     torn.write_all([(f"{session.unit_of(source)}/1", {"drop": {}}, False)])
     assert session.read_from_journal(source, Sidecars(), count, torn) is None

@@ -163,7 +163,7 @@ def test_blocks_are_the_states_one_after_the_other(tmp_path: Path) -> None:
         assert (
             list(states.digests())
             == [state.digest for state in one_by_one]
-            == whole.of_first("state_sha256").to_pylist()
+            == whole.broadcast_from_rank0("state_sha256").to_pylist()
         )
     assert whole.steps["action"].to_pylist() == [step["action"] for state in one_by_one for step in state.steps]
     said = [text for state in one_by_one for texts in state.teachers.values() for text in texts]
