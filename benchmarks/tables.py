@@ -27,7 +27,7 @@ from stages.policy import KINDS, PolicyConfig, Sample, Turn
 from stages.rollouts.agent_loop import Episode
 from stages.rollouts.trace import digests_of_prefixes
 from stages.runs import manifest, runner, store
-from stages.runs.artifact import Inputs, RunWriter, Run, references
+from stages.runs.artifact import Inputs, Run, RunWriter, references
 from stages.runs.journal import Journal
 from stages.runs.manifest import Manifest
 from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from stages.envs.base import TWIN
 from stages.errors import BadInput, Incomplete
-from stages.runs.artifact import Inputs, RunWriter, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIFFICULTY, ROLLOUT, TASK, Row
 from stages.runs.stage import Plan, Stage

@@ -27,7 +27,7 @@ from stages.pairs.extraction import Extraction
 from stages.pairs.groups import by_task, of_group
 from stages.pairs.report import PairAccount, report
 from stages.pairs.states import AnsweredStates, recorded, vote
-from stages.runs.artifact import Inputs, RunWriter, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
 from stages.runs.stage import Plan, Stage
@@ -94,7 +94,9 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
             _vote_by_outcome(states, tasks, make, out)
 
 
-def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: RunWriter) -> None:
+def _vote_by_outcome(
+    states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: RunWriter
+) -> None:
     """Run what has to be run, and keep every state's vote: it is what takes long."""
     out.spread([[digest] for digest in states.digests()], "states")
     with ThreadPoolExecutor(4) as pool:

@@ -170,7 +170,9 @@ def _accepted(out: RunWriter) -> int:
     return sum(record.get("row") is not None for record in out.records())
 
 
-def _finish(order: Sequence[str], asking: "Proposing | None", notes: Sequence[str], config: Config, out: RunWriter) -> None:
+def _finish(
+    order: Sequence[str], asking: "Proposing | None", notes: Sequence[str], config: Config, out: RunWriter
+) -> None:
     """Tables in the order of the candidates, and what became of each."""
     tried = [record for unit in order if (record := out.journal.get(unit))]
     rows = [record["row"] for record in tried if record["row"]][: config.tasks]

@@ -21,7 +21,7 @@ from stages.rollouts import gate
 from stages.rollouts.gate import Account
 from stages.rollouts.trace import conversation, rollout_rows
 from stages.runs import store
-from stages.runs.artifact import Inputs, RunWriter, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
 from stages.runs.stage import Plan, Stage

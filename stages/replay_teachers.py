@@ -19,7 +19,7 @@ from stages.pairs.audit import PASSED, outcomes
 from stages.policy import open_policy
 from stages.policy.client import EXTRAS
 from stages.policy.spending import Spending, Tally, table, verdict
-from stages.runs.artifact import Inputs, RunWriter, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
 from stages.runs.stage import Plan, Stage

@@ -25,7 +25,7 @@ from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
 from stages.redaction import redacted, secret_in
 from stages.runs import store
-from stages.runs.artifact import Inputs, RunWriter, Run
+from stages.runs.artifact import Inputs, Run, RunWriter
 from stages.runs.records import CHECKPOINT
 
 # ---- cards

@@ -13,7 +13,7 @@ from stages.pairs.blocks import Alike, Array, Block, Classes, equal_rows, number
 from stages.pairs.groups import pair_id
 from stages.pairs.report import PairAccount, report
 from stages.pairs.states import AnsweredStates, blindly_asked
-from stages.runs.artifact import RunWriter, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.records import PAIR, TEACHER_ACTION
 
 BILL = ["teacher", "cost_usd", "error_type"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Inputs, RunWriter, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import PROBE_CHECK, PROBE_ROW, PROBE_SCORE, TRAJECTORY
 from stages.runs.stage import Plan, Stage

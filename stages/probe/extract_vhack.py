@@ -15,7 +15,7 @@ from stages.policy.base import PolicyConfig
 from stages.probe.adapters.names import LORA_EXTRACT, AdapterName
 from stages.probe.pool.pair_source import Pair, PairsConfig, load_pairs
 from stages.runs import store
-from stages.runs.artifact import Inputs, RunWriter, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import CHECKPOINT, DIRECTION, SVD_MODULE, Row
 from stages.runs.stage import Plan, Stage

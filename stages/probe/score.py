@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Inputs, RunWriter, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE, Row
 from stages.runs.stage import Plan, Stage

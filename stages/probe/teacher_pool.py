@@ -145,7 +145,12 @@ def _sample(problems: int, policies: "SourcePolicies", config: Config, out: RunW
 
 
 def _answers(
-    source: SourceConfig, stage: EnvStageConfig, policies: "SourcePolicies", problems: int, config: Config, out: RunWriter
+    source: SourceConfig,
+    stage: EnvStageConfig,
+    policies: "SourcePolicies",
+    problems: int,
+    config: Config,
+    out: RunWriter,
 ) -> list[Row]:
     from stages.rollouts.agent_loop import Episode
     from stages.runs.stage import work_through

@@ -33,6 +33,6 @@ tables.py   - the tables of many runs, for questions in SQL
 together.py - many small durable writes as few large ones
 """
 
-from stages.runs.artifact import RunWriter, Run
+from stages.runs.artifact import Run, RunWriter
 
-__all__ = ["RunWriter", "Run"]
+__all__ = ["Run", "RunWriter"]

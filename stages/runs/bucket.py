@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
 from stages.redaction import redacted, secret_in
 from stages.runs import store
-from stages.runs.artifact import RunWriter, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.ledger import NAME as LEDGER
 from stages.runs.manifest import Manifest
 from stages.runs.store import sealing

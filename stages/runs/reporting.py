@@ -1,8 +1,8 @@
 """Backends that a run is logged to besides its own files: TensorBoard, Trackio, Weights & Biases, each an extra.
 
 Training is logged by the callbacks of transformers; here is said where they write. Other stages log what they have come
-to so far (`RunningTotals.figures`) as each unit is finished. Trackio keeps its own folder, so that `trackio show` finds what it
-logged.
+to so far (`RunningTotals.figures`) as each unit is finished. Trackio keeps its own folder, so that `trackio show` finds
+what it logged.
 """
 
 import os

@@ -28,7 +28,7 @@ from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.runs import artifact as inputs_
 from stages.runs import manifest as manifests
 from stages.runs import signals, store
-from stages.runs.artifact import Inputs, Interrupted, Listener, RunWriter, Run
+from stages.runs.artifact import Inputs, Interrupted, Listener, Run, RunWriter
 from stages.runs.bucket import Mirror
 from stages.runs.config import StageConfig
 from stages.runs.manifest import Manifest, Status
@@ -370,7 +370,9 @@ def execute(
             empty(folder)
         with spreading(on, stage, inputs, config) as spread:
             record = begin(stage, config, work.identity, work.fingerprint, inputs, folder)
-            writer = RunWriter(folder, record, cache=root / "models", max_cost=max_cost, listener=listener, spread=spread)
+            writer = RunWriter(
+                folder, record, cache=root / "models", max_cost=max_cost, listener=listener, spread=spread
+            )
             units = load_stage(stage).work is not None
             with mirror.following(writer, units=units) if mirror else nullcontext():
                 try:

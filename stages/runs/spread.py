@@ -1,6 +1,7 @@
 """A stage's units dealt to the workers of an engine: `--on processes:4`, `--on ray`.
 
-A worker calls the stage's `work` with an `RunWriter` in which only the units of its shard are missing, in a folder of its own
+A worker calls the stage's `work` with an `RunWriter` in which only the units of its shard are missing, in a folder of
+its own
 below the run's `scratch/shards`, which every worker can write to. Whoever runs the stage takes over what is finished
 there and then carries on by itself, so that a stage does not know where its units were done. A worker that dies leaves
 what it finished: the next one that is given the shard does the rest. Money is lent shard by shard, in the run's own
@@ -20,7 +21,7 @@ from uuid import uuid4
 from stages.backends.engine import Engine, find
 from stages.errors import ComposerError, Incomplete
 from stages.runs import ledger, store
-from stages.runs.artifact import Inputs, Interrupted, RunWriter, Run
+from stages.runs.artifact import Inputs, Interrupted, Run, RunWriter
 from stages.runs.config import StageConfig
 from stages.runs.ledger import Reservation
 from stages.runs.manifest import Manifest

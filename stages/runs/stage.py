@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from stages import STAGES, command_words
 from stages.errors import BadInput, UsageError
-from stages.runs.artifact import Inputs, RunWriter, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import Kind, Row
 

@@ -45,7 +45,9 @@ def _is_server(policy: Policy) -> bool:
     return hasattr(policy, "ask")
 
 
-def _ask_here(name: str, policy: Policy, asked: Questions | list[Question], out: RunWriter, servers: Future[None]) -> None:
+def _ask_here(
+    name: str, policy: Policy, asked: Questions | list[Question], out: RunWriter, servers: Future[None]
+) -> None:
     def answer(batch: list[Question]) -> list[tuple[str, Row, bool]]:
         if servers.done():
             servers.result()  # raises what went wrong there

@@ -200,7 +200,11 @@ def _count(state: GatedState, names: Mapping[str, object]) -> int:
 
 
 def _ask(
-    wanted: Mapping[str, Sequence[str]], states: Mapping[str, GatedState], policies: Policies, out: RunWriter, batch: bool
+    wanted: Mapping[str, Sequence[str]],
+    states: Mapping[str, GatedState],
+    policies: Policies,
+    out: RunWriter,
+    batch: bool,
 ) -> None:
     """Ask teachers in states, and take down what they said, in this or an earlier attempt."""
     names = list(dict.fromkeys(chain.from_iterable(wanted.values())))

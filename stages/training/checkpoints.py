@@ -94,7 +94,12 @@ class KeptCheckpoints(TrainerCallback):
     """Saves the model every so many steps."""
 
     def __init__(
-        self, out: RunWriter, policy: LocalPolicy, base: adapters.Base | None, every: int, sharded: Sharded | None = None
+        self,
+        out: RunWriter,
+        policy: LocalPolicy,
+        base: adapters.Base | None,
+        every: int,
+        sharded: Sharded | None = None,
     ) -> None:
         self._folder, self._policy, self._base, self._every = out.scratch(KEPT), policy, base, every
         self._sharded = sharded

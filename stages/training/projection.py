@@ -20,7 +20,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from stages.losses.reduction import token_log_probs
 from stages.runs import store
-from stages.runs.artifact import RunWriter, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.records import Row
 
 PAIRS = "pairs.json"

@@ -23,7 +23,7 @@ from stages.policy.local import LocalPolicy, load_model
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import Episode
 from stages.rollouts.trace import pairs_with_states
-from stages.runs.artifact import Inputs, RunWriter, Run
+from stages.runs.artifact import Inputs, Run, RunWriter
 from stages.runs.reporting import PROJECT
 from stages.training.channels import CHANNELS
 from stages.training.channels.active import Channels

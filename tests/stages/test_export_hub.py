@@ -18,7 +18,7 @@ from stages import export, train
 from stages.errors import InfrastructureError, UsageError
 from stages.formats.hub import dataset_card
 from stages.runs import manifest, runner, store
-from stages.runs.artifact import RunWriter, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.records import PAIR, ROLLOUT
 from stages.runs.stage import assign_inputs
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stages.evaluation.verdict import decide
 from stages.runs import manifest as manifests
-from stages.runs.artifact import RunWriter, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.manifest import InputRef, Manifest
 
 EVIL = "<script>alert('gotcha')</script>"

@@ -15,7 +15,7 @@ from stages import train
 from stages.backends import ranks
 from stages.rollouts.trace import opening_row
 from stages.runs import manifest, runner, store
-from stages.runs.artifact import RunWriter, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.records import PAIR, STATE
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -20,7 +20,7 @@ from stages.probe.adapters.names import SPECTRAL, AdapterName
 from stages.probe.adapters.spectrum import load_spectrum
 from stages.probe.gradients.per_sample import RowLoss, RowSink, Sink, own_log_probs, per_sample_gradients, token_sum
 from stages.probe.pool.tokens import Batch, TokenRow, by_length, collate
-from stages.runs.artifact import RunWriter, Run
+from stages.runs.artifact import Run, RunWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -35,7 +35,7 @@ from stages.probe.gradients.student import Student, open_student
 from stages.probe.loops.config import ReplayConfig
 from stages.probe.pool.rows import read_step, write_step
 from stages.probe.pool.tokens import TokenRow, as_tokens
-from stages.runs.artifact import Inputs, RunWriter, Run
+from stages.runs.artifact import Inputs, Run, RunWriter
 from stages.runs.records import PROBE_ROW, Row
 
 # ---- descent

@@ -38,7 +38,7 @@ from stages.probe.loops.rollouts import with_advantages
 from stages.probe.pool.rows import finite_or_none
 from stages.probe.pool.run_rows import run_rows
 from stages.probe.pool.tokens import TokenRow, as_tokens
-from stages.runs.artifact import Inputs, RunWriter, Run
+from stages.runs.artifact import Inputs, Run, RunWriter
 from stages.runs.records import Row
 
 if TYPE_CHECKING:

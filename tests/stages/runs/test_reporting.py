@@ -14,7 +14,7 @@ import pytest
 from stages import collect, evaluate, train
 from stages.errors import UsageError
 from stages.runs import manifest, runner
-from stages.runs.artifact import Inputs, RunWriter, Run
+from stages.runs.artifact import Inputs, Run, RunWriter
 from stages.runs.config import StageConfig
 from stages.runs.stage import load_stage
 

@@ -14,7 +14,7 @@ from stages import collect
 from stages.backends.engine import Processes
 from stages.errors import ComposerError, Incomplete, UsageError
 from stages.runs import ledger, spread, store
-from stages.runs.artifact import Inputs, Interrupted, RunWriter, Run
+from stages.runs.artifact import Inputs, Interrupted, Run, RunWriter
 from stages.runs.manifest import Manifest
 from stages.runs.spread import Shard, ShardWriter, Spread
 
