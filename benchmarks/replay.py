@@ -152,7 +152,7 @@ async def with_ours(url: str, calls: int, width: int) -> None:
             await written((str(number), {"answer": {"action": sample.text, "cost_usd": sample.cost_usd}}, False))
 
         chains = ([[n] for n in range(at, min(at + STEPS, calls))] for at in range(0, calls, STEPS))
-        await follow([(policy, chains)], lambda n: Turn(body(n)["messages"], n), answered, out.stop_here)
+        await follow([(policy, chains)], lambda n: Turn(body(n)["messages"], n), answered, out.raise_if_stopped)
         assert len(out.journal) == calls
         assert out.budget.reserved == 0 < out.budget.spent
 

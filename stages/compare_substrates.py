@@ -142,7 +142,7 @@ def _collected(make: Callable[[], Environment], tasks: list[Task], config: Confi
         max_tokens=config.policy.max_tokens,
         seed=config.seed,
         model=config.policy.model,
-        before_turn=out.stop_here,
+        before_turn=out.raise_if_stopped,
     )
     batches = trl.rollouts(
         policy,

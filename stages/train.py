@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.backends import resources
-from stages.backends.ranks import Ranks, join, launched
+from stages.backends.ranks import Ranks, join, world_size
 from stages.errors import UsageError
 from stages.policy import adapters
 from stages.policy.serving import Serving
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Steps and rollouts."""
     _check_pairs(inputs, config)
-    processes_check(config.optimisation, config.trl, launched())
+    processes_check(config.optimisation, config.trl, world_size())
     reporting.check(config.report_to)
     if config.trl:
         setup.arguments(config, Path(tempfile.gettempdir()))
     chosen = _chosen(config)
-    check_sharding(config, chosen.adapter, launched(), direction="direction" in inputs)
+    check_sharding(config, chosen.adapter, world_size(), direction="direction" in inputs)
     size = config.optimisation
     rollouts = size.steps * size.prompts_per_step * size.generations
     return Plan(

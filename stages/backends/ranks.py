@@ -23,7 +23,7 @@ BUCKET = 2**26
 """Elements of gradients that are summed in one message."""
 
 
-def launched() -> int:
+def world_size() -> int:
     """How many processes torchrun started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -168,7 +168,7 @@ def join(kind: type[Ranks] | None = None) -> Ranks:
     """
     global _here
     if _here is None or kind is not None:
-        _here = (kind or Ranks)(_connect() if launched() > 1 else 0, launched())
+        _here = (kind or Ranks)(_connect() if world_size() > 1 else 0, world_size())
     return _here
 
 

@@ -183,7 +183,7 @@ def _play(
     from stages.probe.pool.rows import episode_pool_row
     from stages.rollouts.agent_loop import play
 
-    play(make, policy, batch, max_steps=config.max_steps, before_turn=out.stop_here)
+    play(make, policy, batch, max_steps=config.max_steps, before_turn=out.raise_if_stopped)
     lines: list[tuple[str, Row, bool]] = []
     for episode in batch:
         if episode.error is not None or not episode.steps:

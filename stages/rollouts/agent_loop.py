@@ -580,7 +580,7 @@ def play_missing(
             finished,
             rules=Rules(config.max_steps, config.limits, config.history, policy.config.tool_calls != "none"),
             in_flight=config.in_flight,
-            check=out.stop_here,
+            check=out.raise_if_stopped,
             watch=lambda live: out.live(live, done, len(episodes)),
         )
 
@@ -593,7 +593,7 @@ def play_missing(
             max_steps=config.max_steps,
             limits=config.limits,
             history=config.history,
-            before_turn=out.stop_here,
+            before_turn=out.raise_if_stopped,
         )
         for episode in batch:
             episode.wall_s = (time.monotonic() - started) / len(batch)

@@ -14,7 +14,7 @@ from datasets import Dataset
 from pydantic import TypeAdapter, ValidationError
 from trl.trainer.grpo_config import GRPOConfig
 
-from stages.backends.ranks import launched
+from stages.backends.ranks import world_size
 from stages.envs.base import Environment, Task
 from stages.errors import UsageError
 from stages.policy import adapters
@@ -415,7 +415,7 @@ def arguments(config: Config, folder: Path, mixed: bool = False) -> "GRPOConfig"
         max_completion=config.max_steps * config.policy.max_tokens,
         device=device(config.policy.device),
         mixed=mixed,
-        processes=launched(),
+        processes=world_size(),
         report_to=config.report_to,
         run_name=config.label(),
         more=(TRUNCATED if config.policy.served else {}) | config.trl,
