@@ -72,6 +72,11 @@ class Serving:
             log = self._out.path / "logs" / "vllm.log"
             rank = max([self._rank, *(vllm.rank_of(config.source) for config in self._policies)])
             self._server = vllm.start(
-                config, log, cache=self._out.cache, rank=rank, listener=self._out.progress, check=self._out.raise_if_stopped
+                config,
+                log,
+                cache=self._out.cache,
+                rank=rank,
+                listener=self._out.progress,
+                check=self._out.raise_if_stopped,
             )
         return self._server
