@@ -73,7 +73,7 @@ class Ranks:
         return value
 
     @contextmanager
-    def depending(self) -> Iterator[None]:
+    def naming_lost_peers(self) -> Iterator[None]:
         """Work that needs the others: `InfrastructureError` where one of them is gone."""
         try:
             yield
@@ -113,7 +113,7 @@ class Ranks:
             distributed.all_reduce(values)
         return values
 
-    def copy_first(self, parameters: "Iterable[Tensor]") -> None:
+    def broadcast_weights(self, parameters: "Iterable[Tensor]") -> None:
         """Give every process the first one's weights, those that learn; frozen ones come from the same files."""
         if self.count > 1:
             from torch import distributed
@@ -122,7 +122,7 @@ class Ranks:
                 if parameter.requires_grad:
                     distributed.broadcast(parameter.data, 0)
 
-    def mean_gradients(self, parameters: "Iterable[Tensor]") -> None:
+    def average_gradients(self, parameters: "Iterable[Tensor]") -> None:
         """Replace each gradient by its mean over the processes; one that is nowhere stays None."""
         if self.count == 1:
             return

@@ -101,9 +101,9 @@ class Answer:
 
     @cached_property
     def message(self) -> Record:
-        """The last line's message, with the last value of each key that any line has: usage and stop reason are
-        final.""" last: Record = {}
-                 for line in self.lines:
+        """The last message, with the last value of each key that any line has: usage and stop reason are final."""
+        last: Record = {}
+        for line in self.lines:
             last = {**last, **{name: value for name, value in line["message"].items() if value is not None}}
         return last
 
@@ -293,7 +293,7 @@ def _input(content: Any) -> Iterator[Message]:
 
 
 def _turn(answer: Answer, observed: list[Message]) -> ImportedTurn:
-    """Return an answer, whose parts are on several lines, as one action. Cached tokens count as tokens of the prompt."""
+    """Return an answer, whose parts are on several lines, as one action. Cached tokens count as prompt tokens."""
     parts: list[Record] = []
     for line in answer.lines:
         content = line["message"]["content"]

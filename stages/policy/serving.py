@@ -69,14 +69,10 @@ class Serving:
             if self._server is not None:
                 self._server.stop()
             self._server, self._serves = None, serves
-            log = self._out.path / "logs" / "vllm.log"
+            out = self._out
+            log = out.path / "logs" / "vllm.log"
             rank = max([self._rank, *(vllm.rank_of(config.source) for config in self._policies)])
             self._server = vllm.start(
-                config,
-                log,
-                cache=self._out.cache,
-                rank=rank,
-                listener=self._out.progress,
-                check=self._out.raise_if_stopped,
+                config, log, cache=out.cache, rank=rank, listener=out.progress, check=out.raise_if_stopped
             )
         return self._server

@@ -121,7 +121,7 @@ class Run:
         """The folder output of this kind (a checkpoint)."""
         return self.path / self._name(kind)
 
-    def beside(self, name: str) -> bytes | None:
+    def read_file(self, name: str) -> bytes | None:
         """A file beside the tables (`report.txt`, `metrics.jsonl`); None when the run wrote none of that name."""
         return store.read_bytes(self.path / name)
 
@@ -236,7 +236,7 @@ class RunWriter:
         digests = {"sha256": content, "content_sha256": content}
         self.manifest.outputs[name] = {"file": name, "kind": str(CHECKPOINT), "rows": 1, **digests}
 
-    def foreign(self, name: str, fill: Callable[[BinaryIO], int]) -> int:
+    def write_export(self, name: str, fill: Callable[[BinaryIO], int]) -> int:
         """Write an output in another program's format; `fill` writes it, without keys, and returns its records."""
         with store.sealing(self.path / name) as file:
             rows = fill(file)
@@ -276,7 +276,7 @@ class RunWriter:
         """Set named counts (planned, done, failed, dropped by reason) in the manifest."""
         self.manifest.counts.update({name: int(number) for name, number in numbers.items()})
 
-    def conclude(self, *, ok: bool | None = None, exit_code: int | None = None, **summary: Any) -> None:
+    def set_summary(self, *, ok: bool | None = None, exit_code: int | None = None, **summary: Any) -> None:
         """Say what came of the run. Called again, it adds to what was said.
 
         ok: whether the run passed its own checks. exit_code: what its verdict asks for, where it has one. summary: the

@@ -28,7 +28,7 @@ PART_BYTES = 8 * 1024 * 1024
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 
 
-class Shelf(Protocol):
+class ReadStore(Protocol):
     """Where finished runs lie."""
 
     url: str
@@ -47,7 +47,7 @@ class Shelf(Protocol):
         """Write files under these names, none of them after the last one."""
 
 
-class Desk(Shelf, Protocol):
+class WriteStore(ReadStore, Protocol):
     """Where a run lies while it goes on: what is there can be replaced and deleted."""
 
     def write(self, key: str, data: bytes) -> None:
@@ -345,7 +345,7 @@ def is_address(text: str) -> bool:
     return text.partition("://")[0] in (*SCHEMES, SCHEME) and "://" in text
 
 
-def open_store(url: str) -> Shelf:
+def open_store(url: str) -> ReadStore:
     """The bucket or the repository of an address; `UsageError` where there is none."""
     return open_hub(url) if url.startswith(f"{SCHEME}://") else open_bucket(url)
 
@@ -375,7 +375,7 @@ def place(url: str, stage: str, cache: Path) -> Path:
     return cache / store.digest(url)[:12] / stage / url.rpartition("/")[2]
 
 
-def bring(bucket: Shelf, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:
+def bring(bucket: ReadStore, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:
     """Put the files of a run in a bucket, all `but` these, into a folder in place of what is there."""
     shutil.rmtree(folder, ignore_errors=True)
     for key in sorted(bucket.keys("")):
@@ -460,7 +460,7 @@ class Mirror:
     def __init__(self, url: str, stage: str, cache: Path, every_s: float = EVERY_S) -> None:
         self.url = url.rstrip("/")
         self.folder = place(self.url, stage, cache)
-        self._bucket = _desk(self.url)
+        self._bucket = _open_writable(self.url)
         self._owner, self._sent = uuid4().hex, dict[str, Stamp]()
         self._over, self._every_s = threading.Event(), every_s
 
@@ -550,7 +550,7 @@ class Mirror:
         return found
 
 
-def _desk(url: str) -> Desk:
+def _open_writable(url: str) -> WriteStore:
     place = open_store(url)
     if not isinstance(place, Bucket | HubBucket):
         raise UsageError(

@@ -43,8 +43,9 @@ class Reservation:
 class Budget:
     """What a run has spent, may have spent and has reserved; `limit` bounds their sum, None for no bound.
 
-    A call goes `room` (wait for money), `record` (durable, then launch), and `settle` or `doubt`. The sums change once
-    the line is durable. Without a path nothing is kept. Safe for several threads; the coroutines share one event loop.
+    A call goes `room` (wait for money), `record` (durable, then launch), and `settle` or `mark_unconfirmed`. The sums
+    change once the line is durable. Without a path nothing is kept. Safe for several threads; the coroutines share one
+    event loop.
     """
 
     def __init__(self, limit: float | None = None, path: Path | None = None) -> None:
@@ -142,7 +143,7 @@ class Budget:
                 "limit cannot be kept. Correct the prices of that model, then go on with --resume."
             )
 
-    async def doubt(self, reservation: Reservation) -> None:
+    async def mark_unconfirmed(self, reservation: Reservation) -> None:
         """A call ended without a bill: its whole reservation counts as possibly paid."""
         await self._durable({"call": reservation.call, "possibly": reservation.usd})
 

@@ -1,11 +1,10 @@
 """A stage's units dealt to the workers of an engine: `--on processes:4`, `--on ray`.
 
-A worker calls the stage's `work` with an `RunWriter` in which only the units of its shard are missing, in a folder of
-its own
-below the run's `scratch/shards`, which every worker can write to. Whoever runs the stage takes over what is finished
-there and then carries on by itself, so that a stage does not know where its units were done. A worker that dies leaves
-what it finished: the next one that is given the shard does the rest. Money is lent shard by shard, in the run's own
-ledger, so that the limit holds over all workers and attempts.
+A worker calls the stage's `work` with a `RunWriter` that lacks only the units of its shard and writes to a folder of
+its own below the run's `scratch/shards`, which every worker can write to. The process that runs the stage merges the
+finished units from there and then continues alone, so that a stage does not know where its units were done. A worker
+that dies leaves what it finished: the next worker that gets the shard does the rest. Each shard reserves its money in
+the run's own ledger, so that the limit holds over all workers and attempts.
 """
 
 import threading

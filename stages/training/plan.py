@@ -295,9 +295,8 @@ class Chosen:
             check(self.shape, self._training(episode), available(device))
 
     def _training(self, episode: int) -> Training:
-        return Training(
-            self.optimisation, self.adapter, episode, world_size(), self.teacher, self.sharded, self.several
-        )
+        processes = world_size()
+        return Training(self.optimisation, self.adapter, episode, processes, self.teacher, self.sharded, self.several)
 
     def _note(self) -> str:
         size = self.optimisation
