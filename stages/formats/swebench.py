@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from stages.envs.swe import eval_logs
-from stages.envs.swe.eval_logs import EvalLog
+from stages.envs.swe.eval_logs import EvalLog, GradedLog
 from stages.errors import BadInput
 from stages.formats.base import Drop, Numbered, Origin, Reader, Record, Trajectory, family_of
 from stages.formats.files import Source

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stages.envs.swe import eval_logs
-from stages.envs.swe.eval_logs import HARNESS, Graded, grade
+from stages.envs.swe.eval_logs import HARNESS, grade
 from stages.errors import BadInput
 
 SHARED = Path(__file__).parents[5] / "shared/real/swe-logs"
