@@ -16,7 +16,7 @@ from composer_cli.report import facts
 from stages.errors import ComposerError
 from stages.runs.artifact import Inputs, Run
 from stages.runs.config import StageConfig
-from stages.runs.runner import Result, room
+from stages.runs.runner import Result, check_disk_space
 from stages.runs.stage import Plan, assign_inputs, load_stage
 
 
@@ -89,7 +89,7 @@ def _free_plan(entry: Entry, config: StageConfig) -> Plan | None:
 
 def checked(configs: Mapping[str, StageConfig], root: Path) -> list[str]:
     """What the entries need of the world outside and have, a line each; raises for the first that lacks something."""
-    return list(dict.fromkeys([*(line for config in configs.values() for line in config.check()), room(root)]))
+    return list(dict.fromkeys([*(line for config in configs.values() for line in config.check()), check_disk_space(root)]))
 
 
 def overview(preset: Preset, configs: Mapping[str, StageConfig], root: Path) -> str:

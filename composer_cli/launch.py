@@ -107,11 +107,11 @@ class Job:
         """Its result, when it was done before and is not to be done anew."""
         if run_options.clean:
             return None
-        return runner.standing(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
+        return runner.find_completed_run(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
 
     def folder(self, run_options: RunOptions) -> Path | None:
         """Where its run lies, once it has begun."""
-        return runner.place(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
+        return runner.find_run_folder(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
 
     def run(self, run_options: RunOptions, listener: Listener) -> Result:
         """Do it, or find it done."""
@@ -138,7 +138,7 @@ def follow(job: Job, run_options: RunOptions) -> bool:
         alone(command_words(job.stage))
     if ranks.join().first:
         return False
-    runner.follow(job.stage, job.inputs, job.config, root=run_options.root)
+    runner.execute_as_peer(job.stage, job.inputs, job.config, root=run_options.root)
     return True
 
 
