@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from stages.errors import Incomplete
-from stages.pairs.audit import PASSED, outcomes
+from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
 from stages.policy import open_policy
 from stages.policy.client import EXTRAS
 from stages.policy.spending import Spending, Tally, table, verdict
@@ -143,7 +143,7 @@ def _ask(
             out.spread([[question.key for question in questions] for questions in asked.values()], "answers")
         ask_all(asked, policies, out, batch=config.batch)
         return Counter()
-    passed = outcomes(rollouts.scan(ROLLOUT).rows(PASSED))
+    passed = passed_by_rollout(rollouts.scan(ROLLOUT).rows(PASSED_COLUMNS))
     return ask_gated(asked, recorded.steps(), policies, config.teachers, config.gate, passed, out, batch=config.batch)
 
 
