@@ -89,7 +89,9 @@ def _free_plan(entry: Entry, config: StageConfig) -> Plan | None:
 
 def checked(configs: Mapping[str, StageConfig], root: Path) -> list[str]:
     """What the entries need of the world outside and have, a line each; raises for the first that lacks something."""
-    return list(dict.fromkeys([*(line for config in configs.values() for line in config.check()), check_disk_space(root)]))
+    return list(
+        dict.fromkeys([*(line for config in configs.values() for line in config.check()), check_disk_space(root)])
+    )
 
 
 def overview(preset: Preset, configs: Mapping[str, StageConfig], root: Path) -> str:

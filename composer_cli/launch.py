@@ -107,7 +107,9 @@ class Job:
         """Its result, when it was done before and is not to be done anew."""
         if run_options.clean:
             return None
-        return runner.find_completed_run(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
+        return runner.find_completed_run(
+            self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out
+        )
 
     def folder(self, run_options: RunOptions) -> Path | None:
         """Where its run lies, once it has begun."""
