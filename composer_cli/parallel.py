@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 
 from composer_cli.console import Console, Listener, Watch, stopping
 from composer_cli.launch import Job, RunOptions, ending, planned
-from stages.backends.resources import limit
+from stages.backends.resources import limit_threads
 from stages.errors import ComposerError
 from stages.runs.artifact import Interrupted
 from stages.runs.runner import Result
@@ -161,7 +161,7 @@ def _start(job: Job, run_options: RunOptions, listener: Listener, threads: int, 
 
 
 def _work(pipe: Connection, job: Job, run_options: RunOptions, threads: int) -> None:
-    limit(threads)
+    limit_threads(threads)
     one_at_a_time = threading.Lock()
 
     def listener(*progress: object) -> None:

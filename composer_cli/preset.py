@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from composer_cli import settings
-from stages.backends.engine import check
+from stages.backends.engine import check_engine
 from stages.errors import UsageError
 from stages.runs.config import Settings, StageConfig
 from stages.runs.stage import load_stage
@@ -104,7 +104,7 @@ def _check_names(path: Path, entries: Sequence[Entry]) -> None:
             if name not in earlier:
                 raise UsageError(f"{path}: {entry.title} reads {name!r}, but no earlier entry is called so: {earlier}.")
         if entry.on:
-            check(entry.on)
+            check_engine(entry.on)
             if entry.parallel or not load_stage(entry.stage).work:
                 why = "its stage deals no units" if not entry.parallel else "it may run beside others"
                 raise UsageError(f"{path}: {entry.title} has on = {entry.on!r}, but {why}. Remove `on` there.")

@@ -1,13 +1,19 @@
 """What `composer parity` found: a row for each recorded version, and a sentence for each case that is another."""
 
+import sys
+from pathlib import Path
 from typing import Any
+
+import stages
+from stages.errors import UsageError
 
 Facts = dict[str, Any]
 
 
 def kernels() -> Facts:
     """Our kernels on every recorded case."""
-    from stages.losses.parity.check import GOLDEN, check_file
+    _add_to_path()
+    from parity.check import GOLDEN, check_file  # type: ignore[import-not-found,unused-ignore]
 
     files = {file.name: check_file(file) for file in sorted(GOLDEN.glob("*.json"))}
     versions = [_version(name, None, results) for name, results in files.items()]
@@ -16,11 +22,21 @@ def kernels() -> Facts:
 
 def upstream(against: str) -> Facts:
     """Upstream's functions in a clone on its recorded cases; the same when they are as one recorded version."""
-    from stages.losses.parity.against import compare
+    _add_to_path()
+    from parity.against import compare  # type: ignore[import-not-found,unused-ignore]
 
     found = compare(against)
     versions = [_version(version.file, version.commit, version.results) for version in found.versions]
     return {"of": found.repo, "commit": found.commit, "versions": versions, "same": found.same}
+
+
+def _add_to_path() -> None:
+    """Make tests/parity importable: it belongs to the checkout, not to an installed package."""
+    tests = Path(stages.__file__).parents[1] / "tests"
+    if not (tests / "parity" / "golden").is_dir():
+        raise UsageError(f"There are no recorded numbers in {tests.parent}. Run this in a checkout.")
+    if str(tests) not in sys.path:
+        sys.path.insert(0, str(tests))
 
 
 def _version(file: str, commit: str | None, results: Any) -> Facts:
