@@ -75,7 +75,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     usage = metrics.get("accumulated_token_usage") or {}
     file_env = stem(origin.path) if stem(origin.path) != "output" else NAME
     tested = {k: v for k, v in result.items() if k != "git_patch"}
-    told = {name: record[name] for name in ("success", "result_explanation", "final_message") if name in record}
+    told: Record = {name: record[name] for name in ("success", "result_explanation", "final_message") if name in record}
     yield Trajectory(
         task_id=instance or f"{NAME}/{store.digest(record.get('instruction'))[:12]}",
         env="swe-bench" if is_instance else str(about.get("dataset") or file_env),
