@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from support.command_line import call
 
+from stages.runs.manifest import RunOutcome
+
 
 @pytest.mark.parametrize(
     ("ok", "chosen", "code"),
