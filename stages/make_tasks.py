@@ -217,7 +217,7 @@ def _hanging(rows: Sequence[Row]) -> list[str]:
 
 
 def _about_tests(generator: "TaskGenerator") -> list[str]:
-    """Return lines on hanging tests and uncollectable files of the unmodified package, with a hint on missing modules."""
+    """Return lines on hanging tests and uncollectable files of the unmodified package, with a hint on modules."""
     from stages.envs.feature_deletion.package import import_hint
     from stages.envs.feature_deletion.worker import missing_modules
 
