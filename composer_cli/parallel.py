@@ -88,7 +88,7 @@ class Several:
         self.results, self.errors = dict(results), list[BaseException]()
         self._run_options, self._console, self._require = run_options, console, require
         self._waiting, self._working = list(waiting), dict[Connection, Worker]()
-        self._over = False
+        self._ending, self._over = list[BaseProcess](), False
         self._threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // len(waiting)))
         self._preload = list(dict.fromkeys(p for one in waiting for p in load_stage(one.stage).preload))
 
@@ -100,11 +100,14 @@ class Several:
                 worker = self._working[pipe]  # type: ignore[index]  # wait() gives back what it was given
                 if (end := _hear(worker)) is not None:
                     del self._working[worker.pipe]
+                    self._ending.append(worker.process)
                     watch.ended(worker.job.title)
                     self._console.tell(f"{worker.job.title}: {_last_words(worker, end)}")
                     self._ended(worker.job.title, end)
             self._begin(watch, interrupts)
             _pass_on(interrupts, self._working.values())
+        for process in self._ending:
+            process.join()
 
     def _begin(self, watch: Watch, interrupts: Sequence[int]) -> None:
         """Begin what is ready, in order, as there is room for it; what was done before is done at once."""
@@ -205,8 +208,7 @@ def _hear(worker: Worker) -> Result | BaseException | None:
             f"{worker.job.title} died (exit code {code}). What it finished is saved; go on with --resume."
         )
     if not isinstance(message, tuple):
-        worker.process.join()
-        return message
+        return message  # not joined here: it takes time to exit, and signals for the others would wait for that
     worker.ready = True
     worker.listener(*message)
     return None
@@ -224,7 +226,8 @@ def _pass_on(interrupts: Sequence[int], workers: Iterable[Worker]) -> None:
         if len(interrupts) > 1 and not worker.ready:
             worker.process.terminate()
         while worker.ready and worker.interrupts < len(interrupts):
-            os.kill(worker.process.pid or 0, interrupts[worker.interrupts])
+            with suppress(ProcessLookupError):  # it has just ended, and its last message is on its way
+                os.kill(worker.process.pid or 0, interrupts[worker.interrupts])
             worker.interrupts += 1
 
 
