@@ -102,7 +102,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             "Set adapter.rank=0."
         )
     if chosen.optimisation.beta and not chosen.adapter.rank:
-        adapters.require_folder(config.policy)
+        adapters.require_whole_model(config.policy)
     setup.arguments(config, out.path)
     on = device(config.policy.device)
     chosen.check(config.max_steps * config.policy.max_tokens, on)
@@ -113,7 +113,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
     replica = replicas.join(config.diloco, out)
     own = config if replica is None else config.model_copy(update={"seed": replica.seed(config.seed)})
-    rank, here = config.adapter.rank or 0, config.policy.held_here()
+    rank, here = config.adapter.rank or 0, config.policy.in_process()
     with (
         Serving(out, [config.policy], rank=rank) as serving,
         ranks.naming_lost_peers(),

@@ -97,7 +97,7 @@ class KeptCheckpoints(TrainerCallback):
         self,
         out: RunWriter,
         policy: LocalPolicy,
-        base: adapters.Base | None,
+        base: adapters.AdapterBase | None,
         every: int,
         sharded: Sharded | None = None,
     ) -> None:
@@ -122,7 +122,7 @@ class KeptCheckpoints(TrainerCallback):
 def save_model(
     model: Any,
     policy: LocalPolicy,
-    base: adapters.Base | None,
+    base: adapters.AdapterBase | None,
     folder: Path,
     whole: Mapping[str, Tensor] | None = None,
 ) -> None:
@@ -133,7 +133,7 @@ def save_model(
     if base is None:
         policy.model.save_pretrained(folder, state_dict=whole)
     else:
-        adapters.save(model, base, folder)
+        adapters.save_adapter(model, base, folder)
     policy.tokenizer.save_pretrained(folder)
 
 

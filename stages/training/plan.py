@@ -322,7 +322,7 @@ def choose(
 
     channels: whether there are any beside GRPO.
     """
-    shape = model_shape(policy.held_here())
+    shape = model_shape(policy.in_process())
     small = base.is_embedded(policy.source) or (shape is not None and shape.parameters < SMALL)
     whole = small and not policy.served  # a server follows the training by its adapter
     rank = adapter.rank if adapter.rank is not None else 0 if whole else RANK

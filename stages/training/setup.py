@@ -500,6 +500,6 @@ def trainer(job: Job) -> "ComposedTrainer":
     )
 
 
-def base(config: Config, policy: "LocalPolicy") -> adapters.Base | None:
+def base(config: Config, policy: "LocalPolicy") -> adapters.AdapterBase | None:
     """What an adapter's checkpoint says of its base; None where all weights are trained."""
-    return adapters.describe(config.policy.held_here(), policy.model) if config.adapter.rank else None
+    return adapters.describe_base(config.policy.in_process(), policy.model) if config.adapter.rank else None
