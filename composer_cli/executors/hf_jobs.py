@@ -19,11 +19,11 @@ from composer_cli.executors.base import (
     LOST,
     QUEUED,
     RUNNING,
-    Chain,
-    State,
-    Where,
+    JobSettings,
+    JobState,
+    SubmittedChain,
+    key_values,
     script,
-    values,
 )
 from stages.errors import InfrastructureError, UsageError
 from stages.redaction import keep_secret, redacted
@@ -46,7 +46,7 @@ WORDS = {
 Answer = TypeVar("Answer")
 
 
-class HfJob(Where):
+class HfJobsSettings(JobSettings):
     """A job of Hugging Face Jobs."""
 
     image: str = Field(min_length=1)
@@ -68,9 +68,9 @@ class HfJob(Where):
 class HfJobs:
     """Submits, asks and cancels through huggingface_hub's client."""
 
-    settings, shares_files = HfJob, False
+    settings, shares_files = HfJobsSettings, False
 
-    def spec(self, chain: Chain, where: HfJob) -> dict[str, Any]:
+    def spec(self, chain: SubmittedChain, where: HfJobsSettings) -> dict[str, Any]:
         """What `run_job` is given, but the keys' values."""
         return {
             "image": where.image,
@@ -85,11 +85,11 @@ class HfJobs:
             "script": script(chain, where, python=where.python, artifacts=MOUNTED),
         }
 
-    def submit(self, chain: Chain, where: HfJob) -> dict[str, Any]:
+    def submit(self, chain: SubmittedChain, where: HfJobsSettings) -> dict[str, Any]:
         """Create the job, and no second one where the answer to the first request was lost."""
         from huggingface_hub import Volume
 
-        secrets, api = values(chain.keys), _api()
+        secrets, api = key_values(chain.keys), _api()
         namespace = where.namespace or _ask(lambda: api.whoami()["name"])
         spec = self.spec(chain, where)
         given = {name: value for name, value in spec.items() if name not in ("keys", "script", "volumes")}
@@ -114,10 +114,10 @@ class HfJobs:
         job = _ask(create)
         return {"id": job.id, "namespace": namespace, "url": job.url}
 
-    def state(self, job: Mapping[str, Any]) -> State:
+    def state(self, job: Mapping[str, Any]) -> JobState:
         """As the service says."""
         found = _ask(lambda: _api().inspect_job(job_id=job["id"], namespace=job["namespace"]))
-        return State(WORDS.get(str(found.status.stage), RUNNING), found.status.message or "")
+        return JobState(WORDS.get(str(found.status.stage), RUNNING), found.status.message or "")
 
     def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
         """The service's stream of lines."""

@@ -10,7 +10,17 @@ from typing import Any
 
 from pydantic import Field
 
-from composer_cli.executors.base import FAILED, RUNNING, Chain, State, Where, ended, grown, redact, script
+from composer_cli.executors.base import (
+    FAILED,
+    RUNNING,
+    JobSettings,
+    JobState,
+    SubmittedChain,
+    follow_log,
+    redact,
+    script,
+    state_of_exit,
+)
 from stages.errors import InfrastructureError, UsageError
 from stages.redaction import redacted
 
@@ -20,7 +30,7 @@ OUT_OF_TIME = 124
 LONGEST_S = 86_400
 
 
-class ModalJob(Where):
+class ModalSettings(JobSettings):
     """A Modal sandbox."""
 
     image: str = Field(min_length=1)
@@ -46,9 +56,9 @@ class ModalJob(Where):
 class ModalSandbox:
     """Submits, asks and cancels through Modal's SDK."""
 
-    settings, shares_files = ModalJob, False
+    settings, shares_files = ModalSettings, False
 
-    def spec(self, chain: Chain, where: ModalJob) -> dict[str, Any]:
+    def spec(self, chain: SubmittedChain, where: ModalSettings) -> dict[str, Any]:
         """What the sandbox is created from, but the objects that names stand for."""
         if chain.keys and not where.secret:
             raise UsageError(
@@ -68,7 +78,7 @@ class ModalSandbox:
             "script": script(chain, where, python=where.python, artifacts=MOUNTED, head="exec 2>&1"),
         }
 
-    def submit(self, chain: Chain, where: ModalJob) -> dict[str, Any]:
+    def submit(self, chain: SubmittedChain, where: ModalSettings) -> dict[str, Any]:
         """Create the sandbox; its name is the chain's, so that there is one."""
         spec = self.spec(chain, where)
         redact(chain.keys)
@@ -95,15 +105,15 @@ class ModalSandbox:
             )
             return {"id": sandbox.object_id, "since": began}
 
-    def state(self, job: Mapping[str, Any]) -> State:
+    def state(self, job: Mapping[str, Any]) -> JobState:
         """As the exit code says, where there is one."""
         with _sdk() as modal:
             code = modal.Sandbox.from_id(job["id"]).poll()
         if code is None:
-            return State(RUNNING)
+            return JobState(RUNNING)
         if code == OUT_OF_TIME:
-            return State(FAILED, "its time is over; the same command with --on goes on")
-        return ended(code)
+            return JobState(FAILED, "its time is over; the same command with --on goes on")
+        return state_of_exit(code)
 
     def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
         """What Modal has kept of its output, which stays readable when the sandbox is gone."""
@@ -113,7 +123,7 @@ class ModalSandbox:
                 entries = modal.Sandbox.from_id(job["id"]).logs.fetch(since=datetime.fromisoformat(job["since"]))
                 return "".join(entry.message for entry in entries)
 
-        return grown(kept, lambda: not follow or self.state(job).over)
+        return follow_log(kept, lambda: not follow or self.state(job).over)
 
     def cancel(self, job: Mapping[str, Any]) -> None:
         """End the sandbox."""

@@ -23,13 +23,13 @@ from composer_cli.executors.base import (
     LOST,
     QUEUED,
     RUNNING,
-    Chain,
-    State,
-    Where,
-    ended,
-    grown,
+    JobSettings,
+    JobState,
+    SubmittedChain,
+    follow_log,
+    key_values,
     script,
-    values,
+    state_of_exit,
 )
 from stages.errors import InfrastructureError, UsageError
 from stages.runs import store
@@ -67,7 +67,7 @@ echo $code > {folder}/exit-code.new && mv {folder}/exit-code.new {folder}/exit-c
 exit $code"""
 
 
-class SlurmJob(Where):
+class SlurmSettings(JobSettings):
     """A Slurm job."""
 
     options: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], bool | int | str] = Field(default_factory=dict)
@@ -83,9 +83,9 @@ class SlurmJob(Where):
 class Slurm:
     """Submits through sbatch, asks through scontrol, cancels through scancel."""
 
-    settings, shares_files = SlurmJob, True
+    settings, shares_files = SlurmSettings, True
 
-    def spec(self, chain: Chain, where: SlurmJob) -> dict[str, Any]:
+    def spec(self, chain: SubmittedChain, where: SlurmSettings) -> dict[str, Any]:
         """The batch script, and the command that submits it."""
         clash = [name for name in where.options if name in OURS]
         if clash:
@@ -101,7 +101,7 @@ class Slurm:
         )
         return {"command": ["sbatch", "--parsable", "job.sh"], "keys": list(chain.keys), "script": text}
 
-    def _head(self, chain: Chain, where: SlurmJob) -> str:
+    def _head(self, chain: SubmittedChain, where: SlurmSettings) -> str:
         passed = [name for name in (*PASSED_ON, *chain.keys) if name in chain.keys or name in os.environ]
         options: dict[str, bool | int | str] = {
             "job-name": chain.name,
@@ -116,9 +116,9 @@ class Slurm:
         lines = [f"#SBATCH --{name}" + ("" if value is True else f"={_quoted(value)}") for name, value in given]
         return "\n".join(lines)
 
-    def submit(self, chain: Chain, where: SlurmJob) -> dict[str, Any]:
+    def submit(self, chain: SubmittedChain, where: SlurmSettings) -> dict[str, Any]:
         """Hand the script to sbatch, which reads the keys from this environment by their names."""
-        values(chain.keys)
+        key_values(chain.keys)
         store.write_sealed(chain.folder / "job.sh", self.spec(chain, where)["script"].encode())
         try:
             said = _run("sbatch", "--parsable", str(chain.folder / "job.sh"))
@@ -126,7 +126,7 @@ class Slurm:
             raise UsageError(f"Nothing was submitted: {error}") from None
         return {"id": said.partition(";")[0].strip(), "folder": str(chain.folder.resolve())}
 
-    def state(self, job: Mapping[str, Any]) -> State:
+    def state(self, job: Mapping[str, Any]) -> JobState:
         """As scontrol says; of a job that Slurm has forgotten, the exit code that its script left.
 
         What scontrol knows comes first: on a shared file system the script's file may be seen a minute late.
@@ -141,22 +141,22 @@ class Slurm:
         attempt = f"attempt {int(found.get('Restarts', '0')) + 1}" if found.get("Restarts", "0") != "0" else ""
         if word in WORDS:
             waits = found.get("Reason", "None") if word == "PENDING" else "None"
-            return State(WORDS[word], ", ".join(part for part in (attempt, waits) if part not in ("", "None")))
+            return JobState(WORDS[word], ", ".join(part for part in (attempt, waits) if part not in ("", "None")))
         if word == "COMPLETED":
-            return ended(0)
+            return state_of_exit(0)
         if code := int(found.get("ExitCode", "0").partition(":")[0]):
-            return ended(code)
+            return state_of_exit(code)
         left = store.read_bytes(_folder(job) / "exit-code")
         if left is not None:
-            return ended(int(left))
+            return state_of_exit(int(left))
         if word:
-            return State(FAILED, f"Slurm calls it {word}")
-        return State(LOST, "Slurm has forgotten it, and it left no exit code; the same command with --on goes on")
+            return JobState(FAILED, f"Slurm calls it {word}")
+        return JobState(LOST, "Slurm has forgotten it, and it left no exit code; the same command with --on goes on")
 
     def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
         """The file that Slurm writes all attempts' output to."""
         path = _folder(job) / "log.txt"
-        return grown(
+        return follow_log(
             lambda: (store.read_bytes(path) or b"").decode(errors="replace"),
             lambda: not follow or self.state(job).over,
         )
