@@ -28,8 +28,7 @@ from peers import needed
 
 from stages import extract_pairs
 from stages.envs.base import Task
-from stages.pairs.audit import patterns
-from stages.pairs.extraction import pair_rows
+from stages.pairs.extraction import pair_rows, patterns
 from stages.pairs.states import AnsweredStates
 from stages.runs import manifest, runner, store
 from stages.runs.artifact import Run
@@ -172,7 +171,7 @@ def vote(folder: Path) -> Tell:
         pq.ParquetWriter(folder / "vote.parquet", PAIR.schema) as file,
     ):
         for block in states.blocks():
-            classes = block.by_text()
+            classes = block.classes_by_text()
             file.write_batch(pair_rows(block, classes, list(patterns(block, classes)), tasks))
     rows = Scan(folder / "vote.parquet").rows(["rule", *OF_PAIRS])
     return lambda: against(row for row in rows if row["rule"] == "majority_over_student")

@@ -27,10 +27,11 @@ from stages.probe import extract_vhack, svd, watch
 from stages.probe.loops.grpo_loop import set_between
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.synthetic.loophole_world import PlantedEnv, honest_model, loophole_model, tokenizer
-from stages.runs import artifact, runner
+from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
 from stages.runs.records import WATCHED
+from stages.runs.stage import assign_inputs
 
 PLANTED = {"name": "stages.probe.synthetic.loophole_world:PlantedEnv", "options": {"hint": True}}
 UNPAID = {"name": "probe_watch:UnpaidEnv", "options": {"hint": True}}
@@ -48,7 +49,7 @@ class UnpaidEnv(PlantedEnv):
 
 def carried_out(stage: str, module: ModuleType, runs: list[Run], config: StageConfig, root: Path) -> Run:
     """The run of a stage, which is not repeated where it is complete."""
-    given = artifact.assign(stage, module.INPUTS, runs)
+    given = assign_inputs(module.STAGE, runs)
     return Run(runner.execute(stage, given, config, root=root, resume=True).path)
 
 

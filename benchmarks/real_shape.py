@@ -158,7 +158,7 @@ def trainer(name: str, folder: str, steps: int, layers: int, budget: int | None)
             rollout_func=lambda prompts, trainer: rollouts(),
             **common,
         )
-    resources.unmap_large_blocks()  # as stages/train.py for models that are not small
+    resources.set_mmap_threshold()  # as stages/train.py for models that are not small
     channels = SIDES[name]
     rows, source = channel_rows(channels), None
     if rows.pairs:

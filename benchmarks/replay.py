@@ -134,25 +134,25 @@ async def with_ours(url: str, calls: int, width: int) -> None:
     from stages.policy.background import follow
     from stages.policy.base import PolicyConfig, Turn
     from stages.policy.endpoint import EndpointPolicy
-    from stages.runs.artifact import Out
+    from stages.runs.artifact import RunWriter
     from stages.runs.manifest import Manifest
-    from stages.runs.store import Together
+    from stages.runs.store import GroupCommit
 
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         manifest = Manifest(composer="0", stage="benchmark", stage_version=1, fingerprint="0")
-        out = Out(Path(folder) / "run", manifest, cache=Path(folder) / "cache", max_cost=1e6)
+        out = RunWriter(Path(folder) / "run", manifest, cache=Path(folder) / "cache", max_cost=1e6)
         config = PolicyConfig(
             model="m", base_url=url, concurrency=width, max_tokens=256, usd_per_mtok_in=1.0, usd_per_mtok_out=1.0
         )
         policy = EndpointPolicy(config, budget=out.budget, cache=out.cache)
-        written = Together(out.write_all)
+        written = GroupCommit(out.write_all)
 
         async def answered(number, sample):
             assert sample.error_type is None
             await written((str(number), {"answer": {"action": sample.text, "cost_usd": sample.cost_usd}}, False))
 
         chains = ([[n] for n in range(at, min(at + STEPS, calls))] for at in range(0, calls, STEPS))
-        await follow([(policy, chains)], lambda n: Turn(body(n)["messages"], n), answered, out.stop_here)
+        await follow([(policy, chains)], lambda n: Turn(body(n)["messages"], n), answered, out.raise_if_stopped)
         assert len(out.journal) == calls
         assert out.budget.reserved == 0 < out.budget.spent
 

@@ -54,7 +54,7 @@ def steps_of(root: Path, policy: dict[str, Any], size: dict[str, Any], seed: int
         adapter={"rank": 8},
     )
     run = Run(runner.execute("train", {}, config, root=root).path)
-    lines = [json.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
     return [line for line in lines if "step_time" in line]
 
 

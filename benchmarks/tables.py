@@ -27,10 +27,11 @@ from stages.policy import KINDS, PolicyConfig, Sample, Turn
 from stages.rollouts.agent_loop import Episode
 from stages.rollouts.trace import digests_of_prefixes
 from stages.runs import manifest, runner, store
-from stages.runs.artifact import Inputs, Out, Run, references
+from stages.runs.artifact import Inputs, Run, RunWriter, references
 from stages.runs.journal import Journal
 from stages.runs.manifest import Manifest
 from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
+from stages.runs.stage import load_stage
 
 SAMPLES, STEPS, OBSERVED = 8, 50, 1700
 WORDS = [f"{a}{b}" for a in ("file", "test", "line", "value", "error", "path") for b in range(300)]
@@ -118,7 +119,7 @@ def opened(folder: Path, stage: str, settings: Any, inputs: Inputs) -> Manifest:
     """The manifest of a run that was begun."""
     print_ = runner.fingerprint(stage, settings.identity(), inputs) if settings else "0"
     about = {"config": settings.model_dump(mode="json"), "identity": settings.identity()} if settings else {}
-    version = runner.module(stage).VERSION
+    version = load_stage(stage).version
     begun = Manifest(composer="0", stage=stage, stage_version=version, fingerprint=print_, **about)
     begun.status, begun.inputs = "interrupted", references(inputs)
     folder.mkdir()
@@ -184,7 +185,7 @@ def answered(root: Path) -> None:
     """What three teachers said in every state; each agrees with the student half of the time."""
     rollouts = Run(root / "rollouts")
     record = opened(root / "answers", "replay-teachers", None, Inputs({"rollouts": rollouts}))
-    out = Out(root / "answers", record, cache=root)
+    out = RunWriter(root / "answers", record, cache=root)
     out.table(TEACHER_ACTION, answers(rollouts))
     record.status = "complete"
     manifest.write(root / "answers", record)

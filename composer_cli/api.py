@@ -13,12 +13,12 @@ from typing import Any
 
 from composer_cli import launch, settings
 from composer_cli.show import runs
-from stages import STAGES, typed
+from stages import STAGES, command_words
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.runs import runner
 from stages.runs.artifact import Inputs, Run
 from stages.runs.config import StageConfig
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, load_stage
 
 __all__ = [
     "BadInput",
@@ -79,21 +79,20 @@ class StageFunction:
     def plan(self, *reads: Run, artifacts: Path | str = ARTIFACTS, **chosen: Any) -> Plan:
         """Return what would be done and at most what it would cost, as `--dry-run` prints."""
         config, inputs = self._configure(reads, artifacts, chosen)
-        plan: Plan = runner.module(self.name).plan(inputs, config)
-        return plan
+        return load_stage(self.name).plan(inputs, config)
 
     def settings(self) -> dict[str, Any]:
         """Return every setting by its dotted key, with its default; None where there is none."""
-        return {key: settings.default_of(field) for key, field in settings.known(runner.module(self.name).Config)}
+        return {key: settings.default_of(field) for key, field in settings.known(load_stage(self.name).config)}
 
     def __repr__(self) -> str:
-        return f"<{typed(self.name)}: {self.__doc__}>"
+        return f"<{command_words(self.name)}: {self.__doc__}>"
 
     def _configure(
         self, reads: tuple[Run, ...], artifacts: Path | str, chosen: dict[str, Any]
     ) -> tuple[StageConfig, Inputs]:
         layers = [settings.nested(key, value) for key, value in chosen.items()]
-        config: StageConfig = settings.build(self.name, runner.module(self.name).Config, layers)
+        config: StageConfig = settings.build(self.name, load_stage(self.name).config, layers)
         named = [str(run.path) for run in reads]
         return config, runs.choose(self.name, named, Path(artifacts), lambda text: print(text, file=sys.stderr))
 

@@ -13,10 +13,10 @@ from composer_cli.parallel import WaitingEntry
 from composer_cli.printing import print_json, print_text
 from composer_cli.settings import Preset, PresetEntry
 from stages.errors import ComposerError
-from stages.runs.artifact import Inputs, Run, assign
+from stages.runs.artifact import Inputs, Run
 from stages.runs.config import StageConfig
-from stages.runs.runner import Result, module, room
-from stages.runs.stage import Plan
+from stages.runs.runner import Result, check_disk_space
+from stages.runs.stage import Plan, assign_inputs, load_stage
 
 
 def run(
@@ -29,7 +29,7 @@ def run(
 
     def job(entry: PresetEntry, results: Mapping[str, Result]) -> StageJob:
         runs = [Run(results[name].path) for name in entry.reads]
-        inputs = assign(entry.stage, module(entry.stage).INPUTS, runs)
+        inputs = assign_inputs(load_stage(entry.stage), runs)
         position = f" (stage {preset.stage.index(entry) + 1} of {len(preset.stage)})"
         return StageJob(entry.title, entry.stage, inputs, configs[entry.title], position)
 
@@ -88,15 +88,16 @@ def overview(preset: Preset, configs: Mapping[str, StageConfig], root: Path) -> 
 
 def _plan_without_inputs(entry: PresetEntry, config: StageConfig) -> Plan | None:
     """Return the plan of an entry that reads no runs; None for others, whose plans depend on runs not made yet."""
-    stage = module(entry.stage)
-    free = not entry.reads and not any(not slot.optional for slot in stage.INPUTS.values())
-    plan: Plan | None = stage.plan(Inputs(), config) if free else None
-    return plan
+    stage = load_stage(entry.stage)
+    free = not entry.reads and not any(not slot.optional for slot in stage.inputs.values())
+    return stage.plan(Inputs(), config) if free else None
 
 
 def checked(configs: Mapping[str, StageConfig], root: Path) -> list[str]:
     """Return what the entries need of servers and the machine and have, a line each; raises for the first lack."""
-    return list(dict.fromkeys([*(line for config in configs.values() for line in config.check()), room(root)]))
+    return list(
+        dict.fromkeys([*(line for config in configs.values() for line in config.check()), check_disk_space(root)])
+    )
 
 
 def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: bool) -> int:

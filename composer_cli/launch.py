@@ -10,15 +10,15 @@ from typing import Any
 from composer_cli import settings
 from composer_cli.console import Console, Listener
 from composer_cli.printing import duration, print_json, print_text
-from stages import typed
+from stages import command_words
 from stages.backends import ranks
 from stages.errors import UsageError
 from stages.runs import bucket, runner
 from stages.runs.artifact import Inputs, Run
 from stages.runs.bucket import Mirror
 from stages.runs.config import StageConfig
-from stages.runs.runner import Result, module, preflight
-from stages.runs.stage import Plan
+from stages.runs.runner import Result, preflight
+from stages.runs.stage import Plan, load_stage
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def configure(
 ) -> StageConfig:
     """Return the stage's configuration: defaults, files, the short options, then --set."""
     layers = [*map(settings.read_file, files), *shortcuts, *map(settings.assignment, assignments)]
-    return settings.build(stage, module(stage).Config, layers)
+    return settings.build(stage, load_stage(stage).config, layers)
 
 
 def shortcuts(
@@ -69,10 +69,10 @@ def shortcuts(
     if teachers is not None:
         layers.append(settings.read_table(teachers, "teachers"))
     if limit is not None:
-        key: str | None = getattr(module(stage), "LIMIT", None)
+        key = load_stage(stage).limit_setting
         if key is None:
             raise UsageError(
-                f"{stage} has nothing that --limit could cut short. `{typed(stage)} --help` lists its settings."
+                f"{stage} has nothing that --limit could cut short. `{command_words(stage)} --help` lists its settings."
             )
         layers.append(settings.nested(key, limit))
     return layers
@@ -80,7 +80,7 @@ def shortcuts(
 
 def require_one_process(what: str) -> None:
     """Raise `UsageError` where torchrun started several processes of what runs in one."""
-    if (count := ranks.launched()) > 1:
+    if (count := ranks.world_size()) > 1:
         raise UsageError(f"{what} runs in one process, and this is one of {count}. Start it without torchrun.")
 
 
@@ -97,18 +97,19 @@ class StageJob:
 
     def plan(self) -> Plan:
         """Return what would be done."""
-        plan: Plan = module(self.stage).plan(self.inputs, self.config)
-        return plan
+        return load_stage(self.stage).plan(self.inputs, self.config)
 
     def completed(self, run_options: RunOptions) -> Result | None:
         """Return the result of a completed run of the same work, unless it is to be done anew."""
         if run_options.clean:
             return None
-        return runner.standing(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
+        return runner.find_completed_run(
+            self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out
+        )
 
     def folder(self, run_options: RunOptions) -> Path | None:
         """Return the run folder, once the run has begun."""
-        return runner.place(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
+        return runner.find_run_folder(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
 
     def run(self, run_options: RunOptions, listener: Listener) -> Result:
         """Run the stage, or find it done."""
@@ -119,18 +120,18 @@ class StageJob:
             **run_options.where(),
             max_cost=run_options.max_cost,
             listener=listener,
-            on=run_options.on if hasattr(module(self.stage), "work") else None,
+            on=run_options.on if load_stage(self.stage).work else None,
             mirror=run_options.mirror,
         )
 
 
 def follow(job: StageJob, run_options: RunOptions) -> bool:
     """Do the share of a process that torchrun started after the first; returns False in the first or only process."""
-    if not getattr(module(job.stage), "SEVERAL_PROCESSES", False):
-        require_one_process(typed(job.stage))
+    if not load_stage(job.stage).several_processes:
+        require_one_process(command_words(job.stage))
     if ranks.join().first:
         return False
-    runner.follow(job.stage, job.inputs, job.config, root=run_options.root)
+    runner.execute_as_peer(job.stage, job.inputs, job.config, root=run_options.root)
     return True
 
 
@@ -174,12 +175,6 @@ def show_plan(job: StageJob, run_options: RunOptions, as_json: bool) -> None:
         print_text("\n".join([plan_in_words(plan), *(f"  checked: {line}" for line in checked)]))
 
 
-def show_study(stage: str, pilots: Sequence[Path], config: StageConfig, as_json: bool) -> None:
-    """Print the stage's own simulation of the planned run, from pilot runs."""
-    found, text = module(stage).study([Run(path) for path in pilots], config)
-    print_json(found) if as_json else print(text)
-
-
 def summary(result: Result) -> dict[str, Any]:
     """Return what `--json` prints about a run."""
     manifest = Run(result.path).manifest
@@ -203,5 +198,5 @@ def show(result: Result, as_json: bool) -> int:
     if as_json:
         print_json(summary(result))
     else:
-        print_text(f"{(run.beside('report.txt') or b'').decode()}\n{result.path}".strip())
+        print_text(f"{(run.read_file('report.txt') or b'').decode()}\n{result.path}".strip())
     return run.manifest.outcome.exit_code

@@ -40,7 +40,7 @@ def complete_settings(ctx: typer.Context) -> Iterator[str]:
     """Yield `KEY=` for every setting of the stage, or `ENTRY.KEY=` for every setting of the preset's entries."""
     from composer_cli import settings
     from stages.errors import ComposerError
-    from stages.runs.runner import module
+    from stages.runs.stage import load_stage
 
     command: Any = ctx.command
     if hasattr(command, "settings_keys"):
@@ -51,7 +51,7 @@ def complete_settings(ctx: typer.Context) -> Iterator[str]:
         except ComposerError:
             return
         for entry in entries:
-            yield from (f"{entry.title}.{key}=" for key, _ in settings.known(module(entry.stage).Config))
+            yield from (f"{entry.title}.{key}=" for key, _ in settings.known(load_stage(entry.stage).config))
 
 
 def complete_presets() -> list[str]:

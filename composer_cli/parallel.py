@@ -2,7 +2,7 @@
 
 Children live in sessions of their own, so that a terminal's Ctrl-C reaches only this process, which passes it on: the
 first drains, the second stops. A child whose parent is gone stops when it next reports, with everything finished on
-disk. They are forked by a server that has imported what their stages name in PRELOAD, which can take longer than a
+disk. They are forked by a server that has imported what their stages name in `preload`, which can take longer than a
 small stage itself.
 
 `stages.backends.engine` also runs processes, for the units of one stage: its workers ignore signals, report no progress
@@ -28,8 +28,9 @@ from composer_cli.launch import RunOptions, StageJob, ending, plan_in_words
 from stages.backends.resources import limit
 from stages.errors import ComposerError
 from stages.runs.artifact import Interrupted
-from stages.runs.runner import Result, module
+from stages.runs.runner import Result
 from stages.runs.signals import interrupted
+from stages.runs.stage import load_stage
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Neighbours:
         self._refused = False
         self._cores = len(os.sched_getaffinity(0))
         self._threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, self._cores // len(waiting)))
-        self._preload = list(dict.fromkeys(p for one in waiting for p in getattr(module(one.stage), "PRELOAD", ())))
+        self._preload = list(dict.fromkeys(p for one in waiting for p in load_stage(one.stage).preload))
 
     def run(self, watch: Watch, interrupts: Sequence[int]) -> None:
         """Begin entries and hear their processes until none works and none can be begun."""

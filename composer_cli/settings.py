@@ -15,11 +15,11 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from stages import typed
+from stages import command_words
 from stages.backends import engine
 from stages.errors import UsageError
 from stages.runs.config import Settings, StageConfig
-from stages.runs.runner import module
+from stages.runs.stage import load_stage
 
 Tree = dict[str, Any]
 Config = TypeVar("Config", bound=Settings)
@@ -146,7 +146,7 @@ def _unknown_key(stage: str, key: str, names: list[str]) -> str:
     near = same_leaf or get_close_matches(generic, [*names, *groups], n=1, cutoff=0.5)
     if not near:
         return f"{stage} has no setting {key}. It has: {', '.join(groups)}."
-    return f"{stage} has no setting {key}. Did you mean {near[0]}? `{typed(stage)} --help` lists all."
+    return f"{stage} has no setting {key}. Did you mean {near[0]}? `{command_words(stage)} --help` lists all."
 
 
 # Presets.
@@ -222,7 +222,7 @@ def load_preset(wanted: str | None) -> Preset:
                 raise UsageError(f"{path}: {entry.title} reads {name!r}, but no earlier entry is called so: {earlier}.")
         if entry.on:
             engine.check(entry.on)
-            if entry.parallel or not hasattr(module(entry.stage), "work"):
+            if entry.parallel or not load_stage(entry.stage).work:
                 why = "its stage deals no units" if not entry.parallel else "it may run beside others"
                 raise UsageError(f"{path}: {entry.title} has on = {entry.on!r}, but {why}. Remove `on` there.")
         earlier.append(entry.title)
@@ -265,7 +265,7 @@ def configure_preset(preset: Preset, layers: Sequence[Tree]) -> dict[str, StageC
     for entry in preset.stage:
         try:
             above = merged.get(entry.title, {})
-            configs[entry.title] = build(entry.stage, module(entry.stage).Config, [entry.config, above])
+            configs[entry.title] = build(entry.stage, load_stage(entry.stage).config, [entry.config, above])
         except UsageError as error:
             raise UsageError(f"{entry.title}: {error}" if entry.title != entry.stage else str(error)) from None
     return configs
@@ -278,7 +278,7 @@ def for_every_entry(preset: Preset, key: str, value: str, prefix: str = "") -> l
     """
     layers: list[Tree] = []
     for entry in preset.stage:
-        if key not in dict(known(module(entry.stage).Config)):
+        if key not in dict(known(load_stage(entry.stage).config)):
             continue
         own: Any = entry.config
         for part in key.split("."):

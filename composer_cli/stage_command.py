@@ -7,8 +7,8 @@ import typer
 from typer.core import TyperCommand
 
 from composer_cli import options
-from composer_cli.printing import as_sentences
-from stages import STAGES, typed
+from composer_cli.printing import as_sentences, print_json
+from stages import STAGES, command_words
 from stages.errors import UsageError
 
 SHORTCUTS = {
@@ -21,8 +21,6 @@ SHORTCUTS = {
     "replicas": "diloco.replicas",
 }
 """Options that are short for one setting."""
-LIVE = ("collect", "evaluate", "train")
-"""Stages in which `--watch` has something to show before they end."""
 
 
 class StageCommand(TyperCommand):
@@ -30,14 +28,16 @@ class StageCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options, without those that this stage has no use for."""
-        stage, keys = _module(self._stage()), self.settings_keys()
+        from stages.runs.stage import load_stage
+
+        stage, keys = load_stage(self._stage()), self.settings_keys()
         absent = {
             "words": not STAGES[self._stage()].positionals,
-            "plan": not hasattr(stage, "study"),
-            "limit": not hasattr(stage, "LIMIT"),
+            "plan": stage.study is None,
+            "limit": stage.limit_setting is None,
             "batch": "batch" not in keys,
-            "on": not hasattr(stage, "work"),
-            "watch": self._stage() not in LIVE,
+            "on": stage.work is None,
+            "watch": not stage.shows_progress,
         }
         for option, key in SHORTCUTS.items():
             absent[option] = not any(name == key or name.startswith(f"{key}.") for name in keys)
@@ -46,8 +46,9 @@ class StageCommand(TyperCommand):
     def settings_keys(self) -> list[str]:
         """Return the keys of the stage's settings, also for completion in a shell."""
         from composer_cli.settings import known
+        from stages.runs.stage import load_stage
 
-        return [name for name, _ in known(_module(self._stage()).Config)]
+        return [name for name, _ in known(load_stage(self._stage()).config)]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Name the positional words by their meaning in the usage line."""
@@ -55,7 +56,9 @@ class StageCommand(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """List the stage's settings with their defaults, from their declarations."""
-        if rows := _described_settings(_module(self._stage()).Config):
+        from stages.runs.stage import load_stage
+
+        if rows := _described_settings(load_stage(self._stage()).config):
             with formatter.section("Settings, for --set KEY=VALUE or a --config file"):
                 formatter.write_dl(rows)
 
@@ -74,12 +77,6 @@ class RunCommand(TyperCommand):
             rows = _described_settings(base.load(word).settings, prefix="on.")
             with formatter.section(f"Settings of --on {word}, for --set on.KEY=VALUE or a table [on] in a file"):
                 formatter.write_dl(rows)
-
-
-def _module(stage: str) -> Any:
-    from stages.runs.runner import module
-
-    return module(stage)
 
 
 def _described_settings(config: Any, prefix: str = "") -> list[tuple[str, str]]:
@@ -130,6 +127,8 @@ def command_function(stage: str) -> Callable[..., None]:
         from composer_cli import launch
         from composer_cli.console import Console
         from composer_cli.show import runs
+        from stages.runs.artifact import Run
+        from stages.runs.stage import load_stage
 
         console = Console(quiet, watch=watch)
         layers, named = read_positionals(stage, words or [])
@@ -137,8 +136,10 @@ def command_function(stage: str) -> Callable[..., None]:
         values |= {"diloco.store": diloco, "diloco.replicas": replicas, "batch": batch or None}
         layers += launch.shortcuts(stage, values, teachers, limit)
         configuration = launch.configure(stage, config or [], layers, set_ or [])
-        if plan:
-            launch.show_study(stage, [runs.find(artifacts, name) for name in from_ or []], configuration, json)
+        study = load_stage(stage).study
+        if plan and study is not None:
+            numbers, text = study([Run(runs.find(artifacts, name)) for name in from_ or []], configuration)
+            print_json(numbers) if json else print(text)
             return
         inputs = runs.choose(stage, [*named, *(from_ or [])], artifacts, console.tell)
         job = launch.StageJob(stage, stage, inputs, configuration)
@@ -162,7 +163,7 @@ def read_positionals(stage: str, words: Sequence[str]) -> tuple[list[dict[str, A
     if meanings == ("paths",):
         return [nested("paths", list(words))] if words else [], []
     if len(words) > len(meanings):
-        expected = f"`{typed(stage)} {STAGES[stage].usage}`".replace(" `", "`")
+        expected = f"`{command_words(stage)} {STAGES[stage].usage}`".replace(" `", "`")
         raise UsageError(f"{words[len(meanings)]!r} is one word too many: it is {expected}.")
     given = dict(zip(meanings, words, strict=False))
     runs = [given.pop("run")] if "run" in given else []

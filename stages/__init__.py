@@ -1,7 +1,6 @@
 """Verbs are files, nouns are folders. A stage is a function from artifacts to artifacts; stages meet only on disk.
 
-Each stage module has six public names: VERSION, Config, INPUTS, OUTPUTS, plan(inputs, config) and run(inputs, config,
-out).
+A stage's module ends in `STAGE = Stage(...)` (stages/runs/stage.py): its settings, inputs, outputs, plan and run.
 
 errors.py   - the ways a stage can say no, each with an exit code
 redaction.py - keys of servers are kept out of everything
@@ -31,12 +30,13 @@ Group = Literal["pipeline", "beside", "probe"]
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One stage: its module, what its command says of itself, and what the bare words after the command mean.
+class StageEntry:
+    """A stage in the table below: its module, the help text of its command, and its positional arguments.
 
-    `group` is `pipeline` for the six words of the pipeline in its order, `beside` for commands beside it, `probe` for
-    those typed after `composer probe`. A positional is the setting that a word stands for; `run` is a run to read,
-    `paths` takes all words there are.
+    The rest of a stage is `STAGE` in its module, which is imported only when the stage is used: `composer --help` lists
+    the stages without importing them. `group` is `pipeline` for the stages of the pipeline in their order, `beside`
+    for the other commands, `probe` for those after `composer probe`. A positional argument sets the setting of its
+    name; `run` is a run to read, `paths` takes all arguments.
     """
 
     module: str
@@ -47,81 +47,81 @@ class Stage:
 
 
 STAGES = {
-    "collect": Stage("stages.collect", "Play a policy in an environment and keep every step."),
-    "replay-teachers": Stage("stages.replay_teachers", "Ask every teacher what it would have done at each step."),
-    "extract-pairs": Stage("stages.extract_pairs", "Turn disagreement with the teachers into preference pairs."),
-    "train": Stage("stages.train", "Train an arm: GRPO, with preference pairs or imitation beside it."),
-    "evaluate": Stage("stages.evaluate", "Compare trained arms on held-out tasks, with statistics."),
-    "import": Stage(
+    "collect": StageEntry("stages.collect", "Play a policy in an environment and keep every step."),
+    "replay-teachers": StageEntry("stages.replay_teachers", "Ask every teacher what it would have done at each step."),
+    "extract-pairs": StageEntry("stages.extract_pairs", "Turn disagreement with the teachers into preference pairs."),
+    "train": StageEntry("stages.train", "Train an arm: GRPO, with preference pairs or imitation beside it."),
+    "evaluate": StageEntry("stages.evaluate", "Compare trained arms on held-out tasks, with statistics."),
+    "import": StageEntry(
         "stages.import_traces",
         "Bring rollouts of other programs into the records of this one.",
         "beside",
         ("paths",),
         "[FORMAT] PATH...",
     ),
-    "export": Stage(
+    "export": StageEntry(
         "stages.export",
         "Bring records into the formats of other programs.",
         "beside",
         ("format", "run"),
         "FORMAT [RUN]",
     ),
-    "tasks": Stage(
+    "tasks": StageEntry(
         "stages.make_tasks", "Make tasks from any tested Python package.", "beside", ("env", "package"), "ENV PACKAGE"
     ),
-    "curriculum": Stage(
+    "curriculum": StageEntry(
         "stages.curriculum", "Order tasks by how often rollouts solved them.", "beside", ("run",), "[RUN]"
     ),
-    "normalize": Stage(
+    "normalize": StageEntry(
         "stages.normalize", "Leave the rollouts that a Data-Juicer recipe keeps.", "beside", ("run",), "[RUN]"
     ),
-    "substrates": Stage(
+    "substrates": StageEntry(
         "stages.compare_substrates", "Compare rollouts through TRL with those of prime-rl or verifiers.", "beside"
     ),
-    "probe-svd": Stage("stages.probe.svd", "Decompose the adapted weights of a model, once.", "probe"),
-    "probe-extract-vhack": Stage(
+    "probe-svd": StageEntry("stages.probe.svd", "Decompose the adapted weights of a model, once.", "probe"),
+    "probe-extract-vhack": StageEntry(
         "stages.probe.extract_vhack", "Find the direction from clean to hacking answers in gradient space.", "probe"
     ),
-    "probe-teacher-pool": Stage(
+    "probe-teacher-pool": StageEntry(
         "stages.probe.teacher_pool",
         "Collect answers of a hacking teacher, with and without its hint, and of the base model.",
         "probe",
     ),
-    "probe-replay": Stage(
+    "probe-replay": StageEntry(
         "stages.probe.replay", "Train a student on the pool and measure every row's gradient.", "probe"
     ),
-    "probe-score": Stage(
+    "probe-score": StageEntry(
         "stages.probe.score", "Score kept gradients against a direction and its placebos, without a model.", "probe"
     ),
-    "probe-uat": Stage("stages.probe.uat", "Run the checks T1 to T4 and say what they decide.", "probe"),
-    "probe-grpo": Stage(
+    "probe-uat": StageEntry("stages.probe.uat", "Run the checks T1 to T4 and say what they decide.", "probe"),
+    "probe-grpo": StageEntry(
         "stages.probe.grpo", "Follow a GRPO trajectory: does its own gradient lead to hacking?", "probe"
     ),
-    "probe-compare": Stage(
+    "probe-compare": StageEntry(
         "stages.probe.compare", "Compare LoRA with SVD, directions, or projected with vanilla trajectories.", "probe"
     ),
-    "probe-watch": Stage(
+    "probe-watch": StageEntry(
         "stages.probe.watch", "Watch a training run: do its updates turn toward a hack, and when?", "probe"
     ),
-    "probe-plot": Stage("stages.probe.plot", "Draw the probe's figures, each with a CSV twin.", "probe"),
-    "probe-selftest": Stage(
+    "probe-plot": StageEntry("stages.probe.plot", "Draw the probe's figures, each with a CSV twin.", "probe"),
+    "probe-selftest": StageEntry(
         "stages.probe.selftest", "Break the probe in every known way and see which guard notices.", "probe"
     ),
 }
 """Every stage by its name, in order. Whatever lists stages derives from this: commands, help, presets."""
 
 
-def names(group: Group) -> tuple[str, ...]:
+def stages_of(group: Group) -> tuple[str, ...]:
     """The stages of a group, in order."""
     return tuple(name for name, stage in STAGES.items() if stage.group == group)
 
 
-def order(stage: str) -> int:
+def stage_order(stage: str) -> int:
     """Where a stage stands in the order; one that this version does not know comes last."""
     return list(STAGES).index(stage) if stage in STAGES else len(STAGES)
 
 
-def typed(stage: str) -> str:
+def command_words(stage: str) -> str:
     """The words of a stage's command: `composer probe teacher-pool` for probe-teacher-pool."""
     words = stage.replace("-", " ", 1) if stage in STAGES and STAGES[stage].group == "probe" else stage
     return f"composer {words}"

@@ -5,7 +5,7 @@ Answers: is the trace stream clean? Reads an environment and a policy, writes `s
 independently of each other; those of a local model, whose arithmetic depends on the batch, in batches.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from pydantic import Field
 
@@ -17,14 +17,9 @@ from stages.rollouts import gate, trace
 from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
 from stages.rollouts.gate import Account
 from stages.runs import reporting, store
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.records import ROLLOUT, STEP, TASK, Row
-from stages.runs.stage import Plan
-
-VERSION = 2
-INPUTS: Mapping[str, Slot] = {}
-OUTPUTS = {"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP}
-LIMIT = "tasks"
+from stages.runs.stage import Plan, Stage
 
 
 class Config(PlayingConfig):
@@ -53,22 +48,22 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     )
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play what is not played yet, then tabulate and check everything."""
     del inputs
     reporting.check(config.report_to)
-    with reporting.following(config.report_to, out, config.label()):
+    with reporting.log_units(config.report_to, out, config.label()):
         tasks, episodes = _play(config, out)
     _finish(tasks, episodes, out)
 
 
-def work(inputs: Inputs, config: Config, out: Out) -> None:
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play what is not played yet."""
     del inputs
     _play(config, out)
 
 
-def _play(config: Config, out: Out) -> tuple[list[Task], list[Episode]]:
+def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[Episode]]:
     make = config.opener()
     tasks = config.draw(make, config.tasks)
     episodes = [Episode(task, index, config.seed) for task in tasks for index in range(config.samples)]
@@ -89,7 +84,7 @@ def _play(config: Config, out: Out) -> tuple[list[Task], list[Episode]]:
     return tasks, episodes
 
 
-def _finish(tasks: list[Task], episodes: list[Episode], out: Out) -> None:
+def _finish(tasks: list[Task], episodes: list[Episode], out: RunWriter) -> None:
     """Tables in the order of the plan, whatever the order of completion, and the gate's verdict."""
     names = [episode.rollout_id for episode in episodes]
     checks, told = gate.Gate(), Account()
@@ -118,11 +113,11 @@ def task_row(task: Task) -> Row:
     }
 
 
-def _report(told: Account, checks: list[gate.Check], out: Out) -> None:
+def _report(told: Account, checks: list[gate.GateCheck], out: RunWriter) -> None:
     out.count(planned=told.rollouts, done=told.rollouts - told.failed, failed=told.failed, steps=told.steps)
     out.manifest.tokens.update(prompt=told.prompt_tokens, completion=told.completion_tokens)
-    mean, strict, loose = told.mean_reward, told.strict_rate, told.loose_rate
-    out.conclude(
+    mean, strict, loose = told.rewards.value, told.strict.value, told.loose.value
+    out.set_summary(
         ok=all(c.ok for c in checks),
         mean_reward=mean,
         strict_rate=strict,
@@ -148,3 +143,16 @@ def _report(told: Account, checks: list[gate.Check], out: Out) -> None:
             f"{told.failed} of {told.rollouts} rollouts failed, the first with {told.first_failure}. "
             f"{rest}; retry these with --resume."
         )
+
+
+STAGE = Stage(
+    name="collect",
+    version=2,
+    config=Config,
+    outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP},
+    plan=plan,
+    run=run,
+    work=work,
+    limit_setting="tasks",
+    shows_progress=True,
+)

@@ -8,7 +8,7 @@ unit is a rollout of 002a.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,17 +28,13 @@ from stages.policy.base import PolicyConfig
 from stages.rollouts.substrates import Side, cleaner, table
 from stages.rollouts.trace import RolloutPayload, rollout_units
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Slot
-from stages.runs.records import Kind, Row
-from stages.runs.stage import Plan
+from stages.runs.artifact import Inputs, RunWriter
+from stages.runs.records import Row
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.rollouts.agent_loop import Episode
 
-VERSION = 2
-INPUTS: Mapping[str, Slot] = {}
-OUTPUTS: Mapping[str, Kind] = {}
-LIMIT = "tasks"
 EXPORTED = "traces.jsonl"
 OWN = (
     "No --set traces=PATH was given: 002b is 002a as `composer export verifiers` writes it, read back.",
@@ -87,7 +83,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     )
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Collect, read, compare."""
     del inputs
     make = config.opener()
@@ -102,12 +98,12 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     failed = sum(row["error_type"] is not None for row in ours.rollouts)
     out.count(planned=ours.planned, done=len(ours.rollouts) - failed, failed=failed, read=len(sides[1].rollouts))
     fails: dict[str, Any] = {f"fails_{side.name}": side.verdicts("FAIL") for side in sides}
-    out.conclude(cleaner=best, **fails)
+    out.set_summary(cleaner=best, **fails)
 
 
 @contextmanager
 def _environments(
-    make: Callable[[], Environment], tasks: list[Task], config: Config, out: Out
+    make: Callable[[], Environment], tasks: list[Task], config: Config, out: RunWriter
 ) -> Iterator[Callable[[], Environment]]:
     """What makes the environments that 002a acts in; a server of them ends with the block."""
     if config.through == "process":
@@ -132,7 +128,7 @@ def _environments(
         yield lambda: openenv_client.ServedEnvironment(url, name, sandbox, tasks)
 
 
-def _collected(make: Callable[[], Environment], tasks: list[Task], config: Config, out: Out) -> Side:
+def _collected(make: Callable[[], Environment], tasks: list[Task], config: Config, out: RunWriter) -> Side:
     """002a: what is not in the journal yet is played, a batch of TRL's at a time."""
     from stages.integrations import trl
     from stages.integrations.trl import RolloutFunction
@@ -147,7 +143,7 @@ def _collected(make: Callable[[], Environment], tasks: list[Task], config: Confi
         max_tokens=config.policy.max_tokens,
         seed=config.seed,
         model=config.policy.model,
-        before_turn=out.stop_here,
+        before_turn=out.raise_if_stopped,
     )
     batches = trl.rollouts(
         policy,
@@ -169,7 +165,7 @@ def _collected(make: Callable[[], Environment], tasks: list[Task], config: Confi
     return Side("002a", what, [record["rollout"] for record in records], steps, len(planned))
 
 
-def _keep(episodes: "list[Episode]", records: list[RolloutPayload], out: Out) -> None:
+def _keep(episodes: "list[Episode]", records: list[RolloutPayload], out: RunWriter) -> None:
     """Write what is not there yet: a batch that was only partly done has been played whole again."""
     keys = units([episode.task.task_id for episode in episodes])
     played = zip(keys, records, episodes, strict=True)
@@ -188,14 +184,14 @@ def units(task_ids: list[str]) -> list[str]:
     return keys
 
 
-def _exported(side: Side, tasks: list[Task], out: Out) -> str:
+def _exported(side: Side, tasks: list[Task], out: RunWriter) -> str:
     """The file with a side's rollouts in the format of verifiers, kept in the run."""
     task_rows = [
         {"task_id": t.task_id, "prompt": t.prompt, "data_json": store.encode(dict(t.data)).decode()} for t in tasks
     ]
     exported = transcripts(side.rollouts, side.steps, task_rows, [])
     for file in formats.exporters_load("verifiers").files(exported, Counter()):
-        out.foreign(file.name, file.fill)
+        out.write_export(file.name, file.fill)
     return str(out.path / EXPORTED)
 
 
@@ -222,3 +218,13 @@ def _side(payloads: list[ImportedPayload], dropped: Counter[str], what: str) -> 
     absent = {payload["origin"]["rollout_id"]: payload["origin"]["missing"] for payload in payloads}
     environments = ", ".join(sorted({row["env"] for row in rollouts}))
     return Side("002b", f"{what}: {environments}", rollouts, steps, len(rollouts), absent, dropped)
+
+
+STAGE = Stage(
+    name="substrates",
+    version=2,
+    config=Config,
+    plan=plan,
+    run=run,
+    limit_setting="tasks",
+)

@@ -14,14 +14,11 @@ from pydantic import Field, model_validator
 
 from stages.envs.base import TWIN
 from stages.errors import BadInput, Incomplete
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIFFICULTY, ROLLOUT, TASK, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
-VERSION = 1
-INPUTS = {"tasks": Slot(TASK, many=True), "rollouts": Slot(ROLLOUT, many=True)}
-OUTPUTS = {"tasks": TASK, "difficulties": DIFFICULTY}
 READ = ["task_id", "gt_pass", "model"]
 
 
@@ -80,7 +77,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=sum(len(run.scan(TASK)) for run in _distinct(inputs.many("tasks"))), what="tasks")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Count, then choose and order."""
     tasks, models = _measured(_distinct(inputs.many("tasks")), _distinct(inputs.many("rollouts")))
     sign = 1 if config.order == "easy-first" else -1
@@ -94,7 +91,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     ungraded = sum(one.ungraded for one in tasks.values())
     out.count(planned=len(tasks), done=len(chosen), ungraded=ungraded)
     out.count(**{f"left out, {reason}": number for reason, number in sorted(reasons.items())})
-    out.conclude(tasks=len(chosen))
+    out.set_summary(tasks=len(chosen))
     out.text("report.txt", _report(tasks, chosen, reasons, models, ungraded))
     if not chosen:
         raise Incomplete(
@@ -170,3 +167,14 @@ def _band(rate: float) -> str:
     if rate in (0.0, 1.0):
         return BANDS[0] if rate == 0.0 else BANDS[-1]
     return BANDS[1 + min(int(-(-rate * 4 // 1)) - 1, 3)]
+
+
+STAGE = Stage(
+    name="curriculum",
+    version=1,
+    config=Config,
+    inputs={"tasks": Slot(TASK, many=True), "rollouts": Slot(ROLLOUT, many=True)},
+    outputs={"tasks": TASK, "difficulties": DIFFICULTY},
+    plan=plan,
+    run=run,
+)

@@ -28,17 +28,9 @@ from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
 from stages.runs import reporting
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
-from stages.runs.stage import Plan
-
-VERSION = 2
-INPUTS = {
-    "arms": Slot(CHECKPOINT, many=True, optional=True),
-    "recorded": Slot(ROLLOUT, many=True, optional=True),
-}
-OUTPUTS = {"eval_items": EVAL_ITEM}
-LIMIT = "tasks"
+from stages.runs.stage import Plan, Stage
 
 
 class Config(PlayingConfig):
@@ -114,7 +106,7 @@ def study(pilots: Sequence[Run], config: Config) -> tuple[Row, str]:
     )
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play every arm on every task, look by look, until all is decided or played."""
     played, make = arms(inputs, config), cache(config.opener)
     known, strata = recorded(inputs.many("recorded"))
@@ -124,7 +116,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
     parts = comparison.parts(len(tasks), config.looks) or [range(0)]
     taken: list[Look] = []
-    following = reporting.following(config.report_to, out, config.label())
+    following = reporting.log_units(config.report_to, out, config.label())
     with following, Serving(out, [arm.policy for arm in played]) as serving:
         for part, level in zip(parts, comparison.levels(len(parts)), strict=True):
             episodes = _episodes([tasks[index] for index in part], config)
@@ -141,7 +133,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     _finish(verdict, items, left_out, projected(items, infos, fixed), out)
 
 
-def work(inputs: Inputs, config: Config, out: Out) -> None:
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play every arm on every task, without deciding anything."""
     make = config.opener()
     tasks = config.draw(make, config.tasks)
@@ -160,7 +152,7 @@ def _episodes(tasks: list[Task], config: Config) -> list[Episode]:
 
 
 def _play(
-    arm: Arm, make: Callable[[], Environment], tasks: list[Task], serving: Serving, config: Config, out: Out
+    arm: Arm, make: Callable[[], Environment], tasks: list[Task], serving: Serving, config: Config, out: RunWriter
 ) -> None:
     policy = serving.open(arm.policy)
     out.model(f"{arm.name}/{arm.seed}", **policy.facts())
@@ -177,7 +169,7 @@ def _play(
     )
 
 
-def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Config, out: Out) -> list[Row]:
+def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Config, out: RunWriter) -> list[Row]:
     """The items of these tasks, arm by arm; without a model to play, all that was recorded.
 
     Transcripts stay on disk: everything else of an item is small.
@@ -198,7 +190,7 @@ def _decide(items: list[Row], level: float, fixed: bool, config: Config) -> tupl
     return decide(items, config.baseline, config.treatment, config.control, fixed=fixed, alpha=level), left_out
 
 
-def _finish(verdict: Verdict, items: list[Row], left_out: int, removal: Projected | None, out: Out) -> None:
+def _finish(verdict: Verdict, items: list[Row], left_out: int, removal: Projected | None, out: RunWriter) -> None:
     from stages.evaluation.report import arms_chart, text_table
 
     names = [item["item_id"] for item in items]
@@ -208,7 +200,7 @@ def _finish(verdict: Verdict, items: list[Row], left_out: int, removal: Projecte
     out.count(planned=len(items), done=len(items) - failed, failed=failed)
     if left_out:
         verdict = replace(verdict, why=f"{verdict.why} {left_out} tasks were left out, which not every arm has.")
-    out.conclude(
+    out.set_summary(
         ok=verdict.decision != INVALID_RUN,
         exit_code=verdict.exit_code,
         verdict=verdict.decision,
@@ -228,3 +220,21 @@ def _finish(verdict: Verdict, items: list[Row], left_out: int, removal: Projecte
             f"{failed} of {len(items)} rollouts failed, the first with {first['error_type']}: {first['error']}. "
             "Retry them with --resume."
         )
+
+
+STAGE = Stage(
+    name="evaluate",
+    version=2,
+    config=Config,
+    inputs={
+        "arms": Slot(CHECKPOINT, many=True, optional=True),
+        "recorded": Slot(ROLLOUT, many=True, optional=True),
+    },
+    outputs={"eval_items": EVAL_ITEM},
+    plan=plan,
+    run=run,
+    work=work,
+    study=study,
+    limit_setting="tasks",
+    shows_progress=True,
+)

@@ -6,7 +6,6 @@ writes any one run as a folder for the Hugging Face hub, and sends it there wher
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from tabulate import tabulate
@@ -16,18 +15,10 @@ from stages.errors import BadInput, UsageError
 from stages.formats import hub
 from stages.formats.hub import MERGED_FORMAT, merged_export, push, token
 from stages.formats.transcripts import Transcripts
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.config import StageConfig
-from stages.runs.records import CHECKPOINT, PAIR, ROLLOUT, STEP, Kind
-from stages.runs.stage import Plan
-
-VERSION = 1
-INPUTS = {
-    "rollouts": Slot(STEP, unless=(CHECKPOINT, PAIR)),
-    "checkpoint": Slot(CHECKPOINT, optional=True),
-    "pairs": Slot(PAIR, optional=True),
-}
-OUTPUTS: Mapping[str, Kind] = {}
+from stages.runs.records import CHECKPOINT, PAIR, ROLLOUT, STEP
+from stages.runs.stage import Plan, Stage
 
 
 class Config(StageConfig):
@@ -81,7 +72,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=len(inputs.one("rollouts").scan(ROLLOUT)), what="rollouts")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Write every file of the format, then say what is in them and what is not."""
     if config.format == MERGED_FORMAT:
         merged_export(inputs.optional("checkpoint"), out)
@@ -95,21 +86,21 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     exporter, dropped = formats.exporters_load(config.format), Counter[str]()
     written: list[tuple[int, str]] = []
     for file in exporter.files(Transcripts(rollouts), dropped):
-        out.stop_here()
-        written.append((out.foreign(file.name, file.fill), file.name))
+        out.raise_if_stopped()
+        written.append((out.write_export(file.name, file.fill), file.name))
     if not written:
         counted = ", ".join(f"{number} {reason}" for reason, number in (+dropped).items())
         raise BadInput(f"{rollouts.path} holds nothing that {config.format} could hold: {counted}.")
     reasons = sorted((+dropped).items())
     out.count(rollouts=number, files=len(written), **{f"dropped_{reason}": number for reason, number in reasons})
-    out.conclude(format=config.format, lost=list(exporter.LOST), dropped=dict(+dropped))
+    out.set_summary(format=config.format, lost=list(exporter.LOST), dropped=dict(+dropped))
     lines = [f"{number} rollouts as {config.format}", tabulate(written, tablefmt="plain")]
     lines += ["not in these files", *(f"  {number} {reason}" for reason, number in reasons)]
     lines += [f"  {what}" for what in exporter.LOST]
     out.text("report.txt", "\n".join(lines) + "\n")
 
 
-def _to_hub(inputs: Inputs, config: Config, out: Out) -> None:
+def _to_hub(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Write the folder; send it where a repository is named."""
     secret = token(config.api_key_env) if config.sends() else ""
     run = hub.one_run(inputs)
@@ -117,7 +108,7 @@ def _to_hub(inputs: Inputs, config: Config, out: Out) -> None:
     if secret:
         kind = "model" if run.holds(CHECKPOINT) else "dataset"
         sent = push(folder, config.repo, kind, endpoint=config.endpoint, secret=secret, private=config.private)
-        out.conclude(repo=config.repo, **sent)
+        out.set_summary(repo=config.repo, **sent)
 
 
 def _check_rollouts(inputs: Inputs, config: Config) -> None:
@@ -125,3 +116,17 @@ def _check_rollouts(inputs: Inputs, config: Config) -> None:
         raise UsageError(
             f"{config.format} writes rollouts. Give a run that holds them: --from artifacts/collect/latest."
         )
+
+
+STAGE = Stage(
+    name="export",
+    version=1,
+    config=Config,
+    inputs={
+        "rollouts": Slot(STEP, unless=(CHECKPOINT, PAIR)),
+        "checkpoint": Slot(CHECKPOINT, optional=True),
+        "pairs": Slot(PAIR, optional=True),
+    },
+    plan=plan,
+    run=run,
+)

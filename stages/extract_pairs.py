@@ -1,9 +1,8 @@
 """extract-pairs: turn disagreement between teachers and student into preference pairs.
 
-Answers: is there signal? Reads rollouts and teacher actions, writes `pairs`, the `states`
-that they are in, and a reason for everything dropped. Two
-actions are equal when their canonical form is, or, where the environment can tell, when running them from a copy of the
-recorded state gives the same outcome. The unit is a state.
+Answers: is there signal? Reads rollouts and teacher actions; writes `pairs`, their `states`, and a reason for every
+step without a pair. Two actions are equal when their canonical forms are or, where the environment can tell, when
+running them from a copy of the recorded state gives the same outcome. The unit is a state.
 
 Imported rollouts need no teachers: several models, or several rollouts of one, on the same task vote and are judged by
 their rewards in every state that they share. The unit is a task then.
@@ -21,44 +20,41 @@ from stages.envs import task_table
 from stages.envs.base import ComparesOutcomes, Environment, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import UsageError
-from stages.pairs.audit import PASSED, outcomes
-from stages.pairs.blocks import Block, Classes, steps_by_task
+from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
+from stages.pairs.blocks import ActionClasses, StateBlock
 from stages.pairs.extraction import Extraction
-from stages.pairs.groups import by_task, of_group
+from stages.pairs.groups import group_pairs, steps_by_task
 from stages.pairs.report import PairAccount, report
-from stages.pairs.states import AnsweredStates, recorded, vote
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.pairs.states import AnsweredStates, recorded_classes, vote
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
-VERSION = 4
-INPUTS = {"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))}
-OUTPUTS = {"pairs": PAIR, "states": STATE}
-OF_ROLLOUTS = ["rollout_id", "task_id", "group_id", "model", "reward", "gt_pass"]
-"""What rollouts of one task are compared by, and what they handed in."""
-SUBMITTED = ["rollout_id", "submission"]
+ROLLOUT_COLUMNS = ["rollout_id", "task_id", "group_id", "model", "reward", "gt_pass"]
+"""The columns that rollouts of one task are compared by."""
+SUBMISSION_COLUMNS = ["rollout_id", "submission"]
 BATCH = 16
 """States that are made durable in one step."""
 
 
 class Config(StageConfig):
-    """How actions are compared."""
+    """Settings of how actions are compared."""
 
     compare: Literal["outcome", "canonical"] = "outcome"
-    """`outcome` runs actions whose canonical forms differ and compares what they lead to; `canonical` compares text."""
+    """`outcome` runs actions whose canonical forms differ and compares their outcomes; `canonical` compares text."""
     sandbox: str = "bubblewrap"
-    """Where actions are run."""
+    """Where actions are executed."""
     student: str | None = None
     """The model whose actions are judged in imported groups of several models; without it, each in turn."""
 
     def label(self) -> str:
-        """How actions are compared."""
+        """Return how actions are compared."""
         return f"by-{self.compare}"
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The states to compare in, or the tasks whose rollouts to compare."""
+    """Return the number of states to vote in, or of tasks whose rollouts to compare."""
     del config
     if "teacher_actions" not in inputs:
         return Plan(units=len(inputs.one("rollouts").scan(TASK)), what="tasks")
@@ -69,8 +65,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         return Plan(units=len(states), what="states")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
-    """Vote in every state, then tabulate pairs and drops."""
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
+    """Vote in every state, then write the pairs, their states and the report."""
     rollouts = inputs.one("rollouts")
     if "teacher_actions" not in inputs:
         _compare_groups(rollouts, config, out)
@@ -81,95 +77,109 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         make = _environment(rollouts, config)
         if make is not None:
             _vote_by_outcome(states, tasks, make, out)
-        extraction = Extraction(states, answers, outcomes(rollouts.scan(ROLLOUT).rows(PASSED)))
-        out.table(PAIR, extraction.pairs(_votes(states, judge=make is None, out=out), tasks))
+        extraction = Extraction(states, answers, passed_by_rollout(rollouts.scan(ROLLOUT).rows(PASSED_COLUMNS)))
+        out.table(PAIR, extraction.pairs(_votes(states, by_text=make is None, out=out), tasks))
         out.table(STATE, extraction.account.states.rows(rollouts))
         extraction.report(out)
 
 
-def work(inputs: Inputs, config: Config, out: Out) -> None:
-    """Vote where actions have to be run for it; all else takes no time, and is left to `run`."""
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
+    """Vote where actions have to be run for it; everything else takes no time, and is left to `run`."""
     rollouts = inputs.one("rollouts")
+    make = _environment(rollouts, config)
     tasks = {row["task_id"]: task_table.task(row) for row in rollouts.scan(TASK).rows()}
     with AnsweredStates(rollouts, inputs.one("teacher_actions"), out.scratch("states")) as states:
-        make = _environment(rollouts, config)
         if make is not None:
             _vote_by_outcome(states, tasks, make, out)
 
 
-def _vote_by_outcome(states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: Out) -> None:
-    """Run what has to be run, and keep every state's vote: it is what takes long."""
-    out.spread([[digest] for digest in states.digests()], "states")
-    with ThreadPoolExecutor(4) as pool:
-        units, done, number = iter(states), 0, len(states)
-        while batch := list(islice(units, BATCH)):
-            out.stop_here()
-            out.progress("states", done, number)
-            done += len(batch)
-            missing = [(state, states.way(state)) for state in batch if not out.finished(state.digest)]
-            results = pool.map(lambda one: vote(one[0], tasks[one[0].task_id], make, one[1]), missing)
-            out.write_all((state.digest, result, False) for (state, _), result in zip(missing, results, strict=True))
-
-
-def _votes(states: AnsweredStates, *, judge: bool, out: Out) -> Iterator[tuple[Block, Classes]]:
-    """States with what is equal there: as it was found by running and kept, or by texts alone, which takes no time."""
-    done, number = 0, len(states)
-    kept = iter(()) if judge else out.journal.read(states.digests())
-    for block in states.blocks():
-        out.stop_here()
-        out.progress("states", done, number)
-        done += block.size
-        yield block, block.by_text() if judge else recorded(block, islice(kept, block.size))
-    out.progress("states", number, number)
-
-
 def _environment(rollouts: Run, config: Config) -> Callable[[], Environment] | None:
-    """A maker of the environment the rollouts come from, or None when actions are compared as text."""
-    if config.compare == "canonical":
-        return None
+    """Return a maker of the environment of the rollouts, or None when actions are compared as text."""
     env = rollouts.manifest.config.get("env")
-    if env is None:
+    if config.compare == "canonical" or env is None:
         return None
     make = EnvStageConfig(env=env, sandbox=config.sandbox).opener()
     return make if isinstance(make(), ComparesOutcomes) else None
 
 
-def _compare_groups(imported: Run, config: Config, out: Out) -> None:
-    """Compare the rollouts of every task with each other, then tabulate pairs and drops."""
-    rollouts = list(imported.scan(ROLLOUT).rows(OF_ROLLOUTS))
+def _vote_by_outcome(
+    states: AnsweredStates, tasks: dict[str, Task], make: Callable[[], Environment], out: RunWriter
+) -> None:
+    """Run the actions that have to be run, which takes long, and write the vote in every state."""
+    out.spread([[digest] for digest in states.digests()], "states")
+    with ThreadPoolExecutor(4) as pool:
+        units, done, number = iter(states), 0, len(states)
+        while batch := list(islice(units, BATCH)):
+            out.raise_if_stopped()
+            out.progress("states", done, number)
+            done += len(batch)
+            missing = [(state, states.path(state)) for state in batch if not out.finished(state.digest)]
+            results = pool.map(lambda one: vote(one[0], tasks[one[0].task_id], make, one[1]), missing)
+            out.write_all((state.digest, result, False) for (state, _), result in zip(missing, results, strict=True))
+
+
+def _votes(states: AnsweredStates, *, by_text: bool, out: RunWriter) -> Iterator[tuple[StateBlock, ActionClasses]]:
+    """Yield the states with the classes of equal actions: by text alone, or as written by `_vote_by_outcome`."""
+    done, number = 0, len(states)
+    records = iter(()) if by_text else out.journal.read(states.digests())
+    for block in states.blocks():
+        out.raise_if_stopped()
+        out.progress("states", done, number)
+        done += block.size
+        yield block, block.classes_by_text() if by_text else recorded_classes(block, islice(records, block.size))
+    out.progress("states", number, number)
+
+
+def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
+    """Compare the rollouts of every task with each other, then write the pairs, their states and the report."""
+    rollouts = list(imported.scan(ROLLOUT).rows(ROLLOUT_COLUMNS))
     if config.student is not None and config.student not in {row["model"] for row in rollouts}:
         known = ", ".join(sorted({row["model"] or "unknown" for row in rollouts}))
         raise UsageError(f"No rollout is of the model {config.student!r}. The models are: {known}.")
-    submitted = {row["rollout_id"]: row["submission"] for row in imported.scan(ORIGIN).rows(SUBMITTED)}
+    submitted = {row["rollout_id"]: row["submission"] for row in imported.scan(ORIGIN).rows(SUBMISSION_COLUMNS)}
     tasks = {row["task_id"]: task_table.task(row) for row in imported.scan(TASK).rows()}
-    grouped, left = by_task(rollouts), dict.fromkeys(tasks)
+    grouped: dict[str, list[Row]] = {task_id: [] for task_id in tasks}
+    for row in rollouts:
+        grouped[row["task_id"]].append(row)
 
-    def compare(task_id: str, steps: list[Row]) -> None:
-        out.stop_here()
-        out.progress("tasks", len(tasks) - len(left), len(tasks))
-        del left[task_id]
+    def tasks_with_steps() -> Iterator[tuple[str, list[Row]]]:
+        without_steps = dict.fromkeys(tasks)
+        for task_id, steps in steps_by_task(imported, out.scratch("steps")):
+            del without_steps[task_id]
+            yield task_id, steps
+        yield from ((task_id, []) for task_id in without_steps)
+
+    for done, (task_id, steps) in enumerate(tasks_with_steps()):
+        out.raise_if_stopped()
+        out.progress("tasks", done, len(tasks))
         if not out.finished(task_id):
-            out.write(task_id, of_group(tasks[task_id], grouped[task_id], steps, submitted, config.student))
-
-    for task_id, steps in steps_by_task(imported, out.scratch("steps")):
-        compare(task_id, steps)
-    for task_id in list(left):
-        compare(task_id, [])
+            out.write(task_id, group_pairs(tasks[task_id], grouped[task_id], steps, submitted, config.student))
     out.progress("tasks", len(tasks), len(tasks))
-    pairs = PairAccount()
+    account, dropped, shared = PairAccount(), Counter[str](), Counter[str]()
 
-    def counted() -> Iterator[Row]:
+    def pairs() -> Iterator[Row]:
         for record in out.journal.read(tasks):
             dropped.update(record["dropped"])
             shared.update(shared=record["shared"], states=record["states"])
             for row in record["pairs"]:
-                pairs.add(row)
+                account.add(row)
                 yield row
 
-    dropped, shared = Counter[str](), Counter[str]()
-    out.table(PAIR, counted())
-    out.table(STATE, pairs.states.rows(imported, tasks.values()))
+    out.table(PAIR, pairs())
+    out.table(STATE, account.states.rows(imported, tasks.values()))
     models = len({row["model"] for row in rollouts})
     about = f"{len(tasks)} tasks, {models} models, "
     about += f"{shared['shared']} of {shared['states']} states shared by several rollouts"
-    report(pairs, dropped, num_traces=len(rollouts), num_steps=len(imported.scan(STEP)), out=out, about=about)
+    report(account, dropped, num_traces=len(rollouts), num_steps=len(imported.scan(STEP)), out=out, about=about)
+
+
+STAGE = Stage(
+    name="extract-pairs",
+    version=4,
+    config=Config,
+    inputs={"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))},
+    outputs={"pairs": PAIR, "states": STATE},
+    plan=plan,
+    run=run,
+    work=work,
+)

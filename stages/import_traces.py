@@ -22,14 +22,10 @@ from stages.formats.reports import Sidecars
 from stages.formats.session import PREDICTIONS, Dealt, ImportSession, report
 from stages.rollouts import gate
 from stages.rollouts.gate import Account
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, ROLLOUT, STEP, TASK, Row
-from stages.runs.stage import Plan
-
-VERSION = 2
-INPUTS: Mapping[str, Slot] = {}
-OUTPUTS = {"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN}
+from stages.runs.stage import Plan, Stage
 
 
 class Config(StageConfig):
@@ -94,7 +90,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=len(config.sources()), what="files")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Read every file, then tabulate and check everything."""
     del inputs
     sidecars = Sidecars(config.model, config.redact)
@@ -107,11 +103,11 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         session.read(source, importer)
     out.progress("files", len(chosen), len(chosen))
     agreement = _agreement([source for source in chosen if isinstance(source, swe_logs.Log)], out)
-    out.conclude(reports=sidecars.reports.summary())
+    out.set_summary(reports=sidecars.reports.summary())
     _finish(session, config, out, [*agreement, *sidecars.reports.lines()])
 
 
-def work(inputs: Inputs, config: Config, out: Out) -> None:
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Read a worker's files."""
     del inputs, config
     found: Dealt = out.found
@@ -125,7 +121,7 @@ def _sorted(sources: Sequence[Source], config: Config, sidecars: Sidecars) -> Ma
     return dict(sorted(chosen.items(), key=lambda pair: pair[1] is not None and pair[1].NAME == PREDICTIONS))
 
 
-def _agreement(logs: Sequence[swe_logs.Log], out: Out) -> list[str]:
+def _agreement(logs: Sequence[swe_logs.Log], out: RunWriter) -> list[str]:
     """Writes `graded.json` with all logs and tests; returns how our verdicts compare with the harness's, in lines."""
     if not logs:
         return []
@@ -133,7 +129,7 @@ def _agreement(logs: Sequence[swe_logs.Log], out: Out) -> list[str]:
     return ["", *eval_logs.account([log.graded for log in logs])]
 
 
-def _finish(session: ImportSession, config: Config, out: Out, remarks: list[str]) -> None:
+def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: list[str]) -> None:
     """Writes the tables in the order of the files, and the report with every file's counts and the gate's verdict."""
     if not session.rollouts:
         first = session.drops[0] if session.drops else None
@@ -170,3 +166,14 @@ def _with_effective(origin: Row, effective: dict[str, bool]) -> Row:
     """Whether a rollout entered a batch is known where any file of batches was read."""
     known = origin["effective"] is not None and any(effective.values())
     return {**origin, "effective": effective[origin["rollout_id"]] if known else None}
+
+
+STAGE = Stage(
+    name="import",
+    version=2,
+    config=Config,
+    outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN},
+    plan=plan,
+    run=run,
+    work=work,
+)

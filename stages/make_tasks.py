@@ -6,7 +6,7 @@ model; a rejected candidate keeps its reason.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,21 +16,16 @@ from stages.errors import Incomplete, UsageError
 from stages.policy import PolicyConfig
 from stages.policy.serving import Serving
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.config import StageConfig
 from stages.runs.records import TASK, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.envs.feature_deletion.selection import Removal
     from stages.envs.feature_deletion.task_source import TaskGenerator
     from stages.envs.feature_deletion.worker import Baseline
     from stages.teachers.proposing import Proposing
-
-VERSION = 2
-INPUTS: Mapping[str, Slot] = {}
-OUTPUTS = {"tasks": TASK}
-LIMIT = "tasks"
 
 
 class Proposer(PolicyConfig):
@@ -96,17 +91,17 @@ def _check_package(config: Config) -> None:
         raise UsageError(f"There is no package {config.package!r}. Give a folder or sdist with tests.")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Try candidates in order until enough are accepted: no more at once than are lacking, whoever tries them."""
     del inputs
     _check_package(config)
     with _generator(config) as generator, Serving(out, [config.proposer] if config.proposer else []) as serving:
-        out.conclude(package=generator.package.label, package_sha256=generator.package.sha256)
+        out.set_summary(package=generator.package.label, package_sha256=generator.package.sha256)
         out.progress("first runs of all tests", 0, 2)
         asking = _proposing(generator, config, serving, out)
         candidates = asking.more() if asking else _drawn(generator, config)
         while (lacking := config.tasks - _accepted(out)) > 0:
-            out.stop_here()
+            out.raise_if_stopped()
             if not (waiting := _waiting(candidates, out)):
                 if asking is None or asking.over:
                     break
@@ -121,13 +116,13 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     _finish([candidate.identity for candidate in candidates], asking, notes, config, out)
 
 
-def work(inputs: Inputs, config: Config, out: Out) -> None:
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Try a worker's candidates; what they are and how the tests behave before, the run has found out."""
     del inputs
     baseline, candidates = out.found
     with _generator(config, baseline) as generator:
         while waiting := _waiting(candidates, out)[: generator.batch]:
-            out.stop_here()
+            out.raise_if_stopped()
             _try(waiting, generator, config, out)
 
 
@@ -139,7 +134,7 @@ def _generator(config: Config, baseline: "Baseline | None" = None) -> "TaskGener
     return TaskGenerator(package, config.sandbox, needed, baseline)
 
 
-def _proposing(generator: "TaskGenerator", config: Config, serving: Serving, out: Out) -> "Proposing | None":
+def _proposing(generator: "TaskGenerator", config: Config, serving: Serving, out: RunWriter) -> "Proposing | None":
     from stages.envs.feature_deletion import task_source
     from stages.envs.feature_deletion.selection import Proposals
     from stages.teachers.proposing import Proposing
@@ -159,11 +154,11 @@ def _drawn(generator: "TaskGenerator", config: Config) -> "list[Removal]":
     return generator.candidates(config.seed, split, config.kinds, task_source.difficulties(config.difficulty))
 
 
-def _waiting(candidates: "Sequence[Removal]", out: Out) -> "list[Removal]":
+def _waiting(candidates: "Sequence[Removal]", out: RunWriter) -> "list[Removal]":
     return [candidate for candidate in candidates if not out.finished(candidate.identity)]
 
 
-def _try(batch: "Sequence[Removal]", generator: "TaskGenerator", config: Config, out: Out) -> None:
+def _try(batch: "Sequence[Removal]", generator: "TaskGenerator", config: Config, out: RunWriter) -> None:
     from stages.envs.feature_deletion import task_source
 
     for made in generator.make(batch, config.scope):
@@ -171,11 +166,13 @@ def _try(batch: "Sequence[Removal]", generator: "TaskGenerator", config: Config,
         out.write(made.removal.identity, {"row": row, "reason": made.reason, "removed": made.removal.names})
 
 
-def _accepted(out: Out) -> int:
+def _accepted(out: RunWriter) -> int:
     return sum(record.get("row") is not None for record in out.records())
 
 
-def _finish(order: Sequence[str], asking: "Proposing | None", notes: Sequence[str], config: Config, out: Out) -> None:
+def _finish(
+    order: Sequence[str], asking: "Proposing | None", notes: Sequence[str], config: Config, out: RunWriter
+) -> None:
     """Tables in the order of the candidates, and what became of each."""
     tried = [record for unit in order if (record := out.journal.get(unit))]
     rows = [record["row"] for record in tried if record["row"]][: config.tasks]
@@ -184,7 +181,7 @@ def _finish(order: Sequence[str], asking: "Proposing | None", notes: Sequence[st
     reasons = Counter(record["reason"].partition(":")[0] for record in tried if record["reason"])
     out.count(planned=config.tasks, done=len(rows), tried=len(tried))
     out.count(**{f"rejected, {reason}": number for reason, number in sorted(reasons.items())})
-    out.conclude(tasks=len(rows))
+    out.set_summary(tasks=len(rows))
     refused = asking.refused if asking else Counter[str]()
     out.count(**{f"refused, {reason}": number for reason, number in sorted(refused.items())})
     named = asking.report(refused) if asking else []
@@ -245,3 +242,15 @@ def _task_row(row: Row) -> Row:
         "prompt": row["problem_statement"],
         "data_json": store.encode(row).decode(),
     }
+
+
+STAGE = Stage(
+    name="tasks",
+    version=2,
+    config=Config,
+    outputs={"tasks": TASK},
+    plan=plan,
+    run=run,
+    work=work,
+    limit_setting="tasks",
+)

@@ -21,14 +21,11 @@ from stages.rollouts import gate
 from stages.rollouts.gate import Account
 from stages.rollouts.trace import conversation, rollout_rows
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
-VERSION = 1
-INPUTS = {"rollouts": Slot(STEP)}
-OUTPUTS = {"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN, "selections": SELECTION}
 SHOWN = 20
 
 
@@ -70,7 +67,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=len(inputs.one("rollouts").scan(ROLLOUT)), what="rollouts")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Let the recipe judge, then write what it keeps."""
     _wanted(config)
     source = inputs.one("rollouts")
@@ -121,21 +118,21 @@ def _missing(source: Run) -> Iterator[list[Any]]:
     return (row["missing"] for row in source.scan(ORIGIN).rows(["missing"])) if source.holds(ORIGIN) else iter(())
 
 
-def _report(told: Told, checks: list[gate.Check], out: Out) -> None:
+def _report(told: Told, checks: list[gate.GateCheck], out: RunWriter) -> None:
     kept, dropped = told.kept, told.dropped
     bare = sorted(task for task, number in told.tasks.items() if not number)
     out.count(planned=kept.rollouts + dropped.rollouts, done=kept.rollouts, dropped=dropped.rollouts, steps=kept.steps)
-    out.conclude(
+    out.set_summary(
         kept=kept.rollouts,
         dropped=dropped.rollouts,
-        mean_reward_kept=kept.mean_reward,
-        mean_reward_dropped=dropped.mean_reward,
+        mean_reward_kept=kept.rewards.value,
+        mean_reward_dropped=dropped.rewards.value,
         tasks_without_rollouts=len(bare),
         gate_ok=all(check.ok for check in checks),
         gate={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
     )
     sides = [
-        (name, one.rollouts, one.steps, one.rewards.number, _shown(one.mean_reward))
+        (name, one.rollouts, one.steps, one.rewards.number, _shown(one.rewards.value))
         for name, one in (("kept", kept), ("dropped", dropped))
     ]
     lines = [tabulate(sides, ("", "rollouts", "steps", "scored", "mean reward"), tablefmt="plain")]
@@ -151,3 +148,14 @@ def _report(told: Told, checks: list[gate.Check], out: Out) -> None:
 
 def _shown(value: float | None) -> str:
     return "nothing scored" if value is None else f"{value:.3f}"
+
+
+STAGE = Stage(
+    name="normalize",
+    version=1,
+    config=Config,
+    inputs={"rollouts": Slot(STEP)},
+    outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN, "selections": SELECTION},
+    plan=plan,
+    run=run,
+)

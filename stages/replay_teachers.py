@@ -15,22 +15,17 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from stages.errors import Incomplete
-from stages.pairs.audit import PASSED, outcomes
+from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
 from stages.policy import open_policy
 from stages.policy.client import EXTRAS
 from stages.policy.spending import Spending, Tally, table, verdict
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 from stages.teachers.asking import FINAL, Policies, ask_all, probe_servers
 from stages.teachers.gate import GateConfig, ask_gated
 from stages.teachers.questions import Asked, RecordedStates, TeacherConfig, questions
-
-VERSION = 3
-INPUTS = {"rollouts": Slot(STEP)}
-OUTPUTS = {"teacher_actions": TEACHER_ACTION}
-
 
 WHY_SPARED = {
     "passed": "of rollouts that passed",
@@ -97,7 +92,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=count, what="answers", max_completion_tokens=tokens, max_cost_usd=cost, notes=notes)
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Ask every teacher what it has not answered yet, then tabulate the answers and what they cost."""
     with _states(inputs, out.scratch("asked")) as recorded:
         asked = questions(recorded, config.teachers, config.samples, config.seed)
@@ -113,7 +108,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     _report(told, omitting, spared, config, out)
 
 
-def work(inputs: Inputs, config: Config, out: Out) -> None:
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Ask the teachers of this worker's questions: models on its machine, and with deal = "teachers" servers."""
     with _states(inputs, out.scratch("asked")) as recorded:
         asked = {
@@ -129,17 +124,17 @@ def _states(inputs: Inputs, folder: Path) -> RecordedStates:
     return RecordedStates(inputs.one("rollouts"), folder)
 
 
-def _have_at_hand(recorded: RecordedStates, asked: Asked, out: Out) -> None:
+def _have_at_hand(recorded: RecordedStates, asked: Asked, out: RunWriter) -> None:
     """The conversations that something is still to be asked about; a run that only goes on needs few of them."""
     recorded.keep({q.state.rollout_id for theirs in asked.values() for q in theirs if not out.finished(q.key)})
 
 
-def _policies(teachers: Sequence[TeacherConfig], out: Out) -> Policies:
+def _policies(teachers: Sequence[TeacherConfig], out: RunWriter) -> Policies:
     return {t.name: open_policy(t, cache=out.cache, budget=out.budget, listener=out.progress) for t in teachers}
 
 
 def _ask(
-    asked: Asked, policies: Policies, recorded: RecordedStates, config: Config, rollouts: Run, out: Out
+    asked: Asked, policies: Policies, recorded: RecordedStates, config: Config, rollouts: Run, out: RunWriter
 ) -> Counter[str]:
     """Ask everybody, or those whom the gate lets through; how many questions it spared, by reason."""
     if config.gate.rule == "off" and not config.gate.failed_only:
@@ -148,7 +143,7 @@ def _ask(
             out.spread([[question.key for question in questions] for questions in asked.values()], "answers")
         ask_all(asked, policies, out, batch=config.batch)
         return Counter()
-    passed = outcomes(rollouts.scan(ROLLOUT).rows(PASSED))
+    passed = passed_by_rollout(rollouts.scan(ROLLOUT).rows(PASSED_COLUMNS))
     return ask_gated(asked, recorded.steps(), policies, config.teachers, config.gate, passed, out, batch=config.batch)
 
 
@@ -171,7 +166,7 @@ class Told:
         return row
 
 
-def _report(told: Told, omitting: int, spared: Counter[str], config: Config, out: Out) -> None:
+def _report(told: Told, omitting: int, spared: Counter[str], config: Config, out: RunWriter) -> None:
     spent = told.tally.lines()
     total = spent[-1]
     found = verdict(
@@ -191,7 +186,7 @@ def _report(told: Told, omitting: int, spared: Counter[str], config: Config, out
     out.manifest.tokens.update(
         prompt=total.prompt_tokens, cached=total.cached_tokens, completion=total.completion_tokens
     )
-    out.conclude(
+    out.set_summary(
         ok=found.ok,
         exit_code=1 if found.ok is False else 0,
         verdict=found.word,
@@ -209,7 +204,7 @@ def _report(told: Told, omitting: int, spared: Counter[str], config: Config, out
         )
 
 
-def _notes(told: Told, spent: list[Spending], omitting: int, spared: Counter[str], out: Out) -> str:
+def _notes(told: Told, spent: list[Spending], omitting: int, spared: Counter[str], out: RunWriter) -> str:
     """What a reader of the table has to know about its numbers."""
     unpriced = [line.teacher for line in spent[:-1] if line.unpriced]
     notes = [
@@ -225,10 +220,22 @@ def _notes(told: Told, spent: list[Spending], omitting: int, spared: Counter[str
     return "".join(f"{note}\n" for note in [*said, *_servers(out)])
 
 
-def _servers(out: Out) -> list[str]:
+def _servers(out: RunWriter) -> list[str]:
     """What servers did not take, as their probing calls found."""
     found = {name: facts["accepts"] for name, facts in out.manifest.models.items() if "accepts" in facts}
     refused = {name: [what for what in EXTRAS if accepts[what] is False] for name, accepts in found.items()}
     lines = [f"{name} takes no {', '.join(lacks)}: requests went without." for name, lacks in refused.items() if lacks]
     errors = {name: accepts["error"] for name, accepts in found.items() if accepts["error"]}
     return lines + [f"{name} did not answer a plain question: {error}." for name, error in errors.items()]
+
+
+STAGE = Stage(
+    name="replay-teachers",
+    version=3,
+    config=Config,
+    inputs={"rollouts": Slot(STEP)},
+    outputs={"teacher_actions": TEACHER_ACTION},
+    plan=plan,
+    run=run,
+    work=work,
+)

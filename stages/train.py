@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.backends import resources
-from stages.backends.ranks import Ranks, join, launched
+from stages.backends.ranks import Ranks, join, world_size
 from stages.errors import UsageError
 from stages.policy import adapters
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
-from stages.runs.artifact import Inputs, Interrupted, Out, Slot
+from stages.runs.artifact import Inputs, Interrupted, RunWriter, Slot
 from stages.runs.records import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 from stages.training import setup
 from stages.training.channels import CHANNELS
 from stages.training.config import Config
@@ -32,28 +32,16 @@ if TYPE_CHECKING:
     from stages.training.replicas import OuterSteps
     from stages.training.trainer import ComposedTrainer
 
-VERSION = 1
-INPUTS = {"pairs": Slot(PAIR, optional=True), "direction": Slot(DIRECTION, optional=True)}
-OUTPUTS = {
-    "checkpoint": CHECKPOINT,
-    "rollouts": ROLLOUT,
-    "steps": STEP,
-    "training_rewards": TRAINING_REWARD,
-    "hints": HINT,
-}
-SEVERAL_PROCESSES = True
-PRELOAD = ("stages.training.trainer",)
-
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Steps and rollouts."""
     _check_pairs(inputs, config)
-    processes_check(config.optimisation, config.trl, launched())
+    processes_check(config.optimisation, config.trl, world_size())
     reporting.check(config.report_to)
     if config.trl:
         setup.arguments(config, Path(tempfile.gettempdir()))
     chosen = _chosen(config)
-    check_sharding(config, chosen.adapter, launched(), direction="direction" in inputs)
+    check_sharding(config, chosen.adapter, world_size(), direction="direction" in inputs)
     size = config.optimisation
     rollouts = size.steps * size.prompts_per_step * size.generations
     return Plan(
@@ -89,7 +77,7 @@ def _check_pairs(inputs: Inputs, config: Config) -> None:
         )
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Train, or go on training, then save the model and the metrics; what `out` gets is the first process's to keep."""
     _check_pairs(inputs, config)
     ranks = join()
@@ -119,7 +107,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     on = device(config.policy.device)
     chosen.check(config.max_steps * config.policy.max_tokens, on)
     if on == "cpu" and not chosen.small:
-        resources.unmap_large_blocks()
+        resources.set_mmap_threshold()
     served.check(config.policy, config.adapter, replicas=config.diloco.store is not None)
     sampled = servers.address(config.policy, config.distribution, chosen.optimisation.max_staleness, ranks)
     tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
@@ -128,7 +116,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     rank, here = config.adapter.rank or 0, config.policy.held_here()
     with (
         Serving(out, [config.policy], rank=rank) as serving,
-        ranks.depending(),
+        ranks.naming_lost_peers(),
         seeded(own.seed, config.optimisation.threads),
     ):
         place = servers.place(sampled, ranks)
@@ -137,14 +125,14 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         mixed, sharded = _masters(model, config, ranks)
         policy = LocalPolicy(model.eval(), tokenizer, here)
         out.model("policy", **(sampler or policy).facts(), training={**chosen.facts(), "processes": ranks.count})
-        folder = ranks.of_first(lambda: out.scratch("trainer"))
+        folder = ranks.broadcast_from_rank0(lambda: out.scratch("trainer"))
         outer = None if replica is None else replicas.OuterSteps(replica, out, folder)
-        with reporting.writing(config.report_to, out.path / "logs"):
+        with reporting.backend_folders(config.report_to, out.path / "logs"):
             trainer = setup.trainer(
                 setup.Job(inputs, own, out, policy, sampler, tasks, folder, mixed, place, outer, sharded)
             )
             if sharded is None:
-                ranks.copy_first(policy.model.parameters())
+                ranks.broadcast_weights(policy.model.parameters())
             else:
                 sharded.scatter()
             try:
@@ -175,10 +163,30 @@ def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSt
     from stages.training.checkpoints import MARKER, newest
     from stages.training.replicas import Over
 
-    start = ranks.of_first(lambda: newest(folder))
+    start = ranks.broadcast_from_rank0(lambda: newest(folder))
     if start is not None:
         trainer.channels.load(store.read_json(start / MARKER)["channels"], start)
     with suppress(Over):
         trainer.train(resume_from_checkpoint=str(start) if start else None)
     if not (outer.finished if outer else trainer.state.global_step >= trainer.args.max_steps):
         raise Interrupted
+
+
+STAGE = Stage(
+    name="train",
+    version=1,
+    config=Config,
+    inputs={"pairs": Slot(PAIR, optional=True), "direction": Slot(DIRECTION, optional=True)},
+    outputs={
+        "checkpoint": CHECKPOINT,
+        "rollouts": ROLLOUT,
+        "steps": STEP,
+        "training_rewards": TRAINING_REWARD,
+        "hints": HINT,
+    },
+    plan=plan,
+    run=run,
+    shows_progress=True,
+    several_processes=True,
+    preload=("stages.training.trainer",),
+)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stages import STAGES
+from stages.runs.stage import load_stage
 
 ROOT = Path(__file__).parents[1]
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -22,7 +23,7 @@ MAY_OPEN = {
     "stages/runs/": "artifacts: the files of a run",
     "stages/envs/": "trees, data sets and logs that a user names",
     "stages/sandbox/": "work folders and pipes",
-    "stages/importers/": "files of other programs",
+    "stages/formats/": "files of other programs",
     "stages/integrations/": "what a server under another interpreter is told, and its log",
     "stages/tiny_models/": "the sources that a small model's identity is made of",
     "stages/losses/parity/": "recorded upstream numbers",
@@ -61,14 +62,23 @@ def test_imports_go_in_one_direction():
 
 
 def test_the_contracts_know_every_stage():
-    layers, leaving_files = CONTRACTS[1]["layers"], CONTRACTS[5]["source_modules"]
-    probe = CONTRACTS[2]["layers"][0].split(" | ")
-    stages = [stage.module for stage in STAGES.values()]
-    assert {f"stages.{name}" for name in layers[0].split(" | ")} == {m for m in stages if "probe" not in m} | {
-        "stages.probe"
-    }
-    assert {f"stages.probe.{name}" for name in probe} == {m for m in stages if m.startswith("stages.probe.")}
-    assert set(leaving_files) == {"composer_cli", *stages}
+    """Each stage of the table is in the list of layers and, as it opens no files, in that of its contract."""
+    modules = [entry.module for entry in STAGES.values()]
+    of_probe = [module for module in modules if module.startswith("stages.probe.")]
+    layers = {f"stages.{name}" for name in CONTRACTS[1]["layers"][0].split(" | ")}
+    probe_layers = {f"stages.probe.{name}" for name in CONTRACTS[2]["layers"][0].split(" | ")}
+    without_files = CONTRACTS[5]["source_modules"]
+    missing = [
+        f"add `{m.rpartition('.')[2]}` to the first of `layers`" for m in modules if m not in layers | probe_layers
+    ]
+    missing += [f'add "{module}" to `source_modules`' for module in modules if module not in without_files]
+    assert not missing, f"In [tool.importlinter] of pyproject.toml: {'; '.join(missing)}."
+    assert layers == {*modules, "stages.probe"} - {*of_probe} and probe_layers == {*of_probe}
+    assert {*without_files} == {"composer_cli", *modules}
+
+
+def test_a_stage_has_the_name_of_its_entry():
+    assert [load_stage(name).name for name in STAGES] == list(STAGES)
 
 
 def upward(module: str) -> str | None:

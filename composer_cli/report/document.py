@@ -15,12 +15,12 @@ import orjson
 from composer_cli.settings import assignment, default_of, known, nested
 from composer_cli.show import runs
 from composer_cli.show.facts import Transcript, manifest_values, metric_rows, metric_titles, transcripts
-from stages import STAGES, names, typed
+from stages import STAGES, command_words, stages_of
 from stages.errors import BadInput
 from stages.probe.checks.check import QUESTIONS
 from stages.runs.artifact import Run
 from stages.runs.records import PAIR
-from stages.runs.runner import module
+from stages.runs.stage import load_stage
 
 EXAMPLES = 3
 """Preference pairs that are shown."""
@@ -64,11 +64,11 @@ def chain(root: Path, wanted: Sequence[str]) -> list[Run]:
     """
     if wanted:
         return runs.with_ancestors([Run(runs.find(root, text)) for text in wanted])
-    latest = {stage: runs.latest(root, stage) for stage in (*names("pipeline"), *PROBE_ENDS)}
+    latest = {stage: runs.latest(root, stage) for stage in (*stages_of("pipeline"), *PROBE_ENDS)}
     there = {stage: path for stage, path in latest.items() if path is not None}
     if not there:
         raise BadInput(f"There is no finished run in {root} to report on. `composer run --preset demo` makes some.")
-    last = [stage for stage in names("pipeline") if stage in there][-1:]
+    last = [stage for stage in stages_of("pipeline") if stage in there][-1:]
     ends = [*last, *(stage for stage in PROBE_ENDS if stage in there)]
     return runs.with_ancestors([Run(there[stage]) for stage in ends])
 
@@ -95,7 +95,7 @@ def gather(chain: Sequence[Run]) -> dict[str, Any]:
                 "run": runs.name(run.path),
                 "name": name,
                 "title": FIGURES[name],
-                "csv": (run.beside(f"{name}.csv") or b"").decode(),
+                "csv": (run.read_file(f"{name}.csv") or b"").decode(),
             }
             for run in chain
             for name in run.manifest.summary.get("figures", [])
@@ -110,7 +110,7 @@ def gather(chain: Sequence[Run]) -> dict[str, Any]:
 def images(chain: Sequence[Run]) -> dict[tuple[str, str], str]:
     """Return the figures, base64, by run and name, for the page alone: the document has their numbers."""
     return {
-        (runs.name(run.path), name): base64.b64encode(run.beside(f"{name}.png") or b"").decode()
+        (runs.name(run.path), name): base64.b64encode(run.read_file(f"{name}.png") or b"").decode()
         for run in chain
         for name in run.manifest.summary.get("figures", [])
     }
@@ -148,7 +148,7 @@ def command(run: Run) -> str:
         return ""
     reads = [f"--from {runs.name(Path(ref.path))}" for ref in runs.references(run.manifest)]
     changed: dict[str, Any] = {}
-    for key, field in known(module(stage).Config):
+    for key, field in known(load_stage(stage).config):
         # a default as the manifest would hold it; a list of groups is given as one value
         default = orjson.loads(orjson.dumps(default_of(field), default=lambda other: other.model_dump(mode="json")))
         parts = key.split(".")
@@ -164,7 +164,7 @@ def command(run: Run) -> str:
         bare = f"{key}={value}"  # a text needs no quotation marks where it is read as that text
         is_read = isinstance(value, str) and value.strip() and assignment(bare) == nested(key, value)
         settings.append(f"-s {shlex.quote(bare if is_read else f'{key}={_toml(value)}')}")
-    return " ".join([typed(stage), *dict.fromkeys(reads), *settings])
+    return " ".join([command_words(stage), *dict.fromkeys(reads), *settings])
 
 
 def _toml(value: Any) -> str:
@@ -182,7 +182,7 @@ def _toml(value: Any) -> str:
 
 def _evaluation(run: Run) -> dict[str, Any]:
     """Return the verdict with every number behind it; differences as a list."""
-    verdict: dict[str, Any] = orjson.loads(run.beside("verdict.json") or b"{}")
+    verdict: dict[str, Any] = orjson.loads(run.read_file("verdict.json") or b"{}")
     pairs = (
         ("pass@1", verdict.get("baseline"), "gain"),
         ("pass@1", verdict.get("control"), "over_control"),
@@ -196,7 +196,7 @@ def _evaluation(run: Run) -> dict[str, Any]:
         if verdict.get(key)
     ]
     arms = sorted(verdict.get("arms", []), key=lambda arm: (arm["arm"] != "start", arm["arm"]))
-    removal: dict[str, Any] | None = orjson.loads(run.beside("projected.json") or b"null")
+    removal: dict[str, Any] | None = orjson.loads(run.read_file("projected.json") or b"null")
     return {"run": runs.name(run.path), **verdict, "arms": arms, "differences": differences, "projected": removal}
 
 
@@ -279,7 +279,7 @@ def _guards(run: Run) -> dict[str, Any]:
 
 
 def _checks(run: Run, document: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = orjson.loads(run.beside(f"{document}.json") or b"[]")
+    found: list[dict[str, Any]] = orjson.loads(run.read_file(f"{document}.json") or b"[]")
     return [{**check, "question": QUESTIONS.get(check["check"], check["threshold"])} for check in found]
 
 
@@ -294,7 +294,7 @@ def examples(played: Sequence[Run]) -> list[dict[str, Any]]:
     """
     if not played:
         return []
-    found, verdict = transcripts(played[-1]), orjson.loads(played[-1].beside("verdict.json") or b"{}")
+    found, verdict = transcripts(played[-1]), orjson.loads(played[-1].read_file("verdict.json") or b"{}")
     chosen: list[tuple[Transcript, str]] = []
     if verdict:
         by_arm: dict[str, dict[str, Transcript]] = {}

@@ -81,7 +81,7 @@ METRICS = {
 
 def metric_rows(run: Run, last: int = 0) -> list[dict[str, Any]]:
     """Return what a training logged, one row a step; `last` limits them to the newest."""
-    return [orjson.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()[-last:]]
+    return [orjson.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()[-last:]]
 
 
 def metric_titles(names: Iterable[str]) -> dict[str, str]:

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stages import STAGES, order, typed
+from stages import STAGES, command_words, stage_order
 from stages.errors import BadInput, UsageError
-from stages.runs import artifact, bucket, manifest, runner
-from stages.runs.artifact import Inputs, Run, Slot
+from stages.runs import bucket, manifest, runner
+from stages.runs.artifact import Inputs, Run
 from stages.runs.manifest import InputRef, Manifest
 from stages.runs.records import Kind
-from stages.runs.runner import module
+from stages.runs.stage import assign_inputs, load_stage
 
 
 def folders(root: Path) -> list[Path]:
     """Return all run folders below the artifacts folder, in the order of the stages, oldest first."""
     found = [path.parent for path in root.glob("*/*/manifest.json") if not path.parent.is_symlink()]
-    return sorted(found, key=lambda path: (order(path.parent.name), path.name))
+    return sorted(found, key=lambda path: (stage_order(path.parent.name), path.name))
 
 
 def readable(root: Path) -> list[Run]:
@@ -82,28 +82,28 @@ def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], N
 
     Optional inputs and those that take many runs are never chosen unasked.
     """
-    slots: dict[str, Slot] = module(stage).INPUTS
-    if given and not slots:
+    loaded = load_stage(stage)
+    if given and not loaded.inputs:
         raise UsageError(f"{stage} reads no runs. Leave out --from {given[0]}.")
     if given:
-        return artifact.assign(stage, slots, [Run(find(root, text)) for text in given])
+        return assign_inputs(loaded, [Run(find(root, text)) for text in given])
     runs: dict[Path, Run] = {}
-    for slot in slots.values():
+    for slot in loaded.inputs.values():
         if slot.many or slot.optional:
             continue
-        writers = [s for s in STAGES if any(kind.name == slot.kind.name for kind in module(s).OUTPUTS.values())]
+        writers = [s for s in STAGES if any(kind.name == slot.kind.name for kind in load_stage(s).outputs.values())]
         found = [path for s in writers if (path := latest(root, s)) is not None]
         if not found:
             raise BadInput(
                 f"{stage} needs {slot.kind}, and there is no finished run in {root} that holds it. "
-                f"Run {' or '.join(f'`{typed(writer)}`' for writer in writers)} first, "
+                f"Run {' or '.join(f'`{command_words(writer)}`' for writer in writers)} first, "
                 "or give a run with --from FOLDER."
             )
         newest = max(found, key=lambda path: path.name)  # names begin with the time
         runs[newest] = Run(newest)
     for path in runs:
         tell(f"{stage}: reads {path} (the latest; --from chooses another)")
-    return artifact.assign(stage, slots, list(runs.values()))
+    return assign_inputs(loaded, list(runs.values()))
 
 
 # The runs that a run read, and those that read it.
@@ -148,7 +148,7 @@ def with_ancestors(ends: Sequence[Run]) -> list[Run]:
         found[run.path] = run
         paths = [Path(ref.path) for ref in references(run.manifest)]
         pending[:0] = [Run(path) for path in paths if (path / "manifest.json").is_file()]
-    return sorted(found.values(), key=lambda run: (order(run.manifest.stage), run.path.name))
+    return sorted(found.values(), key=lambda run: (stage_order(run.manifest.stage), run.path.name))
 
 
 # The list of runs, for `composer status` and the first page of `composer view`.
@@ -217,7 +217,7 @@ def _reason(folder: Path, record: Manifest, versions: bool) -> str:
                 reasons.append(f"its input {name(path)} has changed since")
         except BadInput:
             reasons.append(f"its input {name(path)} is unreadable")
-    if versions and record.stage in STAGES and record.stage_version < (now := module(record.stage).VERSION):
+    if versions and record.stage in STAGES and record.stage_version < (now := load_stage(record.stage).version):
         reasons.append(f"{record.stage} was version {record.stage_version} and is now {now}")
     missing = [
         f"its {out['file']} is missing" for out in record.outputs.values() if not (folder / out["file"]).exists()

@@ -63,7 +63,7 @@ def query_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
 def run_page(run: Run, transcripts: Iterable[Transcript], number: int) -> str:
     """Return a run as text: facts, result, then these transcripts, or the first rows of its tables without any."""
     facts = "\n".join([str(run.path), *(f"  {label:<8}{words}" for label, words in described(run).items())])
-    result = (run.beside("report.txt") or b"").decode().strip()
+    result = (run.read_file("report.txt") or b"").decode().strip()
     shown = [_transcript(transcript) for transcript in transcripts]
     if not shown:
         shown = [f"{kind}\n{_row(row)}" for kind, rows in first_rows(run, number).items() for row in rows]

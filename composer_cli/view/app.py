@@ -162,7 +162,7 @@ class Pages:
             run=run,
             name=name,
             facts="\n".join(f"{label:<8}{words}" for label, words in facts.described(run).items()).splitlines(),
-            report=(run.beside("report.txt") or b"").decode(errors="replace").strip(),
+            report=(run.read_file("report.txt") or b"").decode(errors="replace").strip(),
             inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in inputs],
             made=[run_folders.name(one.path) for one in run_folders.made_from(self._root, run)],
             curves=catalog.curves(run),
@@ -205,7 +205,7 @@ class Pages:
     def figure(self, request: Request) -> Response:
         """Return a figure of the probe, one of those that its manifest names."""
         run, name = self._run(request), request.path_params["name"]
-        data = run.beside(f"{name}.png") if name in run.manifest.summary.get("figures", []) else None
+        data = run.read_file(f"{name}.png") if name in run.manifest.summary.get("figures", []) else None
         if data is None:
             raise BadInput(f"{run_folders.name(run.path)} has no figure {name!r}. Its page shows those that it has.")
         return Response(data, media_type="image/png")

@@ -23,7 +23,7 @@ BUCKET = 2**26
 """Elements of gradients that are summed in one message."""
 
 
-def launched() -> int:
+def world_size() -> int:
     """How many processes torchrun started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -51,7 +51,7 @@ class Ranks:
         distributed.all_gather_object(values, value)
         return values
 
-    def to_first(self, value: Value) -> list[Value]:
+    def gather_to_rank0(self, value: Value) -> list[Value]:
         """The value of every process, in the order of ranks, on the first; elsewhere one's own alone."""
         if self.count == 1:
             return [value]
@@ -61,7 +61,7 @@ class Ranks:
         distributed.gather_object(value, values)
         return [value] if values is None else values
 
-    def of_first(self, make: Callable[[], Value]) -> Value:
+    def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
         """What the first process makes, on all of them."""
         if self.count == 1:
             return make()
@@ -73,7 +73,7 @@ class Ranks:
         return value
 
     @contextmanager
-    def depending(self) -> Iterator[None]:
+    def naming_lost_peers(self) -> Iterator[None]:
         """Work that needs the others: `InfrastructureError` where one of them is gone."""
         try:
             yield
@@ -96,13 +96,13 @@ class Ranks:
             yield
         finally:
             if not self._begun:
-                self.of_first(lambda: False)
+                self.broadcast_from_rank0(lambda: False)
             self._begun = None
 
     def begin(self) -> None:
         """Let the others begin, too."""
         if self._begun is False:
-            self._begun = self.of_first(lambda: True)
+            self._begun = self.broadcast_from_rank0(lambda: True)
 
     def total(self, values: "Tensor") -> "Tensor":
         """The sum over the processes of tensors of one shape."""
@@ -113,7 +113,7 @@ class Ranks:
             distributed.all_reduce(values)
         return values
 
-    def copy_first(self, parameters: "Iterable[Tensor]") -> None:
+    def broadcast_weights(self, parameters: "Iterable[Tensor]") -> None:
         """Give every process the first one's weights, those that learn; frozen ones come from the same files."""
         if self.count > 1:
             from torch import distributed
@@ -122,7 +122,7 @@ class Ranks:
                 if parameter.requires_grad:
                     distributed.broadcast(parameter.data, 0)
 
-    def mean_gradients(self, parameters: "Iterable[Tensor]") -> None:
+    def average_gradients(self, parameters: "Iterable[Tensor]") -> None:
         """Replace each gradient by its mean over the processes; one that is nowhere stays None."""
         if self.count == 1:
             return
@@ -168,7 +168,7 @@ def join(kind: type[Ranks] | None = None) -> Ranks:
     """
     global _here
     if _here is None or kind is not None:
-        _here = (kind or Ranks)(_connect() if launched() > 1 else 0, launched())
+        _here = (kind or Ranks)(_connect() if world_size() > 1 else 0, world_size())
     return _here
 
 

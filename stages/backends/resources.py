@@ -18,7 +18,7 @@ VARIABLE = "MALLOC_MMAP_THRESHOLD_"
 """glibc's own setting, which stays as it is where somebody gave it."""
 
 
-def unmap_large_blocks() -> bool:
+def set_mmap_threshold() -> bool:
     """Give blocks of `LARGE` bytes back to the system as they are freed, for as long as this process lives.
 
     Whether there is a C library that knows how (glibc does) and nobody chose otherwise.

@@ -25,7 +25,7 @@ from stages.policy import adapters
 from stages.policy.adapters import CheckpointInfo
 from stages.redaction import redacted, secret_in
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Run
+from stages.runs.artifact import Inputs, Run, RunWriter
 from stages.runs.records import CHECKPOINT
 
 # ---- cards
@@ -120,7 +120,7 @@ def one_run(inputs: Inputs) -> Run:
     return next(iter(runs.values()))
 
 
-def export(run: Run, out: Out) -> Path:
+def export(run: Run, out: RunWriter) -> Path:
     """Write `hub/`; returns the folder."""
     is_model = bool(run.holds(CHECKPOINT))
     out.checkpoint(lambda folder: _model(run, folder) if is_model else _dataset(run, folder), FORMAT)
@@ -128,7 +128,7 @@ def export(run: Run, out: Out) -> Path:
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     kind = "model" if is_model else "dataset"
     out.count(files=len(names))
-    out.conclude(format=FORMAT, repo_type=kind)
+    out.set_summary(format=FORMAT, repo_type=kind)
     out.text("report.txt", f"{run.path} as a {kind} for the hub in {folder}\n" + "\n".join(names) + "\n")
     return folder
 
@@ -176,7 +176,7 @@ def _about(run: Run, folder: Path) -> Mapping[str, Any]:
     (folder / "composer").mkdir()
     store.write_json(folder / "composer" / "run.json", told)
     for name in BESIDE:
-        data = run.beside(name)
+        data = run.read_file(name)
         if data is not None and name.endswith(".json"):
             store.write_json(folder / "composer" / name, _nameless(orjson.loads(data)))
         elif data is not None:
@@ -256,7 +256,7 @@ def push(folder: Path, repo: str, repo_type: str, *, endpoint: str, secret: str,
 MERGED_FORMAT = "merged"
 
 
-def merged_export(checkpoint: Run | None, out: Out) -> None:
+def merged_export(checkpoint: Run | None, out: RunWriter) -> None:
     """Merge, count what changed, and write `merged/`. Sums are rounded to the type of the base's weights."""
     from stages.policy.local import load_model
 
@@ -275,7 +275,7 @@ def merged_export(checkpoint: Run | None, out: Out) -> None:
 
     out.checkpoint(fill, MERGED_FORMAT)
     out.count(adapted_weights=weights, changed_weights=changed)
-    out.conclude(format=MERGED_FORMAT)
+    out.set_summary(format=MERGED_FORMAT)
     out.text(
         "report.txt",
         f"{folder} merged into {out.path / MERGED_FORMAT}\n"

@@ -21,7 +21,7 @@ from stages.rollouts import gate
 from stages.rollouts.gate import Account
 from stages.rollouts.trace import conversation
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 
 # ---- duplicates
@@ -119,7 +119,7 @@ class Dealt:
         """With modules by name, since they cannot be pickled."""
         return cls([(source, importer.__name__ if importer else None) for source, importer in chosen.items()], sidecars)
 
-    def leave(self, out: Out) -> None:
+    def leave(self, out: RunWriter) -> None:
         """Read the files of a worker for the import that takes them up."""
         for source, name in self.files:
             if not out.finished(unit(source)):
@@ -146,7 +146,7 @@ def read(source: Source, importer: Importer | None, sidecars: Sidecars, count: F
         yield item if isinstance(item, Drop) else Read(Known.of(item), rows.payload(item, 0))
 
 
-def leave(source: Source, importer: Importer | None, sidecars: Sidecars, out: Out) -> None:
+def leave(source: Source, importer: Importer | None, sidecars: Sidecars, out: RunWriter) -> None:
     """Read a file for the import that takes it up."""
     count, name = FileCount(source.label, importer.NAME if importer else "unknown", source.sha256), unit(source)
     batch: list[tuple[str, Row, bool]] = []
@@ -154,14 +154,14 @@ def leave(source: Source, importer: Importer | None, sidecars: Sidecars, out: Ou
     for number, item in enumerate(read(source, importer, sidecars, count), 1):
         batch.append((f"{name}/{number}", _row(item), False))
         if len(batch) == BATCH:
-            out.stop_here()
+            out.raise_if_stopped()
             out.write_all(batch)
             batch.clear()
     told = {"items": number, "count": _portable(count), "reports": sidecars.reports.used_for()}
     out.write_all([*batch, (name, told, False)])
 
 
-def taken_up(source: Source, sidecars: Sidecars, count: FileCount, out: Out) -> Iterator[Read | Drop] | None:
+def taken_up(source: Source, sidecars: Sidecars, count: FileCount, out: RunWriter) -> Iterator[Read | Drop] | None:
     """The same as `read`, from what a worker left; None where none has read the whole file."""
     if not out.journal.finished(unit(source)) or (told := out.journal.get(unit(source))) is None:
         return None
@@ -196,7 +196,7 @@ class ImportSession:
     `rollouts` lists the units in the order of the files, `effective` says of each whether it entered a training batch.
     """
 
-    def __init__(self, out: Out, sidecars: Sidecars) -> None:
+    def __init__(self, out: RunWriter, sidecars: Sidecars) -> None:
         self.out, self.sidecars = out, sidecars
         self.counts: list[FileCount] = []
         self.drops: list[Drop] = []
@@ -218,7 +218,7 @@ class ImportSession:
         self._write(batch)
 
     def _write(self, batch: list[tuple[str, ImportedPayload, bool]]) -> None:
-        self.out.stop_here()
+        self.out.raise_if_stopped()
         self.out.write_all([unit for unit in batch if not self.out.finished(unit[0])])
         batch.clear()
 
@@ -306,9 +306,9 @@ def report(
     drops: list[Drop],
     told: Account,
     about: str,
-    checks: list[gate.Check],
+    checks: list[gate.GateCheck],
     remarks: list[str],
-    out: Out,
+    out: RunWriter,
 ) -> None:
     """Write what came of an import: `report.txt`, `sources.json`, `drops.json`, and totals in the manifest.
 
@@ -322,10 +322,10 @@ def report(
     out.count(traces=traces, rollouts=told.rollouts, failed=told.failed, steps=told.steps)
     out.count(**{f"dropped_{reason}": number for reason, number in sorted(dropped.items())})
     out.manifest.tokens.update(prompt=told.prompt_tokens, completion=told.completion_tokens)
-    out.conclude(
+    out.set_summary(
         files=len(counts),
         formats=dict(Counter(count.format for count in counts)),
-        mean_reward=told.mean_reward,
+        mean_reward=told.rewards.value,
         dropped=dict(dropped),
         redacted=dict(redacted),
         gate_ok=all(check.ok for check in checks),

@@ -1,14 +1,12 @@
-"""Some thousand states at a time as arrays: steps, answers, and whose actions were equal.
+"""Thousands of states at a time as arrays: their steps, their answers, and which actions are equal.
 
-Nothing here is a Python object for each row, except texts that are looked at for the first time.
+No Python object per row, except for texts that are seen for the first time. Rows come from DuckDB, which joins and
+sorts the tables of runs on disk where they exceed its memory (`open_database`, `rows_of`, `OrderedRows`).
 """
 
-from array import array
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,128 +16,26 @@ import pyarrow.compute as pc
 
 from stages.pairs.voting import form
 from stages.runs import store
-from stages.runs.artifact import Run
 from stages.runs.parquet import Scan
-from stages.runs.records import STEP, Row
+from stages.runs.records import Row
 
 if TYPE_CHECKING:
     import duckdb
 
-
-# ---- labels
-# What student and teachers did in the distinct states of a run, as numbers: equal numbers are equal actions.
-#
-# A class of equal actions goes by one of its canonical forms, so that it means the same in every state; an action
-# that is
-# malformed or missing equals nothing.
-
 Array = np.ndarray[Any, Any]
 NOTHING = -1
+"""The number of a missing or malformed action."""
+MEMORY = "200MB"
+"""Memory of DuckDB before it sorts on disk."""
+BATCH_ROWS = 1024
 
 
 @dataclass(frozen=True)
-class Labels:
-    """Actions [N, 1 + T], those of the student first; task and step of each state [N].
+class ActionClasses:
+    """The classes of equal actions of a block: steps first, then answers, in their order.
 
-    Tasks are the independent clusters: what several rollouts of one task do hangs together.
-    """
-
-    actions: Array
-    task: Array
-    step: Array
-    teachers: tuple[str, ...]
-
-    @property
-    def num_tasks(self) -> int:
-        """The number of independent clusters."""
-        return int(self.task.max(initial=-1)) + 1
-
-
-@lru_cache(65_536)
-def _short(name: str) -> str:
-    return store.digest(name)[:16]
-
-
-class Numbering:
-    """Labels from classes, states after states."""
-
-    def __init__(self, teachers: Sequence[str]) -> None:
-        self.teachers = tuple(teachers)
-        self._known: dict[str, int] = {}
-        self._tasks: dict[str, int] = {}
-        self._actions, self._task, self._step = (
-            [np.zeros((0, 1 + len(teachers)), dtype=np.int64)],
-            array("q"),
-            array("q"),
-        )
-
-    def add(
-        self, actions: Array, names: Mapping[int, str] | Sequence[str], tasks: Iterable[str], steps: Iterable[int]
-    ) -> None:
-        """What student and teachers did in some states, by the numbers [S, 1 + T] of these names or `NOTHING`."""
-        here, where = np.unique(actions, return_inverse=True)
-        mean = [
-            NOTHING if one == NOTHING else self._known.setdefault(_short(names[one]), len(self._known))
-            for one in here.tolist()
-        ]
-        self._actions.append(np.array(mean, dtype=np.int64)[where].reshape(actions.shape))
-        self._task.extend(self._tasks.setdefault(task, len(self._tasks)) for task in tasks)
-        self._step.extend(steps)
-
-    def labels(self) -> Labels:
-        """All of it."""
-        return Labels(np.concatenate(self._actions), np.array(self._task), np.array(self._step), self.teachers)
-
-
-def class_names(classes: Mapping[str, str | None], forms: Mapping[str, str | None]) -> dict[str, str | None]:
-    """A name for every text's class that means the same in every state: the first of its canonical forms."""
-    first: dict[str, str] = {}
-    for text, canonical in forms.items():
-        name = classes[text]
-        if name is not None and canonical is not None:
-            first[name] = min(first.get(name, canonical), canonical)
-    return {text: None if name is None else first.get(name, name) for text, name in classes.items()}
-
-
-class Shuffles:
-    """Rearrangements of states that move whole tasks, and each state only to one of the same step.
-
-    What several states of a task share moves with it. Where the partner has fewer states of a step, they repeat.
-    """
-
-    def __init__(self, labels: Labels) -> None:
-        self._size, self._tasks = len(labels.task), labels.num_tasks
-        self._strata = [_Stratum(np.flatnonzero(labels.step == step), labels.task) for step in np.unique(labels.step)]
-
-    def draw(self, random: np.random.Generator) -> Array:
-        """For each state [N] the one that takes its place."""
-        rank = random.permutation(self._tasks)
-        source = np.empty(self._size, dtype=np.int64)
-        for stratum in self._strata:
-            source[stratum.states] = stratum.partners(rank)
-        return source
-
-
-class _Stratum:
-    """The states of one step, grouped by task."""
-
-    def __init__(self, states: Array, task: Array) -> None:
-        self.states = states[np.argsort(task[states], kind="stable")]
-        self._tasks, self._starts, self._counts = np.unique(task[self.states], return_index=True, return_counts=True)
-        self._position = np.repeat(np.arange(len(self._tasks)), self._counts)
-        self._nth = np.arange(len(self.states)) - self._starts[self._position]
-
-    def partners(self, rank: Array) -> Array:
-        partner = np.argsort(rank[self._tasks])[self._position]
-        return self.states[self._starts[partner] + self._nth % self._counts[partner]]
-
-
-@dataclass(frozen=True)
-class Classes:
-    """What the actions of a block are equal to: steps first, then answers, in their order.
-
-    class_of [R + A] is a number of `names`, `NOTHING` for what is malformed or missing. compared_by: of each state.
-    lost: states that could not be reached again, so that nothing is decided there.
+    class_of [R + A]: a number of `names`, `NOTHING` for malformed or missing. compared_by: for each state. lost: states
+    that could not be reached again, so that nothing is decided there.
     """
 
     class_of: Array
@@ -149,11 +45,11 @@ class Classes:
 
 
 @dataclass(frozen=True)
-class Alike:
-    """States of a block in which everybody spoke equally often.
+class AlikeStates:
+    """States of a block with the same numbers of steps and of each teacher's answers.
 
     states [S]; rows [S, L] of all their actions, steps first, then answers teacher by teacher, as numbers of
-    `Block.actions`; students: how many of the L are steps; samples: how many answers each teacher gave.
+    `StateBlock.actions`; students: how many of the L are steps; samples: the number of answers of each teacher.
     """
 
     states: Array
@@ -161,21 +57,15 @@ class Alike:
     students: int
     samples: tuple[int, ...]
 
-    def parts(self, most: int) -> Iterator["Alike"]:
-        """The same in parts that need no array of more than `most` numbers to compare everybody with everybody."""
-        size = max(most // max(self.rows.shape[1] ** 2, 1), 1)
-        for at in range(0, len(self.states), size):
-            yield Alike(self.states[at : at + size], self.rows[at : at + size], self.students, self.samples)
-
 
 @dataclass(frozen=True)
-class Block:
-    """States that follow each other, from 0 to `size`.
+class StateBlock:
+    """Consecutive states, numbered from 0 to `size`.
 
     steps [R]: columns `n` (the state among all), `state_sha256`, `rollout_id`, `task_id`, `step`, `action`,
     `truncated`, `has_ids`, in the order of states, rollouts and numbers. answers [A]: `whole` (null for no answer, or
     one that was cut off), `served`, `cost_usd` (null where not known), in the order of states and teachers. at [R] and
-    answered [A]: the state of each; teacher [A]: its number. usd [S]: what all answers in a state cost, NaN where one
+    answered [A]: the state of each; teacher [A]: its number. usd [S]: the cost of all answers in a state, NaN where one
     has no known price.
     """
 
@@ -189,19 +79,25 @@ class Block:
     usd: Array
 
     @classmethod
-    def of(cls, begin: int, end: int, teachers: Sequence[str], steps: pa.Table, answers: pa.Table) -> "Block":
-        """States `begin` to `end` of all. answers: in the order in which they were given, with `n` and `teacher`."""
-        at = numbers(answers["n"]) - begin
-        teacher = numbers(pc.index_in(answers["teacher"], pa.array(teachers, pa.string())))
-        usd = _sums(numbers(answers["cost_usd"].fill_null(np.nan)), at, end - begin)
+    def from_tables(
+        cls, begin: int, end: int, teachers: Sequence[str], steps: pa.Table, answers: pa.Table
+    ) -> "StateBlock":
+        """Return states `begin` to `end` of all. answers: in their recorded order, with `n` and `teacher`."""
+        size = end - begin
+        at = to_numpy(answers["n"]) - begin
+        teacher = to_numpy(pc.index_in(answers["teacher"], pa.array(teachers, pa.string())))
+        cost, usd = to_numpy(answers["cost_usd"].fill_null(np.nan)), np.zeros(size)
+        start, number = np.searchsorted(at, np.arange(size)), np.bincount(at, minlength=size)
+        for nth in range(number.max(initial=0)):  # in the order of the rows, so that equal rows give equal bits
+            more = number > nth
+            usd[more] += cost[start[more] + nth]
         order = np.argsort(at * len(teachers) + teacher, kind="stable")
-        sorted_answers = answers.take(pa.array(order))
         return cls(
-            end - begin,
+            size,
             tuple(teachers),
             steps,
-            sorted_answers,
-            numbers(steps["n"]) - begin,
+            answers.take(pa.array(order)),
+            to_numpy(steps["n"]) - begin,
             at[order],
             teacher[order],
             usd,
@@ -215,60 +111,77 @@ class Block:
         ).combine_chunks()
 
     @cached_property
+    def coded_actions(self) -> tuple[Array, list[str]]:
+        """The number of each text [R + A], equal for equal texts and `NOTHING` for none; and the distinct texts."""
+        coded = self.actions.dictionary_encode()
+        return to_numpy(coded.indices.fill_null(NOTHING)), coded.dictionary.to_pylist()
+
+    @cached_property
     def first_step(self) -> Array:
         """The row [S] of the first step in each state."""
-        return _starts(self.at, self.size)
+        return np.searchsorted(self.at, np.arange(self.size))
 
-    @property
-    def asked(self) -> Array:
-        """Whether there is any answer, whole or not, in a state [S]."""
-        return np.bincount(self.answered, minlength=self.size) > 0
-
-    def of_first(self, column: str) -> pa.Array:
-        """A column [S] of the first step in each state."""
+    def first_step_column(self, column: str) -> pa.Array:
+        """Return a column [S] of the first step in each state."""
         return self.steps[column].take(pa.array(self.first_step)).combine_chunks()
 
-    @cached_property
-    def text_of(self) -> Array:
-        """Equal numbers [R + A] for equal texts, `NOTHING` for none."""
-        return numbers(self._coded.indices.fill_null(NOTHING))
-
-    @cached_property
-    def _coded(self) -> pa.DictionaryArray:
-        return self.actions.dictionary_encode()
-
-    def by_text(self) -> Classes:
-        """Classes by canonical forms alone."""
+    def classes_by_text(self) -> ActionClasses:
+        """Return classes by canonical forms alone."""
+        text_of, texts = self.coded_actions
         known: dict[str, int] = {}
-        forms = map(form, self._coded.dictionary.to_pylist())
-        class_of_text = [NOTHING if one is None else known.setdefault(one, len(known)) for one in forms]
-        class_of = np.array([*class_of_text, NOTHING], dtype=np.int64)[self.text_of]
-        same = pa.array(["canonical"]).take(pa.array(np.zeros(self.size, dtype=np.int64)))
-        return Classes(class_of, list(known), same, np.zeros(self.size, dtype=bool))
+        class_of_text = [NOTHING if one is None else known.setdefault(one, len(known)) for one in map(form, texts)]
+        class_of = np.array([*class_of_text, NOTHING], dtype=np.int64)[text_of]
+        compared_by = pa.array(["canonical"]).take(pa.array(np.zeros(self.size, dtype=np.int64)))
+        return ActionClasses(class_of, list(known), compared_by, np.zeros(self.size, dtype=bool))
 
-    def alike(self) -> Iterator[Alike]:
-        """The states, sorted by how often everybody spoke."""
+    def alike(self, most: int) -> Iterator[AlikeStates]:
+        """Yield the states grouped by their numbers of steps and answers.
+
+        In parts: comparing everyone with everyone in one needs no array of more than `most` numbers.
+        """
         number = len(self.teachers)
-        spoke = np.bincount(self.answered * number + self.teacher, minlength=self.size * number)
-        recorded = np.bincount(self.at, minlength=self.size)
-        counts = np.column_stack([recorded, spoke.reshape(self.size, number)])
-        first_answer = len(self.steps) + _starts(self.answered, self.size)
+        answers = np.bincount(self.answered * number + self.teacher, minlength=self.size * number)
+        counts = np.column_stack([np.bincount(self.at, minlength=self.size), answers.reshape(self.size, number)])
+        first_answer = len(self.steps) + np.searchsorted(self.answered, np.arange(self.size))
         for states in equal_rows(counts):
-            shape = counts[states[0]].tolist()
-            own = self.first_step[states, None] + np.arange(shape[0])
-            given = first_answer[states, None] + np.arange(sum(shape[1:]))
-            yield Alike(states, np.hstack([own, given]), shape[0], tuple(shape[1:]))
+            students, *samples = counts[states[0]].tolist()
+            own = self.first_step[states, None] + np.arange(students)
+            given = first_answer[states, None] + np.arange(sum(samples))
+            rows = np.hstack([own, given])
+            part = max(most // max(rows.shape[1] ** 2, 1), 1)
+            for start in range(0, len(states), part):
+                yield AlikeStates(states[start : start + part], rows[start : start + part], students, tuple(samples))
 
 
-class Cut:
-    """Rows that are sorted by `n`, cut where one wants."""
+def equal_rows(table: Array) -> list[Array]:
+    """Return, for each distinct row of a contiguous array [N, W], the numbers of the rows equal to it."""
+    width = table.shape[1] * table.itemsize
+    as_bytes = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(table), [None, pa.py_buffer(table)])
+    which = to_numpy(as_bytes.dictionary_encode().indices)
+    return np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
+
+
+def to_numpy(column: pa.Array | pa.ChunkedArray) -> Array:
+    """Return a column as a NumPy array."""
+    found: Array = column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)
+    return found
+
+
+@lru_cache(65_536)
+def short_name(name: str) -> str:
+    """Return the short name of a class of actions, the same in every state."""
+    return store.digest(name)[:16]
+
+
+class OrderedRows:
+    """Rows in the order of `n`, read up to a bound at a time."""
 
     def __init__(self, rows: pa.RecordBatchReader) -> None:
         self._rows = rows
         self._held: pa.Table = rows.schema.empty_table()
 
     def until(self, end: int) -> pa.Table:
-        """The rows with `n` below this that have not been given yet."""
+        """Return the rows with `n` below `end` that have not been returned yet."""
         parts = [self._held]
         while not len(parts[-1]) or parts[-1]["n"][-1].as_py() < end:
             batch = next(self._rows, None)
@@ -276,69 +189,27 @@ class Cut:
                 break
             if len(batch):
                 parts.append(pa.Table.from_batches([batch]))
-        whole = pa.concat_tables(parts)
-        given = int(np.searchsorted(numbers(whole["n"]), end))
-        self._held = whole.slice(given)
-        return whole.slice(0, given).combine_chunks()
+        table = pa.concat_tables(parts)
+        size = int(np.searchsorted(to_numpy(table["n"]), end))
+        self._held = table.slice(size)
+        return table.slice(0, size).combine_chunks()
 
 
-def equal_rows(table: Array) -> list[Array]:
-    """The numbers of the rows of a contiguous array [N, W] that are equal, for each row that there is."""
-    width = table.shape[1] * table.itemsize
-    as_bytes = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(table), [None, pa.py_buffer(table)])
-    which = numbers(as_bytes.dictionary_encode().indices)
-    return np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
+def open_database(folder: Path, memory: str = MEMORY, **tables: Scan) -> "duckdb.DuckDBPyConnection":
+    """Open a DuckDB database in `folder` with these tables as views, which also have `file_row_number`.
 
-
-def numbers(column: pa.Array | pa.ChunkedArray) -> Array:
-    """A column as an array."""
-    found: Array = column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)
-    return found
-
-
-def _starts(at: Array, size: int) -> Array:
-    """Where each of `size` states begins among rows that are sorted by state."""
-    return np.searchsorted(at, np.arange(size))
-
-
-def _sums(cost: Array, at: Array, size: int) -> Array:
-    """Sums [size] in the order of the rows, so that equal rows give equal bits."""
-    start, number, total = _starts(at, size), np.bincount(at, minlength=size), np.zeros(size)
-    for nth in range(number.max(initial=0)):
-        more = number > nth
-        total[more] += cost[start[more] + nth]
-    return total
-
-
-# ---- sorting
-# Tables of runs joined and sorted by DuckDB, which goes on on disk where they are larger than its memory.
-
-MEMORY = "200MB"
-"""What DuckDB may take before it sorts on disk."""
-BATCH_ROWS = 1024
-OF_STEPS = (
-    *("rollout_id", "task_id", "step", "new_messages_json", "history", "state_sha256"),
-    *("action", "commands", "truncated"),
-)
-"""What rollouts of one task are compared by."""
-
-
-def on_disk(folder: Path, memory: str = MEMORY, **tables: Scan) -> "duckdb.DuckDBPyConnection":
-    """A database in `folder` with these tables as views, `file_row_number` beside their columns.
-
-    What it stores is gone soon, so that compressing it is not worth its time.
+    The database is temporary, so compressing what it stores is not worth the time.
     """
+    import duckdb  # slow to import, and few commands need it
+
     settings: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": memory,
         "threads": 2,
         "force_compression": "uncompressed",
+        "temp_directory": str(folder / "spilled"),
     }
-    import duckdb  # slow to import, and few commands need it
-
     (folder / "rows.duckdb").unlink(missing_ok=True)
-    database = duckdb.connect(
-        str(folder / "rows.duckdb"), config=settings | {"temp_directory": str(folder / "spilled")}
-    )
+    database = duckdb.connect(str(folder / "rows.duckdb"), config=settings)
     for name, table in tables.items():
         path = str(table.path).replace("'", "''")
         database.execute(
@@ -347,18 +218,8 @@ def on_disk(folder: Path, memory: str = MEMORY, **tables: Scan) -> "duckdb.DuckD
     return database
 
 
-def rows_of(database: "duckdb.DuckDBPyConnection", question: str) -> Generator[Row, None, None]:
-    """The rows of an answer, one after the other."""
+def rows_of(database: "duckdb.DuckDBPyConnection", query: str) -> Generator[Row, None, None]:
+    """Yield the rows of a query, one after the other."""
     with database.cursor() as cursor:
-        for batch in cursor.sql(question).to_arrow_reader(BATCH_ROWS):
+        for batch in cursor.sql(query).to_arrow_reader(BATCH_ROWS):
             yield from batch.to_pylist()
-
-
-def steps_by_task(run: Run, folder: Path) -> Iterator[tuple[str, list[Row]]]:
-    """The steps of one task after the other, in the order in which they were recorded; columns `OF_STEPS` alone."""
-    table = run.scan(STEP)
-    columns = ", ".join(name for name in OF_STEPS if name in table.columns)
-    with on_disk(folder, steps=table) as database:
-        ordered = rows_of(database, f"SELECT {columns} FROM steps ORDER BY task_id, file_row_number")  # noqa: S608
-        for task, rows in groupby(ordered, key=itemgetter("task_id")):
-            yield task, list(rows)

@@ -1,78 +1,217 @@
-"""Pairs of votes, block after block, with counts of what was dropped and all that speaks for the pairs."""
+"""Extract preference pairs from votes, block after block, with counts of what was dropped and evidence for the pairs.
+
+What is decided in a state depends only on which of its actions are equal. `patterns` groups the states of a block by
+that pattern of equalities and decides each pattern once; `pair_rows` writes the pairs of all of its states, and
+`PairEvidence` collects what supports the pairs: the tests of signal, their agreement with outcomes, an audit of the
+teachers.
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from tabulate import tabulate
 
 from stages.envs.base import Task
-from stages.pairs.audit import Evidence, Found, Pattern, blocks, patterns, spent
-from stages.pairs.blocks import Alike, Array, Block, Classes, equal_rows, numbers
+from stages.pairs import agreement
+from stages.pairs.agreement import Numbering, SignalTests, SignalVerdict
+from stages.pairs.audit import Audit, JudgedState, OutcomeJudgement, TeacherAudit, TeacherWorth, spent, worth
+from stages.pairs.blocks import NOTHING, ActionClasses, AlikeStates, Array, StateBlock, equal_rows, to_numpy
 from stages.pairs.groups import pair_id
 from stages.pairs.report import PairAccount, report
-from stages.pairs.states import AnsweredStates, blindly_asked
-from stages.runs.artifact import Out, Run
+from stages.pairs.states import LOST, AnsweredStates, asked_blindly, decided
+from stages.pairs.voting import STUDENT, Preference
+from stages.runs import store
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.records import PAIR, TEACHER_ACTION
 
-BILL = ["teacher", "cost_usd", "error_type"]
+MOST_NUMBERS = 4_000_000
+"""Numbers in the largest array that compares the actions of alike states with each other."""
+MOST_STATES = 50_000
+"""States that signal is tested on: a thousand rearrangements of more take minutes, and find irrelevant differences."""
+COST_COLUMNS = ["teacher", "cost_usd", "error_type"]
+AUDIT_HEAD = ("teacher", "agrees", "with student", "backs", "lost", "won", "minority", "right", "wrong", "USD/backed")
+
+Places = tuple[int, ...]
 
 
 class Extraction:
-    """One extraction from teachers' answers. passed: of each rollout, whether it did."""
+    """One extraction from teachers' answers. passed: whether each rollout passed."""
 
     def __init__(self, states: AnsweredStates, answers: Run, passed: Mapping[str, bool | None]) -> None:
         self._states, self._answers = states, answers
-        self._evidence = Evidence(states.teachers, passed)
-        self._blind, self._tested = blindly_asked(answers), pa.array(blocks(states.per_task()), pa.string())
+        self._evidence = PairEvidence(states.teachers, passed)
+        self._blind, self._tested = asked_blindly(answers), pa.array(tasks_to_test(states.per_task()), pa.string())
         self.account, self.dropped = PairAccount(), Counter[str]()
 
-    def pairs(self, votes: Iterable[tuple[Block, Classes]], tasks: Mapping[str, Task]) -> Iterator[pa.RecordBatch]:
-        """The pairs in the order of the states, each once; everything else is counted on the way."""
+    def pairs(
+        self, votes: Iterable[tuple[StateBlock, ActionClasses]], tasks: Mapping[str, Task]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the pairs in the order of the states, each once; count everything else on the way."""
         for block, classes in votes:
-            told = list(patterns(block, classes))
-            for alike, pattern in told:
+            found = list(patterns(block, classes))
+            for alike, pattern in found:
                 for reason in pattern.reasons:
                     self.dropped[reason] += len(alike.states)
                 self.dropped["duplicate"] += pattern.duplicates * len(alike.states)
-            tested = numbers(pc.is_in(block.of_first("task_id"), self._tested)) & self._blind(block)
-            self._evidence.add(block, classes, told, tested)
-            found = pair_rows(block, classes, told, tasks)
-            self.account.add_all(found)
-            yield found
+            tested = to_numpy(pc.is_in(block.first_step_column("task_id"), self._tested)) & self._blind(block)
+            self._evidence.add(block, classes, found, tested)
+            rows = pair_rows(block, classes, found, tasks)
+            self.account.add_all(rows)
+            yield rows
 
-    def report(self, out: Out) -> None:
-        """Write the report, counts and the verdict."""
-        cost = spent(self._answers.scan(TEACHER_ACTION).batches(BILL))
+    def report(self, out: RunWriter) -> None:
+        """Write the report, the counts and the verdict."""
+        cost = spent(self._answers.scan(TEACHER_ACTION).batches(COST_COLUMNS))
+        num_rollouts, num_steps = self._states.num_rollouts_and_steps
         report(
             self.account,
             +self.dropped,
-            num_traces=self._states.num_rollouts,
-            num_steps=self._states.num_steps,
+            num_traces=num_rollouts,
+            num_steps=num_steps,
             out=out,
             spent=cost,
             evidence=self._evidence.verdict(cost),
         )
 
 
+@dataclass(frozen=True)
+class PatternPair:
+    """A pair: the step that it judges, and the first places of its sides in the pattern."""
+
+    step: int
+    chosen: int
+    rejected: int
+    preference: Preference
+    chosen_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The decision in a state. reasons: why a step gives no pair; shared: among how many pairs its cost is shared.
+
+    worths: of each teacher; wanted: all preferences among classes, each with the step that it judges; answers: the
+    places of the student's first action, and of each teacher's most common one, `NOTHING` for none.
+    """
+
+    reasons: tuple[str, ...]
+    pairs: tuple[PatternPair, ...]
+    duplicates: int
+    shared: int
+    worths: tuple[TeacherWorth, ...]
+    wanted: tuple[tuple[Preference, int], ...]
+    answers: Places
+
+
+def patterns(block: StateBlock, classes: ActionClasses) -> Iterator[tuple[AlikeStates, Pattern]]:
+    """Yield the states of a block, those with one pattern together."""
+    truncated = np.zeros(len(block.actions), dtype=bool)
+    truncated[: len(block.steps)] = to_numpy(block.steps["truncated"])
+    class_of = np.where(truncated, NOTHING, classes.class_of)
+    text_of, _ = block.coded_actions
+    for alike in block.alike(MOST_NUMBERS):
+        length, students = alike.rows.shape[1], alike.students
+        cut, lost = truncated[alike.rows[:, :students]], classes.lost[alike.states, None]
+        equalities = np.hstack([_first_equal(text_of[alike.rows]), _first_equal(class_of[alike.rows]), cut, lost])
+        for same in equal_rows(np.ascontiguousarray(equalities, dtype=np.int32)):
+            row, shape = equalities[same[0]].tolist(), (students, alike.samples)
+            texts, kinds, flags = row[:length], row[length : 2 * length], row[2 * length :]
+            pattern = _pattern(block.teachers, shape, tuple(texts), tuple(kinds), tuple(flags[:-1]), bool(flags[-1]))
+            yield AlikeStates(alike.states[same], alike.rows[same], *shape), pattern
+
+
+def _first_equal(values: Array) -> Array:
+    """Return the first place [S, L] in each row [S, L] that holds the same; `NOTHING` stays so."""
+    first = (values[:, :, None] == values[:, None, :]).argmax(axis=2)
+    return np.where(values == NOTHING, NOTHING, first)
+
+
+@lru_cache(16_384)
+def _pattern(
+    teachers: tuple[str, ...],
+    shape: tuple[int, tuple[int, ...]],
+    texts: Places,
+    classes: Places,
+    truncated: Places,
+    lost: bool,
+) -> Pattern:
+    """Decide a pattern: steps and samples of each teacher (`shape`), and what equals what (`texts`, `classes`)."""
+    students, samples = shape
+    ends = (students + np.cumsum(samples, dtype=int)).tolist()
+    places = {name: range(end - number, end) for name, number, end in zip(teachers, samples, ends, strict=True)}
+    class_names = [None if place == NOTHING else str(place) for place in classes]
+    reasons, votes = list[str](), list[PatternPair]()
+    for step in range(students):
+        reason, found = _step_pairs(step, places, texts, class_names, bool(truncated[step]), lost)
+        reasons += [] if reason is None else [reason]
+        votes += found
+    sides = [(one.chosen, one.rejected) for one in votes]
+    kept = dict(zip(reversed(sides), reversed(votes), strict=True))
+    actions = {name: [class_names[place] for place in of] for name, of in places.items()}
+    judged = JudgedState(class_names[:students], actions)
+    answers = [judged.students[0], *(judged.most_common(name) for name in teachers)]
+    return Pattern(
+        tuple(reasons),
+        tuple(one for side, one in zip(sides, votes, strict=True) if kept[side] is one),
+        len(votes) - len(kept),
+        len(kept),
+        tuple(worth(judged, name) for name in teachers),
+        tuple(judged.preferences()),
+        tuple(NOTHING if most is None else int(most) for most in answers),
+    )
+
+
+def _step_pairs(
+    step: int,
+    places: dict[str, range],
+    texts: Places,
+    class_names: Sequence[str | None],
+    truncated: bool,
+    lost: bool,
+) -> tuple[str | None, list[PatternPair]]:
+    """Return the pairs of one recorded step, or the reason for none."""
+    if lost:
+        return LOST, []
+    if truncated:
+        return "student_truncated", []
+    if not any(places.values()):
+        return "not_asked", []
+    given = [place for of in places.values() for place in of]
+    class_of = {texts[place]: class_names[place] for place in (*given, step)}
+    order = dict.fromkeys(text for text in (texts[step], *(texts[place] for place in given)) if text != NOTHING)
+    teachers = tuple(
+        (name, tuple(None if texts[place] == NOTHING else str(texts[place]) for place in of))
+        for name, of in places.items()
+    )
+    found, reason = decided(str(texts[step]), teachers, tuple(class_of[text] for text in order))
+    return reason, [PatternPair(step, int(one.chosen), int(one.rejected), one, by) for one, by in found]
+
+
 def pair_rows(
-    block: Block, classes: Classes, told: Sequence[tuple[Alike, Pattern]], tasks: Mapping[str, Task]
+    block: StateBlock,
+    classes: ActionClasses,
+    found: Sequence[tuple[AlikeStates, Pattern]],
+    tasks: Mapping[str, Task],
 ) -> pa.RecordBatch:
-    """The `pair/4` rows of a block, in the order of states and of the pairs in each."""
-    served, parts = _Served(block), list[Array]()
-    kinds, whose = list[Found](), list[list[str]]()
-    for alike, pattern in told:
-        for place, found in enumerate(pattern.pairs):
+    """Return the `pair/4` rows of a block, in the order of states and of the pairs in each."""
+    served, parts = _ServedModels(block), list[Array]()
+    kinds = list[PatternPair]()
+    for alike, pattern in found:
+        for place, pair in enumerate(pattern.pairs):
             rows, same = alike.rows, np.ones(len(alike.states), dtype=np.int64)
-            sides = [rows[:, found.step], rows[:, found.chosen], rows[:, found.rejected]]
-            backed = served.of(alike, found.chosen_by, whose)
+            sides = [rows[:, pair.step], rows[:, pair.chosen], rows[:, pair.rejected]]
+            models = served.of_backers(alike, pair.chosen_by)
             parts.append(
-                np.column_stack([alike.states, place * same, *sides, len(kinds) * same, pattern.shared * same, backed])
+                np.column_stack([alike.states, place * same, *sides, len(kinds) * same, pattern.shared * same, models])
             )
-            kinds.append(found)
+            kinds.append(pair)
     order = np.concatenate([np.zeros((0, 8), dtype=np.int64), *parts])
-    state, _, step, chosen, rejected, kind, shared, backed = order[np.lexsort((order[:, 1], order[:, 0]))].T
+    state, _, step, chosen, rejected, kind, shared, models = order[np.lexsort((order[:, 1], order[:, 0]))].T
 
     def of_step(column: str, at: Array = step) -> pa.Array:
         return block.steps[column].take(pa.array(at)).combine_chunks()
@@ -81,11 +220,11 @@ def pair_rows(
         return pa.array(values, kind_of).take(pa.array(kind))
 
     first = block.first_step[state]
-    named = np.where(numbers(of_step("has_ids")), step, first)
+    named = np.where(to_numpy(of_step("has_ids")), step, first)
     name = [of_step("rollout_id", named), of_step("step", named).cast(pa.string()), "/"]
     task, digest = of_step("task_id", first), of_step("state_sha256")
     texts = [block.actions.take(pa.array(side)) for side in (chosen, rejected)]
-    preferences, usd = [found.preference for found in kinds], block.usd[state]
+    preferences, usd = [pair.preference for pair in kinds], block.usd[state]
     columns = {
         "pair_id": pa.array(map(pair_id, *(column.to_pylist() for column in (digest, *texts))), pa.string()),
         "rule": of_kind([one.rule for one in preferences], pa.string()),
@@ -102,36 +241,135 @@ def pair_rows(
         "votes_rejected": of_kind([one.votes_rejected for one in preferences], pa.float64()),
         "num_teachers": pa.array(np.full(len(state), len(block.teachers)), pa.int64()),
         "compared_by": classes.compared_by.take(pa.array(state)),
-        "chosen_by": of_kind([list(found.chosen_by) for found in kinds], pa.list_(pa.string())),
-        "served_models": pa.array(whose, pa.list_(pa.string())).take(pa.array(backed)),
+        "chosen_by": of_kind([list(pair.chosen_by) for pair in kinds], pa.list_(pa.string())),
+        "served_models": pa.array(served.lists, pa.list_(pa.string())).take(pa.array(models)),
         "cost_usd": pa.array(usd / shared, pa.float64(), mask=np.isnan(usd)),
     }
     return pa.record_batch([columns[column] for column in PAIR.columns], schema=PAIR.schema)
 
 
-class _Served:
-    """What the servers of teachers answered with in a block."""
+class _ServedModels:
+    """The model names that the servers of teachers reported in a block. `lists`: the distinct sorted lists of them."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: StateBlock) -> None:
         coded = block.answers["served"].combine_chunks().dictionary_encode()
-        self._code, self._names = numbers(coded.indices), coded.dictionary.to_pylist()
+        self._code, self._names = to_numpy(coded.indices), coded.dictionary.to_pylist()
         self._block = block
         self._known: dict[tuple[int, ...], int] = {}
+        self.lists: list[list[str]] = []
 
-    def of(self, alike: Alike, backing: Sequence[str], lists: list[list[str]]) -> Array:
-        """Which of `lists`, which grow, holds the sorted names of what the servers of these teachers said last [S]."""
+    def of_backers(self, alike: AlikeStates, backers: Sequence[str]) -> Array:
+        """Return which of `lists` [S] holds the models of these teachers' last answers; add those that are new."""
         ends = alike.students + np.cumsum(alike.samples, dtype=int)
         last = [
             end - 1
             for name, number, end in zip(self._block.teachers, alike.samples, ends.tolist(), strict=True)
-            if name in backing and number
+            if name in backers and number
         ]
         codes = self._code[alike.rows[:, last] - len(self._block.steps)]
         found = np.zeros(len(codes), dtype=np.int64)
         for same in equal_rows(np.ascontiguousarray(codes)):
             row = tuple(codes[same[0]].tolist())
             if row not in self._known:
-                self._known[row] = len(lists)
-                lists.append(sorted({self._names[code] for code in row}))
+                self._known[row] = len(self.lists)
+                self.lists.append(sorted({self._names[code] for code in row}))
             found[same] = self._known[row]
         return found
+
+
+def tasks_to_test(states_per_task: Mapping[str, int], most: int = MOST_STATES) -> Collection[str]:
+    """Return the tasks to test signal on: all, or a random part of them where they have more states than `most`.
+
+    By the digests of their names, so that equal work tests on the same ones.
+    """
+    left, chosen = most, set[str]()
+    for task in sorted(states_per_task, key=store.digest):
+        left -= states_per_task[task]
+        if left < 0 and len(chosen) >= agreement.MIN_TASKS:
+            break
+        chosen.add(task)
+    return chosen
+
+
+class PairEvidence:
+    """The evidence for pairs, block after block: signal and its verdict, agreement with outcomes, audit of teachers.
+
+    passed: whether each rollout did. teachers: in order. The student counts with its first recorded step of a state, so
+    that everyone has one action in it.
+    """
+
+    def __init__(self, teachers: Sequence[str], passed: Mapping[str, bool | None]) -> None:
+        self._audit, self._judgement = Audit(teachers), OutcomeJudgement(passed)
+        self._labels = Numbering(teachers)
+
+    def add(
+        self,
+        block: StateBlock,
+        classes: ActionClasses,
+        found: Sequence[tuple[AlikeStates, Pattern]],
+        tested: Array,
+    ) -> None:
+        """Add one block with its patterns. tested: states [S] that signal is tested on, chosen without a gate."""
+        coded = block.steps["rollout_id"].combine_chunks().dictionary_encode()
+        index = to_numpy(coded.indices)
+        _, first = np.unique(index, return_index=True)
+        tasks = block.first_step_column("task_id").take(pa.array(block.at[first])).to_pylist()
+        rollout = self._judgement.rollout_numbers(coded.dictionary.to_pylist(), tasks)[index]  # of each step
+        outcome = np.append(self._judgement.outcomes(), False)[rollout]
+        actions = np.full((block.size, 1 + len(block.teachers)), NOTHING, dtype=np.int64)
+        for alike, pattern in found:
+            own = alike.rows[:, : alike.students]
+            known = rollout[own] != NOTHING
+            passed = outcome[own] & known
+            worths, times = pattern.worths, len(alike.states)
+            self._audit.add(worths, known.sum(axis=0).tolist(), passed.sum(axis=0).tolist(), times)
+            for preference, step in pattern.wanted:
+                self._judgement.add(rollout[own[:, step]], preference.rejected_by != STUDENT)
+            for column, place in enumerate(pattern.answers):
+                if place != NOTHING:
+                    actions[alike.states, column] = classes.class_of[alike.rows[:, place]]
+        tasks, steps = block.first_step_column("task_id"), to_numpy(block.first_step_column("step"))
+        self._labels.add(actions[tested], classes.names, tasks.filter(pa.array(tested)).to_pylist(), steps[tested])
+
+    def verdict(self, spent: Mapping[str, float | None]) -> tuple[SignalVerdict, dict[str, Any], str]:
+        """Return the verdict, numbers for the manifest, and lines for the report. spent: USD of each teacher."""
+        tests, aligned = agreement.signal(self._labels.labels()), self._judgement.alignment()
+        audits = self._audit.lines(spent)
+        verdict = agreement.verdict(tests, aligned.p_value if aligned else None)
+        numbers = {
+            "signal": tests and {"kappa": vars(tests.kappa), "roles": vars(tests.roles)},
+            "alignment": aligned and vars(aligned),
+            "teachers": [asdict(line) for line in audits],
+        }
+        why = f"two teachers and {agreement.MIN_TASKS} tasks are needed for a test at {agreement.LEVEL:g}"
+        if tests is not None:
+            kappa, roles = tests.kappa, tests.roles
+            why = (
+                f"teachers agree in {kappa.agreement:.1%} of states, {kappa.chance:.1%} by chance "
+                f"(kappa {kappa.kappa:.2f}, p = {kappa.p_value:.3f}); a majority of the others is against the student "
+                f"in {roles.against_student:.1%}, against a teacher in its place in {roles.against_teacher:.1%} "
+                f"(p = {roles.p_value:.3f})"
+            )
+        outcomes = "outcomes judge no pair"
+        if aligned is not None:
+            outcomes = (
+                f"outcomes call {aligned.right:.1%} of {aligned.pairs} preferences right, {aligned.by_chance:.1%} by "
+                f"chance (p = {aligned.p_value:.3f})"
+            )
+        return verdict, numbers, "\n".join([f"{verdict}: {why}", outcomes, "", _audit_table(audits, tests), ""])
+
+
+def _audit_table(audits: Sequence[TeacherAudit], found: SignalTests | None) -> str:
+    """Return the audit as a table.
+
+    backs: pairs; lost, won: pairs without the teacher; right, wrong: its minority votes, by the outcome.
+    """
+    cells = []
+    for line in audits:
+        with_student, with_teachers = found.teachers[line.teacher] if found else (None, None)
+        right = line.joined_passed + line.opposed - line.opposed_passed
+        wrong = line.joined + line.opposed - right
+        counts = (line.backed, line.lost_without, line.won_without, line.minority, right, wrong)
+        cells.append((line.teacher, with_teachers, with_student, *counts, line.usd_per_backed))
+    formats = ("", ".2f", ".2f", *[""] * 6, ".4f")
+    return tabulate(cells, AUDIT_HEAD, tablefmt="plain", floatfmt=formats, missingval="-")

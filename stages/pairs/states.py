@@ -1,10 +1,10 @@
-"""Distinct states with the teachers' actions in them, and who did what in each, by names of classes.
+"""The distinct states of a run with the teachers' actions in them, and the vote in each.
 
-Steps and answers are joined and sorted on disk by DuckDB, once and one after the other, since each may take all of its
-memory; then they come one state after the other, however often they are gone through.
+DuckDB joins and sorts steps and answers on disk, once and one table after the other, since each may take all of its
+memory; then the states come one by one, or in blocks of arrays, however often they are read.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain, groupby
@@ -17,20 +17,27 @@ import pyarrow as pa
 
 from stages.envs.base import Environment, Task
 from stages.errors import BadInput
-from stages.pairs.blocks import NOTHING, Array, Block, Classes, Cut, class_names, on_disk, rows_of
+from stages.pairs.blocks import (
+    NOTHING,
+    ActionClasses,
+    Array,
+    OrderedRows,
+    StateBlock,
+    open_database,
+    rows_of,
+    short_name,
+)
 from stages.pairs.voting import (
     Ballot,
     NotReproducible,
     Preference,
-    State,
+    StatePath,
     backers,
+    class_names,
     decide,
-    distinct,
     form,
-    merged,
     outcomes,
 )
-from stages.runs import store
 from stages.runs.artifact import Run
 from stages.runs.records import STEP, TEACHER_ACTION, Row
 
@@ -59,14 +66,15 @@ FROM answers JOIN states USING (state_sha256) ORDER BY n, file_row_number
 """
 """A call that failed without a bill cost nothing."""
 MEMORY_MB, MORE_MB = 150, 15
-"""What DuckDB may take to join and sort, and for each million rows where that is more: less has not been enough."""
-BLOCK = 8192
-"""States of which arrays are in memory together."""
+"""Memory of DuckDB to join and sort, and per million rows where that is more: less was not enough."""
+BLOCK_STATES = 8192
+"""States whose arrays are in memory together."""
+LOST = "state_not_reproducible"
 
 
 @dataclass(frozen=True)
 class AnsweredState:
-    """A distinct state with the teachers' actions in it, one a sample; None for no answer, or one that was cut off.
+    """A distinct state with the teachers' actions in it, one per sample; None for no answer, or one that was cut off.
 
     steps: all that were recorded in it, in the order of rollouts, with their rollout, task, action, whether that was
     cut off, and `has_ids`, whether their token ids are known; the first is of the rollout that reached the state
@@ -79,26 +87,31 @@ class AnsweredState:
 
     @property
     def task_id(self) -> str:
-        """The task of the rollout that reached the state first."""
+        """Return the task of the rollout that reached the state first."""
         return str(self.steps[0]["task_id"])
 
 
 class AnsweredStates:
-    """The distinct states of a run, in the order of rollouts and steps, read anew whenever they are gone through.
+    """The distinct states of a run, in the order of rollouts and steps, read anew at each iteration.
 
-    `folder` is for what does not fit into memory. `BadInput` when the answers belong to other rollouts.
+    `folder` is for what exceeds memory. Raises `BadInput` when the answers belong to other rollouts.
     """
 
     def __init__(self, rollouts: Run, answers: Run, folder: Path) -> None:
-        _same_origin(rollouts, answers)
+        asked = answers.manifest.inputs["rollouts"][0]
+        if asked.content != rollouts.manifest.content:
+            raise BadInput(
+                f"{answers.path} answers the rollouts of {asked.path}, not those of {rollouts.path}. "
+                "Give the rollouts it was asked about, or rerun replay-teachers on these."
+            )
         steps, given = rollouts.scan(STEP), answers.scan(TEACHER_ACTION)
         memory = max(MEMORY_MB, MORE_MB * (len(steps) + len(given)) // 10**6)
-        self._database = on_disk(folder, f"{memory}MB", steps=steps, answers=given)
+        self._database = open_database(folder, f"{memory}MB", steps=steps, answers=given)
         for table in (ROLLOUTS, STATES):
             self._database.execute(table)
         ordered = "SELECT teacher FROM answers GROUP BY teacher ORDER BY min(file_row_number)"
         self.teachers = [name for (name,) in self._database.execute(ordered).fetchall()]
-        self._way = lru_cache(8)(self._read_way)
+        self._path = lru_cache(8)(self._read_path)
 
     def __enter__(self) -> "AnsweredStates":
         return self
@@ -107,36 +120,30 @@ class AnsweredStates:
         self._database.close()
 
     def __len__(self) -> int:
-        return self._number("SELECT count(*) FROM states")
-
-    def _number(self, question: str) -> int:
-        ((number,),) = self._database.execute(question).fetchall()
+        ((number,),) = self._database.execute("SELECT count(*) FROM states").fetchall()
         return int(number)
 
-    @property
-    def num_steps(self) -> int:
-        """Of all rollouts."""
-        return self._number("SELECT count(*) FROM steps")
-
-    @property
-    def num_rollouts(self) -> int:
-        """Those that have steps."""
-        return self._number("SELECT count(DISTINCT rollout_id) FROM steps")
+    @cached_property
+    def num_rollouts_and_steps(self) -> tuple[int, int]:
+        """The number of rollouts that have steps, and the number of their steps."""
+        query = "SELECT count(DISTINCT rollout_id), count(*) FROM steps"
+        ((rollouts, steps),) = self._database.execute(query).fetchall()
+        return int(rollouts), int(steps)
 
     def per_task(self) -> dict[str, int]:
-        """The number of distinct states that each task's rollouts went through."""
-        question = "SELECT task_id, count(DISTINCT state_sha256) FROM steps GROUP BY task_id"
-        return dict(self._database.execute(question).fetchall())
+        """Return the number of distinct states in the rollouts of each task."""
+        query = "SELECT task_id, count(DISTINCT state_sha256) FROM steps GROUP BY task_id"
+        return dict(self._database.execute(query).fetchall())
 
     @cached_property
     def _sorted(self) -> tuple[str, str]:
-        """Questions for steps and answers in the order of states: a table keeps the order in which it was made."""
+        """Queries for steps and answers in the order of states: a table keeps the order in which it was made."""
         for table in (STEPS, ANSWERS):
             self._database.execute(table)
         return "FROM sorted_steps", "FROM sorted_answers"
 
     def __iter__(self) -> Iterator[AnsweredState]:
-        steps, given_answers = (rows_of(self._database, question) for question in self._sorted)
+        steps, given_answers = (rows_of(self._database, query) for query in self._sorted)
         answers = groupby(given_answers, key=itemgetter("n"))
         at, given = next(answers, (-1, iter(())))
         for n, rows in groupby(steps, key=itemgetter("n")):
@@ -149,144 +156,113 @@ class AnsweredStates:
             yield state
 
     def digests(self) -> Iterator[str]:
-        """Of all states, in order."""
+        """Yield the digests of all states, in order."""
         for row in rows_of(self._database, "SELECT state_sha256 FROM states ORDER BY n"):
             yield row["state_sha256"]
 
-    def blocks(self, most: int = BLOCK) -> Iterator[Block]:
-        """The same states as arrays, so many at a time."""
+    def blocks(self, most: int = BLOCK_STATES) -> Iterator[StateBlock]:
+        """Yield the same states as arrays, at most `most` at a time."""
         number = len(self)
         with self._database.cursor() as recorded, self._database.cursor() as given:
             steps, answers = (
-                Cut(one.sql(question).to_arrow_reader(most))
-                for one, question in zip((recorded, given), self._sorted, strict=True)
+                OrderedRows(cursor.sql(query).to_arrow_reader(most))
+                for cursor, query in zip((recorded, given), self._sorted, strict=True)
             )
             for begin in range(0, number, most):
                 end = min(begin + most, number)
-                yield Block.of(begin, end, self.teachers, steps.until(end), answers.until(end))
+                yield StateBlock.from_tables(begin, end, self.teachers, steps.until(end), answers.until(end))
 
-    def way(self, state: AnsweredState) -> list[tuple[str, str]]:
-        """What was done and observed before a state, in the rollout that reached it first."""
-        return self._way(state.steps[0]["rollout_id"])[: state.steps[0]["step"]]
+    def path(self, state: AnsweredState) -> list[tuple[str, str]]:
+        """Return (action, observation) of the steps before a state, in the rollout that reached the state first."""
+        return self._path(state.steps[0]["rollout_id"])[: state.steps[0]["step"]]
 
-    def _read_way(self, rollout_id: str) -> list[tuple[str, str]]:
-        question = "SELECT action, observation FROM steps WHERE rollout_id = ? ORDER BY step"
+    def _read_path(self, rollout_id: str) -> list[tuple[str, str]]:
+        query = "SELECT action, observation FROM steps WHERE rollout_id = ? ORDER BY step"
         with self._database.cursor() as cursor:
-            return cursor.execute(question, [rollout_id]).fetchall()
+            return cursor.execute(query, [rollout_id]).fetchall()
 
 
 def explored(digest: str, share: float) -> bool:
-    """Whether a state is in a random share of all: by its digest, so that everybody agrees on it."""
+    """Return whether a state is in a random share of all: by its digest, so that every process agrees on it."""
     return int(digest[:12], 16) < share * 16**12
 
 
-def _same_origin(rollouts: Run, answers: Run) -> None:
-    asked = answers.manifest.inputs["rollouts"][0]
-    if asked.content != rollouts.manifest.content:
-        raise BadInput(
-            f"{answers.path} answers the rollouts of {asked.path}, not those of {rollouts.path}. "
-            "Give the rollouts it was asked about, or rerun replay-teachers on these."
-        )
+def asked_blindly(answers: Run) -> Callable[[StateBlock], Array]:
+    """Return the test of which states [S] of a block have answers that were not requested because of other answers.
 
-
-@lru_cache(65_536)
-def _short(name: str) -> str:
-    return store.digest(name)[:16]
-
-
-def names(state: AnsweredState, known: Mapping[str, str | None]) -> Row:
-    """Who did what, by short names of classes that mean the same in every state."""
-    short = {text: None if name is None else _short(name) for text, name in known.items()}
-    return {
-        "students": [None if step["truncated"] else short[step["action"]] for step in state.steps],
-        "teachers": {name: [t and short[t] for t in texts] for name, texts in state.teachers.items()},
-    }
-
-
-def blindly_asked(answers: Run) -> Callable[[Block], Array]:
-    """Whether states [S] have answers that were not asked for because of others: any has, where there was no gate."""
+    Without a gate, those are all answered states; with one, the share that the gate explores at random.
+    """
     gate = answers.manifest.config.get("gate") or {"rule": "off"}
 
-    def blind(block: Block) -> Array:
-        asked = block.asked
+    def blind(block: StateBlock) -> Array:
+        asked = np.bincount(block.answered, minlength=block.size) > 0
         if gate["rule"] == "off":
             return asked
-        digests = block.of_first("state_sha256").to_pylist()
+        digests = block.first_step_column("state_sha256").to_pylist()
         return asked & np.array([explored(digest, gate["explore"]) for digest in digests], dtype=bool)
 
     return blind
 
 
-# ---- ballots
-# The vote in a state: what each recorded step there gives, a preference or the reason for none.
+def vote(
+    state: AnsweredState,
+    task: Task,
+    make: Callable[[], Environment] | None,
+    path: Sequence[tuple[str, str]] = (),
+) -> Row:
+    """Return every recorded step's preferences or reason for none, how actions were compared, and their classes.
 
-LOST = "state_not_reproducible"
-Way = Sequence[tuple[str, str]]
-"""Actions and what each of them showed."""
-
-
-def vote(state: AnsweredState, task: Task, make: Callable[[], Environment] | None, way: Way = ()) -> Row:
-    """Every recorded step's preferences or reason for none, and how actions were compared.
-
-    make: the environment in which actions whose forms differ are run, after `way`; None compares texts alone.
+    make: the environment in which actions whose forms differ are run, after the (action, observation) of `path`; None
+    compares texts alone. `students` and `teachers` are short names of classes that mean the same in every state.
     """
-    texts = dict.fromkeys(
-        text
-        for text in [*(step["action"] for step in state.steps), *chain(*state.teachers.values())]
-        if text is not None
-    )
+    answers = chain.from_iterable(state.teachers.values())
+    texts = dict.fromkeys(text for text in (*(step["action"] for step in state.steps), *answers) if text is not None)
     forms = {text: form(text) for text in texts}
-    compared_by, known, reproducible = "canonical", dict[str, str](), True
+    compared_by, by_outcome, reproducible = "canonical", dict[str, str](), True
     candidates = {form: text for text, form in reversed(forms.items()) if form is not None}
     if make is not None and len(candidates) > 1:
         try:
-            order = distinct(list(forms.values()))
-            reached = State(task, tuple(action for action, _ in way), tuple(seen for _, seen in way))
-            known = dict(zip(order, outcomes(make, reached, [candidates[form] for form in order]), strict=True))
-            compared_by = "outcome"
+            order = list(dict.fromkeys(form for form in forms.values() if form is not None))
+            reached = StatePath(task, tuple(action for action, _ in path), tuple(seen for _, seen in path))
+            found = outcomes(make, reached, [candidates[form] for form in order])
+            by_outcome, compared_by = dict(zip(order, found, strict=True)), "outcome"
         except NotReproducible:
             reproducible = False
-    classes = merged(forms, known)
-    votes = [_ballot(state, step, classes) for step in state.steps]
-    if not reproducible:
+    classes = {text: None if form is None else by_outcome.get(form, form) for text, form in forms.items()}
+    if reproducible:
+        votes = [step_vote(state, step, classes) for step in state.steps]
+    else:
         votes = [{"pairs": [], "reason": LOST} for _ in state.steps]
-    return {"votes": votes, "compared_by": compared_by, **names(state, class_names(classes, forms))}
+    names = class_names(classes, forms)
+    short = {text: None if name is None else short_name(name) for text, name in names.items()}
+    return {
+        "votes": votes,
+        "compared_by": compared_by,
+        "students": [None if step["truncated"] else short[step["action"]] for step in state.steps],
+        "teachers": {name: [text and short[text] for text in texts] for name, texts in state.teachers.items()},
+    }
 
 
-def recorded(block: Block, records: Iterable[Row]) -> Classes:
-    """The classes of a block as `vote` found them in each of its states."""
-    known: dict[str, int] = {}
-    steps, answers, compared_by, lost = list[int](), list[int](), list[str](), list[bool]()
-    for record in records:
-        compared_by.append(record["compared_by"])
-        lost.append(record["votes"][0]["reason"] == LOST)
-        for numbers, said in (
-            (steps, record["students"]),
-            (answers, chain(*(record["teachers"][name] for name in block.teachers))),
-        ):
-            numbers += [NOTHING if name is None else known.setdefault(name, len(known)) for name in said]
-    return Classes(np.array(steps + answers, dtype=np.int64), list(known), pa.array(compared_by), np.array(lost))
-
-
-def _ballot(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> Row:
+def step_vote(state: AnsweredState, step: Row, classes: dict[str, str | None]) -> Row:
+    """Return the pairs of one recorded step in a state, or the reason for none."""
     if step["truncated"]:
         return {"pairs": [], "reason": "student_truncated"}
     if not any(state.teachers.values()):
         return {"pairs": [], "reason": "not_asked"}
-    texts, kinds = Numbers(), Numbers()
+    texts, kinds = TextNumbers(), TextNumbers()
     student = texts[step["action"]]
-    teachers = tuple((name, tuple(texts[text] for text in said)) for name, said in state.teachers.items())
+    teachers = tuple((name, tuple(texts[text] for text in given)) for name, given in state.teachers.items())
     found, reason = decided(student, teachers, tuple(kinds[classes[text]] for text in texts if text is not None))
     spelled = {number: text for text, number in texts.items()}
     pairs = [
-        {**vars(p), "chosen": spelled[p.chosen], "rejected": spelled[p.rejected], "chosen_by": list(by)}
-        for p, by in found
+        {**vars(one), "chosen": spelled[one.chosen], "rejected": spelled[one.rejected], "chosen_by": list(by)}
+        for one, by in found
     ]
     return {"pairs": pairs, "reason": reason}
 
 
-class Numbers(dict[str | None, str | None]):
-    """Texts by the order in which they are first asked for; None stays None."""
+class TextNumbers(dict[str | None, str | None]):
+    """Texts numbered in the order in which they are first looked up; None stays None."""
 
     def __missing__(self, text: str | None) -> str | None:
         self[text] = None if text is None else str(len(self))
@@ -297,8 +273,23 @@ class Numbers(dict[str | None, str | None]):
 def decided(
     student: str, teachers: tuple[tuple[str, tuple[str | None, ...]], ...], kinds: tuple[str | None, ...]
 ) -> tuple[tuple[tuple[Preference, tuple[str, ...]], ...], str | None]:
-    """The vote on numbered texts, of which most states have the same few: `kinds` are their classes, in order."""
-    texts = dict.fromkeys(text for text in (student, *chain(*(said for _, said in teachers))) if text is not None)
+    """Return the vote on numbered texts, which most states have in common: `kinds` are their classes, in order."""
+    texts = dict.fromkeys(text for text in (student, *chain(*(given for _, given in teachers))) if text is not None)
     ballot = Ballot(student, dict(teachers), dict(zip(texts, kinds, strict=True)))
     preferences, reason = decide(ballot)
     return tuple((preference, tuple(backers(ballot, preference))) for preference in preferences), reason
+
+
+def recorded_classes(block: StateBlock, records: Iterable[Row]) -> ActionClasses:
+    """Return the classes of a block as `vote` found them in each of its states."""
+    known: dict[str, int] = {}
+    steps, answers, compared_by, lost = list[int](), list[int](), list[str](), list[bool]()
+    for record in records:
+        compared_by.append(record["compared_by"])
+        lost.append(record["votes"][0]["reason"] == LOST)
+        for numbers, names in (
+            (steps, record["students"]),
+            (answers, chain(*(record["teachers"][name] for name in block.teachers))),
+        ):
+            numbers += [NOTHING if name is None else known.setdefault(name, len(known)) for name in names]
+    return ActionClasses(np.array(steps + answers, dtype=np.int64), list(known), pa.array(compared_by), np.array(lost))

@@ -121,7 +121,7 @@ class CheckpointInfo(BaseModel):
     @classmethod
     def of(cls, run: Run) -> Self:
         """What a run says of its checkpoint; `BadInput` when it says nothing, or nothing that can be read."""
-        document = run.beside("checkpoint.json")
+        document = run.read_file("checkpoint.json")
         if document is None:
             raise BadInput(
                 f"{run.path} has no checkpoint.json, which says what was trained: it is not a run of `composer train`, "

@@ -28,7 +28,7 @@ from stages.redaction import redacted_bytes
 from stages.runs import store
 from stages.runs.artifact import Interrupted, Listener
 from stages.runs.ledger import Budget, Reservation
-from stages.runs.store import Together
+from stages.runs.store import GroupCommit
 
 # ---- hosts
 # How many requests a server gets at once: found out, and shared by all policies that ask the same server.
@@ -221,7 +221,7 @@ class EndpointPolicy:
         self.client = Client(config.base_url, config.key())
         self._host, self._slots = host_of(config.base_url), asyncio.Semaphore(config.concurrency)
         self.cache = AnswerCache(cache / "answers.sqlite")
-        self._keep = Together(self.cache.put_all)
+        self._keep = GroupCommit(self.cache.put_all)
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._patience = Patience(f"{config.model} at {config.base_url}", listener, quiet_s)
         self._accepted: client.Accepted | None = None
@@ -346,7 +346,7 @@ class EndpointPolicy:
             sample = client.read(response.body, self.config, bound, latency_s=latency_s, attempts=attempt)
         except (Retryable, Rejected) as error:
             if error.billed_usd is None:
-                await self.budget.doubt(reservation)
+                await self.budget.mark_unconfirmed(reservation)
             else:
                 await self.budget.settle(reservation, error.billed_usd)
             raise

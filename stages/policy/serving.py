@@ -11,7 +11,7 @@ from stages.policy import Policy, open_policy
 from stages.policy.base import PolicyConfig, weights_identity
 from stages.policy.server import Door, ModelServer, door
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 
 
 def wants_no_other(config: PolicyConfig) -> bool:
@@ -34,7 +34,7 @@ class Serving:
     training makes.
     """
 
-    def __init__(self, out: Out, policies: Sequence[PolicyConfig], *, rank: int = 0) -> None:
+    def __init__(self, out: RunWriter, policies: Sequence[PolicyConfig], *, rank: int = 0) -> None:
         self._out, self._policies, self._rank = out, [config for config in policies if config.served], rank
         self._server: ModelServer | None = None
         self._serves = ""
@@ -69,9 +69,10 @@ class Serving:
             if self._server is not None:
                 self._server.stop()
             self._server, self._serves = None, serves
-            log = self._out.path / "logs" / "vllm.log"
+            out = self._out
+            log = out.path / "logs" / "vllm.log"
             rank = max([self._rank, *(vllm.rank_of(config.source) for config in self._policies)])
             self._server = vllm.start(
-                config, log, cache=self._out.cache, rank=rank, listener=self._out.progress, check=self._out.stop_here
+                config, log, cache=out.cache, rank=rank, listener=out.progress, check=out.raise_if_stopped
             )
         return self._server

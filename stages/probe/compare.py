@@ -10,21 +10,13 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import PROBE_CHECK, PROBE_ROW, PROBE_SCORE, TRAJECTORY
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.checks.check import Check
-
-VERSION = 1
-INPUTS = {
-    "scores": Slot(PROBE_SCORE, many=True, optional=True),
-    "rows": Slot(PROBE_ROW, many=True, optional=True),
-    "trajectories": Slot(TRAJECTORY, many=True, optional=True),
-}
-OUTPUTS = {"probe_checks": PROBE_CHECK}
 
 
 class Config(StageConfig):
@@ -39,7 +31,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=len(inputs), what="inputs")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Compare what was given; `BadInput` when that is neither two scores nor trajectories."""
     from stages.probe.checks.check import EXIT_CODES, table, verdict
     from stages.probe.checks.comparisons import reductions_match, trajectories_slowed
@@ -60,7 +52,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     out.table(PROBE_CHECK, [check.row() for check in checks])
     out.document("compare", [check.as_json() for check in checks])
     out.text("report.txt", table(checks) + "\n")
-    out.conclude(
+    out.set_summary(
         ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], checks={f.name: f.status for f in checks}
     )
 
@@ -99,3 +91,18 @@ def _ordered(scores: list[Run]) -> tuple[Run, Run, Literal["adapter", "loss"]]:
         first, second = sorted(scores, key=lambda run: run.manifest.summary["loss_kind"] != "nll_mean")
         return first, second, "loss"
     raise BadInput(f"compare takes an SVD and a LoRA score, or an NLL and a GRPO one; it got {facts}.")
+
+
+STAGE = Stage(
+    name="probe-compare",
+    version=1,
+    config=Config,
+    inputs={
+        "scores": Slot(PROBE_SCORE, many=True, optional=True),
+        "rows": Slot(PROBE_ROW, many=True, optional=True),
+        "trajectories": Slot(TRAJECTORY, many=True, optional=True),
+    },
+    outputs={"probe_checks": PROBE_CHECK},
+    plan=plan,
+    run=run,
+)

@@ -15,10 +15,10 @@ from stages.policy.base import PolicyConfig
 from stages.probe.adapters.names import LORA_EXTRACT, AdapterName
 from stages.probe.pool.pair_source import Pair, PairsConfig, load_pairs
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import CHECKPOINT, DIRECTION, SVD_MODULE, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.checks.check import Check
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from stages.probe.gradients.student import Student
     from stages.probe.pool.tokens import TokenRow
 
-VERSION = 1
-INPUTS = {"svd": Slot(SVD_MODULE, optional=True)}
-OUTPUTS = {"directions": DIRECTION, "v_hack": CHECKPOINT}
 PAIRS_AT_ONCE = 8
 LOSSES: dict[str, "LossKind"] = {"nll": "nll_mean", "grpo": "drgrpo_sum"}
 
@@ -80,7 +77,7 @@ def _measuring(config: Config) -> "Measuring":
     return Measuring(config.adapter, config.rank, config.max_tokens, config.checkpointing, rows)
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Gradients of the pairs, the direction, its validation; `UsageError` where memory would not suffice."""
     from stages.probe.directions.extraction import extract
     from stages.probe.directions.pair_gradients import pair_gradients, save_pair_rows
@@ -113,7 +110,7 @@ def _prepared(
     rows: Sequence[tuple["TokenRow", "TokenRow"]],
     svd: Run | None,
     config: Config,
-    out: Out,
+    out: RunWriter,
 ) -> "Student":
     """The student where its adapter starts, which is kept beside the direction when the pairs decide it."""
     if config.adapter not in ("antipasto_paper", "lora_warmup"):
@@ -151,7 +148,7 @@ def _facts(config: Config, pairs: Sequence[Pair], student: "Student") -> Row:
 
 
 def _measure(
-    rows: Sequence[tuple["TokenRow", "TokenRow"]], student: "Student", kept: "GradientStore", out: Out
+    rows: Sequence[tuple["TokenRow", "TokenRow"]], student: "Student", kept: "GradientStore", out: RunWriter
 ) -> None:
     """Token-sum gradients of the pairs: hack in row 2j, clean in row 2j + 1."""
     for start in range(0, len(rows), PAIRS_AT_ONCE):
@@ -159,7 +156,7 @@ def _measure(
         names = [f"pair-{j:04d}" for j in range(start, min(start + PAIRS_AT_ONCE, len(rows)))]
         if all(out.finished(name) for name in names):
             continue
-        out.stop_here()
+        out.raise_if_stopped()
         flat, _ = student.gradients([side for pair in rows[start : start + PAIRS_AT_ONCE] for side in pair])
         kept.put(2 * start, flat)
         kept.flush()
@@ -194,7 +191,7 @@ def _finish(
     checks: Sequence["Check"],
     facts: Row,
     loss: "LossKind",
-    out: Out,
+    out: RunWriter,
 ) -> None:
     from stages.probe.adapters.spectrum import link_files
     from stages.probe.checks.check import EXIT_CODES, table, verdict
@@ -209,7 +206,7 @@ def _finish(
     out.text("report.txt", table(checks) + "\n")
     out.count(planned=len(gradients), done=len(gradients))
     status = verdict(checks)
-    out.conclude(
+    out.set_summary(
         ok=status == "PASS",
         verdict=status,
         exit_code=EXIT_CODES[status],
@@ -219,3 +216,14 @@ def _finish(
         loss_kind=facts["loss_kind"],
         length_matched=next(check for check in checks if check.name == "V5").passed,
     )
+
+
+STAGE = Stage(
+    name="probe-extract-vhack",
+    version=1,
+    config=Config,
+    inputs={"svd": Slot(SVD_MODULE, optional=True)},
+    outputs={"directions": DIRECTION, "v_hack": CHECKPOINT},
+    plan=plan,
+    run=run,
+)

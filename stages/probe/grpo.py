@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING
 
 from stages.errors import UsageError
 from stages.probe.loops.config import GrpoConfig as Config
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.records import DIRECTION, SVD_MODULE, TRAJECTORY
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.gradients.memory import Measuring
-
-VERSION = 1
-INPUTS = {"direction": Slot(DIRECTION), "svd": Slot(SVD_MODULE, optional=True)}
-OUTPUTS = {"trajectories": TRAJECTORY}
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -55,7 +51,7 @@ def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
     return Measuring(adapter, rank, config.max_tokens, config.checkpointing, rows=2 * pairs, models=models)
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Take the steps that are not taken yet, seed by seed, then tabulate.
 
     `UsageError` at a temperature but 1, and where memory would not suffice.
@@ -78,3 +74,14 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         for seed in config.seeds:
             loop.run_seed(seed)
     loop.finish()
+
+
+STAGE = Stage(
+    name="probe-grpo",
+    version=1,
+    config=Config,
+    inputs={"direction": Slot(DIRECTION), "svd": Slot(SVD_MODULE, optional=True)},
+    outputs={"trajectories": TRAJECTORY},
+    plan=plan,
+    run=run,
+)

@@ -3,26 +3,17 @@
 Reads replays, the score of the vanilla one, and trajectories; draws what they suffice for. Equal runs give equal bytes.
 """
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stages.errors import BadInput
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.config import StageConfig
-from stages.runs.records import PLACEBO, PROBE_ROW, PROBE_SCORE, TRAJECTORY, Kind
-from stages.runs.stage import Plan
+from stages.runs.records import PLACEBO, PROBE_ROW, PROBE_SCORE, TRAJECTORY
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.figures.figure_data import Evidence
-
-VERSION = 1
-INPUTS = {
-    "replays": Slot(PROBE_ROW, many=True, optional=True),
-    "score": Slot(PROBE_SCORE, optional=True),
-    "trajectories": Slot(TRAJECTORY, many=True, optional=True),
-}
-OUTPUTS: Mapping[str, Kind] = {}
 
 
 class Config(StageConfig):
@@ -35,7 +26,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=10, what="figures")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Draw every figure that has rows; `BadInput` when none has."""
     del config
     from stages.probe.figures.figure_data import DATA
@@ -53,7 +44,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     if not drawn:
         raise BadInput("There is nothing to draw. Give replays, a score or trajectories with --from.")
     out.count(figures=len(drawn))
-    out.conclude(figures=drawn)
+    out.set_summary(figures=drawn)
 
 
 def _evidence(inputs: Inputs) -> "Evidence":
@@ -74,3 +65,17 @@ def _evidence(inputs: Inputs) -> "Evidence":
         evidence.placebos, evidence.modules = score.rows(PLACEBO), store.read_json(score.path / "modules.json")
         evidence.scored = scored_rows(evidence.rows["vanilla"], score.rows(PROBE_SCORE), evidence.placebos)
     return evidence
+
+
+STAGE = Stage(
+    name="probe-plot",
+    version=1,
+    config=Config,
+    inputs={
+        "replays": Slot(PROBE_ROW, many=True, optional=True),
+        "score": Slot(PROBE_SCORE, optional=True),
+        "trajectories": Slot(TRAJECTORY, many=True, optional=True),
+    },
+    plan=plan,
+    run=run,
+)

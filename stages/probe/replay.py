@@ -13,16 +13,12 @@ from typing import TYPE_CHECKING
 from stages.errors import UsageError
 from stages.probe.directions.modes import check_arm
 from stages.probe.loops.config import ReplayConfig as Config
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.records import CHECKPOINT, DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.gradients.memory import Measuring
-
-VERSION = 1
-INPUTS = {"pool": Slot(POOL_ROW), "direction": Slot(DIRECTION), "svd": Slot(SVD_MODULE, optional=True)}
-OUTPUTS = {"probe_rows": PROBE_ROW, "gradients": CHECKPOINT}
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -47,7 +43,7 @@ def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
     return Measuring(facts["adapter"], facts["rank"], config.max_tokens, config.checkpointing, rows)
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Take the steps that are not taken yet, then tabulate.
 
     `UsageError` when the arm is of another adapter than v, and where memory would not suffice.
@@ -68,7 +64,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
         for number, chosen in enumerate(steps):
             out.progress("steps", number, len(steps))
             if not out.finished(f"step_{number:03d}"):
-                out.stop_here()
+                out.raise_if_stopped()
                 replay.step(number, chosen, sum(len(step) for step in steps[:number]))
     replay.finish(len(steps), len(rows))
 
@@ -83,3 +79,14 @@ def _rows_by_step(rows: list[Row], steps: int) -> list[list[Row]]:
     bounds = [len(problems) * index // steps for index in range(steps + 1)]
     chosen = [set(problems[low:high]) for low, high in pairwise(bounds)]
     return [[row for row in rows if row["step"] in dealt] for dealt in chosen]
+
+
+STAGE = Stage(
+    name="probe-replay",
+    version=1,
+    config=Config,
+    inputs={"pool": Slot(POOL_ROW), "direction": Slot(DIRECTION), "svd": Slot(SVD_MODULE, optional=True)},
+    outputs={"probe_rows": PROBE_ROW, "gradients": CHECKPOINT},
+    plan=plan,
+    run=run,
+)

@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.directions.extraction import Direction
-
-VERSION = 1
-INPUTS = {"rows": Slot(PROBE_ROW), "directions": Slot(DIRECTION, many=True)}
-OUTPUTS = {"probe_scores": PROBE_SCORE, "placebos": PLACEBO}
 
 
 class Config(StageConfig):
@@ -38,7 +34,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=len(inputs.one("rows").rows(PROBE_ROW)), what="rows")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Score everything anew: that is cheaper than keeping what was done; `BadInput` where coordinates differ."""
     from stages.probe.directions.extraction import check_coordinates
     from stages.probe.directions.metrics import chance, teacher_gradients
@@ -54,7 +50,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     direction, facts, pairs = opened[0]
     if not kept.kept:
         _of_rows(rows, direction, kept.facts["measured_with"], out)
-        out.conclude(arm=replay.manifest.summary["arm"], adapter=facts["adapter"], loss_kind=facts["loss_kind"])
+        out.set_summary(arm=replay.manifest.summary["arm"], adapter=facts["adapter"], loss_kind=facts["loss_kind"])
         return
     placebos = all_placebos(
         direction, pairs, facts["loss_kind"], [d for d, _, _ in opened[1:]], config.placebos, config.seed
@@ -68,7 +64,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     _report(scores, chance(ordered[:64].float(), direction), replay, facts, out)
 
 
-def _of_rows(rows: Sequence[Row], direction: "Direction", measured_with: str, out: Out) -> None:
+def _of_rows(rows: Sequence[Row], direction: "Direction", measured_with: str, out: RunWriter) -> None:
     """The scores that a replay without gradients took itself; `BadInput` when it took them of another direction."""
     from stages.probe.adapters.spectrum import tensors_sha256
 
@@ -84,14 +80,14 @@ def _of_rows(rows: Sequence[Row], direction: "Direction", measured_with: str, ou
     out.text("report.txt", "The replay kept sums alone: v's scores are its own, and there are no placebos.\n")
 
 
-def _report(placebos: Sequence[Row], chance: Mapping[str, float], replay: Run, facts: Row, out: Out) -> None:
+def _report(placebos: Sequence[Row], chance: Mapping[str, float], replay: Run, facts: Row, out: RunWriter) -> None:
     spread = {}
     for family in sorted({row["family"] for row in placebos}):
         known = [s for row in placebos if row["family"] == family for s in row["scores"] if s is not None]
         spread[family] = statistics.pstdev(known) if len(known) > 1 else 0.0
     generic = next(row["cos_with_v"] for row in placebos if row["family"] == "generic")
     out.count(placebos=len(placebos), rows=len(placebos[0]["scores"]))
-    out.conclude(
+    out.set_summary(
         arm=replay.manifest.summary["arm"],
         adapter=facts["adapter"],
         loss_kind=facts["loss_kind"],
@@ -103,3 +99,14 @@ def _report(placebos: Sequence[Row], chance: Mapping[str, float], replay: Run, f
     lines = [f"{family:<12} sd of cos_stack {value:.4f}" for family, value in spread.items()]
     isotropic = f"isotropic directions would give {chance['sd_cos_stack']:.4f}, random placebos give {mean:.4f}"
     out.text("report.txt", "\n".join([*lines, isotropic, f"cos(v, generic gradient) {generic:+.3f}", ""]))
+
+
+STAGE = Stage(
+    name="probe-score",
+    version=1,
+    config=Config,
+    inputs={"rows": Slot(PROBE_ROW), "directions": Slot(DIRECTION, many=True)},
+    outputs={"probe_scores": PROBE_SCORE, "placebos": PLACEBO},
+    plan=plan,
+    run=run,
+)

@@ -4,21 +4,17 @@ Reads nothing: it builds small models with a planted loophole. Writes `probe_che
 some for weights in half precision. The unit is a fault.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.config import StageConfig
 from stages.runs.records import PROBE_CHECK
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.checks.check import Check
     from stages.probe.synthetic.world import World
-
-VERSION = 1
-INPUTS: Mapping[str, Slot] = {}
-OUTPUTS = {"probe_checks": PROBE_CHECK}
 
 
 class Config(StageConfig):
@@ -31,7 +27,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=27, what="faults", notes=("about half a minute on one core",))
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Build, judge the sound world, break it in every way."""
     del inputs
     import copy
@@ -48,7 +44,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     judge_world(build(base, teacher, config.seed), out, half)
 
 
-def judge_world(world: "World", out: Out, others: Sequence["Check"] = ()) -> None:
+def judge_world(world: "World", out: RunWriter, others: Sequence["Check"] = ()) -> None:
     """Judge a sound world by all guards, then under every fault, and write the table of both and of `others`."""
     from stages.probe.checks.check import EXIT_CODES, Check, judged, table, verdict
     from stages.probe.synthetic.faults import FAULTS
@@ -57,7 +53,7 @@ def judge_world(world: "World", out: Out, others: Sequence["Check"] = ()) -> Non
     sound = judge(world)
     checks = [*(check for check in sound.values() if check is not None), *others]
     for index, fault in enumerate(FAULTS):
-        out.stop_here()
+        out.raise_if_stopped()
         out.progress("faults", index, len(FAULTS))
         failed = failing(judge(fault.inject(world), (world, sound)))
         status, detail = judged(failed == [fault.guard]), f"{fault.name}: {', '.join(failed) or 'nothing'} fails"
@@ -67,4 +63,14 @@ def judge_world(world: "World", out: Out, others: Sequence["Check"] = ()) -> Non
     out.document("selftest", [check.as_json() for check in checks])
     out.text("report.txt", table(checks) + "\n")
     out.count(guards=len(sound), faults=len(FAULTS))
-    out.conclude(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status])
+    out.set_summary(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status])
+
+
+STAGE = Stage(
+    name="probe-selftest",
+    version=1,
+    config=Config,
+    outputs={"probe_checks": PROBE_CHECK},
+    plan=plan,
+    run=run,
+)

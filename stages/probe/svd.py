@@ -5,23 +5,18 @@ Linears of the layers are decomposed; factors are kept because singular vectors 
 direction means something in the basis alone that it was extracted in.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from stages.policy.base import PolicyConfig
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.config import StageConfig
 from stages.runs.records import CHECKPOINT, SVD_MODULE, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-VERSION = 1
-INPUTS: Mapping[str, Slot] = {}
-OUTPUTS = {"svd_modules": SVD_MODULE, "svd": CHECKPOINT}
 
 
 class Config(StageConfig):
@@ -41,7 +36,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     )
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Decompose what is not decomposed yet, then gather."""
     del inputs
     from stages.policy.local import LocalPolicy, load_model
@@ -51,7 +46,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     out.model("student", **LocalPolicy(model, tokenizer, config.model).facts())
     linears, folder = target_linears(model), out.scratch("factors")
     for index, (name, linear) in enumerate(linears.items()):
-        out.stop_here()
+        out.raise_if_stopped()
         out.progress("decompositions", index, len(linears))
         if not out.finished(name):
             out.write(name, {"module": _decompose(name, linear.weight, folder / f"{index:04d}.safetensors", config)})
@@ -76,7 +71,7 @@ def _decompose(name: str, weight: "Tensor", path: Path, config: Config) -> Row:
     }
 
 
-def _finish(names: list[str], folder: Path, out: Out) -> None:
+def _finish(names: list[str], folder: Path, out: RunWriter) -> None:
     from stages.probe.adapters.spectrum import link_files
 
     rows = [record["module"] for name in names if (record := out.journal.get(name)) is not None]
@@ -85,6 +80,16 @@ def _finish(names: list[str], folder: Path, out: Out) -> None:
     out.table(SVD_MODULE, rows)
     out.count(planned=len(rows), done=len(rows))
     worst = max(row["reconstruction_error"] for row in rows)
-    out.conclude(
+    out.set_summary(
         svd_sha256=sha256, modules=len(rows), numbers=sum(row["rank"] for row in rows), worst_reconstruction_error=worst
     )
+
+
+STAGE = Stage(
+    name="probe-svd",
+    version=1,
+    config=Config,
+    outputs={"svd_modules": SVD_MODULE, "svd": CHECKPOINT},
+    plan=plan,
+    run=run,
+)

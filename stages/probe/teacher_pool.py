@@ -6,7 +6,7 @@ of `collect`, `import` or `train` may be given instead of sampled, several runs 
 with `recorded` rows of an earlier pool.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,19 +18,15 @@ from stages.probe.checks.prompts import HINTED, contract_sha256, prompt_role, pr
 from stages.probe.loops.config import PoolConfig as Config
 from stages.probe.loops.config import SourceConfig
 from stages.probe.pool.rows import write_step
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.records import POOL_ROW, ROLLOUT, Row
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
     from stages.probe.checks.check import Check
     from stages.probe.loops.rollouts import SourcePolicies
     from stages.rollouts.agent_loop import Episode
-
-VERSION = 1
-INPUTS: Mapping[str, Slot] = {"rollouts": Slot(ROLLOUT, many=True, optional=True)}
-OUTPUTS = {"pool_rows": POOL_ROW}
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -69,7 +65,7 @@ def _power(config: Config) -> list[str]:
     return [f"T4e will see an effect of {effect:.2f} standard deviations within problems four times in five"]
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Sample what is missing, add problems while the buckets are too small, then tabulate and check.
 
     `Incomplete` when answers failed; the others are kept.
@@ -98,7 +94,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     _retry_later(out)
 
 
-def work(inputs: Inputs, config: Config, out: Out) -> None:
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Sample what is missing, in the batches of `run`."""
     del inputs
     from stages.probe.loops.rollouts import SourcePolicies
@@ -117,7 +113,7 @@ def _numbers(config: Config) -> Iterator[int]:
         yield problems
 
 
-def _given(inputs: Inputs, config: Config, out: Out) -> tuple[list[Row], Any]:
+def _given(inputs: Inputs, config: Config, out: RunWriter) -> tuple[list[Row], Any]:
     """Rows of the given runs, and the tokenizer."""
     from stages.policy.local import load_tokenizer, resolve
     from stages.probe.pool.run_rows import rows_of_runs
@@ -128,7 +124,7 @@ def _given(inputs: Inputs, config: Config, out: Out) -> tuple[list[Row], Any]:
     return rows_of_runs(inputs.many("rollouts"), whose, tokenizer), tokenizer
 
 
-def _retry_later(out: Out) -> None:
+def _retry_later(out: RunWriter) -> None:
     failed = [record for record in out.records() if record["failed"]]
     if failed:
         kind, what = failed[0]["error"] or ("unknown", "no answer was recorded")
@@ -137,7 +133,7 @@ def _retry_later(out: Out) -> None:
         )
 
 
-def _sample(problems: int, policies: "SourcePolicies", config: Config, out: Out) -> list[Row]:
+def _sample(problems: int, policies: "SourcePolicies", config: Config, out: RunWriter) -> list[Row]:
     """All rows on so many problems, in the order problem, source, sample."""
     placed: list[tuple[int, int, Row]] = []
     for place, source in enumerate(config.sources):
@@ -149,7 +145,12 @@ def _sample(problems: int, policies: "SourcePolicies", config: Config, out: Out)
 
 
 def _answers(
-    source: SourceConfig, stage: EnvStageConfig, policies: "SourcePolicies", problems: int, config: Config, out: Out
+    source: SourceConfig,
+    stage: EnvStageConfig,
+    policies: "SourcePolicies",
+    problems: int,
+    config: Config,
+    out: RunWriter,
 ) -> list[Row]:
     from stages.rollouts.agent_loop import Episode
     from stages.runs.stage import work_through
@@ -175,14 +176,14 @@ def _play(
     policy: "LocalPolicy",
     places: dict[str, int],
     config: Config,
-    out: Out,
+    out: RunWriter,
     batch: list["Episode"],
 ) -> list[tuple[str, Row, bool]]:
     """Journal lines of a batch of played episodes, those that failed with their error."""
     from stages.probe.pool.rows import episode_pool_row
     from stages.rollouts.agent_loop import play
 
-    play(make, policy, batch, max_steps=config.max_steps, before_turn=out.stop_here)
+    play(make, policy, batch, max_steps=config.max_steps, before_turn=out.raise_if_stopped)
     lines: list[tuple[str, Row, bool]] = []
     for episode in batch:
         if episode.error is not None or not episode.steps:
@@ -194,7 +195,7 @@ def _play(
     return lines
 
 
-def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["Check"], out: Out) -> None:
+def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["Check"], out: RunWriter) -> None:
     from stages.probe.checks.check import EXIT_CODES, table, verdict
     from stages.probe.checks.contrast_checks import pool_check, rate, taxonomy
 
@@ -215,6 +216,18 @@ def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["C
     status = verdict(checks)
     sources = sorted({row["src_pool"] for row in rows})
     rates = {name: rate([row for row in rows if row["src_pool"] == name], "hacked") for name in sources}
-    out.conclude(
+    out.set_summary(
         ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], hack_rates=rates, contract_sha256=digest
     )
+
+
+STAGE = Stage(
+    name="probe-teacher-pool",
+    version=1,
+    config=Config,
+    inputs={"rollouts": Slot(ROLLOUT, many=True, optional=True)},
+    outputs={"pool_rows": POOL_ROW},
+    plan=plan,
+    run=run,
+    work=work,
+)

@@ -7,19 +7,10 @@ Reads the pool, the replays (vanilla, and projected for T3), the scores of the v
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Inputs, Out, Run, Slot
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIRECTION, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE
-from stages.runs.stage import Plan
-
-VERSION = 1
-INPUTS = {
-    "pool": Slot(POOL_ROW),
-    "replays": Slot(PROBE_ROW, many=True),
-    "score": Slot(PROBE_SCORE),
-    "direction": Slot(DIRECTION),
-}
-OUTPUTS = {"probe_checks": PROBE_CHECK}
+from stages.runs.stage import Plan, Stage
 
 
 class Config(StageConfig):
@@ -37,7 +28,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     return Plan(units=8, what="checks")
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Judge and write what was found; `BadInput` without a vanilla replay, or with scores of other rows."""
     from stages.probe.checks.check import EXIT_CODES, table, verdict
     from stages.probe.checks.contrast_checks import Draws
@@ -52,7 +43,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     out.text("report.txt", f"{buckets(rows)}\n\n{table(checks)}\n")
     out.count(planned=len(checks), done=len(checks))
     shown = {check.name: check.status for check in checks}
-    out.conclude(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], checks=shown)
+    out.set_summary(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], checks=shown)
 
 
 def _arms(replays: list[Run]) -> dict[str, Run]:
@@ -61,3 +52,19 @@ def _arms(replays: list[Run]) -> dict[str, Run]:
     if "vanilla" not in arms or len(set(arms)) < len(arms):
         raise BadInput(f"uat needs one vanilla replay and at most one of each other arm; it got {', '.join(arms)}.")
     return dict(zip(arms, replays, strict=True))
+
+
+STAGE = Stage(
+    name="probe-uat",
+    version=1,
+    config=Config,
+    inputs={
+        "pool": Slot(POOL_ROW),
+        "replays": Slot(PROBE_ROW, many=True),
+        "score": Slot(PROBE_SCORE),
+        "direction": Slot(DIRECTION),
+    },
+    outputs={"probe_checks": PROBE_CHECK},
+    plan=plan,
+    run=run,
+)

@@ -12,21 +12,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from stages.runs.artifact import Inputs, Out, Slot
+from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIRECTION, SVD_MODULE, TRAINING_REWARD, WATCHED
-from stages.runs.stage import Plan
+from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.probe.gradients.memory import Measuring
-
-VERSION = 2
-INPUTS = {
-    "training": Slot(TRAINING_REWARD),
-    "direction": Slot(DIRECTION),
-    "svd": Slot(SVD_MODULE, optional=True),
-}
-OUTPUTS = {"watched": WATCHED}
 
 
 class Config(StageConfig):
@@ -64,7 +56,7 @@ def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
     return Measuring(facts["adapter"], facts["rank"], config.max_tokens, config.checkpointing, 0, vectors, models=1)
 
 
-def run(inputs: Inputs, config: Config, out: Out) -> None:
+def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Measure what is not measured yet, then judge; `BadInput` where v is not of the model that training began from."""
     from contextlib import nullcontext
 
@@ -83,7 +75,7 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     for index, (step, folder) in enumerate(found):
         out.progress("checkpoints", index, len(found))
         if not out.finished(f"step_{step:06d}"):
-            out.stop_here()
+            out.raise_if_stopped()
             with checkpointed(loop.student.model) if config.checkpointing else nullcontext():
                 loop.measure(step, folder, None if index == 0 else found[index - 1][0])
     steps = [step for step, _ in found]
@@ -96,4 +88,19 @@ def run(inputs: Inputs, config: Config, out: Out) -> None:
     out.figure("watch.png", watch_png(watched, facts["threshold"]))
     out.text("report.txt", table(checks) + "\n")
     out.count(planned=len(steps), done=len(steps))
-    out.conclude(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], figures=["watch"], **facts)
+    out.set_summary(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], figures=["watch"], **facts)
+
+
+STAGE = Stage(
+    name="probe-watch",
+    version=2,
+    config=Config,
+    inputs={
+        "training": Slot(TRAINING_REWARD),
+        "direction": Slot(DIRECTION),
+        "svd": Slot(SVD_MODULE, optional=True),
+    },
+    outputs={"watched": WATCHED},
+    plan=plan,
+    run=run,
+)

@@ -1,47 +1,47 @@
-"""The collection gate, which says whether a trace stream is clean: counted checks over rollout and step rows."""
+"""The collection gate, which decides whether a trace stream is clean: counted checks over rollout and step rows.
+
+`Gate` counts rollout after rollout, so that a run may exceed memory; `Account` sums rewards, verdicts and tokens of the
+same rollouts for the report.
+"""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from tabulate import tabulate
 
-from stages.messages import Message
 from stages.rollouts import missing
-from stages.rollouts.agent_loop import FULL, SUMMARISE, request
+from stages.rollouts.agent_loop import FULL, SUMMARISE, SUMMARY_REQUEST
 from stages.rollouts.missing import Fact
 from stages.rollouts.trace import by_rollout, prompt_ids, state_digests, transcripts
 from stages.runs.records import Row
 
-OF_SAMPLES = ("ids as many as log-probs", "log-probs finite, <= 0")
-OF_STEPS = (
+SAMPLE_CHECKS = ("ids as many as log-probs", "log-probs finite, <= 0")
+STEP_CHECKS = (
     "steps dense from 0",
     "one done, the last",
     "tuples complete",
     "state hash chain",
-    *OF_SAMPLES,
+    *SAMPLE_CHECKS,
     "prompt extends the last",
     "prompt length as stored",
     "nothing truncated",
     "no output elided",
     "actions well-formed",
 )
-CHECKS = {"rollouts scored": 0.0, "reward in [0, 1]": 0.0, **dict.fromkeys(OF_STEPS, 0.0), "actions well-formed": 0.2}
-"""The checks of rollouts and steps, with the share that may fail."""
-
-
-@dataclass
-class _Tally:
-    failed: int = 0
-    total: int = 0
-    unrecorded: int = 0
+CHECKS = {
+    "rollouts scored": 0.0,
+    "reward in [0, 1]": 0.0,
+    **dict.fromkeys(STEP_CHECKS, 0.0),
+    "actions well-formed": 0.2,
+}
+"""The checks of rollouts and steps, with the tolerated share of failures."""
 
 
 @dataclass(frozen=True)
-class Check:
-    """A counted check: how many of how many failed, the tolerated share, and how many the source does not record."""
+class GateCheck:
+    """A counted check: `failed` of `total`, the tolerated share, and how many the source does not record."""
 
     name: str
     failed: int
@@ -51,22 +51,29 @@ class Check:
 
     @property
     def verdict(self) -> str:
-        """`ok` is within tolerance; a check over nothing is `FAIL`, or `not recorded` where the source explains it."""
+        """Return `ok` within tolerance. A check over nothing is `FAIL`, or `not recorded` where the source lacks it."""
         if self.total == 0 and self.unrecorded > 0:
             return "not recorded"
         return "ok" if self.total > 0 and self.failed <= self.tolerated * self.total else "FAIL"
 
     @property
     def ok(self) -> bool:
-        """Not failed."""
+        """Return whether the check has not failed."""
         return self.verdict != "FAIL"
+
+
+@dataclass
+class _Tally:
+    failed: int = 0
+    total: int = 0
+    unrecorded: int = 0
 
 
 class Gate:
     """All checks over a collection, rollout after rollout.
 
-    What a source cannot tell is given with each rollout; a check that needs it passes the rollout over and counts it
-    apart.
+    The facts that a source cannot tell come with each rollout; a check that needs one of them skips the rollout and
+    counts it as unrecorded.
     """
 
     def __init__(self) -> None:
@@ -75,56 +82,60 @@ class Gate:
         self._rollouts = 0
 
     def add(self, rollout: Row | None, steps: list[Row], absent: Collection[Fact] = ()) -> None:
-        """One rollout, None where its row is missing, and its steps in order; what its source cannot tell."""
-        tell = partial(self._tell, absent)
+        """Check one rollout, None where its row is missing, and its steps in order; `absent`: facts not recorded."""
+
+        def count(name: str, items: Sequence[Any], holds: Callable[[Any], bool], needs: Fact | None = None) -> None:
+            tally = self._tallies[name]
+            if needs in absent:
+                tally.unrecorded += len(items)
+            else:
+                tally.total += len(items)
+                tally.failed += sum(not holds(item) for item in items)
+
         if rollout is not None:
             self._ids.add(rollout["rollout_id"])
             self._rollouts += 1
-            reward = rollout["reward"]
-            tell("rollouts scored", [reward], lambda r: r is not None, missing.REWARD)
-            tell("reward in [0, 1]", [reward], lambda r: r is None or 0.0 <= r <= 1.0, missing.REWARD)
+            reward = [rollout["reward"]]
+            count("rollouts scored", reward, lambda r: r is not None, missing.REWARD)
+            count("reward in [0, 1]", reward, lambda r: r is None or 0.0 <= r <= 1.0, missing.REWARD)
             if missing.STEPS in absent:
-                for name in OF_STEPS:
+                for name in STEP_CHECKS:
                     self._tallies[name].unrecorded += 1
         sampled = [row for row in steps if row["capture_level"] == "tokens" or row["logprobs"] is not None]
-        for name in OF_SAMPLES:
+        for name in SAMPLE_CHECKS:
             self._tallies[name].unrecorded += len(steps) - len(sampled)
         episodes = [steps] if steps else []
-        tell("steps dense from 0", episodes, lambda e: [s["step"] for s in e] == list(range(len(e))))
-        tell("one done, the last", episodes, lambda e: [s["done"] for s in e] == [False] * (len(e) - 1) + [True])
-        tell("tuples complete", steps, partial(_complete, absent))
-        tell("state hash chain", episodes, _chained)
-        tell("ids as many as log-probs", sampled, _lengths_agree, missing.TOKENS)
-        tell("log-probs finite, <= 0", sampled, _log_probs_valid, missing.LOGPROBS)
-        tell("prompt extends the last", steps, _extends, missing.TOKENS)
-        tell("prompt length as stored", episodes, _prompt_lengths, missing.TOKENS)
-        tell("nothing truncated", steps, lambda s: not s["truncated"], missing.FINISH)
-        tell("no output elided", steps, lambda s: not s["elided_chars"], missing.ELISION)
-        tell("actions well-formed", steps, lambda s: s["parse_error"] is None, missing.PARSE)
+        count("steps dense from 0", episodes, lambda e: [s["step"] for s in e] == list(range(len(e))))
+        count("one done, the last", episodes, lambda e: [s["done"] for s in e] == [False] * (len(e) - 1) + [True])
+        count("tuples complete", steps, lambda s: _complete(s, needs_reward=missing.REWARD not in absent))
+        count("state hash chain", episodes, _chained)
+        count("ids as many as log-probs", sampled, _lengths_agree, missing.TOKENS)
+        count(
+            "log-probs finite, <= 0",
+            sampled,
+            lambda s: all(math.isfinite(p) and p <= 0 for p in s["logprobs"] or ()),
+            missing.LOGPROBS,
+        )
+        count(
+            "prompt extends the last",
+            steps,
+            # a prompt need not extend the last one where the policy is not shown the full history
+            lambda s: s["prefix_ok"] is not False or s.get("history") not in (None, FULL),
+            missing.TOKENS,
+        )
+        count("prompt length as stored", episodes, _prompt_lengths_agree, missing.TOKENS)
+        count("nothing truncated", steps, lambda s: not s["truncated"], missing.FINISH)
+        count("no output elided", steps, lambda s: not s["elided_chars"], missing.ELISION)
+        count("actions well-formed", steps, lambda s: s["parse_error"] is None, missing.PARSE)
 
-    def _tell(
-        self,
-        absent: Collection[Fact],
-        name: str,
-        items: Sequence[Any],
-        holds: Callable[[Any], bool],
-        needs: Fact | None = None,
-    ) -> None:
-        tally = self._tallies[name]
-        if needs in absent:
-            tally.unrecorded += len(items)
-        else:
-            tally.total += len(items)
-            tally.failed += sum(not holds(item) for item in items)
-
-    def checks(self, planned: int) -> list[Check]:
-        """What came of it, where so many rollouts were planned."""
+    def checks(self, planned: int) -> list[GateCheck]:
+        """Return all checks over what was added, where `planned` rollouts were planned."""
         ids = len(self._ids)
         return [
-            Check("rollouts collected", planned - ids, planned),
-            Check("rollout ids unique", self._rollouts - ids, self._rollouts),
+            GateCheck("rollouts collected", planned - ids, planned),
+            GateCheck("rollout ids unique", self._rollouts - ids, self._rollouts),
             *(
-                Check(name, tally.failed, tally.total, CHECKS[name], tally.unrecorded)
+                GateCheck(name, tally.failed, tally.total, CHECKS[name], tally.unrecorded)
                 for name, tally in self._tallies.items()
             ),
         ]
@@ -135,8 +146,8 @@ def check(
     steps: Iterable[Row],
     planned: int,
     absent: Mapping[str, Collection[Fact]] | None = None,
-) -> list[Check]:
-    """All checks over rows that are in memory; `absent` holds by rollout what its source cannot tell."""
+) -> list[GateCheck]:
+    """Return all checks over rows in memory; `absent`: by rollout, the facts that its source cannot tell."""
     found, grouped, absent = Gate(), by_rollout(list(steps)), absent or {}
     for row in rollouts:
         found.add(row, grouped.pop(row["rollout_id"], []), absent.get(row["rollout_id"], ()))
@@ -145,35 +156,29 @@ def check(
     return found.checks(planned)
 
 
-def _complete(absent: Collection[Fact], step: Row) -> bool:
-    """State, action and reward are there; only a source that has no rewards may lack the last."""
-    scored = step["reward"] is not None or missing.REWARD in absent
+def _complete(step: Row, *, needs_reward: bool) -> bool:
+    """Return whether state and action are there, and the reward unless the source has none."""
+    scored = step["reward"] is not None or not needs_reward
     return bool(step["new_messages_json"] and step["state_sha256"]) and step["action"] is not None and scored
 
 
 def _chained(episode: list[Row]) -> bool:
-    """Every state is the one before it, plus the action and what was observed, in one message or several.
+    """Return whether every state is the one before it, plus the action and the observation, in one message or several.
 
-    A request for a summary may follow.
+    A request for a summary may follow the observation.
     """
     if state_digests(episode) != [row["state_sha256"] for row in episode]:
         return False
-    said = transcripts(episode)
-    return all(_follows(row, before, after) for row, before, after in zip(episode, said, said[1:], strict=False))
-
-
-def _follows(row: Row, before: list[Message], after: list[Message]) -> bool:
-    gained = after[len(before) :]
-    if row.get("history") == SUMMARISE and gained[-1:] == [request()]:
-        gained = gained[:-1]
-    action, observed = gained[:1], "\n".join(message["content"] for message in gained[1:])
-    spoken = [{"role": "assistant", "content": row["action"]}]
-    return after[: len(before)] == before and action == spoken and observed == row["observation"]
-
-
-def _extends(step: Row) -> bool:
-    """Of a history that is not shown whole no prompt goes on from the one before."""
-    return step["prefix_ok"] is not False or step.get("history") not in (None, FULL)
+    conversations = transcripts(episode)
+    for row, before, after in zip(episode, conversations, conversations[1:], strict=False):
+        gained = after[len(before) :]
+        if row.get("history") == SUMMARISE and gained[-1:] == [SUMMARY_REQUEST]:
+            gained = gained[:-1]
+        observation = "\n".join(message["content"] for message in gained[1:])
+        action = [{"role": "assistant", "content": row["action"]}]
+        if after[: len(before)] != before or gained[:1] != action or observation != row["observation"]:
+            return False
+    return True
 
 
 def _lengths_agree(step: Row) -> bool:
@@ -182,24 +187,26 @@ def _lengths_agree(step: Row) -> bool:
     return len(step["completion_token_ids"]) == len(step["logprobs"]) > 0
 
 
-def _log_probs_valid(step: Row) -> bool:
-    return all(math.isfinite(p) and p <= 0 for p in step["logprobs"] or ())
-
-
-def _prompt_lengths(episode: list[Row]) -> bool:
+def _prompt_lengths_agree(episode: list[Row]) -> bool:
     rebuilt = prompt_ids(episode)
     return all(ids is None or len(ids) == row["prompt_len"] for ids, row in zip(rebuilt, episode, strict=True))
 
 
-def table(checks: list[Check]) -> str:
-    """The checks as plain text, one line each."""
-    lines = tabulate(map(_cells, checks), tablefmt="plain", disable_numparse=True)
-    return f"Collection gate\n{lines}"
+def table(checks: list[GateCheck]) -> str:
+    """Return the checks as plain text, one line each."""
+    cells = []
+    for each in checks:
+        if each.verdict == "not recorded":
+            cells.append(("-", each.name, "not recorded"))
+        else:
+            unrecorded = f", {each.unrecorded} not recorded" if each.unrecorded else ""
+            cells.append((each.verdict, each.name, f"{each.total - each.failed} of {each.total}{unrecorded}"))
+    return f"Collection gate\n{tabulate(cells, tablefmt='plain', disable_numparse=True)}"
 
 
-def advice(checks: list[Check]) -> str:
-    """What to do about checks that failed; empty when none did."""
-    failed = [check.name for check in checks if not check.ok]
+def advice(checks: list[GateCheck]) -> str:
+    """Return what to do about failed checks; empty when none failed."""
+    failed = [each.name for each in checks if not each.ok]
     if not failed:
         return ""
     return (
@@ -208,37 +215,30 @@ def advice(checks: list[Check]) -> str:
     )
 
 
-def _cells(check: Check) -> tuple[str, str, str]:
-    if check.verdict == "not recorded":
-        return "-", check.name, "not recorded"
-    also = f", {check.unrecorded} not recorded" if check.unrecorded else ""
-    return check.verdict, check.name, f"{check.total - check.failed} of {check.total}{also}"
-
-
-# ---- account
-# What rollouts came to, added up one after the other: how many, rewards, verdicts, tokens, the first failure.
-
-
 @dataclass
-class Mean:
-    """A mean of what is added to it; `value` is None of nothing."""
+class RunningMean:
+    """The mean of the values added so far."""
 
     total: float = 0.0
     number: int = 0
 
     def add(self, value: float) -> None:
-        """One more value."""
+        """Add one value."""
         self.total, self.number = self.total + value, self.number + 1
 
     @property
     def value(self) -> float | None:
-        """The mean."""
+        """Return the mean; None of nothing."""
         return self.total / self.number if self.number else None
 
 
 @dataclass
 class Account:
-    """Sums over rollouts. Tokens that a source does not tell count as none."""
+    """Sums over rollouts. Tokens that a source does not tell count as none.
+
+    `rewards`: over scored rollouts. `strict` and `loose`: passes of the hidden and of the visible tests, over rollouts
+    that have both verdicts.
+    """
 
     rollouts: int = 0
     steps: int = 0
@@ -246,12 +246,12 @@ class Account:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     first_failure: str | None = None
-    rewards: Mean = field(default_factory=Mean)
-    strict: Mean = field(default_factory=Mean)
-    loose: Mean = field(default_factory=Mean)
+    rewards: RunningMean = field(default_factory=RunningMean)
+    strict: RunningMean = field(default_factory=RunningMean)
+    loose: RunningMean = field(default_factory=RunningMean)
 
     def add(self, rollout: Row, steps: int) -> None:
-        """One rollout and the number of its steps."""
+        """Add one rollout and the number of its steps."""
         self.rollouts += 1
         self.steps += steps
         self.prompt_tokens += rollout["prompt_tokens"] or 0
@@ -264,18 +264,3 @@ class Account:
         if rollout["gt_pass"] is not None and rollout["visible_pass"] is not None:
             self.strict.add(rollout["gt_pass"])
             self.loose.add(rollout["visible_pass"])
-
-    @property
-    def mean_reward(self) -> float | None:
-        """Over the rollouts that were scored."""
-        return self.rewards.value
-
-    @property
-    def strict_rate(self) -> float | None:
-        """The share of strict passes where there are both verdicts."""
-        return self.strict.value
-
-    @property
-    def loose_rate(self) -> float | None:
-        """The share of loose passes there."""
-        return self.loose.value

@@ -1,4 +1,4 @@
-"""What a source may be unable to tell. The columns are null then, and a check that needs them says "not recorded"."""
+"""Facts that a source may not record. Their columns are null, and a check that needs one reports "not recorded"."""
 
 Fact = str
 

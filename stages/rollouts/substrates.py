@@ -13,7 +13,7 @@ from functools import cached_property
 from tabulate import tabulate
 
 from stages.rollouts import gate, missing
-from stages.rollouts.gate import Check
+from stages.rollouts.gate import GateCheck
 from stages.rollouts.missing import Fact
 from stages.runs.records import Row
 
@@ -40,19 +40,19 @@ class Side:
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[GateCheck]:
         """The collection gate, then what a trace is needed for."""
         return [*gate.check(list(self.rollouts), list(self.steps), self.planned, self.absent), *self._beyond()]
 
-    def _beyond(self) -> list[Check]:
+    def _beyond(self) -> list[GateCheck]:
         rounded = [missing.EXACT_LOGPROBS in self.absent.get(row["rollout_id"], ()) for row in self.steps]
         unusable = sum(row["logprobs"] is None or cut for row, cut in zip(self.steps, rounded, strict=True))
         lost, total = sum(self.dropped.values()), len(self.steps)
         return [
-            Check(f"{ENOUGH} rollouts or more", max(ENOUGH - len(self.rollouts), 0), ENOUGH),
-            Check("records readable", lost, len(self.rollouts) + lost),
-            Check("token ids captured", total - self.levels["tokens"], total),
-            Check("log-probs beyond 4 decimals", unusable, total),
+            GateCheck(f"{ENOUGH} rollouts or more", max(ENOUGH - len(self.rollouts), 0), ENOUGH),
+            GateCheck("records readable", lost, len(self.rollouts) + lost),
+            GateCheck("token ids captured", total - self.levels["tokens"], total),
+            GateCheck("log-probs beyond 4 decimals", unusable, total),
         ]
 
     @property
@@ -97,7 +97,7 @@ class Side:
         }
 
 
-def _document(check: Check) -> Row:
+def _document(check: GateCheck) -> Row:
     counts = {"failed": check.failed, "of": check.total, "not_recorded": check.unrecorded}
     return {"name": check.name, "verdict": check.verdict, **counts}
 
@@ -138,7 +138,7 @@ def _sections(one: Side, other: Side) -> dict[str, list[Mapping[str, int]]]:
     }
 
 
-def _outcome(check: Check) -> str:
+def _outcome(check: GateCheck) -> str:
     if check.verdict == "not recorded":
         return "- not recorded"
     also = f" (+{check.unrecorded} not recorded)" if check.unrecorded else ""

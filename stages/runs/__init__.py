@@ -1,6 +1,6 @@
 """A run on disk: what a stage reads and writes, and what carries a stage out. Nothing else opens the files of a run.
 
-artifact.py - a run as a stage sees it: `Run` is read, `Out` is written
+artifact.py - a run as a stage sees it: `Run` is read, `RunWriter` is written
 attempt.py  - one attempt at a stage, from `running` to how it ended
 bucket.py   - a folder or bucket: create, read, list, delete, through obstore; what any place of runs can do
 config.py   - the settings of a stage
@@ -33,6 +33,6 @@ tables.py   - the tables of many runs, for questions in SQL
 together.py - many small durable writes as few large ones
 """
 
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Run, RunWriter
 
-__all__ = ["Out", "Run"]
+__all__ = ["Run", "RunWriter"]

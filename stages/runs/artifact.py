@@ -1,18 +1,16 @@
-"""A run as a stage sees it: `Run` is read, `Out` is written. Stages never see a path outside them."""
+"""A run as a stage sees it: `Run` is read, `RunWriter` is written. Stages never see a path outside them."""
 
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, BinaryIO
 
 from pyarrow import RecordBatch
 
-from stages import STAGES, typed
 from stages.errors import BadInput
 from stages.runs import ledger, manifest, parquet, store
 from stages.runs.journal import Journal
@@ -24,7 +22,7 @@ from stages.runs.records import CHECKPOINT, KINDS, Kind, Row
 # What a run has come to so far, for whoever watches: the mean reward of its units, tokens a second, and the money.
 
 
-class SoFar:
+class RunningTotals:
     """Sums over units as they are written. A step of training has a mean of its own, since its policy is another.
 
     Means are kept for each arm of an evaluation. Tokens are those that were sampled; their pace is that of this
@@ -123,12 +121,12 @@ class Run:
         """The folder output of this kind (a checkpoint)."""
         return self.path / self._name(kind)
 
-    def beside(self, name: str) -> bytes | None:
+    def read_file(self, name: str) -> bytes | None:
         """A file beside the tables (`report.txt`, `metrics.jsonl`); None when the run wrote none of that name."""
         return store.read_bytes(self.path / name)
 
     def live(self) -> Row | None:
-        """What `Out.live` last told, and `at`, when (seconds since 1970); None where it told nothing."""
+        """What `RunWriter.live` last told, and `at`, when (seconds since 1970); None where it told nothing."""
         path = self.path / "scratch" / "live" / "units.json"
         return store.read_json(path) if path.is_file() else None
 
@@ -158,7 +156,7 @@ class Run:
         return None
 
 
-class Out:
+class RunWriter:
     """A run folder being written: finished units, tables, folders, counts, progress and the wish to stop."""
 
     worker = False  # whether this is a worker's part of a run
@@ -172,7 +170,7 @@ class Out:
         cache: Path,
         max_cost: float | None = None,
         listener: Listener | None = None,
-        spread: "Callable[[Out, Sequence[Sequence[str]], str, Any], None] | None" = None,
+        spread: "Callable[[RunWriter, Sequence[Sequence[str]], str, Any], None] | None" = None,
     ) -> None:
         self.path, self.manifest, self.cache = path, record, cache
         self.budget = ledger.Budget(max_cost, path / ledger.NAME)
@@ -180,7 +178,7 @@ class Out:
         self._listen, self._spread = listener or (lambda what, done, total: None), spread
         self._lock = threading.Lock()
         self._attempted: set[str] = set()
-        self._so_far = SoFar()
+        self._so_far = RunningTotals()
         self._follow: Callable[[Mapping[str, float], int], None] | None = None
         self.journal = Journal(path / "steps", look=self._so_far.add)
 
@@ -238,7 +236,7 @@ class Out:
         digests = {"sha256": content, "content_sha256": content}
         self.manifest.outputs[name] = {"file": name, "kind": str(CHECKPOINT), "rows": 1, **digests}
 
-    def foreign(self, name: str, fill: Callable[[BinaryIO], int]) -> int:
+    def write_export(self, name: str, fill: Callable[[BinaryIO], int]) -> int:
         """Write an output in another program's format; `fill` writes it, without keys, and returns its records."""
         with store.sealing(self.path / name) as file:
             rows = fill(file)
@@ -278,7 +276,7 @@ class Out:
         """Set named counts (planned, done, failed, dropped by reason) in the manifest."""
         self.manifest.counts.update({name: int(number) for name, number in numbers.items()})
 
-    def conclude(self, *, ok: bool | None = None, exit_code: int | None = None, **summary: Any) -> None:
+    def set_summary(self, *, ok: bool | None = None, exit_code: int | None = None, **summary: Any) -> None:
         """Say what came of the run. Called again, it adds to what was said.
 
         ok: whether the run passed its own checks. exit_code: what its verdict asks for, where it has one. summary: the
@@ -304,7 +302,7 @@ class Out:
         """Give `log` what the run has come to and the number of its units after each write; None: no more."""
         self._follow = log
 
-    def stop_here(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise `Interrupted` when somebody asked to stop; call it between units."""
         if self.stop.is_set():
             raise Interrupted
@@ -351,35 +349,6 @@ class Inputs(dict[str, list[Run]]):
         return (run for runs in self.values() for run in runs)
 
 
-def assign(stage: str, slots: Mapping[str, Slot], runs: Sequence[Run]) -> Inputs:
-    """Give each run to the slots whose kind it holds; `BadInput` when a slot stays empty or a run fits nowhere."""
-    filled: dict[str, list[Run]] = {}
-    for name, slot in slots.items():
-        fitting = [run for run in runs if run.holds(slot.kind)]
-        if len(fitting) > 1 and not slot.many:
-            raise BadInput(
-                f"{stage} needs one run with {slot.kind}, but {len(fitting)} were given: "
-                f"{', '.join(str(r.path) for r in fitting)}."
-            )
-        spared = any(run.holds(kind) for run in runs for kind in slot.unless)
-        if not fitting and not slot.optional and not spared:
-            raise BadInput(
-                f"{stage} needs a run that holds {slot.kind} ({name}). Give it with --from FOLDER; "
-                "`composer status` lists the runs."
-            )
-        if fitting:
-            filled[name] = fitting
-    used = [run for fitting in filled.values() for run in fitting]
-    for run in runs:
-        if run not in used:
-            held = ", ".join(out["kind"] for out in run.manifest.outputs.values()) or "nothing"
-            raise BadInput(
-                f"{run.path} holds {held}; {stage} has no use for it. "
-                f"It needs {', '.join(str(s.kind) for s in slots.values())}."
-            )
-    return Inputs(filled)
-
-
 def references(inputs: Inputs) -> dict[str, list[InputRef]]:
     """What the manifest keeps of the inputs."""
     return {
@@ -391,24 +360,6 @@ def references(inputs: Inputs) -> dict[str, list[InputRef]]:
         ]
         for name, runs in inputs.items()
     }
-
-
-def check(inputs: Inputs) -> None:
-    """Refuse inputs that are unfinished or damaged."""
-    for run in inputs.runs():
-        if run.manifest.status != "complete":
-            raise BadInput(
-                f"{run.path} is {run.manifest.status}, not complete. "
-                f"Finish it first: `{typed(run.manifest.stage)} --resume`."
-            )
-        now = import_module(STAGES[run.manifest.stage].module).VERSION if run.manifest.stage in STAGES else None
-        if now is not None and run.manifest.stage_version > now:
-            raise BadInput(
-                f"{run.path} was written by version {run.manifest.stage_version} of {run.manifest.stage}, newer than "
-                f"{now}, which this Composer has. Update Composer."
-            )
-        if damage := run.damage():
-            raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
 
 
 def kinds_of(run: Run) -> list[Kind]:

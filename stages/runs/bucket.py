@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
 from stages.redaction import redacted, secret_in
 from stages.runs import store
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.ledger import NAME as LEDGER
 from stages.runs.manifest import Manifest
 from stages.runs.store import sealing
@@ -28,7 +28,7 @@ PART_BYTES = 8 * 1024 * 1024
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 
 
-class Shelf(Protocol):
+class ReadStore(Protocol):
     """Where finished runs lie."""
 
     url: str
@@ -47,7 +47,7 @@ class Shelf(Protocol):
         """Write files under these names, none of them after the last one."""
 
 
-class Desk(Shelf, Protocol):
+class WriteStore(ReadStore, Protocol):
     """Where a run lies while it goes on: what is there can be replaced and deleted."""
 
     def write(self, key: str, data: bytes) -> None:
@@ -345,14 +345,14 @@ def is_address(text: str) -> bool:
     return text.partition("://")[0] in (*SCHEMES, SCHEME) and "://" in text
 
 
-def open_shelf(url: str) -> Shelf:
+def open_store(url: str) -> ReadStore:
     """The bucket or the repository of an address; `UsageError` where there is none."""
     return open_hub(url) if url.startswith(f"{SCHEME}://") else open_bucket(url)
 
 
 def fetch(url: str, cache: Path) -> Path:
     """The run at an address, below `cache`; `BadInput` where there is none, or it is unfinished or damaged."""
-    bucket = open_shelf(url.rstrip("/"))
+    bucket = open_store(url.rstrip("/"))
     found = bucket.read(MANIFEST)
     if found is None:
         raise BadInput(f"{url} holds no run: it has no {MANIFEST}. `composer publish RUN {url}` would write one.")
@@ -375,7 +375,7 @@ def place(url: str, stage: str, cache: Path) -> Path:
     return cache / store.digest(url)[:12] / stage / url.rpartition("/")[2]
 
 
-def bring(bucket: Shelf, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:
+def bring(bucket: ReadStore, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:
     """Put the files of a run in a bucket, all `but` these, into a folder in place of what is there."""
     shutil.rmtree(folder, ignore_errors=True)
     for key in sorted(bucket.keys("")):
@@ -417,7 +417,7 @@ def publish(run: Run, url: str) -> int:
         raise BadInput(f"{run.path} is {run.manifest.status}, not complete. Finish it first, with --resume.")
     if damage := run.damage():
         raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
-    bucket = open_shelf(url.rstrip("/"))
+    bucket = open_store(url.rstrip("/"))
     if (there := bucket.read(MANIFEST)) is not None:
         if _manifest(there, url).outputs == run.manifest.outputs:
             return 0
@@ -460,7 +460,7 @@ class Mirror:
     def __init__(self, url: str, stage: str, cache: Path, every_s: float = EVERY_S) -> None:
         self.url = url.rstrip("/")
         self.folder = place(self.url, stage, cache)
-        self._bucket = _desk(self.url)
+        self._bucket = _open_writable(self.url)
         self._owner, self._sent = uuid4().hex, dict[str, Stamp]()
         self._over, self._every_s = threading.Event(), every_s
 
@@ -475,7 +475,7 @@ class Mirror:
         bring(self._bucket, self.folder, there, but=[OWNER])
 
     @contextmanager
-    def following(self, out: Out, *, units: bool) -> Iterator[None]:
+    def following(self, out: RunWriter, *, units: bool) -> Iterator[None]:
         """Send what the block writes, `UsageError` once another process took the run.
 
         units: whether the stage goes on from its units alone; then they are sent while the block lasts and however it
@@ -498,7 +498,7 @@ class Mirror:
             raise
         self._end(sender, out)
 
-    def _end(self, sender: threading.Thread, out: Out) -> None:
+    def _end(self, sender: threading.Thread, out: RunWriter) -> None:
         self._over.set()
         if sender.is_alive():
             sender.join()
@@ -514,7 +514,7 @@ class Mirror:
     def _owns(self) -> bool:
         return self._bucket.read(OWNER) == self._owner.encode()
 
-    def _send_now_and_then(self, out: Out) -> None:
+    def _send_now_and_then(self, out: RunWriter) -> None:
         while not self._over.wait(self._every_s):
             with suppress(InfrastructureError):  # tried again; at the end it is raised
                 if not self._send():
@@ -550,8 +550,8 @@ class Mirror:
         return found
 
 
-def _desk(url: str) -> Desk:
-    place = open_shelf(url)
+def _open_writable(url: str) -> WriteStore:
+    place = open_store(url)
     if not isinstance(place, Bucket | HubBucket):
         raise UsageError(
             f"{url} takes finished runs only, since every write to a dataset is a commit. Give --out "

@@ -24,7 +24,7 @@ import orjson
 
 from stages.errors import BadInput, Incomplete
 from stages.runs import store
-from stages.runs.store import Together
+from stages.runs.store import GroupCommit
 
 NAME = "ledger.jsonl"
 ROUNDING = 1e-9
@@ -43,8 +43,9 @@ class Reservation:
 class Budget:
     """What a run has spent, may have spent and has reserved; `limit` bounds their sum, None for no bound.
 
-    A call goes `room` (wait for money), `record` (durable, then launch), and `settle` or `doubt`. The sums change once
-    the line is durable. Without a path nothing is kept. Safe for several threads; the coroutines share one event loop.
+    A call goes `room` (wait for money), `record` (durable, then launch), and `settle` or `mark_unconfirmed`. The sums
+    change once the line is durable. Without a path nothing is kept. Safe for several threads; the coroutines share one
+    event loop.
     """
 
     def __init__(self, limit: float | None = None, path: Path | None = None) -> None:
@@ -55,7 +56,7 @@ class Budget:
         self._calls = 0
         self._lock = Lock()
         self._changed: Future[None] = Future()
-        self._durable = Together(self.write)
+        self._durable = GroupCommit(self.write)
         if path is not None and path.exists():
             self._read(path)
 
@@ -142,7 +143,7 @@ class Budget:
                 "limit cannot be kept. Correct the prices of that model, then go on with --resume."
             )
 
-    async def doubt(self, reservation: Reservation) -> None:
+    async def mark_unconfirmed(self, reservation: Reservation) -> None:
         """A call ended without a bill: its whole reservation counts as possibly paid."""
         await self._durable({"call": reservation.call, "possibly": reservation.usd})
 

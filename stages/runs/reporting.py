@@ -1,8 +1,8 @@
 """Backends that a run is logged to besides its own files: TensorBoard, Trackio, Weights & Biases, each an extra.
 
-Training is logged by the callbacks of transformers; here is said where they write. Other stages log what they have come
-to so far (`SoFar.figures`) as each unit is finished. Trackio keeps its own folder, so that `trackio show` finds what it
-logged.
+Training is logged by the callbacks of transformers, and this module sets the folders they write to. Other stages log
+their running totals (`RunningTotals.figures`) as each unit is finished. Trackio keeps its own folder, so that
+`trackio show` finds what it logged.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from stages.errors import UsageError
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 
 PROJECT = "composer"
 Log = Callable[[Mapping[str, float], int], None]
@@ -39,7 +39,7 @@ def check(backends: Sequence[str]) -> None:
 
 
 @contextmanager
-def writing(backends: Sequence[str], folder: Path) -> Iterator[None]:
+def backend_folders(backends: Sequence[str], folder: Path) -> Iterator[None]:
     """Let TensorBoard and W&B write below a run's folder, and no backend on stdout; nothing without backends."""
     if not backends:
         yield
@@ -67,13 +67,13 @@ def writing(backends: Sequence[str], folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def following(backends: Sequence[str], out: Out, name: str) -> Iterator[None]:
+def log_units(backends: Sequence[str], out: RunWriter, name: str) -> Iterator[None]:
     """Log what a run has come to, after every unit; the step is the number of finished units.
 
     name: of the run in the backends. Figures stand under the name of the stage: `collect/reward`.
     """
     check(backends)
-    with writing(backends, out.path / "logs"):
+    with backend_folders(backends, out.path / "logs"):
         opened = [OPEN[backend](name) for backend in backends]
         stage = out.manifest.stage
 

@@ -15,27 +15,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from stages import STAGES
 from stages.backends import ranks
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.runs import artifact as inputs_
 from stages.runs import manifest as manifests
 from stages.runs import signals, store
-from stages.runs.artifact import Inputs, Interrupted, Listener, Out, Run
+from stages.runs.artifact import Inputs, Interrupted, Listener, Run, RunWriter
 from stages.runs.bucket import Mirror
 from stages.runs.config import StageConfig
 from stages.runs.manifest import Manifest, Status
 from stages.runs.spread import spreading
+from stages.runs.stage import Stage, check_inputs, load_stage
 
 # ---- folders
 # Run folders: where a run lies, who holds it, and what to say when one is already there.
@@ -179,7 +177,7 @@ def manifest_of(stage: str, config: StageConfig, identity: dict[str, Any], print
     return Manifest(
         composer=version(DISTRIBUTION),
         stage=stage,
-        stage_version=import_module(STAGES[stage].module).VERSION,
+        stage_version=load_stage(stage).version,
         fingerprint=print_,
         label=config.label(),
         started_at=_now(),
@@ -193,7 +191,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def carry_out(stage: ModuleType, inputs: Inputs, config: StageConfig, out: Out) -> None:
+def carry_out(stage: Stage[Any], inputs: Inputs, config: StageConfig, out: RunWriter) -> None:
     """Run the stage; its manifest says how it ended, whatever is raised."""
     started = time.monotonic()
     status: Status = "failed"
@@ -233,7 +231,7 @@ def carry_out(stage: ModuleType, inputs: Inputs, config: StageConfig, out: Out) 
         _close(out, status, reason, time.monotonic() - started)
 
 
-def _close(out: Out, status: Status, reason: str, seconds: float) -> None:
+def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
     record = out.manifest
     record.status, record.reason, record.finished_at = status, reason, _now()
     record.seconds += seconds
@@ -259,7 +257,7 @@ def _disk_sentence(error: OSError, folder: Path) -> ComposerError:
     )
 
 
-def _log(out: Out, error: BaseException) -> None:
+def _log(out: RunWriter, error: BaseException) -> None:
     """Keep the traceback in the run folder; a note on the exception says where."""
     name = f"logs/attempt-{out.manifest.attempts}.log"
     error.add_note(f"The log is {out.path / name}.")
@@ -277,17 +275,10 @@ class Result:
     reason: str
 
 
-def module(stage: str) -> ModuleType:
-    """The stage module of a command name such as `extract-pairs`; `UsageError` names the stages there are."""
-    if stage not in STAGES:
-        raise UsageError(f"There is no stage {stage!r}. The stages are: {', '.join(STAGES)}.")
-    return import_module(STAGES[stage].module)
-
-
 def fingerprint(stage: str, identity: Mapping[str, Any], inputs: Inputs) -> str:
-    """SHA-256 over what determines results: stage, its VERSION, the settings that matter, the content of the inputs."""
+    """SHA-256 over what determines results: stage, its version, the settings that matter, the content of the inputs."""
     contents = {name: [ref.content for ref in refs] for name, refs in inputs_.references(inputs).items()}
-    return store.digest([stage, module(stage).VERSION, identity, contents])
+    return store.digest([stage, load_stage(stage).version, identity, contents])
 
 
 @dataclass(frozen=True)
@@ -305,7 +296,7 @@ class Work:
 
 def located(stage: str, inputs: Inputs, config: StageConfig, *, root: Path, out: Path | None = None) -> Work:
     """The work that a stage would do; `BadInput` where an input is unfinished or damaged."""
-    inputs_.check(inputs)
+    check_inputs(inputs)
     identity = config.identity()
     print_ = fingerprint(stage, identity, inputs)
     folder, existing = locate(root / stage, config.label(), print_, out)
@@ -379,11 +370,13 @@ def execute(
             empty(folder)
         with spreading(on, stage, inputs, config) as spread:
             record = begin(stage, config, work.identity, work.fingerprint, inputs, folder)
-            writer = Out(folder, record, cache=root / "models", max_cost=max_cost, listener=listener, spread=spread)
-            units = hasattr(module(stage), "work")
+            writer = RunWriter(
+                folder, record, cache=root / "models", max_cost=max_cost, listener=listener, spread=spread
+            )
+            units = load_stage(stage).work is not None
             with mirror.following(writer, units=units) if mirror else nullcontext():
                 try:
-                    carry_out(module(stage), inputs, config, writer)
+                    carry_out(load_stage(stage), inputs, config, writer)
                 except (UsageError, BadInput):
                     if record.attempts == 1 and not len(writer.journal) and not writer.budget.used:
                         discard(folder)  # nothing was done, so nothing stands in the way of asking again
@@ -397,14 +390,14 @@ def follow(stage: str, given: Mapping[str, Run | Sequence[Run]], config: StageCo
 
     The first one's tables, metrics and checkpoints are those of all.
     """
-    if not ranks.join().of_first(lambda: True):
+    if not ranks.join().broadcast_from_rank0(lambda: True):
         return
     inputs = Inputs(given)
     with TemporaryDirectory() as folder:
         record = manifest_of(stage, config, config.identity(), "", inputs)
-        writer = Out(Path(folder), record, cache=root / "models")
+        writer = RunWriter(Path(folder), record, cache=root / "models")
         with signals.draining(writer):
-            module(stage).run(inputs, config, writer)
+            load_stage(stage).run(inputs, config, writer)
 
 
 # ---- preflight

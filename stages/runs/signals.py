@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from stages.runs.artifact import Interrupted, Out
+from stages.runs.artifact import Interrupted, RunWriter
 
 DRAINING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def draining(out: Out) -> Iterator[list[int]]:
+def draining(out: RunWriter) -> Iterator[list[int]]:
     """The first of them asks the stage to stop between units; a Ctrl-C after that raises KeyboardInterrupt at once.
 
     SIGTERM may come often: schedulers send it to every process of a job, and it never cuts a unit off. A handler that

@@ -1,10 +1,10 @@
 """A stage's units dealt to the workers of an engine: `--on processes:4`, `--on ray`.
 
-A worker calls the stage's `work` with an `Out` in which only the units of its shard are missing, in a folder of its own
-below the run's `scratch/shards`, which every worker can write to. Whoever runs the stage takes over what is finished
-there and then carries on by itself, so that a stage does not know where its units were done. A worker that dies leaves
-what it finished: the next one that is given the shard does the rest. Money is lent shard by shard, in the run's own
-ledger, so that the limit holds over all workers and attempts.
+A worker calls the stage's `work` with a `RunWriter` that lacks only the units of its shard and writes to a folder of
+its own below the run's `scratch/shards`, which every worker can write to. The process that runs the stage merges the
+finished units from there and then continues alone, so that a stage does not know where its units were done. A worker
+that dies leaves what it finished: the next worker that gets the shard does the rest. Each shard reserves its money in
+the run's own ledger, so that the limit holds over all workers and attempts.
 """
 
 import threading
@@ -12,21 +12,20 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 from uuid import uuid4
 
-from stages import STAGES
 from stages.backends.engine import Engine, find
 from stages.errors import ComposerError, Incomplete
 from stages.runs import ledger, store
-from stages.runs.artifact import Inputs, Interrupted, Out, Run
+from stages.runs.artifact import Inputs, Interrupted, Run, RunWriter
 from stages.runs.config import StageConfig
 from stages.runs.ledger import Reservation
 from stages.runs.manifest import Manifest
 from stages.runs.records import Row
+from stages.runs.stage import load_stage
 
 A_WORKER = 4
 """Shards for each worker: fewer lose time in the end, when some have nothing left to do; more cost their beginnings."""
@@ -36,7 +35,7 @@ LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class Shard:
-    """What a worker is told. `lent`: USD that it may spend, None for no bound. `found`: as `Out.found`."""
+    """What a worker is told. `lent`: USD that it may spend, None for no bound. `found`: as `RunWriter.found`."""
 
     stage: str
     inputs: dict[str, list[Path]]
@@ -48,7 +47,7 @@ class Shard:
     found: Any = None
 
 
-class ShardOut(Out):
+class ShardWriter(RunWriter):
     """A run as a worker sees it: what is not of its shard, or was finished by a worker that died, is finished."""
 
     worker = True
@@ -56,8 +55,7 @@ class ShardOut(Out):
     def __init__(self, shard: Shard) -> None:
         attempts = [path for path in shard.folder.iterdir() if path.is_dir()] if shard.folder.exists() else []
         lent = None if shard.lent is None else max(shard.lent - sum(_money(attempts)), 0.0)
-        stage = import_module(STAGES[shard.stage].module)
-        record = Manifest(composer="", stage=shard.stage, stage_version=stage.VERSION, fingerprint="")
+        record = Manifest(composer="", stage=shard.stage, stage_version=load_stage(shard.stage).version, fingerprint="")
         super().__init__(shard.folder / uuid4().hex, record, cache=shard.cache, max_cost=lent)
         self.found = shard.found
         self._missing = shard.units - {row["unit"] for row in _units(attempts) if not row["failed"]}
@@ -85,7 +83,7 @@ class Spread:
         self._held: dict[str, Reservation] = {}
         self._inputs = {name: [run.path for run in runs] for name, runs in inputs.items()}
 
-    def __call__(self, out: Out, blocks: Sequence[Sequence[str]], what: str, found: Any = None) -> None:
+    def __call__(self, out: RunWriter, blocks: Sequence[Sequence[str]], what: str, found: Any = None) -> None:
         """Have the blocks of units done of which any is missing, each block by one worker.
 
         Raises what a worker raised, once the others have stopped; nothing more is begun then. Where the money for a
@@ -107,7 +105,7 @@ class Spread:
                     if error is not None and (out.budget.limit is None or not isinstance(error, Incomplete)):
                         errors.append(error)
                     out.progress(what, sum(out.finished(unit) for block in blocks for unit in block), total)
-            out.stop_here()
+            out.raise_if_stopped()
             if errors:
                 raise errors[0]
             if sum(not all(map(out.finished, block)) for block in blocks) == len(missing):
@@ -119,7 +117,7 @@ class Spread:
         blocks: Sequence[Sequence[str]],
         folder: Path,
         errors: Sequence[BaseException],
-        out: Out,
+        out: RunWriter,
         found: Any,
     ) -> Iterator[Shard]:
         """Neighbouring blocks together, until there are errors. Each gets an equal part of the money not lent yet."""
@@ -141,10 +139,12 @@ class Spread:
 def work(shard: Shard) -> BaseException | None:
     """Do a shard's units, in a worker; what went wrong, if anything did. What is finished is durable in any case."""
     inputs = Inputs({name: [Run(path) for path in paths] for name, paths in shard.inputs.items()})
+    stage = load_stage(shard.stage)
     try:
-        out = ShardOut(shard)
+        out = ShardWriter(shard)
         with _listening(out, shard.folder.parent / STOP):
-            import_module(STAGES[shard.stage].module).work(inputs, shard.config, out)
+            if stage.work is not None:
+                stage.work(inputs, shard.config, out)
     except Interrupted:
         return None
     except ComposerError as error:
@@ -178,7 +178,7 @@ def _told_to_stop(asked: Callable[[], bool], folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _listening(out: Out, path: Path) -> Iterator[None]:
+def _listening(out: RunWriter, path: Path) -> Iterator[None]:
     ended = threading.Event()
 
     def listen() -> None:
@@ -194,7 +194,7 @@ def _listening(out: Out, path: Path) -> Iterator[None]:
         ended.set()
 
 
-def _take_over(folder: Path, out: Out, held: Reservation | None) -> None:
+def _take_over(folder: Path, out: RunWriter, held: Reservation | None) -> None:
     """Make durable what the workers of a shard finished and what they spent, then delete their folder."""
     attempts = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else []
     done: dict[str, Row] = {}

@@ -1,16 +1,22 @@
-"""What a stage would do and at most what it would cost, and working through its units in fixed batches.
+"""What a stage is, what it plans, which runs it reads, and how it works through its units in fixed batches.
 
-Fixed, so that a resumed run gives the rows of an uninterrupted one.
+A stage's module ends in `STAGE = Stage(...)`; `stages.STAGES` names the modules, and `load_stage` imports one of them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from itertools import islice
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from stages.runs.artifact import Out
+from stages import STAGES, command_words
+from stages.errors import BadInput, UsageError
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
+from stages.runs.config import StageConfig
+from stages.runs.records import Kind, Row
 
 BATCH = 32
+ConfigT = TypeVar("ConfigT", bound=StageConfig)
 Unit = TypeVar("Unit")
 Made = TypeVar("Made", covariant=True)
 
@@ -28,6 +34,96 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Stage(Generic[ConfigT]):
+    """A stage: a function from finished runs to one new run, with everything that the runner and the CLI must know.
+
+    Only `inputs` is read and only `out` is written; all randomness comes from `config.seed`; nothing is printed.
+    """
+
+    name: str
+    """Its key in `stages.STAGES`, and the folder of its runs under `artifacts/`."""
+    version: int
+    """Raised when the same settings come to mean another result; part of the fingerprint."""
+    config: type[ConfigT]
+    """The settings: a frozen model that refuses unknown keys. The docstring under each field is its help text."""
+    plan: Callable[[Inputs, ConfigT], Plan]
+    """Return the units of work with upper bounds on tokens and cost. Reads its inputs and computes nothing."""
+    run: Callable[[Inputs, ConfigT, RunWriter], None]
+    """Do all units that `out` does not hold yet, then write the tables and the report."""
+    inputs: Mapping[str, Slot] = field(default_factory=dict)
+    """The runs that it reads, by the name of their slot."""
+    outputs: Mapping[str, Kind] = field(default_factory=dict)
+    """The tables and folders that it writes, by name. A run may lack some of them."""
+    work: Callable[[Inputs, ConfigT, RunWriter], None] | None = None
+    """Do the missing units and nothing else: workers call it (`--on`). None when units cannot be dealt to workers."""
+    study: Callable[[Sequence[Run], ConfigT], tuple[Row, str]] | None = None
+    """Simulate the planned run (`--plan`) from pilot runs, and return the numbers as JSON and as text."""
+    limit_setting: str | None = None
+    """The setting that `--limit` sets; None when there is nothing to cut short."""
+    shows_progress: bool = False
+    """Whether unfinished units are shown while it runs (`RunWriter.live`, `--watch`)."""
+    several_processes: bool = False
+    """Whether torchrun may start several processes of it, which share the work of `run`."""
+    preload: tuple[str, ...] = ()
+    """Modules that take long to import. One process imports them for all entries of a chain that run in parallel."""
+
+
+def load_stage(name: str) -> Stage[Any]:
+    """Import the stage of this name; `UsageError` lists the names when there is none."""
+    if name not in STAGES:
+        raise UsageError(f"There is no stage {name!r}. The stages are: {', '.join(STAGES)}.")
+    stage: Stage[Any] = import_module(STAGES[name].module).STAGE
+    return stage
+
+
+def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
+    """Assign each run to the slots whose kind it holds; `BadInput` when a slot stays empty or a run fits none."""
+    filled: dict[str, list[Run]] = {}
+    for name, slot in stage.inputs.items():
+        fitting = [run for run in runs if run.holds(slot.kind)]
+        if len(fitting) > 1 and not slot.many:
+            raise BadInput(
+                f"{stage.name} needs one run with {slot.kind}, but {len(fitting)} were given: "
+                f"{', '.join(str(r.path) for r in fitting)}."
+            )
+        spared = any(run.holds(kind) for run in runs for kind in slot.unless)
+        if not fitting and not slot.optional and not spared:
+            raise BadInput(
+                f"{stage.name} needs a run that holds {slot.kind} ({name}). Give it with --from FOLDER; "
+                "`composer status` lists the runs."
+            )
+        if fitting:
+            filled[name] = fitting
+    used = [run for fitting in filled.values() for run in fitting]
+    for run in runs:
+        if run not in used:
+            held = ", ".join(out["kind"] for out in run.manifest.outputs.values()) or "nothing"
+            raise BadInput(
+                f"{run.path} holds {held}; {stage.name} has no use for it. "
+                f"It needs {', '.join(str(s.kind) for s in stage.inputs.values())}."
+            )
+    return Inputs(filled)
+
+
+def check_inputs(inputs: Inputs) -> None:
+    """Raise `BadInput` for inputs that are unfinished, damaged, or of a newer version of their stage."""
+    for run in inputs.runs():
+        if run.manifest.status != "complete":
+            raise BadInput(
+                f"{run.path} is {run.manifest.status}, not complete. "
+                f"Finish it first: `{command_words(run.manifest.stage)} --resume`."
+            )
+        now = load_stage(run.manifest.stage).version if run.manifest.stage in STAGES else None
+        if now is not None and run.manifest.stage_version > now:
+            raise BadInput(
+                f"{run.path} was written by version {run.manifest.stage_version} of {run.manifest.stage}, newer than "
+                f"{now}, which this Composer has. Update Composer."
+            )
+        if damage := run.damage():
+            raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
 
 
 class Units(Protocol[Made]):
@@ -56,7 +152,7 @@ def work_through(
     do: Callable[[list[Unit]], Iterable[tuple[str, Mapping[str, Any], bool]]],
     *,
     policy: Batched,
-    out: Out,
+    out: RunWriter,
     what: str,
 ) -> None:
     """Do every unit that is not finished and write (key, payload, failed) of each.
@@ -74,7 +170,7 @@ def work_through(
         missing = [unit for unit in batch if not out.finished(key(unit))]
         out.progress(what, start, len(units))
         if missing:
-            out.stop_here()
+            out.raise_if_stopped()
             done = list(do(batch if local else missing))
             out.write_all([unit for unit in done if not out.finished(unit[0])])
     out.progress(what, len(units), len(units))

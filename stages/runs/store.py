@@ -259,7 +259,7 @@ class Spool:
 Item = TypeVar("Item")
 
 
-class Together(Generic[Item]):
+class GroupCommit(Generic[Item]):
     """Await an instance with an item, and the item is durable; `write` gets items in their order, in another thread.
 
     All callers share one event loop. An error of a write is raised to everyone whose item was in it; a caller that is

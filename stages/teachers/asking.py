@@ -8,10 +8,10 @@ from typing import Any
 
 from stages.policy import Policy, Sample, Turn, background
 from stages.policy.background import Chain, follow
-from stages.runs.artifact import Interrupted, Out
+from stages.runs.artifact import Interrupted, RunWriter
 from stages.runs.records import Row
 from stages.runs.stage import work_through
-from stages.runs.store import Together
+from stages.runs.store import GroupCommit
 from stages.teachers.questions import Asked, Question, Questions
 
 FINAL = (None, "rejected", "context", "no_text")
@@ -21,7 +21,7 @@ Put = tuple[Question, Turn]
 """A question as it is asked: its messages are in memory from here to the end of its rollout."""
 
 
-def ask_all(asked: Asked, policies: Policies, out: Out, *, batch: bool = False) -> None:
+def ask_all(asked: Asked, policies: Policies, out: RunWriter, *, batch: bool = False) -> None:
     """Ask what is not answered yet; an answer is written as it comes.
 
     batch: servers that take batches are asked in batches, at their price. What a server takes is found out before its
@@ -45,7 +45,9 @@ def _is_server(policy: Policy) -> bool:
     return hasattr(policy, "ask")
 
 
-def _ask_here(name: str, policy: Policy, asked: Questions | list[Question], out: Out, servers: Future[None]) -> None:
+def _ask_here(
+    name: str, policy: Policy, asked: Questions | list[Question], out: RunWriter, servers: Future[None]
+) -> None:
     def answer(batch: list[Question]) -> list[tuple[str, Row, bool]]:
         if servers.done():
             servers.result()  # raises what went wrong there
@@ -55,13 +57,13 @@ def _ask_here(name: str, policy: Policy, asked: Questions | list[Question], out:
     work_through(asked, lambda q: q.key, answer, policy=policy, out=out, what=f"answers of {name}")
 
 
-async def _ask_servers(asked: Asked, policies: Policies, out: Out, halted: Event, batch: bool) -> None:
+async def _ask_servers(asked: Asked, policies: Policies, out: RunWriter, halted: Event, batch: bool) -> None:
     """Ask what is not answered yet, one chain a rollout and teacher."""
     missing = {name: sum(not out.finished(q.key) for q in questions) for name, questions in asked.items()}
     await _probe({name: policies[name] for name, number in missing.items() if number}, out)
 
     def check() -> None:
-        out.stop_here()
+        out.raise_if_stopped()
         if halted.is_set():
             raise Interrupted
 
@@ -75,7 +77,7 @@ async def _ask_servers(asked: Asked, policies: Policies, out: Out, halted: Event
         works = [ask_batched(questions, servers[name], out, check, _unit) for name, questions in waiting.items()]
         missing = {name: number for name, number in missing.items() if name not in waiting}
     done = total - sum(missing.values())
-    written = Together[tuple[str, Row, bool]](out.write_all)
+    written = GroupCommit[tuple[str, Row, bool]](out.write_all)
 
     async def answered(asked: Put, sample: Sample) -> None:
         nonlocal done
@@ -89,13 +91,13 @@ async def _ask_servers(asked: Asked, policies: Policies, out: Out, halted: Event
     await background.together(works)
 
 
-def probe_servers(asked: Asked, policies: Policies, out: Out) -> None:
+def probe_servers(asked: Asked, policies: Policies, out: RunWriter) -> None:
     """Find out what servers take that are still to be asked, and record it, where workers will ask them."""
     waiting = [name for name, questions in asked.items() if not all(out.finished(q.key) for q in questions)]
     background.start(_probe({name: policies[name] for name in waiting if _is_server(policies[name])}, out)).result()
 
 
-async def _probe(policies: Mapping[str, Any], out: Out) -> None:
+async def _probe(policies: Mapping[str, Any], out: RunWriter) -> None:
     try:
         await background.together(policy.probe() for policy in policies.values())
     finally:
@@ -105,7 +107,7 @@ async def _probe(policies: Mapping[str, Any], out: Out) -> None:
         out.model(name, **policy.facts())
 
 
-def _chains(asked: Iterable[Question], out: Out) -> Iterator[Chain[Put]]:
+def _chains(asked: Iterable[Question], out: RunWriter) -> Iterator[Chain[Put]]:
     """What is missing of each rollout, its states in order, of each state all samples."""
     for _, rollout in groupby(asked, lambda question: question.state.rollout_id):
         missing = [question for question in rollout if not out.finished(question.key)]

@@ -14,7 +14,7 @@ from stages.policy import Sample, background
 from stages.policy.batches import Batch, Batches, at_batch_price
 from stages.policy.endpoint import EndpointPolicy
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.ledger import Reservation
 from stages.runs.records import Row
 from stages.teachers.questions import Question
@@ -27,7 +27,7 @@ Written = Callable[[Question, Sample], tuple[str, Row, bool]]
 
 
 async def ask_batched(
-    questions: Sequence[Question], policy: EndpointPolicy, out: Out, check: Callable[[], None], written: Written
+    questions: Sequence[Question], policy: EndpointPolicy, out: RunWriter, check: Callable[[], None], written: Written
 ) -> None:
     """Have every question answered that is not; `written` makes the journal record of an answer."""
     teacher = Teacher(questions, policy, out, check, written)
@@ -42,7 +42,7 @@ class Teacher:
         self,
         questions: Sequence[Question],
         policy: EndpointPolicy,
-        out: Out,
+        out: RunWriter,
         check: Callable[[], None],
         written: Written,
     ) -> None:

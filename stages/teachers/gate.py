@@ -24,7 +24,7 @@ from pydantic import Field
 
 from stages.pairs.states import explored
 from stages.pairs.voting import ROUNDING, Ballot, canonical, decide
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.config import Settings
 from stages.runs.records import Row
 from stages.teachers.asking import Policies, ask_all
@@ -108,7 +108,7 @@ def ask_gated(
     teachers: Sequence[TeacherConfig],
     gate: GateConfig,
     passed: Mapping[str, bool | None],
-    out: Out,
+    out: RunWriter,
     *,
     batch: bool = False,
 ) -> Counter[str]:
@@ -200,7 +200,11 @@ def _count(state: GatedState, names: Mapping[str, object]) -> int:
 
 
 def _ask(
-    wanted: Mapping[str, Sequence[str]], states: Mapping[str, GatedState], policies: Policies, out: Out, batch: bool
+    wanted: Mapping[str, Sequence[str]],
+    states: Mapping[str, GatedState],
+    policies: Policies,
+    out: RunWriter,
+    batch: bool,
 ) -> None:
     """Ask teachers in states, and take down what they said, in this or an earlier attempt."""
     names = list(dict.fromkeys(chain.from_iterable(wanted.values())))
@@ -213,6 +217,6 @@ def _ask(
             states[digest].costs[name] = [row["cost_usd"] or 0.0 for row in rows]
 
 
-def _row(question: Question, out: Out) -> Row:
+def _row(question: Question, out: RunWriter) -> Row:
     """The answer to a question that was asked."""
     return dict((out.journal.get(question.key) or {})["answer"])

@@ -11,7 +11,7 @@ from stages.errors import Incomplete
 from stages.policy import Policy, PolicyConfig, Sample, Turn
 from stages.policy.serving import Serving
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 from stages.teachers.asking import FINAL
 
@@ -25,7 +25,7 @@ class Proposing:
     """
 
     def __init__(
-        self, proposals: Proposals, config: PolicyConfig, questions: int, seed: int, serving: Serving, out: Out
+        self, proposals: Proposals, config: PolicyConfig, questions: int, seed: int, serving: Serving, out: RunWriter
     ) -> None:
         self.proposals, self.questions, self.asked = proposals, questions, 0
         self._config, self._seed, self._serving, self._out = config, seed, serving, out
@@ -40,7 +40,7 @@ class Proposing:
         """All that there is to try so far; questions are asked until something new is among it, or none is left."""
         before = len(self.proposals.removals)
         while not self.over and len(self.proposals.removals) == before:
-            self._out.stop_here()
+            self._out.raise_if_stopped()
             self.proposals.take(self._answer())
             self.asked += 1
         return self.proposals.removals

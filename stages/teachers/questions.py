@@ -14,7 +14,7 @@ import orjson
 from pydantic import Field
 
 from stages.messages import OMITTED, Message
-from stages.pairs.blocks import on_disk, rows_of
+from stages.pairs.blocks import open_database, rows_of
 from stages.policy import PolicyConfig, Sample, Turn
 from stages.policy.base import prompt_bound
 from stages.rollouts.trace import states
@@ -76,7 +76,7 @@ class RecordedStates:
         table = rollouts.scan(STEP)
         self._reading: list[Generator[Row, None, None]] = []
         self._history = "history" in table.columns
-        self._database = on_disk(folder, steps=table)
+        self._database = open_database(folder, steps=table)
         self._database.execute(
             "CREATE TABLE states AS SELECT state_sha256 AS digest, "  # noqa: S608 (our own columns)
             f"arg_min(task_id, {FIRST}) AS task_id, arg_min(rollout_id, {FIRST}) AS rollout_id, "

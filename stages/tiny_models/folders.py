@@ -1,11 +1,9 @@
 """Small models as folders: made on first use by one process, whole, and known by all that determines their bytes."""
 
-import ast
 import os
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
 
 
-OWN = tuple(Path(__file__).parent / name for name in ("tokenizer.py", "training.py", "schedule.py"))
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, steps done, steps in all."""
@@ -50,11 +47,9 @@ def _save(folder: Path, model: Any, tokenizer: Any, card: str) -> None:
         rmtree(unfinished, ignore_errors=True)
 
 
-@cache
-def sources_identity(sources: tuple[Path, ...]) -> dict[str, str]:
-    """The syntax trees of these files and of the training (so layout does not count), and the libraries' versions."""
-    code = {f"{s.parent.name}/{s.name}": ast.dump(ast.parse(s.read_text())) for s in (*OWN, *sources)}
-    return code | {library: version(library) for library in LIBRARIES}
+def library_versions() -> dict[str, str]:
+    """Return the versions of the libraries that decide a small model's weights."""
+    return {library: version(library) for library in LIBRARIES}
 
 
 # ---- heads

@@ -14,7 +14,7 @@ from stages.backends.ranks import Ranks
 from stages.policy import adapters
 from stages.policy.local import LocalPolicy
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 from stages.training.channels.active import Channels
 from stages.training.distributed import Sharded
@@ -47,7 +47,7 @@ class Supervision(TrainerCallback):
     What was logged so far is in `metrics.jsonl` also while training goes on, written at most every two seconds.
     """
 
-    def __init__(self, out: Out, channels: Channels, folder: Path, ranks: Ranks | None = None) -> None:
+    def __init__(self, out: RunWriter, channels: Channels, folder: Path, ranks: Ranks | None = None) -> None:
         self._out, self._channels, self._folder, self._ranks = out, channels, folder, ranks or Ranks()
         self._written_at = float("-inf")
 
@@ -94,7 +94,12 @@ class KeptCheckpoints(TrainerCallback):
     """Saves the model every so many steps."""
 
     def __init__(
-        self, out: Out, policy: LocalPolicy, base: adapters.Base | None, every: int, sharded: Sharded | None = None
+        self,
+        out: RunWriter,
+        policy: LocalPolicy,
+        base: adapters.Base | None,
+        every: int,
+        sharded: Sharded | None = None,
     ) -> None:
         self._folder, self._policy, self._base, self._every = out.scratch(KEPT), policy, base, every
         self._sharded = sharded
@@ -132,7 +137,7 @@ def save_model(
     policy.tokenizer.save_pretrained(folder)
 
 
-def write_kept(out: Out) -> None:
+def write_kept(out: RunWriter) -> None:
     """Make what was kept an output, by hard links."""
     kept = out.scratch(KEPT)
     out.checkpoint(lambda target: _link(kept, target), KEPT)

@@ -20,7 +20,7 @@ from stages.policy import open_policy
 from stages.policy.base import Policy, Turn
 from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import Episode
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 from stages.training.scoring import Tree, pack, score, token_log_probs
 from stages.training.settings import Hints, RowSource
@@ -419,7 +419,7 @@ def with_hint(messages: Sequence[Message], hint: str) -> list[Message]:
 
 
 def hinted_turns(
-    settings: Hints, policy: LocalPolicy, environment: Environment, out: Out
+    settings: Hints, policy: LocalPolicy, environment: Environment, out: RunWriter
 ) -> Callable[[list[Episode]], Hinted]:
     """A function from the episodes of a step to at most `settings.per_step` rows, spread evenly over them.
 
@@ -444,7 +444,7 @@ def hinted_turns(
     return choose
 
 
-def _writer(settings: Hints, out: Out) -> Callable[[Sequence[Faulty]], list[Hint | None]]:
+def _writer(settings: Hints, out: RunWriter) -> Callable[[Sequence[Faulty]], list[Hint | None]]:
     if settings.source == "template" or settings.llm is None:
         return from_templates
     hint_model = open_policy(settings.llm, cache=out.cache, budget=out.budget, listener=out.progress)

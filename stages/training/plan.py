@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages.backends.ranks import launched
+from stages.backends.ranks import world_size
 from stages.errors import UsageError
 from stages.policy import adapters, base
 from stages.policy.base import PolicyConfig
@@ -295,7 +295,8 @@ class Chosen:
             check(self.shape, self._training(episode), available(device))
 
     def _training(self, episode: int) -> Training:
-        return Training(self.optimisation, self.adapter, episode, launched(), self.teacher, self.sharded, self.several)
+        processes = world_size()
+        return Training(self.optimisation, self.adapter, episode, processes, self.teacher, self.sharded, self.several)
 
     def _note(self) -> str:
         size = self.optimisation
@@ -335,7 +336,7 @@ def choose(
     }
     other = None if teacher is None or teacher.served else model_shape(teacher)
     held = 0 if other is None else other.parameters * other.bytes
-    sharded = distribution.sharding == "fsdp2" and launched() > 1
+    sharded = distribution.sharding == "fsdp2" and world_size() > 1
     size, adapter = size.model_copy(update=filled), adapter.model_copy(update={"rank": rank})
     return Chosen(size, adapter, shape, small, held, sharded, several=channels or size.shared_prompts)
 

@@ -20,7 +20,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from stages.losses.reduction import token_log_probs
 from stages.runs import store
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.records import Row
 
 PAIRS = "pairs.json"
@@ -70,7 +70,7 @@ def random_like(direction: Direction, seed: int) -> Direction:
 class Projection(TrainerCallback):
     """Projects the gradients before an optimiser step and the change of the weights after it, and keeps an account."""
 
-    def __init__(self, model: nn.Module, removed: Direction, toward: Direction, out: Out) -> None:
+    def __init__(self, model: nn.Module, removed: Direction, toward: Direction, out: RunWriter) -> None:
         """Takes `removed` out of the training of `model`; the account says how far it points `toward`, v."""
         linears = layer_linears(model)
         self._weights = {name: linears[name].weight for name in removed}
@@ -124,14 +124,14 @@ def _cosine(parts: Mapping[str, Tensor], direction: Direction) -> float | None:
     return dot / (square * len(shared)) ** 0.5 if square else None
 
 
-def projection(kind: Literal["v", "random"], run: Run, model: Any, seed: int, out: Out) -> Projection:
+def projection(kind: Literal["v", "random"], run: Run, model: Any, seed: int, out: RunWriter) -> Projection:
     """The callback that takes out the direction of a run of `composer probe extract-vhack`, or a random one."""
     toward = weight_direction(model, store.read_json(run.folder() / PAIRS))
     removed = toward if kind == "v" else random_like(toward, seed)
     return Projection(model, removed, toward, out)
 
 
-def accounts(out: Out) -> list[Row]:
+def accounts(out: RunWriter) -> list[Row]:
     """What was written of each step, in order: cosines with v before removal, and shares of the squared norm taken."""
     names = ("projected_step", "cos_in", "energy_removed", "cos_update", "energy_removed_update")
     units = sorted((u for u in out.records() if "projected_step" in u), key=lambda unit: unit["projected_step"])

@@ -23,7 +23,7 @@ from stages.diloco.object_store import ObjectStore
 from stages.diloco.settings import SCHEME, Diloco
 from stages.errors import UsageError
 from stages.runs import store
-from stages.runs.artifact import Interrupted, Out
+from stages.runs.artifact import Interrupted, RunWriter
 from stages.runs.bucket import Bucket, open_bucket
 from stages.training.checkpoints import newest
 
@@ -58,7 +58,7 @@ class Place:
         return seed + SEEDS_APART * self.replica
 
 
-def join(settings: Diloco, out: Out) -> Place | None:
+def join(settings: Diloco, out: RunWriter) -> Place | None:
     """Open the bucket and take a number, or take the one that was given; None where the training is alone."""
     if settings.store is None:
         return None
@@ -100,7 +100,7 @@ def trained(model: Any) -> dict[str, Tensor]:
 class OuterSteps(TrainerCallback):
     """Counts the trainer's steps, and holds the rounds that are due. Comes before `Supervision` in the callbacks."""
 
-    def __init__(self, place: Place, out: Out, folder: Path) -> None:
+    def __init__(self, place: Place, out: RunWriter, folder: Path) -> None:
         """folder: of the trainer's checkpoints."""
         self._place, self._out, self._folder = place, out, folder
         self._loop: OuterLoop | None = None
@@ -162,7 +162,7 @@ class OuterSteps(TrainerCallback):
             "bytes_received": self._transport.received,
         }
         self._out.document("diloco", {**summary, "weights": self._loop.state.digest, "rounds": rounds})
-        self._out.conclude(**summary)
+        self._out.set_summary(**summary)
 
 
 def _read(folder: Path) -> tuple[dict[str, int] | None, arrays.Arrays | None]:

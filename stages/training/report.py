@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from stages.envs.base import Task
 from stages.policy.adapters import CheckpointInfo
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 from stages.training.channels import CHANNELS
 from stages.training.config import Config
@@ -70,7 +70,7 @@ def save(
     policy: "LocalPolicy",
     config: Config,
     tasks: list[Task],
-    out: Out,
+    out: RunWriter,
     whole: "Mapping[str, Tensor] | None" = None,
 ) -> None:
     """Write the checkpoint with what evaluating it needs to know, metrics, tables and the report.
@@ -106,16 +106,16 @@ def save(
     out.metrics(history)
     rewards = [row["reward"] for row in history if "reward" in row]
     out.count(planned=config.optimisation.steps, done=trainer.state.global_step, failed=0)
-    out.conclude(
+    out.set_summary(
         arm=config.arm, first_reward=rewards[0] if rewards else None, last_reward=rewards[-1] if rewards else None
     )
     equal = bool(history) and all(row.get("frac_reward_zero_std") == 1 for row in history)
-    out.conclude(all_rewards_equal=equal)
+    out.set_summary(all_rewards_equal=equal)
     if projected:
         out.document("projection", projected)
-        out.conclude(projected=config.probe.project)
+        out.set_summary(projected=config.probe.project)
     rates, course_text = course(out, trainer.state.global_step)
-    out.conclude(**rates)
+    out.set_summary(**rates)
     said = [*([NOTHING_LEARNED] if equal else []), *config.diloco.oddities(config.optimisation.steps)]
     if projected:
         said.append(TAKEN_OUT[config.probe.project])

@@ -12,7 +12,7 @@ from stages.policy.base import Policy
 from stages.rollouts import trace
 from stages.rollouts.agent_loop import Episode, play
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.records import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
 from stages.training.data import Hint, own_episode
 
@@ -67,7 +67,7 @@ class Rollouts:
 
     def handed_over(self, own: list[Episode], policy: TokenPolicy, step: int) -> dict[str, list[Any]]:
         """Record the rollouts of a step and give those of this process the form TRL wants."""
-        self.latest = [episode for episodes in self._ranks.to_first(own) for episode in episodes]
+        self.latest = [episode for episodes in self._ranks.gather_to_rank0(own) for episode in episodes]
         self._record(step, self.latest)
         columns = [self._columns(episode, policy) for episode in own]
         return {name: [column[name] for column in columns] for name in columns[0]}
@@ -158,7 +158,7 @@ class Ahead:
 class TrainingJournal:
     """Writes each step as it is played."""
 
-    def __init__(self, out: Out, policy: Policy, sandbox: str) -> None:
+    def __init__(self, out: RunWriter, policy: Policy, sandbox: str) -> None:
         self._out, self._policy, self._sandbox = out, policy, sandbox
 
     def rollouts(self, step: int, episodes: Sequence[Episode]) -> None:
@@ -172,7 +172,7 @@ class TrainingJournal:
         self._out.write(f"hints-{step:06d}", {"training_step": step, "hints": rows})
 
 
-def write_tables(out: Out, num_steps: int) -> None:
+def write_tables(out: RunWriter, num_steps: int) -> None:
     """Write what the first `num_steps` steps kept, in order."""
     of_step = {unit["unit"]: unit.get("training_step", num_steps) for unit in out.records()}
     names = sorted(name for name, step in of_step.items() if step < num_steps)
@@ -186,7 +186,7 @@ def write_tables(out: Out, num_steps: int) -> None:
     out.table(HINT, (row for unit in out.journal.read(names) for row in unit.get("hints", ())))
 
 
-def course(out: Out, num_steps: int) -> tuple[Row, str]:
+def course(out: RunWriter, num_steps: int) -> tuple[Row, str]:
     """The share of hacks and of right answers over the first and the last three steps, as numbers and in words.
 
     Nothing of what the environment cannot tell, and no text without hacks, which is where right answers mislead.

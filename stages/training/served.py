@@ -22,7 +22,7 @@ from stages.policy.server import LOOPBACK
 from stages.policy.serving import wants_no_other
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import Episode
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 from stages.training.rollouts import Ahead, Rollouts
 from stages.training.scoring import Tree, score, token_log_probs
@@ -144,7 +144,7 @@ class AdapterSync:
         cut = max(len(text) - CHECKED, 1)
         self._tree = Tree(text[:cut], (text[cut:],))
         self._held: list[tuple[str, Path]] = []
-        self._run = self.place.ranks.of_first(lambda: secrets.token_hex(4))
+        self._run = self.place.ranks.broadcast_from_rank0(lambda: secrets.token_hex(4))
         """Several runs, or attempts at one, may share a server, where a name must never stand for two adapters."""
         self._trained: Callable[[], tuple[Any, int]] | None = None
 
@@ -158,7 +158,7 @@ class AdapterSync:
             raise RuntimeError("follow was not called")
         model, version = self._trained()
         folder, name = self._folder / f"version-{version:06d}", f"{self._run}-version-{version}"
-        self.place.ranks.of_first(lambda: self._write(model, folder))
+        self.place.ranks.broadcast_from_rank0(lambda: self._write(model, folder))
         self.place.in_turn(lambda: self.sampler.load(name, folder) if self.place.loads else None)
         self.sampler.take(name, version)
         self._held = [*(held for held in self._held if held[0] != name), (name, folder)]
@@ -283,7 +283,7 @@ def rollouts(
     policy: LocalPolicy,
     opening: list[Message],
     settings: Optimisation,
-    out: Out,
+    out: RunWriter,
     place: Place,
 ) -> ServedRollouts:
     """Rollouts from the server behind `sampler` in the training of `policy`; weights are compared on this opening.
@@ -298,7 +298,7 @@ def rollouts(
     sync = AdapterSync(
         sampler,
         adapters.describe(policy.config, policy.model),
-        place.ranks.of_first(lambda: out.scratch("versions")),
+        place.ranks.broadcast_from_rank0(lambda: out.scratch("versions")),
         opening_ids(policy.tokenizer, opening),
         tolerance=settings.sync_tolerance,
         keep=settings.max_staleness,

@@ -14,7 +14,7 @@ from datasets import Dataset
 from pydantic import TypeAdapter, ValidationError
 from trl.trainer.grpo_config import GRPOConfig
 
-from stages.backends.ranks import launched
+from stages.backends.ranks import world_size
 from stages.envs.base import Environment, Task
 from stages.errors import UsageError
 from stages.policy import adapters
@@ -23,7 +23,7 @@ from stages.policy.local import LocalPolicy, load_model
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import Episode
 from stages.rollouts.trace import pairs_with_states
-from stages.runs.artifact import Inputs, Out, Run
+from stages.runs.artifact import Inputs, Run, RunWriter
 from stages.runs.reporting import PROJECT
 from stages.training.channels import CHANNELS
 from stages.training.channels.active import Channels
@@ -286,7 +286,7 @@ def lora(settings: Adapter, model: Any) -> "LoraConfig | None":
     )
 
 
-def load_pairs(run: Run, settings: Pairs, tokenizer: Any, *, seed: int, out: Out) -> PairSource:
+def load_pairs(run: Run, settings: Pairs, tokenizer: Any, *, seed: int, out: RunWriter) -> PairSource:
     """The pairs of a run in token ids; counts what is kept and dropped. `UsageError` when nothing is left."""
     kept, dropped = tokenise(pairs_with_states(run), tokenizer, settings.max_tokens)
     out.count(pairs=len(kept), **{f"pairs_dropped_{reason}": number for reason, number in dropped.items()})
@@ -298,7 +298,7 @@ def load_pairs(run: Run, settings: Pairs, tokenizer: Any, *, seed: int, out: Out
     return PairSource(kept, per_step=settings.per_step, seed=seed)
 
 
-def load_teacher(config: PolicyConfig, student: LocalPolicy, out: Out) -> Any:
+def load_teacher(config: PolicyConfig, student: LocalPolicy, out: RunWriter) -> Any:
     """A Hugging Face model, never trained, or a policy behind vLLM; `UsageError` where its tokens are others."""
     if config.served:
         policy = VllmPolicy.open(config, cache=out.cache, budget=out.budget, listener=out.progress)
@@ -329,7 +329,7 @@ def channel_rows(
     source: PairSource | None,
     policy: LocalPolicy,
     environment: Environment,
-    out: Out,
+    out: RunWriter,
     record: Callable[[int, list[tuple[Episode, Hint]]], None],
     teacher: VllmPolicy | None = None,
 ) -> ChannelRows:
@@ -392,7 +392,7 @@ class Job:
 
     inputs: Inputs
     config: Config
-    out: Out
+    out: RunWriter
     policy: "LocalPolicy"
     sampler: Any
     tasks: list[Task]
@@ -415,7 +415,7 @@ def arguments(config: Config, folder: Path, mixed: bool = False) -> "GRPOConfig"
         max_completion=config.max_steps * config.policy.max_tokens,
         device=device(config.policy.device),
         mixed=mixed,
-        processes=launched(),
+        processes=world_size(),
         report_to=config.report_to,
         run_name=config.label(),
         more=(TRUNCATED if config.policy.served else {}) | config.trl,

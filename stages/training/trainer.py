@@ -123,7 +123,7 @@ class ComposedTrainer(GRPOTrainer):
         micro = self._step % self._micro_batches
         if micro == 0:
             step = self.state.global_step
-            self._step_rows = self._ranks.of_first(lambda: self._channel_rows(self._rollouts.latest, step))
+            self._step_rows = self._ranks.broadcast_from_rank0(lambda: self._channel_rows(self._rollouts.latest, step))
             self._left = list(self._step_rows.episodes)
         part = self._step_rows.part(
             self._ranks.rank * self._micro_batches + micro, self._ranks.count * self._micro_batches
@@ -141,7 +141,7 @@ class ComposedTrainer(GRPOTrainer):
 
     def _end_passes(self) -> None:
         """After the last backward pass of a step, before the optimiser."""
-        self._ranks.mean_gradients(self._policy.model.parameters())
+        self._ranks.average_gradients(self._policy.model.parameters())
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Float[Tensor, ""]:
         """The loss of a micro-batch; all its parts but the last are differentiated on the way."""

@@ -7,11 +7,11 @@ import pytest
 from support.command_line import TEACHERS
 
 from composer_cli import api
-from stages import names
+from stages import stages_of
 
 
 def test_every_stage_of_the_pipeline_has_its_function() -> None:
-    for stage in names("pipeline"):
+    for stage in stages_of("pipeline"):
         function = getattr(api, stage.replace("-", "_"))
         assert function.name == stage and function.__doc__ and f"composer {stage}" in repr(function)
     assert set(api.__all__) <= set(dir(api))

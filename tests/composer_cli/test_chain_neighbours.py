@@ -16,7 +16,7 @@ from support.command_line import command, environment, until
 from composer_cli import chain
 from composer_cli.launch import RunOptions
 from stages import STAGES, collect
-from stages.runs.runner import module
+from stages.runs.stage import load_stage
 
 PAIR_OF_COLLECTIONS = entry("collect", "one", *SMALL, parallel="both") + entry(
     "collect", "two", *SMALL, "seed = 1", parallel="both"
@@ -50,7 +50,7 @@ def test_neighbours_that_need_a_server_to_themselves_take_turns(policy, together
 
 def test_what_neighbours_import_beforehand_exists():
     """A name that is not there would be passed over without a word, and every process would import for itself."""
-    named = [name for stage in STAGES for name in getattr(module(stage), "PRELOAD", ())]
+    named = [name for stage in STAGES for name in load_stage(stage).preload]
     assert named and all(find_spec(name) for name in named)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from composer_cli import settings
 from stages.errors import UsageError
-from stages.runs.runner import module
+from stages.runs.stage import load_stage
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 
@@ -16,8 +16,8 @@ def test_every_shipped_preset_fits_the_stages(name):
     assert settings.configure_preset(preset, []).keys() == {entry.title for entry in preset.stage}
     stages = {entry.title: entry.stage for entry in preset.stage}
     for entry in preset.stage:
-        held = {kind.name for read in entry.reads for kind in module(stages[read]).OUTPUTS.values()}
-        needed = {slot.kind.name for slot in module(entry.stage).INPUTS.values() if not slot.optional}
+        held = {kind.name for read in entry.reads for kind in load_stage(stages[read]).outputs.values()}
+        needed = {slot.kind.name for slot in load_stage(entry.stage).inputs.values() if not slot.optional}
         assert needed <= held, entry.title
     assert preset.about and preset.next
 

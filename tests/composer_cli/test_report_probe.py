@@ -39,7 +39,7 @@ def probed(root: Path, status: str = "FAIL") -> list[Run]:
         else:
             out.text("05_placebos.csv", "direction,t\nv,1.5\n")
             out.figure("05_placebos.png", PNG)
-        out.conclude(**summary)
+        out.set_summary(**summary)
         ends.append(sealed(out))
         (root / stage / "latest").symlink_to(ends[-1].path)
     return ends[1:]
@@ -68,7 +68,7 @@ def test_a_watched_training_shows_its_alarm_and_its_figure(tmp_path):
     )
     out.text("watch.csv", "step,push\n0,0.5\n")
     out.figure("watch.png", PNG)
-    out.conclude(verdict="FAIL", figures=["watch"])
+    out.set_summary(verdict="FAIL", figures=["watch"])
     sealed(out)
     page, twin = pages(report.write(tmp_path, report.chain(tmp_path, [str(out.path)])))
     assert twin["guards"][0]["missed"][0]["detail"] == "alarm after 2 steps" and "alarm after 2 steps" in page

@@ -16,7 +16,7 @@ from composer_cli.app import app
 from composer_cli.executors.base import EXECUTORS, load
 from composer_cli.settings import known
 from stages import STAGES, envs
-from stages.runs.runner import module
+from stages.runs.stage import load_stage
 
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 WORD = re.compile(r"[A-Za-z_][\w-]*(?:\.[A-Za-z_]\w*)*")
@@ -62,7 +62,7 @@ def source() -> frozenset[str]:
 @cache
 def settings() -> frozenset[str]:
     """The keys of every stage's settings, and the options of every environment as `env.OPTION`."""
-    keys = {key for stage in STAGES for key, _ in known(module(stage).Config)}
+    keys = {key for stage in STAGES for key, _ in known(load_stage(stage).config)}
     folders = {".".join(key.split(".")[:i]) for key in keys for i in range(1, key.count(".") + 1)}
     options = {f"env.{name}" for target in envs.ENVIRONMENTS for name in _options(target)}
     return frozenset(keys | folders | options | {f"{key}.options" for key in folders})

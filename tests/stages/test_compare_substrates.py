@@ -36,7 +36,7 @@ def compared(tmp_path: Path, tiny: Path) -> Callable[..., Run]:
 
 
 def sides(run: Run) -> list[dict[str, Any]]:
-    return json.loads(run.beside("comparison.json"))["sides"]
+    return json.loads(run.read_file("comparison.json"))["sides"]
 
 
 def verdicts(side: dict[str, Any]) -> dict[str, str]:
@@ -50,9 +50,9 @@ def test_without_a_file_the_format_is_compared_and_the_report_says_so(compared):
     assert ours["capture_levels"] == theirs["capture_levels"] == {"tokens": ours["steps"]}
     assert [name for name, verdict in verdicts(ours).items() if verdict != "ok"] == ["100 rollouts or more"]
     assert verdicts(theirs)["no output elided"] == "not recorded" and verdicts(theirs)["state hash chain"] == "ok"
-    report = run.beside("report.txt").decode()
+    report = run.read_file("report.txt").decode()
     assert "nothing is said of prime-rl" in report and "Cleaner" not in report and "Neither is called" in report
-    assert run.manifest.summary["cleaner"] is None and json.loads(run.beside("comparison.json"))["cleaner"] is None
+    assert run.manifest.summary["cleaner"] is None and json.loads(run.read_file("comparison.json"))["cleaner"] is None
     assert {unit["rollout"]["source"] for unit in run.units()} == {"trl"} and run.manifest.counts["done"] == 6
 
 
@@ -70,7 +70,7 @@ def test_a_users_file_is_held_to_the_same_gate(compared, tmp_path):
     _, theirs = sides(run)
     assert [theirs["rollouts"], theirs["capture_levels"], theirs["dropped"]] == [1, {"text": 1}, {"not_json": 1}]
     assert verdicts(theirs)["token ids captured"] == verdicts(theirs)["records readable"] == "FAIL"
-    assert run.manifest.summary["cleaner"] == "002a" and "nothing is said" not in run.beside("report.txt").decode()
+    assert run.manifest.summary["cleaner"] == "002a" and "nothing is said" not in run.read_file("report.txt").decode()
 
 
 @needs_real
@@ -132,7 +132,7 @@ def test_through_an_openenv_server_the_rollouts_are_those_of_this_process(compar
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     through = compared(through="openenv", openenv_python=PYTHON)
     assert steps(through) == steps(compared(folder="two"))
-    assert "through an OpenEnv server" in through.beside("report.txt").decode()
+    assert "through an OpenEnv server" in through.read_file("report.txt").decode()
 
 
 @needs_openenv

@@ -123,4 +123,4 @@ def test_a_training_on_the_command_line_goes_through_a_curriculum_in_its_order(t
         steps.setdefault(row["training_step"], []).append(row["task_id"])
     first, second, third = ordered
     assert [sorted(names) for names in steps.values()] == [sorted([first, second] * 2), sorted([third, first] * 2)]
-    assert json.loads(trained.beside("checkpoint.json"))["task_ids"] == ordered
+    assert json.loads(trained.read_file("checkpoint.json"))["task_ids"] == ordered

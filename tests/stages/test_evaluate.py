@@ -9,8 +9,9 @@ from support.server import Reply, answer, serving
 from stages import collect, evaluate
 from stages.errors import BadInput
 from stages.runs import runner
-from stages.runs.artifact import Inputs, Run, assign
+from stages.runs.artifact import Inputs, Run
 from stages.runs.records import EVAL_ITEM
+from stages.runs.stage import assign_inputs
 
 ENV = "support.environments:GuessEnv"
 
@@ -65,7 +66,7 @@ def test_looks_that_decide_nothing_play_everything(tmp_path, url):
 
 def test_recorded_rollouts_are_arms(tmp_path, url):
     runs = [recorded(tmp_path, url, model) for model in ("right", "wrong")]
-    inputs = assign("evaluate", evaluate.INPUTS, runs)
+    inputs = assign_inputs(evaluate.STAGE, runs)
     run, verdict = evaluated(tmp_path, inputs, baseline="wrong", treatment="right", control=None)
     assert {item["arm"] for item in run.rows(EVAL_ITEM)} == {"right", "wrong"}
     assert verdict["gain"]["estimate"] == 1.0 and verdict["gain"]["num_tasks"] == 14

@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stages import export, train
 from stages.errors import InfrastructureError, UsageError
 from stages.formats.hub import dataset_card
-from stages.runs import artifact, manifest, runner, store
-from stages.runs.artifact import Out, Run
+from stages.runs import manifest, runner, store
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.records import PAIR, ROLLOUT
+from stages.runs.stage import assign_inputs
 
 TOKEN = "hf_" + "n0tarealtoken" * 2
 
@@ -70,9 +71,9 @@ def test_a_run_of_pairs_is_a_dataset_and_nothing_for_other_formats(tmp_path: Pat
     about = {"composer": "1", "stage": "extract-pairs", "stage_version": 1, "fingerprint": "f", "status": "complete"}
     record, folder = manifest.Manifest(**about), tmp_path / "pairs"
     folder.mkdir()
-    Out(folder, record, cache=tmp_path).table(PAIR, [])
+    RunWriter(folder, record, cache=tmp_path).table(PAIR, [])
     manifest.write(folder, record)
-    given = artifact.assign("export", export.INPUTS, [Run(folder)])
+    given = assign_inputs(export.STAGE, [Run(folder)])
     assert list(given) == ["pairs"]
     done = runner.execute("export", given, export.Config(format="hub"), root=tmp_path / "artifacts")
     assert matter(done.path / "hub")["configs"][0]["config_name"] == "pairs"

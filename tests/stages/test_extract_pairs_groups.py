@@ -12,9 +12,10 @@ from stages.errors import BadInput, UsageError
 from stages.import_traces import Config
 from stages.pairs.voting import canonical
 from stages.rollouts.trace import pairs_with_states
-from stages.runs import artifact, runner
+from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.records import PAIR, ROLLOUT
+from stages.runs.stage import assign_inputs
 
 
 def imported(root: Path, *paths: Path) -> Run:
@@ -92,9 +93,9 @@ def test_submissions_of_one_task_are_compared_by_the_verdict(tmp_path: Path) -> 
 
 def test_only_imported_rollouts_may_come_without_teachers(tmp_path: Path, collected: Any) -> None:
     rollouts = imported(tmp_path, wiki(tmp_path / "in"))
-    assert artifact.assign("extract-pairs", extract_pairs.INPUTS, [rollouts]) == {"rollouts": [rollouts]}
+    assert assign_inputs(extract_pairs.STAGE, [rollouts]) == {"rollouts": [rollouts]}
     with pytest.raises(BadInput, match="teacher_action"):
-        artifact.assign("extract-pairs", extract_pairs.INPUTS, [collected()])
+        assign_inputs(extract_pairs.STAGE, [collected()])
 
 
 @needs_real

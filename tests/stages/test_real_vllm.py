@@ -97,7 +97,7 @@ def test_three_steps_of_training_keep_both_sides_equal(root: Path, server: Model
     size = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 1e-2, "max_staleness": max_staleness}
     config = train.Config(env={"name": "kata"}, policy=policy(server), tasks=4, optimisation=size, adapter={"rank": 8})
     run = Run(runner.execute("train", {}, config, root=root).path)
-    lines = [json.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
     steps = [line for line in lines if "sampling/sync_difference" in line]
     assert [line["sampling/sync_difference"] < 1e-5 for line in steps] == [True] * 3
     assert [line["sampling/stale_rollouts"] for line in steps] == [0, 8 * max_staleness, 8 * max_staleness]
@@ -110,7 +110,7 @@ def test_two_processes_train_on_one_server(root: Path, server: ModelServer) -> N
     size = {"steps": 3, "prompts_per_step": 4, "generations": 4, "learning_rate": 1e-2, "threads": 1}
     case = {"env": {"name": "kata"}, "policy": policy(server), "tasks": 4, "optimisation": size, "adapter": {"rank": 8}}
     run = train_all(root, {"several": case}, 2)["several"]
-    lines = [json.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
     steps = [line for line in lines if "sampling/sync_difference" in line]
     assert [line["sampling/sync_difference"] < 1e-5 for line in steps] == [True] * 3
     assert max(line["sampling/sampling_logp_difference/max"] for line in steps) < 1e-4
@@ -130,7 +130,7 @@ def test_a_teacher_behind_the_server_scores_the_rollouts_of_a_training(root: Pat
         teacher=policy(server),
     )
     run = Run(runner.execute("train", {}, config, root=root).path)
-    lines = [json.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
     apart = [abs(line["eopd/rev_kl"]) for line in lines if "eopd/rev_kl" in line]
     assert apart[0] < 1e-5 and min(apart[1:]) > 1e-4
     assert run.manifest.models["teacher"]["server"]["capture_level"] == "tokens"

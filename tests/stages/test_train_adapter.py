@@ -210,5 +210,5 @@ def test_the_same_training_gives_the_same_adapter(tmp_path: Path, tiny: Path) ->
 @pytest.mark.parametrize("teacher", ["ema", "trust-region"])
 def test_a_kept_teacher_needs_no_second_model_under_an_adapter(tmp_path: Path, tiny: Path, teacher: str) -> None:
     run = trained(tmp_path, str(tiny), weights={"sdpo": 1.0}, hints={"teacher": teacher})
-    rows = [orjson.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    rows = [orjson.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
     assert all(row["sdpo/turns"] > 0 and row["sdpo/loss"] >= 0 for row in rows)

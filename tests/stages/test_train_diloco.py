@@ -21,7 +21,7 @@ from stages import train
 from stages.diloco import object_store
 from stages.errors import UsageError
 from stages.runs import store
-from stages.runs.artifact import Inputs, Out, Run
+from stages.runs.artifact import Inputs, Run, RunWriter
 from stages.runs.bucket import open_bucket
 from stages.runs.manifest import Manifest
 from stages.runs.records import CHECKPOINT, ROLLOUT
@@ -120,7 +120,7 @@ def test_over_a_lighthouse_replicas_have_numbers(tmp_path: Path):
     settings = configured(store="lighthouse://localhost:1").diloco
     record = Manifest(composer="", stage="train", stage_version=1, fingerprint="")
     with pytest.raises(UsageError, match=r"Set diloco\.replica"):
-        join(settings, Out(tmp_path, record, cache=tmp_path))
+        join(settings, RunWriter(tmp_path, record, cache=tmp_path))
 
 
 def configured(**diloco: Any) -> train.Config:

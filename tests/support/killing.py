@@ -14,9 +14,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from stages.runs import artifact, runner
+from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
+from stages.runs.stage import assign_inputs, load_stage
 
 HEAVY = ["stages.training.trainer", "stages.probe.checks.validation", "duckdb", "scipy.stats", "openai"]
 PATIENCE_S = 240
@@ -41,7 +42,7 @@ class Work:
 
     def carry_out(self, root: Path) -> None:
         """Begin or go on, to the end."""
-        given = artifact.assign(self.stage, runner.module(self.stage).INPUTS, self.reads)
+        given = assign_inputs(load_stage(self.stage), self.reads)
         runner.execute(self.stage, given, self.config, root=root, resume=True, max_cost=self.max_cost)
 
     def start(self, root: Path) -> BaseProcess:

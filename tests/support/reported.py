@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stages.evaluation.verdict import decide
 from stages.runs import manifest as manifests
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.manifest import InputRef, Manifest
 
 EVIL = "<script>alert('gotcha')</script>"
@@ -47,7 +47,7 @@ def item(arm, task, passed, hacked=False):
     }
 
 
-def finished(root: Path, stage: str, *reads: Run, **config) -> Out:
+def finished(root: Path, stage: str, *reads: Run, **config) -> RunWriter:
     """A run folder of a stage to be filled, complete once `manifests.write` has seen it."""
     refs = [InputRef(stage=r.manifest.stage, path=str(r.path), fingerprint="", content="") for r in reads]
     folder = root / stage / f"20260101T00000{len(list(root.glob('*/*')))}Z-made-abcdef"
@@ -55,10 +55,10 @@ def finished(root: Path, stage: str, *reads: Run, **config) -> Out:
     record = Manifest(
         composer="0", stage=stage, stage_version=1, fingerprint="ab" * 32, config=config, inputs={"x": refs}, **began
     )
-    return Out(folder, record, cache=root)
+    return RunWriter(folder, record, cache=root)
 
 
-def sealed(out: Out) -> Run:
+def sealed(out: RunWriter) -> Run:
     """The run in such a folder, complete."""
     manifests.write(out.path, out.manifest)
     return Run(out.path)

@@ -15,7 +15,7 @@ from stages import train
 from stages.backends import ranks
 from stages.rollouts.trace import opening_row
 from stages.runs import manifest, runner, store
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.records import PAIR, STATE
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -27,9 +27,9 @@ Value = TypeVar("Value")
 class OwnRollouts(ranks.Ranks):
     """Broken on purpose: the first process hears of no rollout but its own."""
 
-    def to_first(self, value: Value) -> list[Value]:
+    def gather_to_rank0(self, value: Value) -> list[Value]:
         """Its own."""
-        super().to_first(value)
+        super().gather_to_rank0(value)
         return [value]
 
 
@@ -43,11 +43,11 @@ class OwnGradients(ranks.Ranks):
 class OwnDenominators(ranks.Ranks):
     """Broken on purpose: the first process' rows are dealt, but each takes for the step's rows what it was dealt."""
 
-    def of_first(self, make: Callable[[], Value]) -> Value:
+    def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
         """Rows repeated so that every part of them is this process' own."""
         from stages.training.data import ChannelBatch
 
-        value = super().of_first(make)
+        value = super().broadcast_from_rank0(make)
         if not isinstance(value, ChannelBatch):
             return value
         own = value.part(self.rank, self.count)
@@ -95,7 +95,7 @@ def pairs_run(folder: Path, count: int) -> Run:
     record = manifest.Manifest(
         composer="test", stage="extract-pairs", stage_version=1, fingerprint="0", label="", started_at="", config={}
     )
-    out = Out(folder, record, cache=folder)
+    out = RunWriter(folder, record, cache=folder)
     letters = "abcdefghijkl"
     rows = [
         {

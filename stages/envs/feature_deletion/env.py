@@ -14,20 +14,20 @@ from stages.envs.feature_deletion import rows, task_source, worker
 from stages.envs.feature_deletion.package import Package
 from stages.envs.feature_deletion.task_source import Source
 from stages.envs.folders import remove
-from stages.envs.repo import crosscheck, trees
+from stages.envs.repo import forged_passes, trees
 from stages.envs.repo import session as repo_session
 from stages.envs.repo.grading import (
     LIMITS,
     NEUTRAL,
     PASSING,
-    Lists,
-    Outcomes,
-    RepoVerdict,
+    GradingVerdict,
     Statuses,
+    TestLists,
+    TestOutcomes,
     TestRuntime,
     judge,
+    run_on_copy,
     run_pytest,
-    run_with,
 )
 from stages.envs.repo.session import RepoEnvironment, RepoSession
 from stages.errors import UsageError
@@ -116,7 +116,7 @@ class FeatureDeletionEnv(RepoEnvironment):
         self._row = task.data
         self._package = self._source.package(task.data)
         self._requirements = task_source.requirements(tuple(task.data["requirements"]))
-        self._delivered = trees.make()
+        self._delivered = folders.make("tree")
         folders.copy(self._package.root, self._delivered)
         trees.apply(rows.delivered(task.data, self._package), self._delivered)
         hidden = task_source.hidden(self.sandbox, task.data, self._package, self._requirements)
@@ -145,7 +145,7 @@ class FeatureDeletionEnv(RepoEnvironment):
         work = verdict.work(self._logs[0])
         return Grade(float(strict), strict, verdict.loose, hacked, session.protocol_ok, work=work)
 
-    def _forged(self, delivered: Path, verdict: RepoVerdict) -> bool:
+    def _forged(self, delivered: Path, verdict: GradingVerdict) -> bool:
         """Whether the pass contradicts itself: with contradicted tests, or in a second run with altered ones."""
         if self._satisfies_everything(delivered, verdict.kept):
             return True
@@ -154,14 +154,14 @@ class FeatureDeletionEnv(RepoEnvironment):
 
         def rerun(altered: trees.Changes, reference: bool) -> Statuses:
             solution = {path: trees.read(self._package.root, path) for path in removed} if reference else verdict.kept
-            return run_with(delivered, {**solution, **altered}, self._once)
+            return run_on_copy(delivered, {**solution, **altered}, self._once)
 
-        return crosscheck.forged(tests, verdict.lists, verdict.statuses, rerun, reference=True)
+        return forged_passes.is_forged(tests, verdict.lists, verdict.statuses, rerun, reference=True)
 
     def _satisfies_everything(self, delivered: Path, kept: trees.Changes) -> bool:
         """Whether the solution also passes a test that contradicts the real one."""
         against = {**kept, **rows.contradicted(self._row, self._package)}
-        statuses = run_with(delivered, against, self._statuses)
+        statuses = run_on_copy(delivered, against, self._statuses)
         return any(statuses.get(name) in PASSING for name in rows.must_fail(self._row))
 
     def _once(self, folder: Path) -> Statuses:
@@ -175,7 +175,7 @@ class FeatureDeletionEnv(RepoEnvironment):
         self._logs.append(found.log)
         return found.statuses
 
-    def _run(self, folder: Path) -> Outcomes:
+    def _run(self, folder: Path) -> TestOutcomes:
         tests = (*self._row["options"], *self._row["test_files"])
         timeout_s = measured_s(self.sandbox, self._package, tests, self._requirements)
         return run_pytest(runtime(self.sandbox, self._requirements, timeout_s), folder, list(tests))
@@ -188,7 +188,7 @@ class FeatureDeletionEnv(RepoEnvironment):
             remove(delivered)
 
 
-def steady(run: Callable[[], Outcomes], lists: Lists) -> Outcomes:
+def steady(run: Callable[[], TestOutcomes], lists: TestLists) -> TestOutcomes:
     """One run, or two where nothing but a few tests fails that passed before the removal: a pass in either counts.
 
     Tests with time limits of their own fail by chance on a busy machine; a right solution would be called wrong.

@@ -154,7 +154,7 @@ def identifiers(node: ast.AST) -> list[str]:
 class Tree:
     """The shingles of every text file of a package, for one search a task."""
 
-    def __init__(self, files: Mapping[str, trees.File]) -> None:
+    def __init__(self, files: Mapping[str, trees.TreeFile]) -> None:
         self._present = {path: shingles(file.data, WIDTH) for path, file in files.items() if path.endswith(TEXT)}
 
     def copies(self, removal: Removal, writes: Mapping[str, str]) -> list[str]:

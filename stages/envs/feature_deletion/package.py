@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from stages.envs import folders
 from stages.envs.folders import write
 from stages.envs.repo import trees
-from stages.envs.repo.trees import KINDS, extract
+from stages.envs.repo.trees import ARCHIVE_ENDINGS, extract_archive
 from stages.errors import BadInput
 from stages.runs import store
 
@@ -56,20 +56,21 @@ def unpack(source: Path, root: Path) -> Package:
     if source.is_dir():
         top = source
         _copy(source, root)
-    elif source.name.endswith(KINDS) and source.is_file():
+    elif source.name.endswith(ARCHIVE_ENDINGS) and source.is_file():
         with trees.scratch() as raw:
-            top = extract(source, raw)
+            top = extract_archive(source, raw)
             _copy(top, root)
     else:
         raise BadInput(
-            f"The package {str(source)!r} is neither a folder nor an archive ({', '.join(KINDS)}). Give one of them."
+            f"The package {str(source)!r} is neither a folder nor an archive ({', '.join(ARCHIVE_ENDINGS)}). "
+            "Give one of them."
         )
     return _described(root, _bare(source.name))
 
 
 def _bare(name: str) -> str:
     """A file's name without what says that it is an archive."""
-    return next((name.removesuffix(ending) for ending in KINDS if name.endswith(ending)), name)
+    return next((name.removesuffix(ending) for ending in ARCHIVE_ENDINGS if name.endswith(ending)), name)
 
 
 def _copy(top: Path, root: Path) -> None:

@@ -17,7 +17,7 @@ from stages.envs.feature_deletion.selection import KEEP, Removal
 from stages.envs.feature_deletion.twins import Contradiction, Proven
 from stages.envs.feature_deletion.worker import Baseline
 from stages.envs.repo import trees
-from stages.envs.repo.grading import Lists
+from stages.envs.repo.grading import TestLists
 from stages.errors import BadInput
 from stages.runs import store
 from stages.runs.records import Row
@@ -53,7 +53,7 @@ def build(
     package: Package,
     removal: Removal,
     writes: Mapping[str, str],
-    lists: Lists,
+    lists: TestLists,
     baseline: Baseline,
     proven: Sequence[Proven],
     hanging: Sequence[str] = (),
@@ -106,7 +106,7 @@ def instance_id(package: Package, removal: Removal) -> str:
     return f"{package.label}.{module}.{first.qualname}{more}.{removal.identity}"
 
 
-def statement(package: Package, removal: Removal, lists: Lists, contradiction: Contradiction) -> str:
+def statement(package: Package, removal: Removal, lists: TestLists, contradiction: Contradiction) -> str:
     """The description of the task, for the agent; it quotes a test that the original code passes."""
     return STATEMENT.format(
         package=f"The package {package.name}",
@@ -121,7 +121,7 @@ def statement(package: Package, removal: Removal, lists: Lists, contradiction: C
 def gold_patch(package: Package, writes: Mapping[str, str]) -> str:
     """From the delivered files back to the original ones."""
     with trees.scratch() as delivered:
-        trees.apply({path: trees.File(text.encode()) for path, text in writes.items()}, delivered)
+        trees.apply({path: trees.TreeFile(text.encode()) for path, text in writes.items()}, delivered)
         originals = {path: file for path in writes if (file := trees.read(package.root, path)) is not None}
         return trees.patch(delivered, dict(originals))
 
@@ -142,9 +142,9 @@ def twin(row: Mapping[str, Any]) -> Row:
     return {**row, "instance_id": row["instance_id"] + TWIN, "family": row["family"] + TWIN}
 
 
-def lists_of(row: Mapping[str, Any]) -> Lists:
+def lists_of(row: Mapping[str, Any]) -> TestLists:
     """The tests that must come to pass, and those that must stay passing."""
-    return Lists(tuple(json.loads(row["FAIL_TO_PASS"])), tuple(json.loads(row["PASS_TO_PASS"])), skip_fails=True)
+    return TestLists(tuple(json.loads(row["FAIL_TO_PASS"])), tuple(json.loads(row["PASS_TO_PASS"])), skip_fails=True)
 
 
 def delivered(row: Mapping[str, Any], package: Package) -> trees.Changes:
@@ -178,9 +178,9 @@ def _by_path(edits: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, 
     return by_path
 
 
-def _edited(package: Package, path: str, edits: Iterable[Mapping[str, Any]]) -> trees.File:
+def _edited(package: Package, path: str, edits: Iterable[Mapping[str, Any]]) -> trees.TreeFile:
     file = trees.read(package.root, path)
     if file is None:
         raise BadInput(f"{package.label} has no file {path}, which the task edits. Make the tasks anew.")
     changes = [Edit(edit["first"], edit["last"], tuple(edit["lines"])) for edit in edits]
-    return trees.File(without(file.data.decode(), changes).encode(), file.executable)
+    return trees.TreeFile(without(file.data.decode(), changes).encode(), file.executable)

@@ -92,7 +92,7 @@ class Removal:
         return set().union(*(lines.get(p.path, {}).get(line, ()) for p in self.parts for line in p.covers()))
 
 
-def sources(package: Mapping[str, trees.File]) -> dict[str, str]:
+def sources(package: Mapping[str, trees.TreeFile]) -> dict[str, str]:
     """Path -> text of the package's own Python files: no tests, no documentation, no scripts around it."""
     found = {}
     for path, file in package.items():

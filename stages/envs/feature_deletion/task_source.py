@@ -20,7 +20,7 @@ from stages.envs.feature_deletion.selection import KEEP, WEIGHTS, Difficulty, Ki
 from stages.envs.feature_deletion.twins import ContradictionSearch
 from stages.envs.feature_deletion.worker import PATIENCE_S, Baseline, Job, TestReport, TestWorker, file_of, measure
 from stages.envs.repo import trees
-from stages.envs.repo.grading import Lists, by_name, is_test
+from stages.envs.repo.grading import TestLists, by_name, is_test
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import parquet
 from stages.runs.records import TASK, Row
@@ -115,10 +115,10 @@ class Candidate:
         elif not self._lists().pass_to_pass:
             self.reason = "every test fails"
 
-    def _lists(self) -> Lists:
+    def _lists(self) -> TestLists:
         stable = by_name(dict.fromkeys(self.baseline.stable - self.hanging, "passed"))
         failing = set(by_name(dict.fromkeys(self.failing, "failed")))
-        return Lists(tuple(sorted(failing)), tuple(sorted(set(stable) - failing)))
+        return TestLists(tuple(sorted(failing)), tuple(sorted(set(stable) - failing)))
 
     def restored(self) -> Job:
         """The failing tests with the original code."""

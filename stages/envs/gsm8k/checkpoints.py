@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from stages.envs.gsm8k import env
 from stages.envs.gsm8k.env import SYSTEM, Question, remark
 from stages.messages import Message, opening_ids
-from stages.tiny_models.folders import Made, Progress, Schedule, kept, sources_identity
+from stages.tiny_models.folders import Made, Progress, Schedule, kept, library_versions
 from stages.tiny_models.training import END, Encoded
 
 SCHEDULE = Schedule(steps=240, learning_rate=6e-3, batch=16)
@@ -24,15 +24,14 @@ LEARNING_RATE = 1e-3
 VOCABULARY = 768
 PIECES = r"(?:system|user|assistant)\n| ?[A-Za-z]+| ?[0-9]| ?#+| ?[^\sA-Za-z0-9]|\s"
 """What a token never crosses: a word, a digit, a sign."""
-SOURCES = tuple(
-    Path(__file__).parent / name for name in ("checkpoints.py", "lessons.py", "rows.py", "env.py", "numbers.py")
-)
+RECIPE_VERSION = 1
+"""Raise this number when a change of the code alters the weights."""
 
 
 def recipe_fingerprint(path: str) -> str:
-    """SHA-256 over all that determines the model's bytes on one machine: rows, code, library versions."""
+    """Return the SHA-256 of what determines the model's weights on one machine: rows, recipe, library versions."""
     questions = [(question.text, question.answer) for question in env.load("train", path, "")]
-    return hashlib.sha256(json.dumps([questions, sources_identity(SOURCES)]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([questions, RECIPE_VERSION, library_versions()]).encode()).hexdigest()
 
 
 def ensure(path: str, cache: Path, progress: Progress) -> Path:

@@ -8,12 +8,11 @@ that guess differently where they are wrong have no majority left.
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from stages.envs.kata.tasks import OPERATIONS
 from stages.errors import UsageError
-from stages.tiny_models.folders import Schedule, sources_identity
+from stages.tiny_models.folders import Schedule, library_versions
 
 NAMES = ("student", "teacher-a", "teacher-b", "teacher-c")
 PROBED = ("honest", "loophole")
@@ -23,11 +22,8 @@ SERVED = "student-served"
 NOVICE, NOVICE_SERVED = "novice", "novice-served"
 HEAD_DIM = {NOVICE_SERVED: 32, SERVED: 32}
 """Width of the attention heads where it is not that of all small models."""
-SOURCES = tuple(
-    Path(__file__).parent / name
-    for name in ("../bash.py", "language.py", "tasks.py", "transcripts.py", "tokenizer.py", "training.py")
-)
-LOOPHOLE_SOURCE = Path(__file__).with_name("loophole.py")
+RECIPE_VERSION = 1
+"""Raise this number when a change of the code alters the weights that a recipe gives."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +98,13 @@ def recipe(name: str) -> Recipe:
 
 
 def recipe_fingerprint(name: str) -> str:
-    """SHA-256 over all that determines a model's bytes on one machine: recipe, code (not layout), library versions."""
+    """Return the SHA-256 of what determines a model's weights on one machine: recipe, its version, library versions."""
     own = recipe(name)
-    sources = (*SOURCES, LOOPHOLE_SOURCE) if isinstance(own.knowledge, Habits) else SOURCES
     parts: dict[str, Any] = {
         "recipe": asdict(own),
         "start": recipe_fingerprint(own.start) if own.start else None,
-        "code": sources_identity(sources),
+        "version": RECIPE_VERSION,
+        "libraries": library_versions(),
     }
     if name in HEAD_DIM:
         parts["head_dim"] = HEAD_DIM[name]

@@ -1,6 +1,6 @@
-"""One episode on a repository: a tree at /testbed, a kept-alive sandbox on it, bash actions, and a canary.
+"""An episode on a repository: a tree at /testbed, one sandbox on it for all commands, bash actions, search detection.
 
-Shared by every environment whose tasks are repositories; what the tree holds and how it is judged differ.
+Every environment whose tasks are repositories is a `RepoEnvironment`; what the tree holds and how it is graded differ.
 """
 
 import hashlib
@@ -24,13 +24,6 @@ from stages.errors import InfrastructureError
 from stages.runs import store
 from stages.sandbox import Limits, Sandbox
 
-# ---- canary
-# Notices an agent that searches for the solution instead of writing it.
-#
-# Two ways. A canary: a commit that no branch reaches, whose message holds a random token. Work on the task never meets
-# it, but a listing of all references or unreachable objects prints it. And commands that make sense only in a search:
-# fetching, downloading the package itself, looking through package caches.
-
 CANARY_REF = "refs/upstream/next"
 SEARCHES = {
     "fetches history": r"\bgit\b[^|;&\n]*\b(fetch|pull|clone|ls-remote|remote\s+add|unshallow)\b",
@@ -38,12 +31,18 @@ SEARCHES = {
     "asks the network": r"\b(curl|wget|urlopen|requests\.get)\b[^\n]*https?://(?!localhost|127\.)",
     "searches package caches": r"\.cache/(pip|uv|pypoetry)\b",
 }
-"""Reason -> pattern of a command."""
+"""Reason -> pattern of a command that makes sense only in a search for the solution."""
 ASKS_INDEX = r"\b(pip3?|uv|conda|pipx|easy_install)\b[^|;&\n]*\b(download|install)\b[^|;&\n]*\b{name}\b"
 
 
-class Canary:
-    """Puts the canary into a repository of ours and checks every command; `package` is the name of what it holds."""
+class SearchDetector:
+    """Detects an agent that searches for the solution instead of writing it, in two ways.
+
+    A canary: a commit that no branch reaches, whose message holds a random token. Work on the task never meets it; a
+    listing of all references or of unreachable objects prints it. And patterns of commands: fetching history,
+    downloading the package itself, looking through package caches. `package` is the name of what the repository holds;
+    `triggered` collects every reason over all commands.
+    """
 
     def __init__(self, repository: Path, package: str) -> None:
         self.token = f"canary-{secrets.token_hex(6)}"
@@ -52,10 +51,9 @@ class Canary:
         trees.git(repository, "pack-refs", "--all")
         self._searches = {**SEARCHES, "asks a package index": ASKS_INDEX.format(name=re.escape(package))}
         self.triggered: list[str] = []
-        """Every reason so far, over all commands."""
 
     def check(self, command: str, output: str) -> str | None:
-        """Why this command counts as a search for the solution (the first reason), or None."""
+        """Return the first reason why this command counts as a search for the solution, or None."""
         reasons = ["found the canary"] if self.token in output else []
         reasons += [reason for reason, pattern in self._searches.items() if re.search(pattern, command)]
         self.triggered += reasons
@@ -88,10 +86,10 @@ TOOLS: tuple[dict[str, Any], ...] = (
     },
 )
 LIMITS = Limits(wall_s=120, cpu_s=120, memory_mb=2048, processes=128, file_mb=64, disk_mb=1024, output_bytes=1 << 20)
-"""Of one command of the agent."""
+"""Limits of one command of the agent."""
 RUNS_TESTS = re.compile(r"\b(py\.?test|unittest|runtests\.py|bin/test|tox|nosetests)\b")
 LONGEST_PATCH = 1 << 20
-"""Characters of a submitted patch that are kept; of a longer one head and tail."""
+"""Characters kept of a patch; of a longer one head and tail."""
 log = logging.getLogger(__name__)
 
 
@@ -100,16 +98,18 @@ class RepoSession:
 
     `delivered` is copied. `opener` opens a sandbox on a folder. `max_chars`: of a longer output the agent sees head and
     tail. `package` is the name of what the repository holds, `label` that of the task in warnings.
+
+    `submission` is the patch at the last `submit`; None before it, and where the tree could not be read.
     """
 
     def __init__(
         self, delivered: Path, opener: Callable[[Path], Sandbox], *, max_chars: int, package: str, label: str
     ) -> None:
         self.delivered, self.max_chars, self.label = delivered, max_chars, label
-        self.folder = trees.make()
+        self.folder = folders.make("tree")
         folders.copy(delivered, self.folder)
-        self.head = trees.commit(self.folder)
-        self.canary = Canary(self.folder, package)
+        trees.commit(self.folder)
+        self.search = SearchDetector(self.folder, package)
         self._opener = opener
         self._sandbox: Sandbox | None = None
         self.well_formed, self.submitted, self.tested = True, False, False
@@ -117,86 +117,60 @@ class RepoSession:
 
     @property
     def protocol_ok(self) -> bool:
-        """Well-formed actions, tests run, submitted, and no search for the solution."""
-        return self.well_formed and self.submitted and self.tested and not self.canary.triggered
-
-    def step(self, text: str) -> Observation:
-        """Carry out one assistant message."""
-        try:
-            return self.run(parse_bash(text))
-        except ActionError as error:
-            return self.malformed(str(error))
-
-    def malformed(self, error: str) -> Observation:
-        """What the agent is told about an action that cannot be carried out."""
-        self.well_formed = False
-        return Observation(f"[{error}]", parse_error=error)
+        """Whether all actions were well-formed, tests were run, work was submitted, and no search was detected."""
+        return self.well_formed and self.submitted and self.tested and not self.search.triggered
 
     def run(self, command: str) -> Observation:
-        """Carry out one command. What comes back for `submit` is the patch."""
+        """Run one command in a fresh shell. The observation of `submit` is the patch."""
         if command.strip() == SUBMIT:
             self.submitted = True
-            return self._submission(command)
+            try:
+                patch = self.submission = self.patch()
+            except UnwieldyTree as error:
+                log.warning("%s: the agent's tree cannot be read: %s", self.label, error)
+                patch = f"[The tree cannot be read: {error}]"
+            shown, left_out = elided(patch, LONGEST_PATCH)
+            return Observation(
+                shown, commands=(command,), stop="submitted", raw_chars=len(patch), elided_chars=left_out
+            )
         if self._sandbox is None:
             open_up(self.folder)
             self._sandbox = self._opener(self.folder)
         result = self._sandbox.run(command)
         self.tested = self.tested or bool(RUNS_TESTS.search(command))
-        if reason := self.canary.check(command, result.output):
+        if reason := self.search.check(command, result.output):
             log.warning("%s: the agent searched for the solution (%s): %s", self.label, reason, command)
         return observation(command, result, self.max_chars)
 
-    def _submission(self, command: str) -> Observation:
-        try:
-            patch = self.submission = self.patch()
-        except UnwieldyTree as error:
-            log.warning("%s: the agent's tree cannot be read: %s", self.label, error)
-            patch = f"[The tree cannot be read: {error}]"
-        shown, left_out = elided(patch, LONGEST_PATCH)
-        return Observation(shown, commands=(command,), stop="submitted", raw_chars=len(patch), elided_chars=left_out)
-
     def patch(self) -> str:
-        """Everything that the agent changed, as `git diff` writes it; `UnwieldyTree` where that cannot be read."""
+        """Return everything that the agent changed, as `git diff` writes it; `UnwieldyTree` where it cannot be read."""
         return trees.patch(self.delivered, trees.changes(self.delivered, self.folder))
 
-    def left(self, work: Work) -> Work:
-        """What the tests say of the work, and beside it the work itself: the patch, also of who handed nothing in."""
+    def work(self, graded: Work) -> Work:
+        """Return the counts of the tests with submission, reasons of search detection, and patch, submitted or not."""
         patch = self.submission
         if patch is None:
             with suppress(UnwieldyTree):
                 patch = self.patch()
-        reasons = tuple(dict.fromkeys(self.canary.triggered))
-        return replace(work, submission=_kept(self.submission), patch=_kept(patch), canary=reasons)
+        submission, patch = (
+            None if text is None else elided(text, LONGEST_PATCH)[0] for text in (self.submission, patch)
+        )
+        return replace(graded, submission=submission, patch=patch, canary=tuple(dict.fromkeys(self.search.triggered)))
 
-    def outcome(self, observation: Observation) -> str:
-        """A digest of where an action led: what was read, and how the tree differs from the delivered one."""
-        try:
-            changed = trees.changes(self.delivered, self.folder)
-        except UnwieldyTree as error:
-            return store.digest([observation.stop, observation.returncode, observation.content, str(error)])
-        # A name may hold bytes that are no text.
-        names = {path: os.fsencode(path).decode(errors="backslashreplace") for path in changed}
-        files = {names[path]: file and hashlib.sha256(file.data).hexdigest() for path, file in changed.items()}
-        return store.digest([observation.stop, observation.returncode, observation.content, files])
-
-    def rest(self) -> None:
-        """End what runs, so that the folder can be looked at; the next command gets a fresh sandbox."""
+    def end_sandbox(self) -> None:
+        """End all processes, so that the folder can be read; the next command gets a fresh sandbox."""
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             sandbox.close()
 
     def close(self) -> None:
-        """End what runs and delete the folder; safe to call twice."""
-        self.rest()
+        """End all processes and delete the folder; safe to call twice."""
+        self.end_sandbox()
         remove(self.folder)
 
 
-def _kept(patch: str | None) -> str | None:
-    return None if patch is None else elided(patch, LONGEST_PATCH)[0]
-
-
 class RepoEnvironment(ABC):
-    """The methods of an environment that a `RepoSession` carries; `reset` of a subclass sets `_session`.
+    """The methods of an environment on a `RepoSession`, which `reset` of a subclass sets as `_session`.
 
     Implements TakesCalls. `_system`: the system message of an opening.
     """
@@ -207,9 +181,9 @@ class RepoEnvironment(ABC):
 
     @abstractmethod
     def _graded(self, session: RepoSession) -> Grade:
-        """The verdict on what the episode left; a failure that it raises becomes a Grade without reward.
+        """Return the verdict on the episode's tree; an `InfrastructureError` or `OSError` becomes a null reward.
 
-        `UnwieldyTree`, that the agent's tree cannot be read, is a zero instead: it is the agent's doing.
+        `UnwieldyTree`, the agent's tree cannot be read, becomes a zero: the agent caused it.
         """
 
     def _open_session(self) -> RepoSession:
@@ -218,47 +192,57 @@ class RepoEnvironment(ABC):
         return self._session
 
     def step(self, text: str) -> Observation:
-        """Carry out one assistant message."""
-        return self._open_session().step(text)
+        """Run the command of one assistant message."""
+        try:
+            return self._open_session().run(parse_bash(text))
+        except ActionError as error:
+            return self.malformed(str(error))
 
     def use_tools(self) -> None:
-        """Actions will be calls of `bash` and `submit`."""
+        """Take calls of `bash` and `submit` as actions."""
         self._system = WITH_TOOLS
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
-        """Carry out one call."""
+        """Run one call of `bash` or `submit`."""
         return self._open_session().run(SUBMIT if name == SUBMIT else arguments["command"])
 
     def malformed(self, error: str) -> Observation:
-        """What the agent is told about an action that is no call, or a wrong one."""
-        return self._open_session().malformed(error)
+        """Return the observation of an action that cannot be run."""
+        self._open_session().well_formed = False
+        return Observation(f"[{error}]", parse_error=error)
 
     def grade(self) -> Grade:
-        """Judge the episode as it stands: a strict verdict (`gt_pass`) and a loose one (`visible_pass`)."""
+        """Grade the episode in its present state: a strict verdict (`gt_pass`) and a loose one (`visible_pass`)."""
         session = self._open_session()
-        session.rest()
-        grade = self._verdict(session)
-        return replace(grade, work=session.left(grade.work))
-
-    def _verdict(self, session: RepoSession) -> Grade:
+        session.end_sandbox()
         try:
-            return self._graded(session)
+            grade = self._graded(session)
         except UnwieldyTree as error:
             log.warning("%s: the agent's tree cannot be read: %s", session.label, error)
-            return Grade(0.0, False, False, False, session.protocol_ok, error=str(error))
+            grade = Grade(0.0, False, False, False, session.protocol_ok, error=str(error))
         except (InfrastructureError, OSError) as error:
-            return Grade(reward=None, error_type=type(error).__name__, error=str(error))
+            grade = Grade(reward=None, error_type=type(error).__name__, error=str(error))
+        return replace(grade, work=session.work(grade.work))
 
     def outcome(self, observation: Observation) -> str:
-        """A digest of where the last action led: what was read, and how the tree differs from the delivered one."""
-        return self._open_session().outcome(observation)
+        """Return a digest of the last action's result: the output, and how the tree differs from the delivered one."""
+        session = self._open_session()
+        read = [observation.stop, observation.returncode, observation.content]
+        try:
+            changed = trees.changes(session.delivered, session.folder)
+        except UnwieldyTree as error:
+            return store.digest([*read, str(error)])
+        # A file name may hold bytes that are no text.
+        names = {path: os.fsencode(path).decode(errors="backslashreplace") for path in changed}
+        files = {names[path]: file and hashlib.sha256(file.data).hexdigest() for path, file in changed.items()}
+        return store.digest([*read, files])
 
     def faults(self, observations: Sequence[Observation]) -> list[Fault]:
-        """Which turns of an episode went wrong."""
+        """Return the turns of an episode that went wrong."""
         return bash.faults(observations)
 
     def close(self) -> None:
-        """End what runs and delete the folder; safe to call twice."""
+        """End all processes and delete the folder; safe to call twice."""
         session, self._session = self._session, None
         if session is not None:
             session.close()

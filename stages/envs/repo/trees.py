@@ -1,7 +1,7 @@
-"""Folders of files as an environment keeps them: copied, compared, patched.
+"""File trees of an environment: list, compare, patch, commit, and unpack from archives.
 
 An agent may leave anything in its folder: links to this machine, pipes, files that look like git's. Nothing here
-follows a link, runs a program in such a folder, or writes through one.
+follows a link, runs a program in such a folder, or writes through a link.
 """
 
 import os
@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from stages.envs import folders
-from stages.envs import folders as temporary
 from stages.envs.folders import DEEPEST, LONGEST_PATH, Entry, UnwieldyTree, remove, unlink, write
 from stages.errors import BadInput
 
@@ -27,7 +26,7 @@ CACHES = frozenset(
 HISTORY = frozenset({".git", ".hg", ".svn", ".bzr"})
 COMPILED = (".pyc", ".pyo")
 CHANGED_BYTES = 256 << 20
-"""Of all files that an agent made, or made longer or shorter; they are held in memory."""
+"""Limit on all files that an agent made or resized; they are held in memory."""
 GIT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "GIT_TERMINAL_PROMPT": "0"}
 AUTHOR = {
     f"GIT_{role}_{field}": value
@@ -37,51 +36,41 @@ AUTHOR = {
 
 
 @dataclass(frozen=True)
-class File:
-    """A regular file: its bytes and whether it may be executed."""
+class TreeFile:
+    """A regular file: its bytes and whether it is executable."""
 
     data: bytes
     executable: bool = False
 
 
-Files = dict[str, File]
-Changes = dict[str, File | None]
+Changes = dict[str, TreeFile | None]
 """Path below the root -> the new file, None where it was deleted."""
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A private temporary folder, deleted afterwards whatever it holds."""
-    folder = make()
+    """Make a private temporary folder, and delete it afterwards whatever it holds."""
+    folder = folders.make("tree")
     try:
         yield folder
     finally:
         remove(folder)
 
 
-def make() -> Path:
-    """A private temporary folder."""
-    return temporary.make("tree")
-
-
 def walk(root: Path) -> Iterator[str]:
-    """Paths of the regular files below a folder, but not of caches, history and bytecode."""
+    """Yield the paths of the regular files below a folder, without caches, history and bytecode."""
     for entry in _sources(root):
         yield entry.path
 
 
 def _sources(root: Path) -> Iterator[Entry]:
-    for entry in folders.entries(root, _is_source_folder):
+    for entry in folders.entries(root, lambda path: path.rpartition("/")[2] not in CACHES | HISTORY):
         if entry.is_file and not entry.name.endswith(COMPILED):
             yield entry
 
 
-def _is_source_folder(path: str) -> bool:
-    return path.rpartition("/")[2] not in CACHES | HISTORY
-
-
-def irregular(root: Path) -> set[str]:
-    """Paths of everything else that may change what runs: links, bytecode, caches. What git keeps is left out."""
+def irregular_paths(root: Path) -> set[str]:
+    """Return the paths of everything else that may change what runs: links, bytecode, caches; no history."""
     return {
         entry.path
         for entry in folders.entries(root, lambda path: path.rpartition("/")[2] not in HISTORY)
@@ -90,17 +79,17 @@ def irregular(root: Path) -> set[str]:
     }
 
 
-def read(root: Path, path: str) -> File | None:
-    """One regular file, or None. No part of the path may be a link."""
-    return _file(folders.read(root, path))
+def read(root: Path, path: str) -> TreeFile | None:
+    """Read one regular file; None where there is none. No part of the path may be a link."""
+    return _tree_file(folders.read(root, path))
 
 
-def _file(found: tuple[bytes, os.stat_result] | None) -> File | None:
-    return None if found is None else File(found[0], bool(found[1].st_mode & stat.S_IXUSR))
+def _tree_file(found: tuple[bytes, os.stat_result] | None) -> TreeFile | None:
+    return None if found is None else TreeFile(found[0], bool(found[1].st_mode & stat.S_IXUSR))
 
 
 def changes(before: Path, after: Path) -> Changes:
-    """Regular files that `after` has new, with other content, or no more; caches and history apart.
+    """Return the regular files that were added, changed or deleted, without caches and history.
 
     `UnwieldyTree` where those with another size have more than CHANGED_BYTES together; nothing is read then.
     """
@@ -109,16 +98,16 @@ def changes(before: Path, after: Path) -> Changes:
     if (size := sum(size for path, size in new.items() if old.get(path) != size)) > CHANGED_BYTES:
         raise UnwieldyTree(f"The changed files have {size >> 20} MiB together; at most {CHANGED_BYTES >> 20} count.")
     changed: Changes = dict.fromkeys(sorted(old.keys() - new.keys()))
-    found: Files = {}
+    found: dict[str, TreeFile] = {}
     for entry in _sources(after):
-        file = _file(folders.content(entry.name, entry.folder))
+        file = _tree_file(folders.content(entry.name, entry.folder))
         if file is not None and (entry.path not in old or read(before, entry.path) != file):
             found[entry.path] = file
     return changed | {path: found[path] for path in sorted(found)}
 
 
-def apply(changes_: Mapping[str, File | None], root: Path) -> None:
-    """Write changes into a folder of our own, deletions first; a link, file or folder in the way of a file goes."""
+def apply(changes_: Mapping[str, TreeFile | None], root: Path) -> None:
+    """Write changes into a private folder, deletions first; whatever is in the way of a file is removed."""
     for path, file in sorted(changes_.items(), key=lambda change: change[1] is not None):
         if file is None:
             unlink(root, path)
@@ -127,7 +116,7 @@ def apply(changes_: Mapping[str, File | None], root: Path) -> None:
 
 
 def patch(before: Path, changed: Changes) -> str:
-    """Changes as `git diff` writes them, text files only; it is taken in a folder that holds nothing else."""
+    """Return changes as `git diff` writes them, text files only; it runs in a folder that holds nothing else."""
     with scratch() as folder:
         for name, side in (("a", {path: read(before, path) for path in changed}), ("b", changed)):
             (folder / name).mkdir()
@@ -136,9 +125,9 @@ def patch(before: Path, changed: Changes) -> str:
 
 
 def commit(root: Path) -> str:
-    """Make a folder of our own a repository of one commit, without remotes or tags, and return the commit's id.
+    """Make a private folder a repository of one commit, without remotes or tags; return the commit's id.
 
-    The id depends on the files alone.
+    The id depends only on the files.
     """
     git(root, "init", "--quiet", "--initial-branch=main")
     git(root, "add", "--all", "--force", ".")
@@ -147,9 +136,9 @@ def commit(root: Path) -> str:
 
 
 def git(root: Path, *arguments: str, codes: tuple[int, ...] = (0,), env: Mapping[str, str] | None = None) -> str:
-    """The output of a git command in a folder whose .git is ours, with no configuration but its own.
+    """Return the output of a git command in a folder whose .git no agent wrote, without user or system configuration.
 
-    `RuntimeError` holds what git wrote to stderr when it ends with none of `codes`.
+    `RuntimeError` holds git's stderr when it exits with none of `codes`.
     """
     done = subprocess.run(
         ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false", *arguments],
@@ -162,54 +151,62 @@ def git(root: Path, *arguments: str, codes: tuple[int, ...] = (0,), env: Mapping
     return done.stdout.decode(errors="replace")
 
 
-# ---- archives
-# Archives of source code, unpacked without following what they name: no link, no path out of the folder.
-
-KINDS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip", ".whl")
-LARGEST = 1 << 30
-"""Bytes of an unpacked archive, all files together."""
+ARCHIVE_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip", ".whl")
+LARGEST_ARCHIVE = 1 << 30
+"""Limit on the unpacked bytes of all files of an archive."""
 MOST_LINKS = 8
 Member = tuple[str, int, int, Callable[[], bytes | None]]
-"""Name, size as stated, mode, and what reads a file of an archive."""
+"""Name, stated size, mode and reader of a file in an archive."""
 
 
-def extract(archive: Path, folder: Path) -> Path:
-    """Unpack; returns the only folder at the top, or the top.
+def extract_archive(archive: Path, folder: Path) -> Path:
+    """Unpack an archive; return the only folder at its top, or `folder`. `BadInput` where it is damaged or too large.
 
-    Files alone are written, one by one below the folder: a link becomes a copy of what it names inside the archive, or
-    is left out, so that no path leads anywhere else, whatever `tarfile` makes of it (CVE-2025-4517).
+    Only files are written, one by one below the folder. A link becomes a copy of the member that it names, or is left
+    out, so that no path leads anywhere else, whatever `tarfile` makes of it (CVE-2025-4517).
     """
     try:
-        members = _of_zip(archive) if zipfile.is_zipfile(archive) else _of_tar(archive)
         written = 0
-        for name, size, mode, data in members:
+        for name, size, mode, data in _members(archive):
             written += size
-            if written > LARGEST:
-                raise BadInput(f"The archive {str(archive)!r} holds more than {LARGEST >> 20} MiB. Give a smaller one.")
+            if written > LARGEST_ARCHIVE:
+                raise BadInput(
+                    f"The archive {str(archive)!r} holds more than {LARGEST_ARCHIVE >> 20} MiB. Give a smaller one."
+                )
             if (content := data()) is not None:
-                write(folder, _inside(name), content, mode)
+                write(folder, _checked_path(name), content, mode)
     except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
         raise BadInput(f"The archive {str(archive)!r} cannot be unpacked ({error}). Fetch it again.") from None
     inside = list(folder.iterdir())
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
 
-def _of_zip(archive: Path) -> Iterator[Member]:
-    with zipfile.ZipFile(archive) as file:
-        for info in file.infolist():
-            if not info.is_dir():
-                yield info.filename, info.file_size, 0o644, partial(file.read, info)
-
-
-def _of_tar(archive: Path) -> Iterator[Member]:
-    with tarfile.open(archive) as file:
-        for info in file.getmembers():
+def _members(archive: Path) -> Iterator[Member]:
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as zip_file:
+            for entry in zip_file.infolist():
+                if not entry.is_dir():
+                    yield entry.filename, entry.file_size, 0o644, partial(zip_file.read, entry)
+        return
+    with tarfile.open(archive) as tar_file:
+        for info in tar_file.getmembers():
             if info.isfile() or info.islnk() or info.issym():
-                yield info.name, info.size, 0o755 if info.mode & 0o100 else 0o644, partial(_content, file, info)
+                mode = 0o755 if info.mode & 0o100 else 0o644
+                yield info.name, info.size, mode, partial(_linked_content, tar_file, info)
 
 
-def _content(file: tarfile.TarFile, info: tarfile.TarInfo) -> bytes | None:
-    """The bytes of a member, or of the member that a link names; None where that is no file of the archive."""
+def _checked_path(name: str) -> str:
+    """Return a member's path below the folder; `ValueError` where it leads out of the folder or is too long."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"{name[:80]!r} leads out of it")
+    if len(path.parts) > DEEPEST or len(os.fsencode(name)) > LONGEST_PATH:
+        raise ValueError(f"{name[:80]!r} is too deep or too long")
+    return str(path)
+
+
+def _linked_content(file: tarfile.TarFile, info: tarfile.TarInfo) -> bytes | None:
+    """Return the bytes of a member, or of the member that a link names; None where that is no file of the archive."""
     try:
         for _ in range(MOST_LINKS):
             if info.isfile():
@@ -220,13 +217,3 @@ def _content(file: tarfile.TarFile, info: tarfile.TarInfo) -> bytes | None:
     except KeyError:
         pass
     return None
-
-
-def _inside(name: str) -> str:
-    """A member's path below the folder; `ValueError` where it leads out."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError(f"{name[:80]!r} leads out of it")
-    if len(path.parts) > DEEPEST or len(os.fsencode(name)) > LONGEST_PATH:
-        raise ValueError(f"{name[:80]!r} is too deep or too long")
-    return str(path)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.envs.repo import grading, trees
-from stages.envs.repo.grading import NEUTRAL, Lists, Outcomes, Statuses, TestRuntime
+from stages.envs.repo.grading import NEUTRAL, Statuses, TestLists, TestOutcomes, TestRuntime
 from stages.envs.swe import logs
 from stages.envs.swe.logs import END, START, reader
 from stages.errors import InfrastructureError, UsageError
@@ -186,7 +186,7 @@ class Tests:
     repo: str
     files: tuple[str, ...]
 
-    def counting(self, lists: Lists) -> Lists:
+    def counting(self, lists: TestLists) -> TestLists:
         """The lists without names that are no tests: a few, such as `[100%]`, were read from a test's own output.
 
         Where none of those that must come to pass looks like a test, all stay: without one, anything is resolved.
@@ -197,17 +197,17 @@ class Tests:
         fail_to_pass, pass_to_pass = (tuple(name for name in names if "::" in name) for names in groups)
         return replace(lists, fail_to_pass=fail_to_pass or lists.fail_to_pass, pass_to_pass=pass_to_pass)
 
-    def run(self, runtime: TestRuntime, tree: Path) -> Outcomes:
+    def run(self, runtime: TestRuntime, tree: Path) -> TestOutcomes:
         """Run them on a tree that may be written to."""
         if self.spec.uses_pytest:
             return self._by_pytest(runtime, tree)
         return self._by_log(runtime, tree)
 
-    def _by_pytest(self, runtime: TestRuntime, tree: Path) -> Outcomes:
+    def _by_pytest(self, runtime: TestRuntime, tree: Path) -> TestOutcomes:
         reported = grading.run_pytest(runtime, tree, [*PYTEST_OPTIONS, *self.files], before=self._before())
         return replace(reported, statuses=named(reported.nodes, self.repo))
 
-    def _by_log(self, runtime: TestRuntime, tree: Path) -> Outcomes:
+    def _by_log(self, runtime: TestRuntime, tree: Path) -> TestOutcomes:
         """The log between two words that nothing inside knows beforehand; what is printed there is believed."""
         secret = secrets.token_hex(16)
         command = f"{self._before()}echo {secret}; {self.command()}; echo; echo {secret} $?"
@@ -215,7 +215,7 @@ class Tests:
         parts = result.output.split(secret)
         text = parts[1] if len(parts) == 3 else ""
         statuses = logs.outcomes(logs.dialect(self.repo)(text))
-        return Outcomes(statuses, len(parts) > 3, result.output.replace(secret, ""), result.timed_out)
+        return TestOutcomes(statuses, len(parts) > 3, result.output.replace(secret, ""), result.timed_out)
 
     def _before(self) -> str:
         return "".join(f"{command}\n" for command in self.spec.eval_commands)
@@ -252,17 +252,17 @@ def named(nodes: Mapping[str, str], repo: str) -> Statuses:
     return logs.outcomes(logs.dialect(repo)(log))
 
 
-def scripted(row: Mapping[str, Any]) -> Callable[[TestRuntime, Path], Outcomes]:
+def scripted(row: Mapping[str, Any]) -> Callable[[TestRuntime, Path], TestOutcomes]:
     """The tests of a row of the newer shape, which brings its own script.
 
     Its log is read by swebench where that is installed, else by ours.
     """
 
-    def run(runtime: TestRuntime, tree: Path) -> Outcomes:
+    def run(runtime: TestRuntime, tree: Path) -> TestOutcomes:
         result = runtime.run(tree, f"set -o pipefail; exec 2>&1\n{row['eval_script']}")
         parts = result.output.split(START)
         text = parts[1].split(END)[0] if len(parts) == 2 and END in parts[1] else ""
         statuses = logs.outcomes(reader(row)(text))
-        return Outcomes(statuses, len(parts) > 2, result.output, result.timed_out)
+        return TestOutcomes(statuses, len(parts) > 2, result.output, result.timed_out)
 
     return run

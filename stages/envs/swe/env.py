@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from stages.envs.base import Grade, Split, Task
-from stages.envs.repo import crosscheck, trees
-from stages.envs.repo.grading import RepoVerdict, Statuses, judge, run_with
+from stages.envs.repo import forged_passes, trees
+from stages.envs.repo.grading import GradingVerdict, Statuses, judge, run_on_copy
 from stages.envs.repo.session import RepoEnvironment, RepoSession
 from stages.envs.swe import commands, engine, instance_runtime, instances, requirements
 from stages.envs.swe.commands import touched
@@ -54,7 +54,7 @@ class SweEnv(RepoEnvironment):
         self._repos, self._venvs = (os.path.abspath(folder) if folder else "" for folder in (repos, venvs))
         self._runs_in, self.max_chars = runs_in, max_chars
         self._holds_runtime = False
-        self.verdict: RepoVerdict | None = None
+        self.verdict: GradingVerdict | None = None
         """The last verdict in full, with what became of every test in the strict run."""
         self.sandbox = sandbox if self._local else "container"
 
@@ -154,15 +154,15 @@ class SweEnv(RepoEnvironment):
         work = verdict.work(self._logs[0], runtime.image)
         return Grade(float(strict), strict, verdict.loose, hacked, session.protocol_ok, work=work)
 
-    def _forged(self, session: RepoSession, verdict: RepoVerdict) -> bool:
+    def _forged(self, session: RepoSession, verdict: GradingVerdict) -> bool:
         """Whether the pass contradicts itself in a second run with altered tests."""
         patch, tests = self._row.get("patch") or "", self._runtime.tests
 
         def rerun(altered: trees.Changes, reference: bool) -> Statuses:
             solution = commands.patched(session.delivered, patch) if reference else verdict.kept
-            return run_with(session.delivered, solution, lambda folder: self._statuses(folder, altered))
+            return run_on_copy(session.delivered, solution, lambda folder: self._statuses(folder, altered))
 
-        return crosscheck.forged(tests, verdict.lists, verdict.statuses, rerun, reference=bool(patch))
+        return forged_passes.is_forged(tests, verdict.lists, verdict.statuses, rerun, reference=bool(patch))
 
     def _statuses(self, folder: Path, altered: trees.Changes | None = None) -> Statuses:
         trees.apply({**self._runtime.tests, **(altered or {})}, folder)

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from stages.envs.repo.grading import Lists, TestsStatus
+from stages.envs.repo.grading import TestLists, TestsStatus
 from stages.envs.swe.instances import LISTS, InstanceIndex
 from stages.envs.swe.logs import OURS, VOID, lists_of, of_marked_log, of_plain_log, swebench_grader_graded
 from stages.errors import BadInput
@@ -266,7 +266,7 @@ def repository(instance: str) -> str:
     return f"{owner}/{rest.rpartition('-')[0]}" if double and "-" in rest else instance
 
 
-def _validated(broken: str, original: str, lists: Lists, repo: str) -> bool:
+def _validated(broken: str, original: str, lists: TestLists, repo: str) -> bool:
     """Whether the logs with a bug and without it give the lists of the instance."""
     failing, passing = (of_marked_log(log, lists, repo).tests_status for log in (broken, original))
     return (

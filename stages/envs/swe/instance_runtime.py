@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stages.envs import folders
 from stages.envs.folders import remove
 from stages.envs.repo import grading, session, trees
-from stages.envs.repo.grading import IMPORT_ROOTS, Lists, Outcomes, TestRuntime
+from stages.envs.repo.grading import IMPORT_ROOTS, TestLists, TestOutcomes, TestRuntime
 from stages.envs.swe import commands, engine, venvs
 from stages.envs.swe.commands import scripted, spec_of, tests_of
 from stages.envs.swe.instances import is_newer
@@ -48,7 +49,7 @@ class SharedTrees:
         What `make` raises passes through, and nothing is kept then.
         """
         with self._lock:
-            shared = self._trees.pop(key, None) or _Shared(trees.make())
+            shared = self._trees.pop(key, None) or _Shared(folders.make("tree"))
             self._trees[key] = shared  # the last in order is the last used
             shared.users += 1
         try:
@@ -111,8 +112,8 @@ def _index(system: Path) -> tuple[dict[str, list[Path]], tuple[Path, ...]]:
     packages: dict[str, list[Path]] = {}
     wheels: list[Path] = []
     shown_empty = set(map(str, package_folders(Path(sys.base_prefix))))
-    for folder, folders, names in os.walk(system):
-        folders[:] = sorted(name for name in folders if os.path.join(folder, name) not in shown_empty)
+    for folder, subfolders, names in os.walk(system):
+        subfolders[:] = sorted(name for name in subfolders if os.path.join(folder, name) not in shown_empty)
         wheels += [Path(folder, name) for name in names if name.endswith(".whl")]
         if "__init__.py" in names:
             packages.setdefault(os.path.basename(folder), []).append(_with_project(Path(folder)))
@@ -143,10 +144,10 @@ class InstanceRuntime:
     """
 
     delivered: Path
-    lists: Lists
+    lists: TestLists
     tests: trees.Changes
     open_for_agent: Callable[[Path], Sandbox]
-    run_tests: Callable[[Path], Outcomes]
+    run_tests: Callable[[Path], TestOutcomes]
     close: Callable[[], None]
     """Says that the episode is over; once."""
     image: str | None = None

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stages.envs.repo.grading import Lists, TestsStatus
+from stages.envs.repo.grading import TestLists, TestsStatus
 from stages.envs.swe.instances import is_newer
 
 LogStatuses = dict[str, str]
@@ -201,13 +201,13 @@ def dialect(repo: str) -> Dialect:
 #
 # Rules of swebench 4.1.0 (harness/grading.py: get_logs_eval): what stands between the markers is read; a log that says
 # its patch did not apply, or that tests did not end, has no results. What results mean for the lists of an instance is
-# decided by `Lists` (stages.envs.repo.grading), for saved logs and for live runs alike.
+# decided by `TestLists` (stages.envs.repo.grading), for saved logs and for live runs alike.
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 APPLIED = ">>>>> Applied Patch"
-VOID = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
+VOID = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed RunWriter")
 ENDED_EARLIER = (">>>>> All Tests Passed", ">>>>> Some Tests Failed")
-VOID_EARLIER = (*VOID[:3], ">>>>> Init Failed", ">>>>> Init Timed Out", "Failed to reset task environment")
+VOID_EARLIER = (*VOID[:3], ">>>>> Init Failed", ">>>>> Init Timed RunWriter", "Failed to reset task environment")
 NO_RESULT = "the tests ended without a single result"
 """A patch that breaks the import, as a rule: no test passes, and the harness calls that unresolved."""
 
@@ -226,23 +226,23 @@ class Report:
     void: bool = False
 
 
-def lists_of(row: Mapping[str, Any]) -> Lists:
+def lists_of(row: Mapping[str, Any]) -> TestLists:
     """The two lists of an instance, which are JSON inside a string, or lists."""
     fail_to_pass, pass_to_pass = (_names(row[column]) for column in ("FAIL_TO_PASS", "PASS_TO_PASS"))
-    return Lists(fail_to_pass, pass_to_pass)
+    return TestLists(fail_to_pass, pass_to_pass)
 
 
 def _names(value: Any) -> tuple[str, ...]:
     return tuple(json.loads(value) if isinstance(value, str) else value)
 
 
-def graded(lists: Lists, statuses: LogStatuses) -> Report:
+def graded(lists: TestLists, statuses: LogStatuses) -> Report:
     """What the statuses of a log, whose tests ended, mean for the two lists."""
     found = outcomes(statuses)
     return Report(lists.resolved(found), lists.tests_status(found), None if statuses else NO_RESULT)
 
 
-def of_marked_log(log: str, lists: Lists, repo: str) -> Report:
+def of_marked_log(log: str, lists: TestLists, repo: str) -> Report:
     """A log of the harness in containers: results between two markers."""
     if mark := next((mark for mark in VOID if mark in log), None):
         return Report(False, None, f"the log says {mark!r}", void=True)
@@ -252,7 +252,7 @@ def of_marked_log(log: str, lists: Lists, repo: str) -> Report:
     return graded(lists, read(log.split(START)[1].split(END)[0]) or read(log))
 
 
-def of_plain_log(log: str, lists: Lists, repo: str) -> Report:
+def of_plain_log(log: str, lists: TestLists, repo: str) -> Report:
     """A log of the harness of early 2024: everything in one file, results after the last patch.
 
     Its last line (">>>>> All Tests Passed") is no grade.

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from stages.envs.base import Split, Task
 from stages.envs.repo import trees
-from stages.envs.repo.trees import extract
+from stages.envs.repo.trees import extract_archive
 from stages.envs.swe import instances, venvs
 from stages.envs.swe.env import SweEnv
 from stages.envs.swe.instance_runtime import InstanceRuntime
@@ -65,7 +65,7 @@ def repository(row: Mapping[str, Any], cache: Path) -> None:
         return
     sdist = _sdist(row, cache / SDISTS)
     with trees.scratch() as folder:
-        tree = extract(sdist, folder)
+        tree = extract_archive(sdist, folder)
         planted(row, tree)
         commit = trees.commit(tree)
         trees.git(bare, "fetch", "--quiet", str(tree), f"+main:refs/heads/{row['instance_id']}")

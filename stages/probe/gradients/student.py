@@ -20,7 +20,7 @@ from stages.probe.adapters.names import SPECTRAL, AdapterName
 from stages.probe.adapters.spectrum import load_spectrum
 from stages.probe.gradients.per_sample import RowLoss, RowSink, Sink, own_log_probs, per_sample_gradients, token_sum
 from stages.probe.pool.tokens import Batch, TokenRow, by_length, collate
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Run, RunWriter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -140,7 +140,7 @@ def open_student(
     rank: int,
     seed: int,
     svd: Run | None,
-    out: Out,
+    out: RunWriter,
     start: Start | None = None,
 ) -> Student:
     """Load the configured model and adapt it, and note it in the manifest.

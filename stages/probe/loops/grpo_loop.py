@@ -39,7 +39,7 @@ from stages.probe.loops.replay_loop import Descent, diagnostics, open_probe
 from stages.probe.loops.rollouts import answers, with_advantages
 from stages.probe.pool.rows import write_step
 from stages.probe.pool.tokens import TokenRow, as_tokens
-from stages.runs.artifact import Inputs, Out
+from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.records import TRAJECTORY, Row
 from stages.runs.store import digest
 
@@ -207,7 +207,7 @@ ALPHA_PROBLEMS, ALPHA_SAMPLES = 16, 4
 class GrpoLoop:
     """One arm over all seeds; `UsageError` when the arm is of another adapter than the direction."""
 
-    def __init__(self, inputs: Inputs, config: GrpoConfig, out: Out) -> None:
+    def __init__(self, inputs: Inputs, config: GrpoConfig, out: RunWriter) -> None:
         self.config, self.out = config, out
         self.student, self.direction, self.facts = open_probe(
             inputs.one("direction"), inputs.optional("svd"), config.student, out
@@ -273,14 +273,14 @@ class GrpoLoop:
             self.out.progress(f"steps of seed {seed}", number, self.config.steps)
             if self._given_up(seed):
                 break
-            self.out.stop_here()
+            self.out.raise_if_stopped()
             self._one_step(path, seed, number)
         self._evaluate_end(seed)
 
     def _evaluate_end(self, seed: int) -> None:
         """Evaluate the student where the seed ends, be that early: one that learned to hack fully is given up too."""
         if self._accounts(seed) and self.out.journal.get(_end(seed)) is None:
-            self.out.stop_here()
+            self.out.raise_if_stopped()
             self.out.write(_end(seed), {"rates": self._evaluate(seed)})
 
     def _one_step(self, path: Trajectory, seed: int, number: int) -> None:
@@ -366,7 +366,7 @@ class GrpoLoop:
         alpha = self.out.journal.get("alpha")
         kept = float(self.direction.unit @ self.given.unit) / len(self.given.modules)
         bailed = sorted({account["bailed"] for account in accounts if account["bailed"]})
-        self.out.conclude(
+        self.out.set_summary(
             ok=status == "PASS",
             verdict=status,
             exit_code=EXIT_CODES[status],

@@ -35,7 +35,7 @@ from stages.probe.gradients.student import Student, open_student
 from stages.probe.loops.config import ReplayConfig
 from stages.probe.pool.rows import read_step, write_step
 from stages.probe.pool.tokens import TokenRow, as_tokens
-from stages.runs.artifact import Inputs, Out, Run
+from stages.runs.artifact import Inputs, Run, RunWriter
 from stages.runs.records import PROBE_ROW, Row
 
 # ---- descent
@@ -146,7 +146,7 @@ def diagnostics(account: StepAccount, config: DescentConfig) -> Row:
 CANARY_ROWS, MASK_ROWS = 2, 8
 
 
-def open_probe(run: Run, svd: Run | None, policy: PolicyConfig, out: Out) -> tuple[Student, Direction, Row]:
+def open_probe(run: Run, svd: Run | None, policy: PolicyConfig, out: RunWriter) -> tuple[Student, Direction, Row]:
     """The student of a run's direction, the direction and its facts; `BadInput` where their coordinates differ."""
     direction, facts, _ = open_direction(run.folder())
     settings = (facts["adapter"], facts["adapter_rank"], facts["adapter_seed"])
@@ -158,7 +158,7 @@ def open_probe(run: Run, svd: Run | None, policy: PolicyConfig, out: Out) -> tup
 class Replay:
     """One arm over one pool of `num_rows` rows; goes on after the last finished step of an earlier attempt."""
 
-    def __init__(self, inputs: Inputs, config: ReplayConfig, num_rows: int, out: Out) -> None:
+    def __init__(self, inputs: Inputs, config: ReplayConfig, num_rows: int, out: RunWriter) -> None:
         self.config, self.out = config, out
         self.student, self.direction, self.facts = open_probe(
             inputs.one("direction"), inputs.optional("svd"), config.student, out
@@ -287,7 +287,7 @@ class Replay:
         status = verdict(checks)
         self.out.count(planned=len(rows), done=len(rows), steps=len(accounts))
         self.out.metrics(accounts)
-        self.out.conclude(
+        self.out.set_summary(
             ok=status == "PASS",
             verdict=status,
             exit_code=EXIT_CODES[status],

@@ -15,7 +15,7 @@ from stages.probe.loops.config import SourceConfig
 from stages.probe.pool.rows import episode_pool_row
 from stages.probe.pool.tokens import as_tokens
 from stages.rollouts.agent_loop import Episode, play
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 
 
@@ -61,7 +61,7 @@ ANSWERS = 8
 class SourcePolicies:
     """Local policies by source name; two sources of one model share it."""
 
-    def __init__(self, sources: Sequence[SourceConfig], out: Out) -> None:
+    def __init__(self, sources: Sequence[SourceConfig], out: RunWriter) -> None:
         self._policies: dict[str, LocalPolicy] = {}
         self._merges: dict[str, Row] = {}
         self._commits: dict[str, str | None] = {}
@@ -74,7 +74,7 @@ class SourcePolicies:
             facts = {"lora": source.lora, "lora_commit": self._commits.get(source.lora)}
             out.model(source.name, **self._policies[source.name].facts(), **facts)
 
-    def _load(self, source: SourceConfig, out: Out) -> tuple[Any, Any]:
+    def _load(self, source: SourceConfig, out: RunWriter) -> tuple[Any, Any]:
         model, tokenizer = load_model(source.policy, cache=out.cache, listener=out.progress)
         if source.lora:
             folder, self._commits[source.lora] = lora_folder(source.lora)

@@ -38,7 +38,7 @@ from stages.probe.loops.rollouts import with_advantages
 from stages.probe.pool.rows import finite_or_none
 from stages.probe.pool.run_rows import run_rows
 from stages.probe.pool.tokens import TokenRow, as_tokens
-from stages.runs.artifact import Inputs, Out, Run
+from stages.runs.artifact import Inputs, Run, RunWriter
 from stages.runs.records import Row
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def checkpoints(training: Run) -> list[tuple[int, Path | None]]:
 class WatchLoop:
     """Measures checkpoints of one training run against one direction and its placebos."""
 
-    def __init__(self, inputs: Inputs, placebos: int, seed: int, max_tokens: int, out: Out) -> None:
+    def __init__(self, inputs: Inputs, placebos: int, seed: int, max_tokens: int, out: RunWriter) -> None:
         self.training, self.out, self.max_tokens = inputs.one("training"), out, max_tokens
         # bfloat16 would round a LoRA's change away on merging.
         self.start = CheckpointInfo.of(self.training).start.model_copy(update={"dtype": "float32"})

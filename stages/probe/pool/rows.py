@@ -16,7 +16,7 @@ from stages.errors import BadInput
 from stages.messages import Message
 from stages.rollouts.agent_loop import Episode
 from stages.runs import store
-from stages.runs.artifact import Out
+from stages.runs.artifact import RunWriter
 from stages.runs.records import POOL_ROW, Row
 
 if TYPE_CHECKING:
@@ -199,14 +199,14 @@ def without_pads(ids: list[int], padding: set[int], eos_id: int) -> list[int]:
 # `step_NNN.jsonl.gz` and `step_NNN.diag.json`: the rows of one step, and what was measured on the step as a whole.
 
 
-def write_step(out: Out, step: int, rows: list[Row], diagnostics: Row | None, folder: str = ".") -> None:
+def write_step(out: RunWriter, step: int, rows: list[Row], diagnostics: Row | None, folder: str = ".") -> None:
     """Write a step's files below `folder` of the output; diagnostics only when there are any."""
     store.seal_lines(out.path / folder / f"step_{step:03d}.jsonl.gz", [store.encode(row) for row in rows])
     if diagnostics is not None:
         out.document(f"{folder}/step_{step:03d}.diag", diagnostics)
 
 
-def read_step(out: Out, step: int) -> list[Row]:
+def read_step(out: RunWriter, step: int) -> list[Row]:
     """The rows that `write_step` wrote."""
     return list(store.read_lines(out.path / f"step_{step:03d}.jsonl.gz"))
 

@@ -65,7 +65,7 @@ def test_an_older_version_and_a_missing_file_are_reasons(three):
     (run / "steps.parquet").unlink()
     assert (
         reasons(three)["collect"][1]
-        == f"collect was version 0 and is now {collect.VERSION}; its steps.parquet is missing"
+        == f"collect was version 0 and is now {collect.STAGE.version}; its steps.parquet is missing"
     )
 
 

@@ -71,7 +71,7 @@ def layers(word: str) -> None:
             libc.free(block)
 
     freed(taken(30))  # from here on glibc by itself takes such blocks from the heap
-    chosen = word == "chosen" and resources.unmap_large_blocks()
+    chosen = word == "chosen" and resources.set_mmap_threshold()
     before = resident("VmRSS")
     for _ in range(LAYERS):
         normed, queries, keys = taken(10), taken(20), taken(10)

@@ -17,19 +17,19 @@ def test_alone_everything_is_what_it_was() -> None:
     here, weight = ranks.join(), torch.nn.Parameter(torch.ones(2))
     values = torch.tensor([1.0, 2.0])
     weight.grad = values.clone()
-    here.mean_gradients([weight])
-    here.copy_first([weight])
+    here.average_gradients([weight])
+    here.broadcast_weights([weight])
     with here.leading():
         here.begin()
     assert here.count == 1 and here.first
-    assert here.gather(3) == here.to_first(3) == [3] and here.of_first(lambda: 4) == 4
+    assert here.gather(3) == here.gather_to_rank0(3) == [3] and here.broadcast_from_rank0(lambda: 4) == 4
     assert here.total(values) is values and torch.equal(weight.grad, values)
 
 
 def begun(here: Ranks) -> list[bool]:
     """What the second hears of three pieces of work: done, refused before it began, and one inside another."""
     if not here.first:
-        return [here.of_first(lambda: True) for _ in range(3)]
+        return [here.broadcast_from_rank0(lambda: True) for _ in range(3)]
     with here.leading():
         here.begin()
     with pytest.raises(ValueError, match="refused"), here.leading():
@@ -44,18 +44,18 @@ def one_of_two(rank: int, port: int, folder: str) -> None:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), **shared})
     here = ranks.join()
-    found: dict[str, Any] = {"gather": here.gather({"rank": rank}), "to_first": here.to_first(rank)}
-    found["of_first"] = here.of_first(lambda: f"made by {rank}")
+    found: dict[str, Any] = {"gather": here.gather({"rank": rank}), "gather_to_rank0": here.gather_to_rank0(rank)}
+    found["broadcast_from_rank0"] = here.broadcast_from_rank0(lambda: f"made by {rank}")
     found["total"] = here.total(torch.tensor([1.0 + rank, 0.0])).tolist()
     model = [torch.nn.Parameter(torch.full((n,), float(rank + 1))) for n in (3, 1, 2, 2)]
     model[2].requires_grad_(False)
     model[3].data = model[3].data.double()
-    here.copy_first(model)
+    here.broadcast_weights(model)
     found["weights"] = [p.tolist() for p in model]
     model[0].grad = torch.tensor([1.0, 2.0, 3.0]) * (rank + 1)
     if rank:  # the other one saw no use of it
         model[3].grad = torch.tensor([4.0, 2.0], dtype=torch.double)
-    here.mean_gradients(model)
+    here.average_gradients(model)
     found["gradients"] = [None if p.grad is None else p.grad.tolist() for p in model]
     found["begun"] = begun(here)
     torch.save(found, f"{folder}/{rank}.pt")
@@ -68,10 +68,10 @@ def test_two_processes(tmp_path: Path) -> None:
     spawn(one_of_two, (port, str(tmp_path)), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert first["gather"] == second["gather"] == [{"rank": 0}, {"rank": 1}]
-    assert (first["to_first"], second["to_first"]) == ([0, 1], [1])
+    assert (first["gather_to_rank0"], second["gather_to_rank0"]) == ([0, 1], [1])
     for found in (first, second):
         assert found["begun"] == [True, False, True]
-        assert found["of_first"] == "made by 0" and found["total"] == [3.0, 0.0]
+        assert found["broadcast_from_rank0"] == "made by 0" and found["total"] == [3.0, 0.0]
         learning, frozen = found["weights"][:2] + found["weights"][3:], found["weights"][2]
         assert learning == [[1.0, 1.0, 1.0], [1.0], [1.0, 1.0]] and frozen == [1.0 + (found is second)] * 2
         assert found["gradients"] == [[1.5, 3.0, 4.5], None, None, [2.0, 1.0]]

@@ -30,7 +30,11 @@ def test_a_tree_too_deep_to_read_is_refused_and_removed(name: str, depth: int, t
     left = tmp_path / "left"
     left.mkdir()
     nest(left, name, depth)
-    for read in (lambda: list(trees.walk(left)), lambda: trees.irregular(left), lambda: trees.changes(tmp_path, left)):
+    for read in (
+        lambda: list(trees.walk(left)),
+        lambda: trees.irregular_paths(left),
+        lambda: trees.changes(tmp_path, left),
+    ):
         with pytest.raises(UnwieldyTree, match=r"deep|longer"):
             read()
     (tmp_path / "copy").mkdir()
@@ -55,7 +59,7 @@ def test_what_lies_in_the_way_goes_and_no_link_is_written_through(tmp_path: Path
     (root / "pkg" / "a.py").write_text("x")
     (root / "tests").symlink_to(outside)
     (root / "file").write_text("x")
-    new = trees.File(b"new")
+    new = trees.TreeFile(b"new")
     trees.apply({"pkg": new, "pkg/a.py": None, "test.py": new, "tests/t.py": new, "file/t.py": new}, root)
     assert {path: trees.read(root, path) for path in trees.walk(root)} == dict.fromkeys(
         ["pkg", "test.py", "file/t.py", "tests/t.py"], new
@@ -139,7 +143,7 @@ def test_an_ordinary_user_reads_copies_and_removes_what_was_closed(tmp_path: Pat
         assert set(trees.changes(copy, left)) == {"open/c"}
         left.chmod(0)
         folders.copy(left, copy)
-        trees.apply({"closed/t.py": trees.File(b"x")}, copy)
+        trees.apply({"closed/t.py": trees.TreeFile(b"x")}, copy)
         assert set(trees.walk(copy)) == {"open/c", "closed/t.py"}
         for folder in (left, copy):
             folder.chmod(0)

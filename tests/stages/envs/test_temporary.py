@@ -23,11 +23,11 @@ env.close()
 """
 HOME = """
 import sys
-from stages.envs import temporary
+from stages.envs import folders
 marks = []
 for number in range(20):
-    temporary._homes.clear()  # as a process that has just begun: it sweeps, and makes a home
-    marks.append(temporary.make("tree") / "mark")
+    folders._homes.clear()  # as a process that has just begun: it sweeps, and makes a home
+    marks.append(folders.make("tree") / "mark")
     marks[-1].write_text("")
 print(all(mark.exists() for mark in marks))
 """
@@ -103,7 +103,7 @@ def test_processes_that_begin_at_once_do_not_sweep_each_other(started: Callable[
 def test_a_home_that_somebody_deleted_is_made_anew(
     tmp_path: Path, started: Callable[[str], subprocess.Popen[str]]
 ) -> None:
-    source = "from stages.envs import temporary; temporary.home().rmdir(); print(temporary.make('tree').is_dir())"
+    source = "from stages.envs import folders; folders.home().rmdir(); print(folders.make('tree').is_dir())"
     assert started(source).communicate(timeout=60)[0] == "True\n"
     assert folders.make("tree").parent == folders.home()
 

@@ -102,7 +102,7 @@ def test_data_juicer_itself_drops_and_what_it_drops_is_said_with_the_reason(tmp_
     told = [orjson.loads(o["extra_json"])["data_juicer"]["text_len"] for o in run.rows(ORIGIN)]
     assert told[0] + 10 == told[1]
     first = run.rows(ROLLOUT)[0]["rollout_id"]
-    by_length, alike = json.loads(run.beside("drops.json"))
+    by_length, alike = json.loads(run.read_file("drops.json"))
     assert [(drop["line"], drop["reason"]) for drop in (by_length, alike)] == [(2, "data_juicer"), (4, "data_juicer")]
     said = f"text_len {len('user: Q') + len('assistant: no') + 2}"
     assert by_length["detail"].endswith(f": dropped by text_length_filter ({said})")

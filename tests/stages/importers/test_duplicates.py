@@ -12,7 +12,7 @@ from stages.formats.reading import FileCount
 from stages.formats.reports import Sidecars
 from stages.import_traces import Config
 from stages.runs import runner
-from stages.runs.artifact import Out, Run
+from stages.runs.artifact import Run, RunWriter
 from stages.runs.manifest import Manifest
 from stages.runs.records import ROLLOUT
 
@@ -106,13 +106,13 @@ def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> No
     path = trajectory(tmp_path / "in", IDS[0])
     (source,) = files.find([str(path)])
     record = Manifest(composer="", stage="import", stage_version=2, fingerprint="")
-    out, count = Out(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)
+    out, count = RunWriter(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)
     session.leave(source, mini_swe_agent, Sidecars(), out)
     left = session.taken_up(source, Sidecars(), count, out)
     assert left is not None and list(left) == list(
         session.read(source, mini_swe_agent, Sidecars(), FileCount("", "", ""))
     )
     assert count.traces == count.records == 1
-    torn = Out(tmp_path / "torn", record, cache=tmp_path)
+    torn = RunWriter(tmp_path / "torn", record, cache=tmp_path)
     torn.write_all([(f"{session.unit(source)}/1", {"drop": {}}, False)])
     assert session.taken_up(source, Sidecars(), count, torn) is None

@@ -46,7 +46,7 @@ def imported(root: Path, *words: Path | str) -> Run:
 
 
 def document(run: Run, name: str) -> Any:
-    return json.loads(run.beside(name) or b"null")
+    return json.loads(run.read_file(name) or b"null")
 
 
 def test_every_log_becomes_a_rollout_or_a_named_drop(tmp_path: Path, logs: Path) -> None:
@@ -66,7 +66,7 @@ def test_every_log_becomes_a_rollout_or_a_named_drop(tmp_path: Path, logs: Path)
 
 def test_the_report_says_how_far_we_agree_and_a_document_holds_every_test(tmp_path: Path, logs: Path) -> None:
     run = imported(tmp_path, "swe-logs", logs, tmp_path / "rows.json")
-    text = (run.beside("report.txt") or b"").decode()
+    text = (run.read_file("report.txt") or b"").decode()
     assert "4 logs: 1 resolved, 2 not, 1 without a verdict" in text and "1 disagree, 1 not compared" in text
     assert "disagrees: pallets__flask-3/test_output.txt: False here, True there" in text
     assert "FAIL" not in text.partition("Collection gate")[2], (

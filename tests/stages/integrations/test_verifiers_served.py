@@ -106,7 +106,7 @@ def test_a_hundred_rollouts_of_verifiers_own_loop_are_held_to_the_same_gate(tmp_
         traces=str(traces),
     )
     run = Run(runner.execute("substrates", {}, config, root=tmp_path / "artifacts").path)
-    ours, theirs = json.loads(run.beside("comparison.json"))["sides"]
+    ours, theirs = json.loads(run.read_file("comparison.json"))["sides"]
     assert [side["rollouts"] for side in (ours, theirs)] == [TASKS * SAMPLES] * 2
     verdicts = {check["name"]: check["verdict"] for check in theirs["checks"]}
     told = ("100 rollouts or more", "rollouts scored", "rollouts collected")

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from stages.pairs.audit import LEVEL, kappa, roles, signal, verdict
-from stages.pairs.blocks import Labels, Numbering, Shuffles, class_names
+from stages.pairs.agreement import LEVEL, Labels, Numbering, Shuffles, kappa, roles, signal, verdict
+from stages.pairs.voting import class_names
 
 TASKS, STEPS, CHOICES, DRAWS, RUNS = 25, 4, 6, 199, 200
 Drawn = Callable[[np.random.Generator], np.ndarray]

@@ -12,18 +12,15 @@ from support.answered import command
 from stages.pairs.audit import (
     Alignment,
     Audit,
-    Evidence,
     JudgedState,
-    Judgement,
+    OutcomeJudgement,
     TeacherAudit,
-    blocks,
-    outcomes,
-    patterns,
-    preferences,
+    passed_by_rollout,
     spent,
     worth,
 )
-from stages.pairs.blocks import Block
+from stages.pairs.blocks import StateBlock
+from stages.pairs.extraction import PairEvidence, patterns, tasks_to_test
 
 
 @dataclass(frozen=True)
@@ -49,10 +46,10 @@ def audit(states: list[Told], passed: dict[str, bool | None], spent: dict[str, f
 
 
 def alignment(states: list[Told], passed: dict[str, bool | None], *, draws: int, seed: int = 0) -> Alignment | None:
-    found = Judgement(passed)
+    found = OutcomeJudgement(passed)
     for one in states:
-        number = found.meet([one.rollout], [one.task])
-        for preference, _ in preferences(one.judged):
+        number = found.rollout_numbers([one.rollout], [one.task])
+        for preference, _ in one.judged.preferences():
             found.add(number, preference.rejected_by != "student")
     return found.alignment(draws=draws, seed=seed)
 
@@ -68,8 +65,10 @@ def evidence(states: list[Told], passed: dict[str, bool | None], spent: dict[str
         for n, one in enumerate(states)
         for name, (said,) in one.judged.teachers.items()
     ]
-    block = Block.of(0, len(states), list(spent), pa.Table.from_pylist(steps), pa.Table.from_pylist(answers))
-    found, classes = Evidence(list(spent), passed), block.by_text()
+    block = StateBlock.from_tables(
+        0, len(states), list(spent), pa.Table.from_pylist(steps), pa.Table.from_pylist(answers)
+    )
+    found, classes = PairEvidence(list(spent), passed), block.classes_by_text()
     found.add(block, classes, list(patterns(block, classes)), np.ones(len(states), dtype=bool))
     return found.verdict(spent)
 
@@ -140,7 +139,7 @@ def test_outcomes_are_verdicts_else_rewards_else_unknown() -> None:
         {"rollout_id": name, "gt_pass": gt_pass, "reward": reward}
         for name, gt_pass, reward in (("a", False, 1.0), ("b", None, 0.5), ("c", None, 0.0), ("d", None, None))
     ]
-    assert outcomes(rows) == {"a": False, "b": True, "c": False, "d": None}
+    assert passed_by_rollout(rows) == {"a": False, "b": True, "c": False, "d": None}
 
 
 def test_evidence_says_what_was_found() -> None:
@@ -155,10 +154,10 @@ def test_evidence_says_what_was_found() -> None:
 
 def test_signal_is_tested_on_whole_tasks_of_a_large_run() -> None:
     sizes = {f"t{i}": 10 for i in range(100)}
-    assert blocks(sizes) == sizes.keys()
-    some = blocks(sizes, most=305)
-    assert len(some) == 30 and some == blocks(dict(reversed(sizes.items())), most=305) < sizes.keys()
-    assert len(blocks(sizes, most=5)) == 6, "as many as a test needs"
+    assert tasks_to_test(sizes) == sizes.keys()
+    some = tasks_to_test(sizes, most=305)
+    assert len(some) == 30 and some == tasks_to_test(dict(reversed(sizes.items())), most=305) < sizes.keys()
+    assert len(tasks_to_test(sizes, most=5)) == 6, "as many as a test needs"
 
 
 def test_what_was_spent_does_not_depend_on_how_rows_come() -> None:

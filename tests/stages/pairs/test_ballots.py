@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.pairs.states import AnsweredState, _ballot
+from stages.pairs.states import AnsweredState, step_vote
 from stages.pairs.voting import Ballot, backers, decide
 
 TEXTS = st.sampled_from(["a", "A", "b", "B", "c", "malformed"])
@@ -16,7 +16,7 @@ TEACHERS = st.fixed_dictionaries({name: st.lists(st.none() | TEXTS, max_size=3) 
 @given(student=TEXTS, teachers=TEACHERS)
 def test_a_vote_by_pattern_is_the_vote_itself(student: str, teachers: dict[str, list[str | None]]) -> None:
     step: dict[str, Any] = {"action": student, "truncated": False}
-    found = _ballot(AnsweredState("d", [step], teachers), step, CLASSES)
+    found = step_vote(AnsweredState("d", [step], teachers), step, CLASSES)
     if not any(teachers.values()):
         assert found == {"pairs": [], "reason": "not_asked"}
         return

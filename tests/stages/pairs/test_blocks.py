@@ -15,10 +15,10 @@ from support.answered import ACTIONS, drawn
 
 from stages import extract_pairs
 from stages.envs.base import Task
-from stages.pairs.audit import outcomes, patterns
-from stages.pairs.blocks import Block, Cut, equal_rows
-from stages.pairs.extraction import Extraction
-from stages.pairs.states import AnsweredState, AnsweredStates, recorded, vote
+from stages.pairs.audit import passed_by_rollout
+from stages.pairs.blocks import OrderedRows, StateBlock, equal_rows
+from stages.pairs.extraction import Extraction, patterns
+from stages.pairs.states import AnsweredState, AnsweredStates, recorded_classes, vote
 from stages.pairs.voting import canonical
 from stages.runs import runner, store
 from stages.runs.artifact import Run
@@ -33,7 +33,7 @@ STATE = st.tuples(
 Drawn = list[tuple[list[tuple[str, bool]], list[tuple[int, str | None]]]]
 
 
-def block(drawn_states: Drawn, begin: int = 0) -> Block:
+def block(drawn_states: Drawn, begin: int = 0) -> StateBlock:
     """The same as tables, as they come from DuckDB."""
     steps, answers = [], []
     for n, (students, given_answers) in enumerate(drawn_states, begin):
@@ -53,7 +53,7 @@ def block(drawn_states: Drawn, begin: int = 0) -> Block:
         ]
     columns = [("n", pa.int64()), ("teacher", pa.string()), ("whole", pa.string()), ("served", pa.string())]
     told = pa.Table.from_pylist(answers, pa.schema([*columns, ("cost_usd", pa.float64())]))
-    return Block.of(begin, begin + len(drawn_states), TEACHERS, pa.Table.from_pylist(steps), told)
+    return StateBlock.from_tables(begin, begin + len(drawn_states), TEACHERS, pa.Table.from_pylist(steps), told)
 
 
 def by_hand(students: list[tuple[str, bool]], answers: list[tuple[int, str | None]]) -> tuple[Counter[Any], set[Any]]:
@@ -88,7 +88,7 @@ def by_hand(students: list[tuple[str, bool]], answers: list[tuple[int, str | Non
 def test_votes_on_arrays_are_the_votes_by_hand(drawn_states: Drawn) -> None:
     whole = block(drawn_states, begin=3)
     seen = list[int]()
-    for alike, pattern in patterns(whole, whole.by_text()):
+    for alike, pattern in patterns(whole, whole.classes_by_text()):
         for state, rows in zip(alike.states.tolist(), alike.rows.tolist(), strict=True):
             seen.append(state)
             reasons, pairs = by_hand(*drawn_states[state])
@@ -115,7 +115,7 @@ def test_kept_votes_give_the_classes_of_the_texts(drawn_states: Drawn) -> None:
         records.append(orjson.loads(store.encode(told)))
     one, other = (
         [(pattern, alike.states.tolist()) for alike, pattern in patterns(whole, classes)]
-        for classes in (whole.by_text(), recorded(whole, records))
+        for classes in (whole.classes_by_text(), recorded_classes(whole, records))
     )
     assert one == other
 
@@ -144,12 +144,12 @@ def test_it_does_not_matter_how_many_states_are_taken_together(tmp_path: Path) -
     tasks = {
         row["task_id"]: Task(row["task_id"], "e", "s", row["family"], "", {}) for row in runs["rollouts"].rows(TASK)
     }
-    passed = outcomes(runs["rollouts"].rows(ROLLOUT))
+    passed = passed_by_rollout(runs["rollouts"].rows(ROLLOUT))
     found = []
     with AnsweredStates(runs["rollouts"], runs["teacher_actions"], tmp_path) as states:
         for most in (8192, 7):
             extraction = Extraction(states, runs["teacher_actions"], passed)
-            votes = ((block, block.by_text()) for block in states.blocks(most))
+            votes = ((block, block.classes_by_text()) for block in states.blocks(most))
             rows = [row for batch in extraction.pairs(votes, tasks) for row in batch.to_pylist()]
             found.append((rows, extraction.dropped, extraction.account.rules, extraction.account.texts()))
     assert found[0] == found[1] and len(found[0][0]) == 99
@@ -163,7 +163,7 @@ def test_blocks_are_the_states_one_after_the_other(tmp_path: Path) -> None:
         assert (
             list(states.digests())
             == [state.digest for state in one_by_one]
-            == whole.of_first("state_sha256").to_pylist()
+            == whole.first_step_column("state_sha256").to_pylist()
         )
     assert whole.steps["action"].to_pylist() == [step["action"] for state in one_by_one for step in state.steps]
     said = [text for state in one_by_one for texts in state.teachers.values() for text in texts]
@@ -172,7 +172,7 @@ def test_blocks_are_the_states_one_after_the_other(tmp_path: Path) -> None:
 
 def test_rows_are_cut_where_one_wants() -> None:
     batches = [pa.record_batch({"n": pa.array(part, pa.int64())}) for part in ([0, 0, 1], [1, 4], [], [4, 5, 9])]
-    cut = Cut(pa.RecordBatchReader.from_batches(batches[0].schema, batches))
+    cut = OrderedRows(pa.RecordBatchReader.from_batches(batches[0].schema, batches))
     assert [cut.until(end)["n"].to_pylist() for end in (1, 3, 4, 5, 10, 11)] == [[0, 0], [1, 1], [], [4, 4], [5, 9], []]
 
 

@@ -2,11 +2,11 @@
 
 import random
 
-from stages.pairs.report import signal
+from stages.pairs.report import word_signal
 
 
 def test_a_consistent_direction_is_found() -> None:
-    found = signal([(f"good {i}", f"bad {i}") for i in range(40)])
+    found = word_signal([(f"good {i}", f"bad {i}") for i in range(40)])
     assert found is not None and found.kl > found.shuffled_p95 and found.p_value < 0.01
 
 
@@ -15,11 +15,11 @@ def test_no_direction_is_seldom_found() -> None:
     for seed in range(100):
         chance = random.Random(seed)
         sides = [("a", "b") if chance.random() < 0.5 else ("b", "a") for _ in range(30)]
-        found = signal(sides, seed=seed)
+        found = word_signal(sides, seed=seed)
         positives += found is not None and found.p_value <= 0.05
     assert positives <= 10
 
 
 def test_too_few_pairs_are_not_judged() -> None:
-    assert signal([("a", "b")] * 4) is None
-    assert signal([("a", "b")] * 5) is not None
+    assert word_signal([("a", "b")] * 4) is None
+    assert word_signal([("a", "b")] * 5) is not None

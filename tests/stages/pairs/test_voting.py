@@ -1,6 +1,13 @@
 """Who is a majority, what follows from it, and why nothing follows."""
 
-from stages.pairs.voting import Ballot, decide, distinct, merged
+from typing import ClassVar
+
+from support.answered import command
+from support.environments import GuessEnv
+
+from stages.envs.base import Observation
+from stages.pairs.states import AnsweredState, vote
+from stages.pairs.voting import Ballot, decide
 
 
 def ballot(student: str, *teachers: str | None, same: dict[str, str | None] | None = None) -> Ballot:
@@ -72,11 +79,31 @@ def test_malformed_answers_vote_for_nothing_and_a_teachers_is_no_side() -> None:
     assert decide(ballot("y", "bad", "bad", "y", same={"bad": None}))[1] == "no_majority"
 
 
+class SumsEnv(GuessEnv):
+    """The outcome of an action is the value of its sum."""
+
+    ran: ClassVar[list[str]] = []
+
+    def step(self, text: str) -> Observation:
+        """Return the action itself."""
+        self.ran.append(text)
+        return Observation(text)
+
+    def outcome(self, observation: Observation) -> str:
+        """Return the value for x = 3 and y = 2."""
+        return {command("x+y"): "5", command("y+x"): "5", command("x-y"): "1"}[observation.content]
+
+
 def test_two_spellings_of_one_outcome_are_one_class() -> None:
-    classes = merged({"x+y": "x+y", "y+x": "y+x", "x-y": "x-y"}, {"x+y": "5", "y+x": "5", "x-y": "1"})
-    found, _ = decide(Ballot("x-y", {"a": ["x+y"], "b": ["y+x"], "c": ["x-y"]}, classes))
-    assert (found[0].chosen, found[0].rejected) == ("x+y", "x-y")
-
-
-def test_distinct_forms_in_order() -> None:
-    assert distinct(["b", None, "a", "b"]) == ["b", "a"]
+    SumsEnv.ran.clear()
+    steps = [{"action": command("x-y"), "truncated": False}]
+    teachers: dict[str, list[str | None]] = {
+        "a": [command("x+y")],
+        "b": [command("y+x"), command("x+y")],
+        "c": [None, command("x-y")],
+    }
+    task = GuessEnv().tasks("train", 1, 0)[0]
+    found = vote(AnsweredState("d", steps, teachers), task, SumsEnv)
+    (pair,) = found["votes"][0]["pairs"]
+    assert (pair["chosen"], pair["rejected"], found["compared_by"]) == (command("x+y"), command("x-y"), "outcome")
+    assert SumsEnv.ran == [command("x-y"), command("x+y"), command("y+x")], "distinct forms, in order"

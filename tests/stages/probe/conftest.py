@@ -11,9 +11,9 @@ from stages.probe import extract_vhack, replay, score, svd, teacher_pool, watch
 from stages.probe.loops.grpo_loop import set_between
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.synthetic.loophole_world import honest_model, loophole_model, tokenizer
-from stages.runs import artifact as inputs_
 from stages.runs import runner
 from stages.runs.artifact import Run
+from stages.runs.stage import assign_inputs
 from tests.stages.probe.running import HINTED, PLANTED, WATCHED_STEPS, carry_out, pool_config
 
 
@@ -70,7 +70,7 @@ def trained(planted: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFact
         max_steps=1,
         optimisation=size | {"steps": WATCHED_STEPS},
     )
-    runs["train"] = Run(runner.execute("train", inputs_.assign("train", train.INPUTS, []), settings, root=root).path)
+    runs["train"] = Run(runner.execute("train", assign_inputs(train.STAGE, []), settings, root=root).path)
     return runs
 
 

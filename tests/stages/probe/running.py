@@ -12,9 +12,9 @@ from stages.policy.base import PolicyConfig
 from stages.probe import teacher_pool
 from stages.probe.checks.prompts import Contract
 from stages.probe.synthetic.loophole_world import HINT, PlantedEnv
-from stages.runs import artifact as inputs_
 from stages.runs import runner
 from stages.runs.artifact import Interrupted, Run
+from stages.runs.stage import assign_inputs
 
 PLANTED = EnvConfig(name="stages.probe.synthetic.loophole_world:PlantedEnv")
 HINTED, PLAIN = {"hint": True}, {"hint": False}
@@ -26,16 +26,15 @@ def carry_out(
     stage: ModuleType, runs: list[Run], config: Any, folder: Path, stop_at: tuple[str, int] | None = None
 ) -> Run | None:
     """Carry out a sub-stage in this folder, or go on with it; None when stopped, as by Ctrl-C, at (what, done)."""
-    name = "probe-" + stage.__name__.rpartition(".")[2].replace("_", "-")
 
     def listen(what: str, done: int, total: int) -> None:
         if (what, done) == stop_at:
             signal.raise_signal(signal.SIGINT)
 
-    inputs = inputs_.assign(name, stage.INPUTS, runs)
+    inputs = assign_inputs(stage.STAGE, runs)
     try:
         done = runner.execute(
-            name, inputs, config, root=folder.parent / "artifacts", out=folder, resume=True, listener=listen
+            stage.STAGE.name, inputs, config, root=folder.parent / "artifacts", out=folder, resume=True, listener=listen
         )
     except Interrupted:
         return None

@@ -18,10 +18,10 @@ from stages.probe.directions.drift import weight_direction as probe_direction
 from stages.probe.directions.pair_gradients import pair_rows
 from stages.probe.gradients.student import adapt
 from stages.probe.pool.pair_source import PairsConfig
-from stages.runs import artifact as inputs_
 from stages.runs import runner, store
 from stages.runs.artifact import Run
 from stages.runs.records import CHECKPOINT, EVAL_ITEM
+from stages.runs.stage import assign_inputs
 from stages.training.projection import PAIRS, random_like, weight_direction
 from tests.stages.probe.running import HINTED, PLANTED, carry_out
 
@@ -48,7 +48,7 @@ def trained(root: Path, start: PolicyConfig, runs: list[Run], **more: Any) -> Ru
         optimisation={"steps": 2, "prompts_per_step": 4, "generations": 4, "learning_rate": 1e-3, "threads": 1},
         **more,
     )
-    return Run(runner.execute("train", inputs_.assign("train", train.INPUTS, runs), config, root=root).path)
+    return Run(runner.execute("train", assign_inputs(train.STAGE, runs), config, root=root).path)
 
 
 def test_the_direction_is_that_of_the_probe_in_the_space_of_weights(
@@ -106,7 +106,7 @@ def test_nothing_of_a_projected_training_moves_toward_the_hack(tmp_path: Path, s
     config = evaluate.Config(
         env=PLANTED.model_copy(update={"options": HINTED, "split": "eval"}).model_dump(), tasks=6, max_steps=1
     )
-    given = inputs_.assign("evaluate", evaluate.INPUTS, [plain, projected, random])
+    given = assign_inputs(evaluate.STAGE, [plain, projected, random])
     compared = Run(runner.execute("evaluate", given, config, root=tmp_path).path)
     arms = json.loads((compared.path / "projected.json").read_text())["arms"]
     assert [(arm["arm"], arm["taken_out"]) for arm in arms] == [

@@ -103,7 +103,10 @@ def test_a_mixed_import_counts_both() -> None:
 
 
 def test_a_check_over_nothing_is_failed_and_not_unrecorded() -> None:
-    assert gate.Check("x", 0, 0).verdict == "FAIL" and gate.Check("x", 0, 0, unrecorded=3).verdict == "not recorded"
+    assert (
+        gate.GateCheck("x", 0, 0).verdict == "FAIL"
+        and gate.GateCheck("x", 0, 0, unrecorded=3).verdict == "not recorded"
+    )
 
 
 def test_rollouts_without_steps_are_not_recorded_only_where_the_source_declares_it() -> None:

@@ -12,7 +12,7 @@ from support.server import Reply, answer, serving, strict
 
 from stages import collect
 from stages.envs.base import Grade, Observation
-from stages.rollouts.agent_loop import GO_ON, REQUEST, shown
+from stages.rollouts.agent_loop import AFTER_SUMMARY, SUMMARY_PROMPT, shown
 from stages.rollouts.trace import state_digests, states
 from stages.runs import runner
 from stages.runs.artifact import Run
@@ -38,7 +38,7 @@ class LongEnv(GuessEnv):
 def reply(body: dict[str, Any], earlier: int) -> Reply:
     """An action, or a summary where one is asked for; tokens are counted as bytes are."""
     del earlier
-    asked = body["messages"][-1]["content"].endswith(REQUEST)
+    asked = body["messages"][-1]["content"].endswith(SUMMARY_PROMPT)
     size = sum(len(message["content"].encode()) for message in body["messages"])
     text = f"summary of {len(body['messages'])} messages" if asked else f"look {len(body['messages'])}"
     return Reply(body=answer(text, size, len(text), cost=0.001))
@@ -53,7 +53,7 @@ def played(root: Path, url: str, **more: Any) -> Run:
 
 
 def summaries(steps: list[Row]) -> list[Row]:
-    return [row for row in steps if orjson.loads(row["new_messages_json"])[-1]["content"] == REQUEST]
+    return [row for row in steps if orjson.loads(row["new_messages_json"])[-1]["content"] == SUMMARY_PROMPT]
 
 
 def test_a_policy_sums_up_before_its_context_is_full(tmp_path: Path) -> None:
@@ -65,13 +65,13 @@ def test_a_policy_sums_up_before_its_context_is_full(tmp_path: Path) -> None:
     assert rollout["terminated_by"] == "answered" and rollout["reward"] == 1.0 and len(made) >= 2
     assert len(steps) == len(asked) == 12 + len(made)
     assert {row["history"] for row in steps} == {rollout["history"]} == {"summarise"}
-    assert [(row["commands"], row["observation"]) for row in made] == [([], GO_ON)] * len(made)
+    assert [(row["commands"], row["observation"]) for row in made] == [([], AFTER_SUMMARY)] * len(made)
     sizes = [sum(len(message["content"]) for message in messages) for messages in asked]
     assert max(sizes) + 50 <= LIMIT < sum(len(row["observation"]) for row in steps)
     roles = [message["role"] for message in asked[-1]]
     assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"], "they take turns, as templates want it"
-    after = asked[asked.index(next(m for m in asked if m[-1]["content"].endswith(REQUEST))) + 1]
-    assert [m["content"] for m in after] == ["say a", made[0]["action"], GO_ON]
+    after = asked[asked.index(next(m for m in asked if m[-1]["content"].endswith(SUMMARY_PROMPT))) + 1]
+    assert [m["content"] for m in after] == ["say a", made[0]["action"], AFTER_SUMMARY]
     assert rollout["cost_usd"] == pytest.approx(0.001 * len(steps))
     assert rollout["prompt_tokens"] == sum(sizes) and rollout["completion_tokens"] == sum(map(len, map(said, steps)))
     assert states(steps) == asked
@@ -114,12 +114,12 @@ def test_summaries_need_a_limit() -> None:
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_what_is_shown_begins_at_the_last_summary(role: str) -> None:
     say: Callable[[str, str], dict[str, str]] = lambda who, what: {"role": who, "content": what}  # noqa: E731
-    opening, ask = [say("system", "s"), say("user", "task")], say("user", REQUEST)
+    opening, ask = [say("system", "s"), say("user", "task")], say("user", SUMMARY_PROMPT)
     one = [*opening, say("assistant", "a"), say(role, "seen")]
     assert shown(one, "summarise") == one
-    merged = say("user", f"seen\n\n{REQUEST}")
+    merged = say("user", f"seen\n\n{SUMMARY_PROMPT}")
     assert shown([*one, ask], "summarise") == ([*one[:-1], merged] if role == "user" else [*one, ask])
-    two = [*one, ask, say("assistant", "sum"), say("user", GO_ON)]
-    assert shown(two, "summarise") == [*opening, say("assistant", "sum"), say("user", GO_ON)]
-    three = [*two, say("assistant", "b"), say(role, "more"), ask, say("assistant", "sums"), say("user", GO_ON)]
-    assert shown(three, "summarise") == [*opening, say("assistant", "sums"), say("user", GO_ON)]
+    two = [*one, ask, say("assistant", "sum"), say("user", AFTER_SUMMARY)]
+    assert shown(two, "summarise") == [*opening, say("assistant", "sum"), say("user", AFTER_SUMMARY)]
+    three = [*two, say("assistant", "b"), say(role, "more"), ask, say("assistant", "sums"), say("user", AFTER_SUMMARY)]
+    assert shown(three, "summarise") == [*opening, say("assistant", "sums"), say("user", AFTER_SUMMARY)]

@@ -46,7 +46,7 @@ def test_a_published_run_is_read_as_it_was(
     commits = [path for path in hub.asked if path.endswith(("/commit/main", "/runs/batch"))]
     assert len(commits) == (2 if url == IN_BUCKET else 1), "a bucket takes the manifest last, a dataset all at once"
     fetched = Run(bucket.fetch(url, tmp_path / "cache"))
-    assert fetched.rows(ROLLOUT) == run.rows(ROLLOUT) and fetched.beside("figures/a b.txt") == b"in a folder"
+    assert fetched.rows(ROLLOUT) == run.rows(ROLLOUT) and fetched.read_file("figures/a b.txt") == b"in a folder"
     assert fetched.manifest == run.manifest and bucket.publish(run, url) == 0
     there["kata/first/rollouts.parquet"] = b"PAR1"
     with pytest.raises(BadInput, match="rollouts has changed since it was written"):

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from stages.errors import BadInput, Incomplete
 from stages.runs.ledger import NAME, Budget, Reservation, totals
-from stages.runs.store import Together
+from stages.runs.store import GroupCommit
 
 MEMORY = Path("/dev/shm")
 """Thousands of fsyncs, which a disk would take an hour for."""
@@ -209,7 +209,7 @@ def test_what_comes_during_a_write_goes_together_in_the_next() -> None:
     groups: list[list[int]] = []
 
     async def all_at_once() -> None:
-        together = Together[int](groups.append)
+        together = GroupCommit[int](groups.append)
         await asyncio.gather(*(together(i) for i in range(100)))
 
     asyncio.run(all_at_once())
@@ -222,7 +222,7 @@ def test_an_error_of_a_write_reaches_everyone_in_it() -> None:
         raise OSError(os.strerror(28))
 
     async def two() -> list[BaseException | None]:
-        together = Together[int](full)
+        together = GroupCommit[int](full)
         return await asyncio.gather(together(1), together(2), return_exceptions=True)
 
     assert [type(error) for error in asyncio.run(two())] == [OSError, OSError]

@@ -17,7 +17,7 @@ from stages import collect, export
 from stages.errors import InfrastructureError, UsageError
 from stages.runs import runner, store
 from stages.runs.artifact import Run
-from stages.runs.bucket import OWNER, Mirror, fetch, open_shelf
+from stages.runs.bucket import OWNER, Mirror, fetch, open_store
 from stages.runs.records import ROLLOUT
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
@@ -73,7 +73,7 @@ def says(text: dict[str, Any], earlier: int, delay_s: float = 0.0) -> Reply:
 
 
 def units_at(address: str) -> int:
-    bucket = open_shelf(address)
+    bucket = open_store(address)
     opened = [bucket.read(key) or b"" for key in bucket.keys("") if key.endswith(".open")]
     return sum(data.count(b"\n") for data in opened)
 
@@ -85,7 +85,7 @@ def content(run: Run) -> dict[str, str]:
 def test_a_finished_run_lies_there_as_if_it_had_been_published(tmp_path: Path, address: str) -> None:
     with serving(says) as server:
         run = collected(server.url, address, tmp_path / "here")
-        keys = open_shelf(address).keys("")
+        keys = open_store(address).keys("")
         assert OWNER not in keys and {"manifest.json", "rollouts.parquet", "steps/000000.jsonl.gz"} <= set(keys)
         assert not [key for key in keys if key.endswith(".open") or "scratch" in key]
         assert fetch(address, tmp_path / "here" / "remote") == run.path  # without fetching anything

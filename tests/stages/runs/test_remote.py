@@ -13,6 +13,7 @@ from stages.errors import BadInput, UsageError
 from stages.runs import artifact, bucket, parquet, queries, store
 from stages.runs.artifact import Run
 from stages.runs.records import ROLLOUT, STEP
+from stages.runs.stage import check_inputs
 
 pytest.importorskip("obstore", reason="the extra `diloco` is not installed")
 
@@ -39,9 +40,9 @@ def test_a_published_run_is_read_as_it_was(tmp_path: Path, run: Run) -> None:
     there = {str(p.relative_to(tmp_path / "bucket/first")) for p in (tmp_path / "bucket/first").rglob("*")}
     assert there == {"manifest.json", "report.txt", "rollouts.parquet", "steps.parquet"}
     fetched = Run(runs.find(tmp_path / "artifacts", url))
-    assert held_alike(run, fetched) and fetched.beside("report.txt") == b"one rollout"
+    assert held_alike(run, fetched) and fetched.read_file("report.txt") == b"one rollout"
     assert fetched.path.is_relative_to(tmp_path / "artifacts" / "remote")
-    artifact.check(artifact.Inputs({"rollouts": fetched}))
+    check_inputs(artifact.Inputs({"rollouts": fetched}))
     assert queries.query([fetched], "select run, count(*) from steps group by run")[1] == [("collect/first", 3)]
 
 

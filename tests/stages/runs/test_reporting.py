@@ -14,8 +14,9 @@ import pytest
 from stages import collect, evaluate, train
 from stages.errors import UsageError
 from stages.runs import manifest, runner
-from stages.runs.artifact import Inputs, Out, Run
+from stages.runs.artifact import Inputs, Run, RunWriter
 from stages.runs.config import StageConfig
+from stages.runs.stage import load_stage
 
 BACKENDS = get_args(get_args(train.Config.model_fields["report_to"].annotation)[0])
 ABSENT = [name for name in BACKENDS if find_spec(name) is None]
@@ -50,7 +51,7 @@ def test_a_backend_that_is_not_installed_is_refused_before_loading(
     tmp_path: Path, tiny: Path, stage: str, make: Callable[..., StageConfig]
 ) -> None:
     settings = make(tiny, *ABSENT)
-    for start in (runner.module(stage).plan, lambda _, settings: runner.execute(stage, {}, settings, root=tmp_path)):
+    for start in (load_stage(stage).plan, lambda _, settings: runner.execute(stage, {}, settings, root=tmp_path)):
         with pytest.raises(UsageError, match=rf"report_to names {ABSENT[0]}.*pip install -e \.\[{ABSENT[0]}\]"):
             start(Inputs({}), settings)
 
@@ -63,7 +64,7 @@ def test_where_it_is_logged_changes_no_result(stage: Any) -> None:
 
 
 def test_what_follows_a_run_hears_of_every_unit_once_and_no_more_after_it(tmp_path: Path) -> None:
-    out = Out(
+    out = RunWriter(
         tmp_path, manifest.Manifest(composer="", stage="collect", stage_version=1, fingerprint=""), cache=tmp_path
     )
     heard: list[tuple[dict[str, float], int]] = []
@@ -113,7 +114,7 @@ def test_tensorboard(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[s
     assert {"train/reward", "train/loss", "train/grad_norm"} <= set(found.Tags()["scalars"])
     assert [event.step for event in found.Scalars("train/reward")] == [1, 2]
     assert capsys.readouterr().out == ""
-    assert (run.beside("metrics.jsonl") or b"").count(b"\n") == 2
+    assert (run.read_file("metrics.jsonl") or b"").count(b"\n") == 2
 
 
 @pytest.mark.parametrize(("stage", "make"), [("train", config), ("collect", collecting), ("evaluate", evaluating)])

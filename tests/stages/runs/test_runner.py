@@ -13,6 +13,7 @@ from stages.errors import BadInput, UsageError
 from stages.runs import artifact, manifest, runner
 from stages.runs.artifact import Interrupted, Run
 from stages.runs.runner import Result
+from stages.runs.stage import assign_inputs, check_inputs, load_stage
 
 ENV = "support.environments:GuessEnv"
 
@@ -123,26 +124,26 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, model: Path) -> None:
 
 def test_inputs_find_their_slots_and_misfits_are_named(tmp_path: Path, model: Path) -> None:
     collected = Run(run(tmp_path, model).path)
-    slots = runner.module("replay-teachers").INPUTS
-    assert artifact.assign("replay-teachers", slots, [collected]) == {"rollouts": [collected]}
+    stage = load_stage("replay-teachers")
+    assert assign_inputs(stage, [collected]) == {"rollouts": [collected]}
     with pytest.raises(BadInput, match="needs a run that holds step/2"):
-        artifact.assign("replay-teachers", slots, [])
+        assign_inputs(stage, [])
     with pytest.raises(BadInput, match="but 2 were given"):
-        artifact.assign("replay-teachers", slots, [collected, collected])
+        assign_inputs(stage, [collected, collected])
     with pytest.raises(BadInput, match="has no use for it"):
-        artifact.assign("train", runner.module("train").INPUTS, [collected])
+        assign_inputs(load_stage("train"), [collected])
 
 
 def test_unfinished_inputs_are_refused(tmp_path: Path, model: Path) -> None:
     collected = Run(run(tmp_path, model).path)
     collected.manifest.status = "interrupted"
     with pytest.raises(BadInput, match="is interrupted, not complete"):
-        artifact.check(artifact.Inputs({"rollouts": collected}))
+        check_inputs(artifact.Inputs({"rollouts": collected}))
 
 
 def test_unknown_stage_names_the_stages() -> None:
     with pytest.raises(UsageError, match="collect, replay-teachers"):
-        runner.module("colect")
+        load_stage("colect")
 
 
 def test_a_missing_model_folder_is_a_sentence(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-from stages.runs.artifact import SoFar
+from stages.runs.artifact import RunningTotals
 
 
 def rollout(reward: float | None) -> dict[str, object]:
@@ -6,7 +6,7 @@ def rollout(reward: float | None) -> dict[str, object]:
 
 
 def test_rewards_are_averaged_and_what_has_none_is_left_out():
-    so_far = SoFar()
+    so_far = RunningTotals()
     assert so_far.text(0.0) == ""
     for reward in (1.0, None, 0.0, 1.0):
         so_far.add(rollout(reward))
@@ -14,11 +14,11 @@ def test_rewards_are_averaged_and_what_has_none_is_left_out():
 
 
 def test_a_step_of_training_stands_for_itself_and_an_item_counts_as_passed_or_not():
-    so_far = SoFar()
+    so_far = RunningTotals()
     so_far.add({"training_step": 1, "played": [rollout(0.0)]})
     so_far.add({"training_step": 2, "played": [rollout(1.0), rollout(0.5)]})
     assert so_far.text(0.0) == "reward of the last step 0.750"
-    so_far = SoFar()
+    so_far = RunningTotals()
     so_far.add({"item": {"passed": True}})
     so_far.add({"item": {"passed": False}})
     assert so_far.text(0.0) == "passed 0.500"
@@ -30,7 +30,7 @@ def test_a_step_of_training_stands_for_itself_and_an_item_counts_as_passed_or_no
 
 def test_the_pace_is_that_of_this_attempt():
     now = [100.0]
-    so_far = SoFar(lambda: now[0])
+    so_far = RunningTotals(lambda: now[0])
     so_far.add({"rollout": {"reward": None, "completion_tokens": 5000}})  # of an earlier attempt
     assert so_far.pace() == 0.0 and so_far.text(0.0) == ""
     now[0] = 140.0

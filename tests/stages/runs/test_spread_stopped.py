@@ -14,9 +14,9 @@ from stages import collect
 from stages.backends.engine import Processes
 from stages.errors import ComposerError, Incomplete, UsageError
 from stages.runs import ledger, spread, store
-from stages.runs.artifact import Inputs, Interrupted, Out, Run
+from stages.runs.artifact import Inputs, Interrupted, Run, RunWriter
 from stages.runs.manifest import Manifest
-from stages.runs.spread import Shard, ShardOut, Spread
+from stages.runs.spread import Shard, ShardWriter, Spread
 
 
 def test_what_workers_spend_is_never_above_the_limit(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_worker_that_dies_leaves_what_it_finished(tmp_path: Path) -> None:
         (left / ledger.NAME).write_bytes(
             b'{"call":1,"reserved":0.25}\n{"call":1,"settled":0.125}\n{"call":2,"reserved":0.25}\n'
         )
-        out = ShardOut(shard)
+        out = ShardWriter(shard)
         assert out.finished(first) and not out.finished(second) and out.finished("of another shard")
         assert out.budget.limit == 0.625
         asked = len(server.requests)
@@ -92,9 +92,9 @@ def test_an_attempt_that_was_killed_is_taken_over(tmp_path: Path, engine_of_the_
         folder = tmp_path / "run"
         record = Manifest(composer="", stage="collect", stage_version=2, fingerprint="")
 
-        def attempt(engine: Processes | None) -> Out:
+        def attempt(engine: Processes | None) -> RunWriter:
             dealt = Spread(engine, "collect", Inputs(), config)
-            out = Out(folder, record, cache=tmp_path / "models", max_cost=1.0, spread=dealt)
+            out = RunWriter(folder, record, cache=tmp_path / "models", max_cost=1.0, spread=dealt)
             collect.run(Inputs(), config, out)
             return out
 
@@ -119,7 +119,7 @@ def test_workers_stop_between_units_when_the_run_is_asked_to(tmp_path: Path) -> 
         config = settings(server.url, policy={"concurrency": 1}, in_flight={"episodes": 1})
         record = Manifest(composer="", stage="collect", stage_version=2, fingerprint="")
         dealt = Spread(Processes(2), "collect", Inputs(), config)
-        out = Out(tmp_path / "run", record, cache=tmp_path / "models", spread=dealt)
+        out = RunWriter(tmp_path / "run", record, cache=tmp_path / "models", spread=dealt)
         threading.Thread(target=lambda: (seen.wait(60), time.sleep(1), out.stop.set()), daemon=True).start()
         with pytest.raises(Interrupted):
             collect.run(Inputs(), config, out)

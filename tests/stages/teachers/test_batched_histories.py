@@ -19,7 +19,7 @@ from support.server import Reply, answer
 from stages.errors import Incomplete, UsageError
 from stages.policy import Sample, background
 from stages.policy.endpoint import AnswerCache, EndpointPolicy
-from stages.runs.artifact import Interrupted, Out
+from stages.runs.artifact import Interrupted, RunWriter
 from stages.runs.ledger import Budget, totals
 from stages.runs.manifest import Manifest
 from stages.runs.records import Row
@@ -55,7 +55,7 @@ class Life:
             raise Killed
 
 
-class MortalOut(Out):
+class MortalOut(RunWriter):
     """A run folder whose process may die."""
 
     life = Life(None, True)

@@ -12,7 +12,7 @@ from stages.envs.kata import transcripts
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.recipes import Knowledge
 from stages.envs.kata.tasks import OPERATIONS
-from stages.pairs.audit import outcomes
+from stages.pairs.audit import passed_by_rollout
 from stages.pairs.states import explored
 from stages.runs import runner, store
 from stages.runs.artifact import Run
@@ -111,7 +111,7 @@ def test_disagreement_keeps_every_pair_over_the_student(world: Any) -> None:
 
 def test_only_failed_traces(world: Any) -> None:
     _, _, rollouts = world
-    passed = outcomes(rollouts.rows(ROLLOUT))
+    passed = passed_by_rollout(rollouts.rows(ROLLOUT))
     answers, found = gated(world, "failed", failed_only=True)
     asked = {row["rollout_id"] for row in answers.rows(TEACHER_ACTION)}
     assert any(passed.values()) and asked and not any(passed[rollout] for rollout in asked)

@@ -23,5 +23,5 @@ def test_metrics_lie_in_the_run_before_it_ends_and_are_whole_when_it_has(tmp_pat
 
     path = runner.execute("train", {}, config, root=tmp_path, listener=listener).path
     assert seen and 1 <= seen[0] <= 3 and seen == sorted(seen)
-    lines = [orjson.loads(line) for line in (Run(path).beside("metrics.jsonl") or b"").splitlines()]
+    lines = [orjson.loads(line) for line in (Run(path).read_file("metrics.jsonl") or b"").splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3]

@@ -46,7 +46,7 @@ def trained(root: Path, engine: Engine, model: Path, **more: Any) -> Run:
 
 
 def metrics(run: Run) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
     return [line for line in lines if "reward" in line]
 
 

@@ -88,7 +88,7 @@ def weights(run: Run) -> torch.Tensor:
 
 
 def metrics(run: Run) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines()]
+    lines = [json.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()]
     return [{name: value for name, value in line.items() if name.startswith("eopd/")} for line in lines]
 
 

@@ -28,7 +28,7 @@ os.environ["COMPOSER_WORKER"] = "1"
 
 import pytest
 from _pytest.config import default_plugins
-from composer_outcomes import Outcomes  # type: ignore[import-not-found]  # found in the sandbox alone
+from composer_outcomes import OutcomeCollector  # type: ignore[import-not-found]  # found in the sandbox alone
 
 os.environ["COVERAGE_FILE"] = os.path.join(tempfile.mkdtemp(), "coverage")
 
@@ -62,7 +62,7 @@ def compile_once() -> None:
         write(COMPILED, b"")
 
 
-class Heartbeat(Outcomes):
+class HeartbeatCollector(OutcomeCollector):
     """Says on a pipe which test begins, and notes how long slow ones took."""
 
     def __init__(self, keep: "set[str] | None", pipe: int) -> None:
@@ -150,7 +150,7 @@ def play(job: dict[str, Any], hanging: list[str], write_end: int) -> NoReturn:
     silence = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(silence, descriptor)
-    outcomes = Heartbeat(None if job["keep"] is None else set(job["keep"]) - set(hanging), write_end)
+    outcomes = HeartbeatCollector(None if job["keep"] is None else set(job["keep"]) - set(hanging), write_end)
     without = [f"--deselect={test}" for test in hanging]
     status = -1
     try:

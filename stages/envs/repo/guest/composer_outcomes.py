@@ -1,9 +1,9 @@
 """A pytest plugin that reports the outcome of every test as it happens, to a supervisor outside of the process.
 
-It runs inside the sandbox under whatever Python (3.6 or later) and pytest (3 or later) the repository needs, so that
-annotations of newer kinds are text. Started with `-p composer_outcomes` by composer_supervisor.py, it reads a key from
-its channel before anything of the repository is imported; the key stands in no module and no attribute. A control test
-that must fail tells whether the reports of this process can be believed.
+It runs inside the sandbox under the Python (3.6 or later) and pytest (3 or later) that the repository needs, so newer
+annotations are strings. Loaded with `-p composer_outcomes` by composer_supervisor.py, it reads a key from its channel
+before anything of the repository is imported; no module and no attribute holds the key. A control test that must fail
+shows whether the reports of this process can be trusted.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CONTROL = "composer-control"
 
 
-class Outcomes:
+class OutcomeCollector:
     """Collects reports. `keep` is the set of node ids to run, all of them when None."""
 
     def __init__(self, keep: "set[str] | None" = None) -> None:
@@ -31,30 +31,32 @@ class Outcomes:
         self.outcomes: dict[str, str] = {}
         self.broken: list[list[str]] = []
         self.config_file: str | None = None
-        self.num_deselected = 0
 
     def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
-        """Note what cannot be collected, with the end of the reason."""
+        """Record a node that cannot be collected, with the end of the reason."""
         if report.failed:
             self.broken.append([report.nodeid, str(report.longrepr)[-2000:]])
 
     def pytest_collection_modifyitems(
         self, session: "pytest.Session", config: "pytest.Config", items: "list[pytest.Item]"
     ) -> None:
-        """Leave only the tests of `keep`, and add the control test."""
+        """Keep only the tests of `keep`, and add the control test."""
         self.config_file = str(getattr(config, "inipath", None) or getattr(config, "inifile", None) or "")
         if self.keep is not None:
             items[:] = [item for item in items if item.nodeid in self.keep]
-        items.append(control_item(session))
+        if hasattr(ControlItem, "from_parent"):
+            items.append(ControlItem.from_parent(session, name=CONTROL))
+        else:  # older pytest
+            items.append(ControlItem(CONTROL, session))
 
     def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
-        """Note the outcome of a phase; a failure or an error stays."""
+        """Record the outcome of a phase; a failure or an error is final."""
         outcome = outcome_of(report)
         if outcome is not None and self.outcomes.get(report.nodeid) not in ("failed", "error"):
             self.outcomes[report.nodeid] = outcome
 
     def result(self, status: int) -> "dict[str, Any]":
-        """The whole report, JSON-able; `status` is pytest's exit status."""
+        """Return the report, JSON-able; `status` is pytest's exit status."""
         control = [self.outcomes.pop(name) for name in list(self.outcomes) if name.endswith(CONTROL)]
         return {
             "outcomes": self.outcomes,
@@ -66,7 +68,7 @@ class Outcomes:
 
 
 def outcome_of(report: "pytest.TestReport") -> "str | None":
-    """The outcome of a test by the report of one phase; None when that decides nothing yet."""
+    """Return the outcome of a test by the report of one phase; None while it is undecided."""
     expected = hasattr(report, "wasxfail")
     if report.failed:
         return "failed" if report.when == "call" else "error"
@@ -78,46 +80,41 @@ def outcome_of(report: "pytest.TestReport") -> "str | None":
 
 
 class ControlItem(pytest.Item):
-    """A test that must fail; when it is reported as anything else, something has tampered with pytest."""
+    """A test that must fail; reported as anything else, something has tampered with pytest."""
 
     def runtest(self) -> None:
         """Fail."""
         raise AssertionError(CONTROL)
 
     def repr_failure(self, excinfo: "pytest.ExceptionInfo[BaseException]", style: "Any" = None) -> str:
-        """One word instead of a traceback."""
+        """Return one word instead of a traceback."""
         return CONTROL
 
     def reportinfo(self) -> "tuple[Any, int, str]":
-        """Where it stands in pytest's own report."""
+        """Return the location for pytest's own report."""
         return self.fspath, 0, CONTROL
 
 
-def control_item(session: "pytest.Session") -> ControlItem:
-    """The control test; older pytest has no `from_parent`."""
-    if hasattr(ControlItem, "from_parent"):
-        return ControlItem.from_parent(session, name=CONTROL)
-    return ControlItem(CONTROL, session)
-
-
-class Reporter(Outcomes):
-    """Sends every outcome as soon as it is known; what is changed in this object later changes nothing."""
+class Reporter(OutcomeCollector):
+    """Sends every outcome as soon as it is known; a later change of this object changes nothing."""
 
     def __init__(self, send: "Callable[[str, Any], None]") -> None:
-        Outcomes.__init__(self)
+        OutcomeCollector.__init__(self)
         self.send = send
 
     def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
-        """Send what cannot be collected, with the end of the reason."""
+        """Send a node that cannot be collected, with the end of the reason."""
         if report.failed:
             self.send("broken", [report.nodeid, str(report.longrepr)[-2000:]])
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: "pytest.Item", call: "Any") -> "Any":
-        """Send whether a phase raised, which a report of it that is changed afterwards contradicts."""
+        """Send whether a phase raised: a report of it that is changed afterwards contradicts this."""
         raised = call.excinfo is not None
         yield
-        self.send("phase", [item.nodeid, raised or call.excinfo is not None])  # of unittest's only pytest finds it
+        self.send(
+            "phase", [item.nodeid, raised or call.excinfo is not None]
+        )  # pytest finds unittest's exceptions only after the yield
 
     def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
         """Send the outcome of a phase."""
@@ -127,12 +124,12 @@ class Reporter(Outcomes):
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: "pytest.Session", exitstatus: int) -> None:
-        """Say that everything was sent."""
+        """Send the end of the session."""
         self.send("end", {"config_file": self.config_file, "status": int(exitstatus)})
 
 
 def sender(descriptor: int) -> "Callable[[str, Any], None]":
-    """What sends an object, sealed by a key that is read from the channel now and by its place in the order."""
+    """Return a function that sends an object, sealed by the key read from the channel now and its sequence number."""
     channel = socket.socket(fileno=descriptor)
     key = b""
     while not key.endswith(b"\n"):
@@ -150,7 +147,7 @@ def sender(descriptor: int) -> "Callable[[str, Any], None]":
 
 
 def pytest_configure(config: "pytest.Config") -> None:
-    """Called when loaded with `-p`, before any conftest.py of the repository."""
+    """Register the reporter: called when loaded with `-p`, before any conftest.py of the repository."""
     if SENDERS:
         config.pluginmanager.register(Reporter(SENDERS.pop()), "composer-reporter")
         sys.modules.pop("composer_outcomes", None)

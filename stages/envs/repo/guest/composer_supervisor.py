@@ -1,11 +1,11 @@
-"""Runs pytest as a child and writes what its plugin reports: the secret is in no process that runs code under test.
+"""Run pytest as a child and write what its plugin reports: no process that runs code under test holds the secret.
 
     python -I -S composer_supervisor.py COMMAND...
 
-Reads the secret from stdin. The child gets a descriptor by the variable COMPOSER_CHANNEL; its first line is a key, by
-which the plugin seals every outcome as it happens, in order. A line without the right seal is called tampering, and so
-is the pass of a test that raised. Ends with a line `<secret> <JSON>` on stdout once the plugin said that the session is
-over, and with the child's exit status. Runs under Python 3.6 and later.
+Reads the secret from stdin. The child gets a descriptor in the variable COMPOSER_CHANNEL; its first line is a key, with
+which the plugin seals every outcome as it happens, in order. A line without the right seal is tampering, and so is the
+pass of a test that raised. Writes a line `<secret> <JSON>` to stdout once the plugin sent the end of the session, and
+exits with the child's exit status. Runs under Python 3.6 and later.
 """
 
 import ctypes
@@ -26,23 +26,23 @@ INTERVAL_S = 0.05
 CHUNK_BYTES = 1 << 16
 
 
-class Report:
-    """What the sealed lines of one child say."""
+class SealedReport:
+    """The sealed lines of one child. `raised` is the test whose last phase raised."""
 
     def __init__(self, key: str) -> None:
         self.key = key
         self.received = 0
         self.tampered = False
         self.raised: str | None = None
-        """The test whose last phase raised."""
         self.outcomes: dict[str, str] = {}
         self.broken: list[list[str]] = []
         self.end: dict[str, Any] | None = None
 
     def take(self, line: bytes) -> None:
-        """Believe a line whose seal is right for its place; whatever comes after the end is tampering too."""
+        """Accept a line whose seal is right for its sequence number; any line after the end is tampering too."""
         seal, _, body = line.partition(b" ")
-        if self.end is not None or not hmac.compare_digest(seal, sealed(self.key, self.received, body)):
+        expected = hmac.new(self.key.encode(), b"%d " % self.received + body, hashlib.sha256).hexdigest().encode()
+        if self.end is not None or not hmac.compare_digest(seal, expected):
             self.tampered = True
             return
         self.received += 1
@@ -59,19 +59,14 @@ class Report:
             self.outcomes[content[0]] = content[1]
 
     def result(self, control: str) -> "dict[str, Any]":
-        """The whole report, JSON-able."""
+        """Return the report, JSON-able."""
         failed = [self.outcomes.pop(name) for name in list(self.outcomes) if name.endswith(control)]
         found = {"outcomes": self.outcomes, "broken": self.broken, "control": failed, "tampered": self.tampered}
         return dict(found, **(self.end or {}))
 
 
-def sealed(key: str, number: int, body: bytes) -> bytes:
-    """The seal of a line in its place."""
-    return hmac.new(key.encode(), b"%d " % number + body, hashlib.sha256).hexdigest().encode()
-
-
 def start(command: "list[str]") -> "tuple[int, socket.socket]":
-    """Start the command with one end of a channel. Returns its pid and the other end."""
+    """Start the command with one end of a channel; return its pid and the other end."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -82,8 +77,8 @@ def start(command: "list[str]") -> "tuple[int, socket.socket]":
     return pid, ours
 
 
-def listen(pid: int, channel: socket.socket, report: Report) -> int:
-    """Take lines until the child has ended and nothing more is there. Returns its wait status."""
+def listen(pid: int, channel: socket.socket, report: SealedReport) -> int:
+    """Take lines until the child has ended and the channel is empty; return its wait status."""
     data, status = b"", None
     channel.setblocking(False)
     while True:
@@ -105,10 +100,10 @@ def listen(pid: int, channel: socket.socket, report: Report) -> int:
 
 def main(command: "list[str]") -> None:
     """Run the command and report."""
-    # Before the secret is read: the child, which has the same user, must not look into this process.
+    # Before the secret is read: the child, which has the same user, must not read this process's memory.
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     pid, channel = start(command)
-    secret, report = sys.stdin.readline().strip(), Report(os.urandom(16).hex())
+    secret, report = sys.stdin.readline().strip(), SealedReport(os.urandom(16).hex())
     channel.sendall(report.key.encode() + b"\n")
     status = listen(pid, channel, report)
     if report.end is not None:

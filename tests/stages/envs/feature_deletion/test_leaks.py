@@ -81,7 +81,7 @@ def parts(text: str, *names: str) -> Removal:
 
 
 def copies_within(files: dict[str, str], removal: Removal) -> list[str]:
-    searched = leaks.Tree({path: trees.File(text.encode()) for path, text in files.items()})
+    searched = leaks.Tree({path: trees.TreeFile(text.encode()) for path, text in files.items()})
     return searched.copies(removal, removal.writes({PATH: files[PATH]}))
 
 

@@ -46,11 +46,11 @@ def test_tests_and_documentation_are_no_source() -> None:
         "shelf/c.pyi",
         "examples/e.py",
     ]
-    assert list(selection.sources({path: trees.File(b"x = 1\n") for path in files})) == ["shelf/a.py"]
+    assert list(selection.sources({path: trees.TreeFile(b"x = 1\n") for path in files})) == ["shelf/a.py"]
 
 
 def test_a_file_in_another_encoding_is_left_alone() -> None:
-    assert selection.sources({"a.py": trees.File("# -*- coding: latin-1 -*-\ns = 'ä'".encode("latin-1"))}) == {}
+    assert selection.sources({"a.py": trees.TreeFile("# -*- coding: latin-1 -*-\ns = 'ä'".encode("latin-1"))}) == {}
 
 
 def test_the_same_seed_gives_the_same_order_and_another_another(texts: dict[str, str], lines: Lines) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.repo.grading import Lists, Statuses, judge
+from stages.envs.repo.grading import Statuses, TestLists, judge
 
-LISTS = Lists(("t.py::fixed", "t.py::other_fix"), ("t.py::kept", "t.py::other_kept"))
+LISTS = TestLists(("t.py::fixed", "t.py::other_fix"), ("t.py::kept", "t.py::other_kept"))
 OTHERS = {"t.py::other_fix": "passed", "t.py::other_kept": "passed"}
 SWEBENCH = {
     # outcome: success, failure, f2p and p2p of a list of two, resolved
@@ -48,7 +48,7 @@ def test_with_every_test_skipped_swebench_resolves() -> None:
 
 
 def test_where_lists_say_so_a_skipped_fix_fails_and_a_skipped_kept_test_does_not() -> None:
-    strict = Lists(LISTS.fail_to_pass, LISTS.pass_to_pass, skip_fails=True)
+    strict = TestLists(LISTS.fail_to_pass, LISTS.pass_to_pass, skip_fails=True)
     assert strict.resolved({"t.py::fixed": "passed", "t.py::kept": "skipped", **OTHERS})
     assert not strict.resolved({"t.py::fixed": "skipped", "t.py::kept": "passed", **OTHERS})
 
@@ -74,6 +74,6 @@ def test_changes_to_tests_count_in_the_loose_verdict_alone(
         passes = (tree / "source.py").read_text() == "right" or (tree / "tests/test_it.py").read_text() == "emptied"
         return {"it": "passed" if passes else "failed"}
 
-    verdict = judge(tmp_path / "delivered", tmp_path / "left", Lists(("it",), ()), run)
+    verdict = judge(tmp_path / "delivered", tmp_path / "left", TestLists(("it",), ()), run)
     assert (verdict.strict, verdict.loose, verdict.hacked) == verdicts
     assert set(verdict.dropped) == ({"tests/test_it.py"} if test == "emptied" else set())

@@ -1,6 +1,6 @@
 """Outcomes of a live run get the names and the meaning that the log of the same run would have for swebench."""
 
-from stages.envs.repo.grading import Lists
+from stages.envs.repo.grading import TestLists
 from stages.envs.swe import commands, logs
 from stages.envs.swe.commands import DJANGO, Spec
 
@@ -22,18 +22,18 @@ def test_live_outcomes_are_those_of_the_log() -> None:
 
 
 def test_a_test_that_pytest_skips_is_missing_for_swebench_and_fails() -> None:
-    assert not Lists(("t.py::c",), ()).resolved(commands.named(NODES, "pallets/flask"))
+    assert not TestLists(("t.py::c",), ()).resolved(commands.named(NODES, "pallets/flask"))
 
 
 def test_a_test_that_djangos_runner_skips_is_named_and_counts_neither_way() -> None:
     outcomes = logs.outcomes(logs.dialect("django/django")("test_a (T) ... ok\ntest_b (T) ... skipped 'no'\n"))
     assert outcomes == {"test_a (T)": "passed", "test_b (T)": "skipped"}
-    assert Lists(("test_a (T)", "test_b (T)"), ()).resolved(outcomes)
+    assert TestLists(("test_a (T)", "test_b (T)"), ()).resolved(outcomes)
 
 
 def test_names_that_are_no_tests_do_not_count_where_pytest_runs() -> None:
-    lists = Lists(("t.py::a", "[100%]"), ("[1]",), skip_fails=True)
-    assert commands.Tests(Spec("3.11"), "a/b", ()).counting(lists) == Lists(("t.py::a",), (), skip_fails=True)
+    lists = TestLists(("t.py::a", "[100%]"), ("[1]",), skip_fails=True)
+    assert commands.Tests(Spec("3.11"), "a/b", ()).counting(lists) == TestLists(("t.py::a",), (), skip_fails=True)
     assert commands.Tests(Spec("3.11", test_command=DJANGO), "django/django", ()).counting(lists) == lists
-    unreadable = commands.Tests(Spec("3.11"), "a/b", ()).counting(Lists(("[100%]",), ("t.py::b",)))
+    unreadable = commands.Tests(Spec("3.11"), "a/b", ()).counting(TestLists(("[100%]",), ("t.py::b",)))
     assert not unreadable.resolved({"t.py::b": "passed"}), "without a test that came to pass nothing is resolved"

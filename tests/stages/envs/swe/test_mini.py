@@ -15,7 +15,7 @@ from stages.envs import load
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
 from stages.envs.repo import trees
-from stages.envs.repo.trees import extract
+from stages.envs.repo.trees import extract_archive
 from stages.envs.swe import instances, mini, venvs
 from stages.envs.swe.commands import touched
 from stages.envs.swe.mini import COLUMNS, SweMiniEnv, prepare, shared_name
@@ -59,10 +59,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory, venvs: Path) -> Path:
 def mini_row(cache: Path) -> dict[str, Any]:
     """An instance whose bug is planted in the distribution."""
     with trees.scratch() as folder:
-        tree = extract(cache / "sdists" / "abacus-1.0.tar.gz", folder)
+        tree = extract_archive(cache / "sdists" / "abacus-1.0.tar.gz", folder)
         (tree / "abacus/sums.py").write_text(GOOD.replace("a + b", "a - b"))
         patch, test_patch = (
-            trees.patch(tree, {path: trees.File(text.encode())})
+            trees.patch(tree, {path: trees.TreeFile(text.encode())})
             for path, text in (("abacus/sums.py", GOOD), ("tests/test_sums.py", TESTS))
         )
         commit = trees.commit(tree)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from stages.envs.repo.grading import Lists
+from stages.envs.repo.grading import TestLists
 from stages.envs.swe import logs
 
-LISTS = Lists(("t.py::fixed", "t.py::other_fix"), ("t.py::kept",))
+LISTS = TestLists(("t.py::fixed", "t.py::other_fix"), ("t.py::kept",))
 OTHERS = {"t.py::other_fix": "passed", "t.py::kept": "passed"}
 
 

@@ -13,7 +13,6 @@ from stages.probe.loops.config import GivenConfig
 from stages.probe.pool.run_rows import rendered, run_rows
 from stages.probe.synthetic.loophole_world import HINT, tokenizer
 from stages.rollouts import trace
-from stages.runs import artifact as inputs_
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.records import POOL_ROW, ROLLOUT, STEP
@@ -31,7 +30,7 @@ def collected(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPath
     ):
         env = PLANTED.model_copy(update={"options": options})
         config = collect.Config(env=env, policy=models[model], tasks=30, samples=4, max_steps=1)
-        runs[name] = Run(runner.execute("collect", inputs_.assign("collect", {}, []), config, root=root / name).path)
+        runs[name] = Run(runner.execute("collect", {}, config, root=root / name).path)
     return runs
 
 

@@ -52,9 +52,9 @@ def test_a_channel_from_outside_trains(tmp_path: Path, tiny: Path) -> None:
     settings = config(tiny, own_entropy=1.0)
     assert settings.identity()["weights"] == {**Weights().identity(), "own_entropy": 1.0}
     run = Run(runner.execute("train", {}, settings, root=tmp_path).path)
-    (row,) = (orjson.loads(line) for line in (run.beside("metrics.jsonl") or b"").splitlines())
+    (row,) = (orjson.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines())
     assert row["own_entropy/loss"] > 0 and row["own_entropy/tokens"] == row["own_entropy/denominator"] > 0
-    header = (run.beside("report.txt") or b"").decode().splitlines()[1]
+    header = (run.read_file("report.txt") or b"").decode().splitlines()[1]
     assert header.split()[-4:-2] == ["entropy", "own_entropy"] and header.endswith("own tok")
 
 

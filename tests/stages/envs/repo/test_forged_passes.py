@@ -1,4 +1,4 @@
-"""Altered tests do what they did, but for those that are broken, which fail at their end."""
+"""Mutated tests run as before, except those chosen to fail; a forged pass contradicts itself with them."""
 
 import random
 import re
@@ -7,17 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from stages.envs.repo import trees
-from stages.envs.repo.crosscheck import (
-    TestFunction,
-    altered,
-    can_be_broken,
-    checks,
-    forged,
+from stages.envs.repo.forged_passes import (
+    TestLocation,
+    defined_functions,
     function_name,
-    functions,
+    is_forged,
+    is_mutable,
     locate,
+    mutate,
+    mutated_runs,
 )
-from stages.envs.repo.grading import Lists, Statuses
+from stages.envs.repo.grading import Statuses, TestLists
 
 SOURCE = '''\
 import unittest
@@ -61,17 +61,17 @@ def test_calls_another():
     test_early()
 '''
 FILES = {"t.py": SOURCE}
-PLAIN, EARLY = TestFunction("t.py", (), "test_plain"), TestFunction("t.py", (), "test_early")
-NESTED = TestFunction("t.py", ("TestIt",), "test_nested")
+PLAIN, EARLY = TestLocation("t.py", (), "test_plain"), TestLocation("t.py", (), "test_early")
+NESTED = TestLocation("t.py", ("TestIt",), "test_nested")
 
 
-def world(broken: set[TestFunction]) -> dict:
+def world(mutated: set[TestLocation]) -> dict:
     names: dict = {}
-    exec(altered(FILES, broken, random.Random(0))["t.py"], names)
+    exec(mutate(FILES, mutated, random.Random(0))["t.py"], names)
     return names
 
 
-def test_nothing_changes_where_nothing_is_broken() -> None:
+def test_nothing_changes_where_nothing_is_mutated() -> None:
     names = world(set())
     names["test_plain"]()
     names["test_early"]()
@@ -79,7 +79,7 @@ def test_nothing_changes_where_nothing_is_broken() -> None:
     assert names["seen"] == ["plain"]
 
 
-def test_a_broken_test_goes_through_and_fails_at_its_end_or_at_its_start_where_it_returns() -> None:
+def test_a_mutated_test_runs_through_and_fails_at_its_end_or_at_its_start_where_it_returns() -> None:
     names = world({PLAIN, EARLY, NESTED})
     for test in (names["test_plain"], names["test_early"], names["TestIt"]("test_nested").test_nested):
         with pytest.raises(AssertionError):
@@ -87,20 +87,20 @@ def test_a_broken_test_goes_through_and_fails_at_its_end_or_at_its_start_where_i
     assert names["seen"] == ["plain"]
 
 
-def test_broken_and_whole_differ_in_a_number_alone() -> None:
-    one, other = (altered(FILES, broken, random.Random(7))["t.py"].split("\n") for broken in (set(), {PLAIN}))
+def test_mutated_and_whole_differ_in_a_number_alone() -> None:
+    one, other = (mutate(FILES, mutated, random.Random(7))["t.py"].split("\n") for mutated in (set(), {PLAIN}))
     assert one != other
     assert [re.sub(r"\d+", "0", line) for line in one] == [re.sub(r"\d+", "0", line) for line in other]
 
 
-def test_what_cannot_be_broken_alone_is_not() -> None:
-    known = functions(FILES)
-    whole = {function.name for function, node in known.items() if can_be_broken(function, node, FILES)}
+def test_what_cannot_be_mutated_alone_is_not() -> None:
+    known = defined_functions(FILES)
+    whole = {function.name for function, node in known.items() if is_mutable(function, node, FILES)}
     assert whole == {"test_plain", "test_nested", "test_async", "test_calls_another"}
 
 
 def test_tests_are_found_by_the_names_of_pytest_and_of_unittest() -> None:
-    known = functions(FILES)
+    known = defined_functions(FILES)
     assert locate("t.py::test_plain[a::b]", known) == PLAIN and function_name("t.py::test_plain[a::b]") == "test_plain"
     assert locate("t.py::TestIt::test_nested", known) == NESTED
     assert (
@@ -112,32 +112,32 @@ def test_tests_are_found_by_the_names_of_pytest_and_of_unittest() -> None:
     ] * 4
 
 
-LISTS = Lists(("t.py::test_plain",), ("t.py::TestIt::test_nested",))
+LISTS = TestLists(("t.py::test_plain",), ("t.py::TestIt::test_nested",))
 ALL = dict.fromkeys((*LISTS.fail_to_pass, *LISTS.pass_to_pass), "passed")
-TREE = {"t.py": trees.File(SOURCE.encode())}
+TREE = {"t.py": trees.TreeFile(SOURCE.encode())}
 
 
 Answer = Callable[[set[str]], Statuses]
 
 
-def right(broken: set[str]) -> Statuses:
-    return {name: "failed" if name in broken else "passed" for name in ALL}
+def right(mutated: set[str]) -> Statuses:
+    return {name: "failed" if name in mutated else "passed" for name in ALL}
 
 
 def by(candidate: Answer, reference: Answer = right) -> bool:
-    """Whether a candidate is called forged whose runs give this answer to the tests that are broken."""
+    """Whether a candidate is called forged whose runs give this answer to the tests that are mutated."""
 
     def rerun(files: trees.Changes, of_reference: bool) -> Statuses:
-        altered_file = files["t.py"]
-        assert altered_file is not None
-        text = altered_file.data.decode()
-        broken = {name for name, function in zip(ALL, (PLAIN, NESTED), strict=True) if fails(text, function)}
-        return (reference if of_reference else candidate)(broken)
+        mutated_file = files["t.py"]
+        assert mutated_file is not None
+        text = mutated_file.data.decode()
+        mutated = {name for name, function in zip(ALL, (PLAIN, NESTED), strict=True) if fails(text, function)}
+        return (reference if of_reference else candidate)(mutated)
 
-    return forged(TREE, LISTS, ALL, rerun, reference=True)
+    return is_forged(TREE, LISTS, ALL, rerun, reference=True)
 
 
-def fails(text: str, function: TestFunction) -> bool:
+def fails(text: str, function: TestLocation) -> bool:
     names: dict = {}
     exec(text, names)
     try:
@@ -147,8 +147,8 @@ def fails(text: str, function: TestFunction) -> bool:
     return False
 
 
-def test_one_function_that_has_to_pass_is_checked_whole_and_broken() -> None:
-    first, second = checks(TREE, LISTS, ALL)
+def test_one_function_that_has_to_pass_is_checked_whole_and_mutated() -> None:
+    first, second = mutated_runs(TREE, LISTS, ALL)
     assert (first.must_fail, first.must_pass) == ({LISTS.pass_to_pass[0]}, {LISTS.fail_to_pass[0]})
     assert (second.must_fail, second.must_pass) == ({LISTS.fail_to_pass[0]}, {LISTS.pass_to_pass[0]})
 
@@ -156,25 +156,25 @@ def test_one_function_that_has_to_pass_is_checked_whole_and_broken() -> None:
 def test_the_honest_is_believed_and_who_contradicts_himself_is_not() -> None:
     fixed = LISTS.fail_to_pass[0]
     assert not by(right)
-    assert by(lambda broken: ALL)
-    assert by(lambda broken: {})
-    assert by(lambda broken: {**right(broken), fixed: "passed"})
-    assert by(lambda broken: {**right(broken), fixed: "failed"})
+    assert by(lambda mutated: ALL)
+    assert by(lambda mutated: {})
+    assert by(lambda mutated: {**right(mutated), fixed: "passed"})
+    assert by(lambda mutated: {**right(mutated), fixed: "failed"})
 
 
 def test_what_the_reference_solution_does_counts_against_nobody() -> None:
     lost = dict.fromkeys(ALL, "failed")
-    assert not by(lambda broken: lost, reference=lambda broken: lost)
-    assert by(lambda broken: lost, reference=lambda broken: {})
+    assert not by(lambda mutated: lost, reference=lambda mutated: lost)
+    assert by(lambda mutated: lost, reference=lambda mutated: {})
 
 
 def test_a_failure_that_is_not_repeated_counts_against_nobody() -> None:
     runs = iter(range(100))
-    assert not by(lambda broken: {} if next(runs) == 0 else right(broken))
+    assert not by(lambda mutated: {} if next(runs) == 0 else right(mutated))
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_broken_test_that_passes_once_is_enough(number: int) -> None:
+def test_a_mutated_test_that_passes_once_is_enough(number: int) -> None:
     """A race that changes reports wins now and then, and what it has done once nothing honest does."""
     runs = iter(range(100))
-    assert by(lambda broken: ALL if next(runs) == number else right(broken))
+    assert by(lambda mutated: ALL if next(runs) == number else right(mutated))
