@@ -42,7 +42,7 @@ lint:
 
 # Check the loss kernels against recorded upstream numbers, those of the named files or all.
 parity *FILES:
-    python -m stages.losses.parity {{ FILES }}
+    PYTHONPATH=tests python -m parity {{ FILES }}
 
 # Measure ourselves beside a peer: ./dev bench NAME, where benchmarks/NAME.py prints a ratio. The extra `bench` holds peers.
 bench NAME:

@@ -25,9 +25,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from stages.losses.hidden import Head, hidden_divergence
-from stages.losses.jsd import generalized_jsd
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+from parity.kernels.hidden_divergence import hidden_divergence
+from parity.kernels.jsd import generalized_jsd
+
+from stages.losses.hidden import Head
 
 BATCH, TOKENS, WIDTH = 4, 512, 896
 BETAS = (0.0, 0.5, 1.0)

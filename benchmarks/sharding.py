@@ -98,7 +98,7 @@ def one(folder, sharding, name="run", more=None):
     if here.first:
         runner.execute("train", {}, config, root=folder, out=folder / name)
     else:
-        runner.follow("train", {}, config, root=folder)
+        runner.execute_as_peer("train", {}, config, root=folder)
     chosen = choose(config.policy, config.optimisation, config.adapter, None, config.distribution)
     sums = needed(chosen.shape, chosen._training(24))
     found = {

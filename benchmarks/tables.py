@@ -27,7 +27,7 @@ from stages.policy import KINDS, PolicyConfig, Sample, Turn
 from stages.rollouts.agent_loop import Episode
 from stages.rollouts.trace import digests_of_prefixes
 from stages.runs import manifest, runner, store
-from stages.runs.artifact import Inputs, Run, RunWriter, references
+from stages.runs.artifact import Inputs, Run, RunWriter, input_refs
 from stages.runs.journal import Journal
 from stages.runs.manifest import Manifest
 from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
@@ -117,11 +117,11 @@ class Instant:
 
 def opened(folder: Path, stage: str, settings: Any, inputs: Inputs) -> Manifest:
     """The manifest of a run that was begun."""
-    print_ = runner.fingerprint(stage, settings.identity(), inputs) if settings else "0"
+    print_ = runner.run_fingerprint(stage, settings.identity(), inputs) if settings else "0"
     about = {"config": settings.model_dump(mode="json"), "identity": settings.identity()} if settings else {}
     version = load_stage(stage).version
     begun = Manifest(composer="0", stage=stage, stage_version=version, fingerprint=print_, **about)
-    begun.status, begun.inputs = "interrupted", references(inputs)
+    begun.status, begun.inputs = "interrupted", input_refs(inputs)
     folder.mkdir()
     manifest.write(folder, begun)
     return begun

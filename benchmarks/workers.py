@@ -21,8 +21,7 @@ needed("ray")
 
 import ray
 
-from stages.backends.engine import Engine, Processes
-from stages.backends.ray_cluster import RayCluster
+from stages.backends.engine import Engine, ProcessEngine, RayEngine
 
 WORKERS = (1, 2, 4, 8, 16)
 EACH = 20
@@ -38,7 +37,7 @@ def nap(seconds: float) -> float:
 @contextmanager
 def processes(workers: int) -> Iterator[Engine]:
     """Processes of this machine."""
-    engine = Processes(workers)
+    engine = ProcessEngine(workers)
     try:
         yield engine
     finally:
@@ -50,7 +49,7 @@ def on_ray(workers: int) -> Iterator[Engine]:
     """A cluster that believes in so many cores, which sleeping jobs do not need."""
     ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
     try:
-        yield RayCluster()
+        yield RayEngine()
     finally:
         ray.shutdown()
 

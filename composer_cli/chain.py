@@ -15,7 +15,7 @@ from composer_cli.settings import Preset, PresetEntry
 from stages.errors import ComposerError
 from stages.runs.artifact import Inputs, Run
 from stages.runs.config import StageConfig
-from stages.runs.runner import Result, room
+from stages.runs.runner import Result, check_disk_space
 from stages.runs.stage import Plan, assign_inputs, load_stage
 
 
@@ -94,8 +94,15 @@ def _plan_without_inputs(entry: PresetEntry, config: StageConfig) -> Plan | None
 
 
 def checked(configs: Mapping[str, StageConfig], root: Path) -> list[str]:
+<<<<<<< HEAD
     """Return what the entries need of servers and the machine and have, a line each; raises for the first lack."""
     return list(dict.fromkeys([*(line for config in configs.values() for line in config.check()), room(root)]))
+=======
+    """What the entries need of the world outside and have, a line each; raises for the first that lacks something."""
+    return list(
+        dict.fromkeys([*(line for config in configs.values() for line in config.check()), check_disk_space(root)])
+    )
+>>>>>>> main
 
 
 def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: bool) -> int:

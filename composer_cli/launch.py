@@ -103,11 +103,18 @@ class StageJob:
         """Return the result of a completed run of the same work, unless it is to be done anew."""
         if run_options.clean:
             return None
-        return runner.standing(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
+        return runner.find_completed_run(
+            self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out
+        )
 
     def folder(self, run_options: RunOptions) -> Path | None:
+<<<<<<< HEAD
         """Return the run folder, once the run has begun."""
         return runner.place(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
+=======
+        """Where its run lies, once it has begun."""
+        return runner.find_run_folder(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
+>>>>>>> main
 
     def run(self, run_options: RunOptions, listener: Listener) -> Result:
         """Run the stage, or find it done."""
@@ -129,7 +136,7 @@ def follow(job: StageJob, run_options: RunOptions) -> bool:
         require_one_process(command_words(job.stage))
     if ranks.join().first:
         return False
-    runner.follow(job.stage, job.inputs, job.config, root=run_options.root)
+    runner.execute_as_peer(job.stage, job.inputs, job.config, root=run_options.root)
     return True
 
 

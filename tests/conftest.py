@@ -11,7 +11,7 @@ from support.command_line import call, collect, repair, teachers
 from support.server import serving
 
 # Shapes in the signatures of the losses are checked while tests run, by whichever test imports them first.
-install_import_hook("stages.losses", f"{checker.__name__}.checked")
+install_import_hook(["stages.losses", "parity.kernels"], f"{checker.__name__}.checked")
 
 Composer = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -26,7 +26,7 @@ MAY_OPEN = {
     "stages/formats/": "files of other programs",
     "stages/integrations/": "what a server under another interpreter is told, and its log",
     "stages/tiny_models/": "the sources that a small model's identity is made of",
-    "stages/losses/parity/": "recorded upstream numbers",
+    "tests/parity/": "recorded upstream numbers",
     "stages/probe/adapters/spectrum.py": "tensors of a run, mapped into memory",
 }
 """Where files are opened, and which. Everything else reads and writes through `stages.runs`."""

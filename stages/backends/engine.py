@@ -1,5 +1,9 @@
-"""Workers that do jobs: a function of a module, called with each of many jobs, at least once, in no fixed order."""
+"""Engines, which call a function with each of many jobs in worker processes: of this machine, or of a Ray cluster.
 
+Every job is done at least once, in no fixed order. `find_engine` resolves the words after `--on`.
+"""
+
+import logging
 import multiprocessing
 import os
 import signal
@@ -15,54 +19,46 @@ from typing import Any, Protocol, TypeVar
 
 from stages.errors import InfrastructureError, UsageError
 
-Job = TypeVar("Job")
-Done = TypeVar("Done")
+JobT = TypeVar("JobT")
+ResultT = TypeVar("ResultT")
 TRIES = 5
-"""How often a job is begun whose workers die: one that takes all memory would else be begun for ever."""
+"""How often a job is begun whose workers die: a job that takes all memory would otherwise be repeated for ever."""
+WAKE_S = 0.2
+"""Seconds that a wait for results lasts at most, so that signals are handled."""
 ENGINES = ("processes", "ray")
 WORDS = "processes:N, ray, ray://HOST:PORT"
 
 
 class Engine(Protocol):
-    """Where workers are. A job that is lost with its worker is begun again by another; so it has to be repeatable."""
+    """A pool of workers. A job that is lost with its worker is repeated by another, so a job has to be repeatable."""
 
     workers: int
-    """How many jobs are done at once."""
+    """How many jobs run at the same time."""
 
-    def map(self, function: Callable[[Job], Done], jobs: Iterable[Job]) -> Iterator[tuple[Job, Done]]:
-        """Each job with what the function returned for it, as they are done.
+    def map(self, function: Callable[[JobT], ResultT], jobs: Iterable[JobT]) -> Iterator[tuple[JobT, ResultT]]:
+        """Yield each job with the result of the function, in the order in which they finish.
 
         The next job is drawn when a worker is free for it. `function` belongs to a module, jobs and results can be
         pickled, and it does not raise. Raises `InfrastructureError` where workers die of a job, or all are gone.
         """
 
     def close(self) -> None:
-        """Let go of the workers; called when no more jobs come."""
+        """Release the workers; called when no more jobs follow."""
 
 
-def find(word: str) -> Engine:
-    """The engine that a word stands for; `UsageError` for another word, or where the engine is not installed."""
-    check(word)
+def find_engine(word: str) -> Engine:
+    """Return the engine of this name; `UsageError` for another word, or where the engine is not installed."""
+    check_engine(word)
     kind, _, rest = word.partition(":")
-    if kind == "processes":
-        return Processes(int(rest))
-    from stages.backends.ray_cluster import RayCluster
-
-    return RayCluster(word if rest else None)
+    return ProcessEngine(int(rest)) if kind == "processes" else RayEngine(word if rest else None)
 
 
-def check(word: str) -> None:
-    """`UsageError` for a word that no engine stands for."""
+def check_engine(word: str) -> None:
+    """`UsageError` for a word that names no engine."""
     kind, _, rest = word.partition(":")
     processes = kind == "processes" and rest.isdigit() and int(rest) > 0
     if not (processes or word == "ray" or (kind == "ray" and len(rest) > len("//"))):
         raise UsageError(f"There is no engine {word!r}. Give one of: {WORDS}.")
-
-
-# ---- processes
-# Workers on this machine: processes that ignore signals, since whoever started them says when to stop.
-
-WAKE_S = 0.2
 
 
 @dataclass(eq=False)
@@ -73,8 +69,11 @@ class _Worker:
     job: Any = None
 
 
-class Processes:
-    """So many processes, each with its share of the cores. They wait for the next jobs until `close`."""
+class ProcessEngine:
+    """Worker processes on this machine, each with its share of the cores. They wait for further jobs until `close`.
+
+    Workers ignore signals: the process that started them decides when they stop.
+    """
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -88,9 +87,9 @@ class Processes:
             worker.process.join()
         self._idle.clear()
 
-    def map(self, function: Callable[[Job], Done], jobs: Iterable[Job]) -> Iterator[tuple[Job, Done]]:
-        """As every engine does."""
-        waiting, again, lost = enumerate(jobs), list[tuple[int, Job]](), Counter[int]()
+    def map(self, function: Callable[[JobT], ResultT], jobs: Iterable[JobT]) -> Iterator[tuple[JobT, ResultT]]:
+        """As `Engine.map`."""
+        waiting, again, deaths = enumerate(jobs), list[tuple[int, JobT]](), Counter[int]()
         busy: dict[Connection, _Worker] = {}
         try:
             while True:
@@ -98,22 +97,27 @@ class Processes:
                     worker = self._idle.pop() if self._idle else self._start()
                     worker.number, worker.job = drawn
                     busy[worker.pipe] = worker
-                    with suppress(BrokenPipeError):  # found dead below
+                    with suppress(BrokenPipeError):  # the worker died; `recv` finds out below
                         worker.pipe.send((function, worker.job))
                 if not busy:
                     return
                 for pipe in wait(list(busy), WAKE_S):
-                    worker = busy.pop(pipe)  # type: ignore[call-overload]  # wait() gives back what it was given
+                    worker = busy.pop(pipe)  # type: ignore[call-overload]  # wait() returns what it was given
                     try:
-                        done = worker.pipe.recv()
+                        result = worker.pipe.recv()
                     except (EOFError, ConnectionResetError):
                         worker.process.join()
-                        lost[worker.number] += 1
-                        _give_up(lost[worker.number], worker.process.exitcode)
+                        deaths[worker.number] += 1
+                        if deaths[worker.number] >= TRIES:
+                            raise InfrastructureError(
+                                f"{TRIES} workers died of one and the same job, the last with exit code "
+                                f"{worker.process.exitcode}. What was finished is saved; go on with --resume, and "
+                                "fewer workers where they ran out of memory."
+                            ) from None
                         again.append((worker.number, worker.job))
                     else:
                         self._idle.append(worker)
-                        yield worker.job, done
+                        yield worker.job, result
         finally:
             for worker in busy.values():
                 worker.process.kill()
@@ -130,28 +134,72 @@ class Processes:
         return _Worker(process, here)
 
 
-def _give_up(deaths: int, code: int | None) -> None:
-    if deaths >= TRIES:
-        raise InfrastructureError(
-            f"{TRIES} workers died of one and the same job, the last with exit code {code}. What was finished is "
-            "saved; go on with --resume, and fewer workers where they ran out of memory."
-        )
-
-
 def _serve(pipe: Connection, parent: int, threads: int) -> None:
-    """Jobs until no more come."""
+    """Do jobs in a worker until the pipe is closed or the parent is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+    def end_with_parent() -> None:
+        # A parent that is killed closes no pipe that a sibling inherited. What was finished is on disk.
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     with suppress(EOFError):
         while True:
             function, job = pipe.recv()
             pipe.send(function(job))
 
 
-def _end_with(parent: int) -> None:
-    """Whoever is killed takes its workers along: what they finished is on disk."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+class RayEngine:
+    """Workers on a Ray cluster, one a core: plain tasks, which Ray repeats where a node or a process dies.
+
+    The cluster of the address; without one, that of RAY_ADDRESS, or one that is started on this machine. Ray Data is
+    not used: its reader's actors are not begun again when their node dies (Ray 2.60, `read_parquet`).
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            import ray
+        except ImportError:
+            raise UsageError(
+                "Ray is not installed here. `pip install 'composer-post-training[ray]'`, or use --on processes:N."
+            ) from None
+        self._ray: Any = ray
+        if not ray.is_initialized():
+            try:
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                where = address or os.environ.get("RAY_ADDRESS", "of this machine")
+                raise InfrastructureError(
+                    f"The Ray cluster {where} cannot be reached: {str(error).splitlines()[0]}"
+                ) from None
+        self.workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+    def close(self) -> None:
+        """Do nothing: the connection to the cluster stays open for further stages of this process."""
+
+    def map(self, function: Callable[[JobT], ResultT], jobs: Iterable[JobT]) -> Iterator[tuple[JobT, ResultT]]:
+        """As `Engine.map`."""
+        task = self._ray.remote(num_cpus=1, max_retries=TRIES - 1)(function)
+        waiting, working = iter(jobs), dict[Any, JobT]()
+        try:
+            while True:
+                while len(working) < self.workers and (job := next(waiting, None)) is not None:
+                    working[task.remote(job)] = job
+                if not working:
+                    return
+                for ready in self._ray.wait(list(working), timeout=WAKE_S)[0]:
+                    result = self._ray.get(ready)
+                    yield working.pop(ready), result
+        except self._ray.exceptions.RayError as error:
+            raise InfrastructureError(
+                f"The Ray cluster lost a job for good: {str(error).splitlines()[0]} "
+                "What was finished is saved; go on with --resume."
+            ) from error
+        finally:
+            for reference in working:
+                self._ray.cancel(reference, force=True)

@@ -31,7 +31,7 @@ def set_mmap_threshold() -> bool:
 # How many threads a process computes with.
 
 
-def limit(count: int) -> None:
+def limit_threads(count: int) -> None:
     """Let libraries compute with so many threads, those that are imported already and those that will be."""
     os.environ["OMP_NUM_THREADS"] = str(count)
     if torch := sys.modules.get("torch"):

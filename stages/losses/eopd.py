@@ -1,6 +1,6 @@
 """Entropy-aware on-policy distillation (EOPD): reverse KL everywhere, plus forward KL where the teacher is unsure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -11,18 +11,15 @@ from stages.losses.hidden import Predictors, logits_sum, widened
 from stages.losses.reduction import (
     Logits,
     PerPosition,
-    ResponseMask,
     RowIds,
     RowTable,
     RowValues,
     Scalar,
     Support,
-    TokenIds,
     TokenMask,
     TokenValues,
     aggregate,
     masked_mean,
-    token_log_probs,
 )
 
 METRICS_THRESHOLD = 0.8  # nats; upstream's high_entropy_threshold, which only its logged values read
@@ -156,41 +153,6 @@ def entropies(logits: Logits, temperature: float = 1.0) -> TokenValues:
     from trl.trainer.utils import entropy_from_logits
 
     return torch.stack([entropy_from_logits(widened(sequence) / temperature) for sequence in logits])
-
-
-def eopd_from_sequences(
-    student_logits: Logits,
-    teacher_logits: Logits,
-    input_ids: TokenIds,
-    mask: ResponseMask,
-    options: EopdOptions | None = None,
-    *,
-    top_k: int,
-    student_full_vocabulary: bool = False,
-    temperature: float = 1.0,
-) -> tuple[Scalar, dict[str, Scalar], SoftTargets]:
-    """eopd_loss on policy, from logits over prompt + response [b, p+t, v]; mask covers the last t positions.
-
-    Upstream's misalignment is kept: log-probs and entropy are those that predict the response (positions -t-1 to -2),
-    the top-k distributions those of the response's own positions (-t to -1), which predict one token later. Use
-    eopd_loss with soft_targets to align them. Serves the parity check only.
-    Source: ckjsuperhh/CacheEOPD 756951d verl/workers/actor/dp_actor.py:146-491.
-    """
-    width = mask.shape[1]
-    response = input_ids[:, -width:]
-    log_probs, teacher = (
-        token_log_probs(logits[:, -width - 1 : -1], response, temperature=temperature)
-        for logits in (student_logits, teacher_logits)
-    )
-    soft = soft_targets(
-        student_logits[:, -width:],
-        teacher_logits[:, -width:],
-        top_k=top_k,
-        student_full_vocabulary=student_full_vocabulary,
-        temperature=temperature,
-    )
-    soft = replace(soft, teacher_entropy=entropies(teacher_logits[:, -width - 1 : -1], temperature))
-    return *eopd_loss(log_probs, log_probs.detach(), teacher, mask, soft, options), soft
 
 
 # ---- eopd_hidden

@@ -1,12 +1,10 @@
-"""Losses taken from hidden states and output heads: neither model's logits exist beyond one chunk of tokens.
+"""Divergences between next-token distributions, and sums over tokens taken from hidden states and output heads.
 
-`logits_sum` is what the channels SDPO, TAID and EOPD are computed by; `hidden_divergence` serves the parity check and
-`benchmarks/losses.py` only.
+`logits_sum` computes the losses of SDPO, TAID and EOPD: neither model's logits exist beyond one chunk of tokens.
 """
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,21 +12,15 @@ from torch.nn import functional as F
 
 from stages.losses.reduction import (
     Distribution,
-    Hidden,
     PerToken,
     Rows,
     RowTable,
     RowValues,
     Scalar,
-    TeacherHidden,
-    TokenMask,
     Values,
     WithTail,
     token_sum,
 )
-
-# ---- divergence
-# Divergences between two next-token distributions given as log-probs, entry by entry, and their supports.
 
 LARGEST_LOG_MASS = -1e-7  # a support that holds all the mass still leaves a tail of 1e-7, so that its log is finite
 
@@ -148,60 +140,6 @@ def logits_sum(
     return token_sum(
         through_heads, student.hidden, teacher.hidden, weights, *parameters, beside=beside, chunk_tokens=size
     )
-
-
-@dataclass(frozen=True)
-class HiddenDivergence:
-    """loss with gradient; the sum of the student's entropies in nats; the number of tokens."""
-
-    loss: Scalar
-    entropy_sum: Scalar
-    num_tokens: int
-
-
-def hidden_divergence(
-    student_hidden: Hidden,
-    teacher_hidden: TeacherHidden,
-    student: Head,
-    teacher: Head,
-    mask: TokenMask,
-    *,
-    beta: float = 1.0,
-    temperature: float = 1.0,
-    num_items: Tensor | int | None = None,
-    chunk_tokens: int | None = HEAD_CHUNK_TOKENS,
-) -> HiddenDivergence:
-    """Mean divergence a token over mask != 0, or sum / num_items; 0 on an empty mask. beta is the teacher's weight.
-
-    Gradient to the student's hidden states, weight and bias. The models may differ in width, not in vocabulary.
-    Serves the parity check only.
-    Source: TRL 1.16 trainer/distillation_trainer.py _chunked_divergence_loss, kernels/chunked_divergence.py.
-    """
-    active = (mask != 0).flatten()
-    rows = student_hidden.flatten(0, 1), teacher_hidden.flatten(0, 1)
-    weights = active.to(torch.promote_types(student_hidden.dtype, torch.float32))
-    per_token = partial(_per_token, student, teacher, beta, temperature)
-    parameters = (student.weight,) if student.bias is None else (student.weight, student.bias)
-    total, table = token_sum(per_token, *rows, weights, *parameters, chunk_tokens=chunk_tokens)
-    count = int(active.sum())
-    return HiddenDivergence(total / (max(count, 1) if num_items is None else num_items), table[:, 1].sum(), count)
-
-
-def _per_token(
-    student: Head,
-    teacher: Head,
-    beta: float,
-    temperature: float,
-    student_rows: Tensor,
-    teacher_rows: Tensor,
-    *parameters: Tensor,
-) -> RowTable:
-    head = replace(student, weight=parameters[0], bias=parameters[1] if len(parameters) == 2 else None)
-    own = head.log_probs(student_rows, temperature)
-    with torch.no_grad():
-        other = teacher.log_probs(teacher_rows, temperature)
-        entropy = -(own.exp() * own).sum(-1)
-    return torch.stack([elementwise_divergence(own, other, beta).sum(-1), entropy], dim=-1)
 
 
 def _at_least_float32(values: Tensor) -> Tensor:

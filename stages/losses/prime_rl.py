@@ -4,19 +4,14 @@
 the parity check only.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 
 import torch
 from torch import Tensor
 
-from stages.errors import UsageError
 from stages.losses.reduction import Packed, PackedMask, Scalar
 
 TRUST_REGION = 0.2
-OPD_KL_TAU = 1e-3
 
 Metrics = dict[str, Tensor]
 
@@ -99,7 +94,8 @@ def mean_where(values: Tensor, mask: PackedMask) -> Scalar:
     return values[mask].sum() / mask.sum().clamp_min(1)
 
 
-def _region_metrics(tokens: PackedTokens, region: TrustRegion) -> Metrics:
+def region_metrics(tokens: PackedTokens, region: TrustRegion) -> Metrics:
+    """Return mismatch_metrics and the shares of dropped tokens by side of the region and by sign of the advantage."""
     dropped = tokens.mask & region.outside
     return mismatch_metrics(tokens, region.outside) | {
         "is_masked_low": mean_where(region.low, tokens.mask),
@@ -120,76 +116,4 @@ def default_loss(tokens: PackedTokens, options: DefaultOptions | None = None) ->
     options = options or DefaultOptions()
     region = trust_region(tokens, options.dppo_mask_low, options.dppo_mask_high)
     loss = policy_sum(tokens, options.adv_tau * tokens.advantages, region.outside, options.kl_tau)
-    return LossOutputs(loss, _region_metrics(tokens, region))
-
-
-def default_loss_before_may19(
-    tokens: PackedTokens, options: DefaultOptions | None = None, *, teacher_tau: float = 0.0
-) -> LossOutputs:
-    """default_loss whose signal gains teacher_tau * sg[reference - trainer] when there is a reference; other metrics.
-
-    Serves the parity check only.
-    Source: PrimeIntellect-ai/prime-rl d2f36c9 src/prime_rl/trainer/rl/loss.py:107-163.
-    """
-    options = options or DefaultOptions()
-    region = trust_region(tokens, options.dppo_mask_low, options.dppo_mask_high)
-    everything = torch.zeros_like(tokens.mask)
-    overall = mismatch_metrics(tokens, everything)["unmasked_mismatch_kl"]
-    metrics = _region_metrics(tokens, region) | {"mismatch_kl": overall}
-    signal = options.adv_tau * tokens.advantages
-    if tokens.reference is not None:
-        gap = (tokens.reference - tokens.trainer).detach()
-        signal, metrics["teacher_kl"] = signal + teacher_tau * gap, mean_where(gap, tokens.mask)
-    return LossOutputs(policy_sum(tokens, signal, region.outside, options.kl_tau), metrics)
-
-
-def opd_loss(tokens: PackedTokens) -> LossOutputs:
-    """policy_sum with signal sg[reference - trainer], kl_tau 1e-3; trust region 0.2 by the REWARD advantage's sign.
-
-    Raises UsageError without reference log-probs. Serves the parity check only.
-    Source: PrimeIntellect-ai/prime-rl 618de8a loss.py:168-218.
-    """
-    gap = reference_gap(tokens)
-    region = trust_region(tokens, TRUST_REGION, TRUST_REGION)
-    metrics = _region_metrics(tokens, region) | {"teacher_kl": mean_where(gap, tokens.mask)}
-    return LossOutputs(policy_sum(tokens, 0.0 * tokens.advantages + gap, region.outside, OPD_KL_TAU), metrics)
-
-
-def reference_gap(tokens: PackedTokens) -> Packed:
-    """Detached log-ratio a token, reference - trainer; UsageError without reference log-probs."""
-    if tokens.reference is None:
-        raise UsageError(
-            "this loss distils from a reference, but the sequence has no reference log-probs: score it first"
-        )
-    return (tokens.reference - tokens.trainer).detach()
-
-
-def nll_loss(tokens: PackedTokens) -> LossOutputs:
-    """-sum of weight * log-prob over the mask, by index: an infinity outside does no harm. nll is the plain mean.
-
-    Serves the parity check only.
-    Source: PrimeIntellect-ai/prime-rl 618de8a loss.py:221-230 (sft), 559b447 loss.py:246-259 (ce, with weights).
-    """
-    nll = -tokens.trainer
-    weighted = nll if tokens.weights is None else nll * tokens.weights
-    return LossOutputs(weighted[tokens.mask].sum(), {"nll": mean_where(nll.detach(), tokens.mask)})
-
-
-def compute_loss(
-    sequences: Sequence[PackedTokens], loss: Callable[[PackedTokens], LossOutputs], loss_scale: Tensor | int
-) -> tuple[Scalar, Metrics]:
-    """Sum of the sequences' losses / loss_scale, and metrics with one value a sequence.
-
-    PRIME-RL's loss_scale is the number of trainable tokens of the whole step, at least 1. Give one sequence at least.
-    Serves the parity check only.
-    Source: PrimeIntellect-ai/prime-rl 618de8a loss.py:261-338.
-    """
-    outputs = [loss(tokens) for tokens in sequences]
-    total = reduce(add, (output.loss for output in outputs))
-    return total / loss_scale, stacked([output.metrics for output in outputs])
-
-
-def stacked(metrics: Sequence[Metrics]) -> Metrics:
-    """One vector a key, over the sequences that have it; metrics that are vectors already are joined."""
-    keys = dict.fromkeys(key for values in metrics for key in values)
-    return {key: torch.cat([values[key].reshape(-1) for values in metrics if key in values]) for key in keys}
+    return LossOutputs(loss, region_metrics(tokens, region))

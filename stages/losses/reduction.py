@@ -1,7 +1,11 @@
-"""Reductions: divergence entries over labelled positions; verl's modes of averaging over tokens and sequences."""
+"""What all losses share: shape names, log-probs of given tokens, sums over tokens in chunks, verl's averages.
+
+`token_sum` adds a per-token loss up, on all tokens at once or a few at a time. With `chunk_tokens=None` it is ordinary
+autograd. In chunks it runs the same formula and takes each chunk's gradient while the chunk's temporaries are in cache,
+so that neither a [tokens, vocabulary] temporary nor the logits survive the forward pass: only the gradient does.
+"""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,15 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from stages.errors import UsageError
 
-# ---- shapes
-# Names for the tensor shapes that the losses take, so that a signature reads as a legend.
-#
-# b batch, t token position, r position in the response, v vocabulary, k a support chosen from it, e divergence
-# entries,
-# p preference pairs, n tokens of a whole batch, c columns of values per token, h and g hidden widths, f reward
-# functions,
-# g groups of rows, s tokens or 1 a sequence.
-# Stacked: the chosen rows, then the rejected. Log-probs, entropies and losses are in nats. The tests check shapes.
+# Shape letters: b batch, t token position, r position in the response, v vocabulary, k a support chosen from it,
+# e divergence entries, p preference pairs, n tokens of a whole batch, c columns of values per token, h and g hidden
+# widths. Log-probs, entropies and losses are in nats. The tests check the shapes of every call.
 
 Scalar = Float[Tensor, ""]
 Values = Float[Tensor, "*any"]
@@ -63,14 +61,6 @@ Ratios = Float[Tensor, "b s"]
 Packed = Float[Tensor, " seq"]
 PackedMask = Bool[Tensor, " seq"]
 
-
-# ---- chunked
-# Sums a loss over tokens, on all of them at once or on a few at a time with no [tokens, vocabulary] temporaries.
-#
-# The plain form (chunk_tokens=None) is ordinary autograd. The chunked form runs the same formula on chunks and
-# takes each
-# chunk's gradient while its temporaries are warm, so that only the gradient itself survives the forward pass; neither
-# logits are kept for the backward pass.
 
 PerToken = Callable[..., RowTable]
 """(student rows, teacher rows, *beside, *parameters) -> values a token: the loss, then statistics without gradient."""
@@ -183,55 +173,8 @@ def _like(sums: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tenso
 
 IGNORED = -100
 
-Entries = Callable[[Tensor, Tensor], Tensor]
-"""(student logits [..., v], teacher logits [..., v]) -> divergence entries [..., support]."""
 
-REDUCTIONS = ("batchmean", "sum", "mean", "none")
 AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
-
-
-def reduced_entries(
-    entries: Entries,
-    student_logits: Logits,
-    teacher_logits: Logits,
-    labels: TokenIds | None,
-    *,
-    reduction: str,
-    num_items: Tensor | int | None,
-    min_divisor: int,
-    chunk_tokens: int | None,
-) -> Values:
-    """Entries over the positions whose label is not -100 (all without labels), reduced; gradient to the student.
-
-    batchmean  sum / number of positions, at least min_divisor (without labels: / b)
-    sum        over positions and entries
-    mean       over positions and entries
-    none       the entries [n, support], or [b, t, support] without labels
-
-    num_items replaces the divisor, whatever the reduction. mean and none hold every entry; the others hold chunk_tokens
-    of them (None: all). Raises UsageError for an unknown reduction. Serves the parity check only.
-    """
-    if reduction not in REDUCTIONS:
-        raise UsageError(f"reduction is {reduction!r}; choose one of {', '.join(REDUCTIONS)}")
-    teacher_logits = teacher_logits.detach()
-    if num_items is None and reduction in ("mean", "none"):
-        rows = slice(None) if labels is None else labels != IGNORED
-        values = entries(student_logits[rows], teacher_logits[rows])
-        return values.mean() if reduction == "mean" else values
-    active = torch.ones_like(student_logits[..., 0], dtype=torch.bool) if labels is None else labels != IGNORED
-    weights = active.flatten().to(torch.promote_types(student_logits.dtype, torch.float32))
-    per_token = partial(_row_sums, entries)
-    total, _ = token_sum(
-        per_token, student_logits.flatten(0, 1), teacher_logits.flatten(0, 1), weights, chunk_tokens=chunk_tokens
-    )
-    if num_items is None and reduction == "batchmean":
-        num_items = weights.sum() if labels is not None else weights.new_tensor(len(student_logits))
-        num_items = num_items.clamp_min(min_divisor)
-    return total if num_items is None else total / num_items
-
-
-def _row_sums(entries: Entries, student: Tensor, teacher: Tensor) -> RowTable:
-    return entries(student, teacher).sum(-1, keepdim=True)
 
 
 def aggregation_weights(
@@ -290,18 +233,6 @@ def masked_mean(values: TokenValues, mask: TokenMask) -> Scalar:
     return (torch.where(mask != 0, values, 0.0) * mask).sum() / (mask.sum() + 1e-8)
 
 
-def mean_of_sequence_means(losses: TokenValues, mask: TokenMask) -> Scalar:
-    """Mean over ALL sequences of their token mean: one without tokens adds 0 and counts. Source: TRL 1.16 SDPO.
-
-    Serves the parity check only.
-    """
-    return ((losses * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
-
-
-# ---- log_probs
-# Log-probs of given tokens without a [batch, tokens, vocabulary] table of log-probs.
-
-
 def token_log_probs(logits: Distribution, token_ids: PositionIds, *, temperature: float = 1.0) -> PerPosition:
     """Values of log softmax(logits / temperature) at token_ids, in nats, with gradient.
 
@@ -311,23 +242,3 @@ def token_log_probs(logits: Distribution, token_ids: PositionIds, *, temperature
     from trl.trainer.utils import selective_log_softmax
 
     return selective_log_softmax(logits, token_ids, temperature=temperature)
-
-
-def sequence_log_probs(token_values: TokenValues, mask: TokenMask, *, average: bool = False) -> PerSequence:
-    """Sum over the mask, or the mean: NaN for a sequence without tokens, as in princeton-nlp/SimPO 1b3e8f3.
-
-    Serves the parity check only.
-    """
-    total = (token_values * mask).sum(-1)
-    return total / mask.sum(-1) if average else total
-
-
-def label_log_probs(logits: Logits, labels: Tensor, *, average: bool = True, ignored: int = -100) -> PerSequence:
-    """Log-prob of each row's labels[1:] under logits[:-1], summed or averaged over the labels that are not `ignored`.
-
-    Serves the parity check only.
-    Source: princeton-nlp/SimPO 1b3e8f3 scripts/simpo_trainer.py:597-683 get_batch_logps.
-    """
-    targets = labels[:, 1:]
-    mask = targets != ignored
-    return sequence_log_probs(token_log_probs(logits[:, :-1], targets.masked_fill(~mask, 0)), mask, average=average)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.errors import UsageError
 from stages.losses.hidden import (
     FEWEST_CHUNK_TOKENS,
     HEAD_CHUNK_TOKENS,
@@ -47,16 +46,6 @@ def distribution_loss(student: Distribution, teacher: Distribution, *, alpha: fl
     """
     reshape = {"all": lambda log_probs: log_probs, "tail": with_tail, "renormalised": renormalised}[mass]
     return elementwise_divergence(reshape(student), reshape(teacher), alpha).sum(-1)
-
-
-def sampled_token_loss(student: TokenValues, teacher: TokenValues, *, alpha: float = 1.0) -> TokenValues:
-    """sg[lS - lT] lS on the sampled token. Raises UsageError unless alpha is 1: only the reverse KL has this form.
-
-    Serves the parity check only.
-    """
-    if alpha != 1.0:
-        raise UsageError(f"alpha is {alpha}; distillation on the sampled token needs alpha 1")
-    return (student - teacher).detach() * student
 
 
 def importance_weights(student: Values, old: Values, clip: float) -> Values:

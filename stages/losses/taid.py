@@ -112,11 +112,3 @@ def advance(
     # Python's max and min: max(target, NaN) is target.
     t = target if schedule.disable_adaptive else min(schedule.t_end, max(target, state.t + delta))
     return TaidState(torch.as_tensor(t, dtype=state.t.dtype, device=state.t.device), loss, momentum), delta
-
-
-def with_language_loss(distillation_loss: Scalar, language_loss: Scalar, distil_ratio: float = 1.0) -> Scalar:
-    """(1 - distil_ratio) * language-model cross-entropy + distil_ratio * distillation.
-
-    Serves the parity check only. Source: SakanaAI/TAID a062892 KDLoss.
-    """
-    return (1.0 - distil_ratio) * language_loss + distil_ratio * distillation_loss

@@ -25,7 +25,7 @@ runner.py   - carries out one stage
 scan.py     - a table of a run, not read yet: rows, batches, Arrow, DuckDB, pandas
 search.py   - rollouts of a run by what is in them, a page at a time
 signals.py  - Ctrl-C and SIGTERM let a stage finish what is under way
-so_far.py   - mean reward, pace and money of a run under way
+
 spool.py    - lines in a temporary file, read back in any order
 spread.py   - units dealt to workers, and taken over from them
 store.py    - files that are whole or not there, JSON, lines

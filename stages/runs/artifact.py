@@ -349,8 +349,8 @@ class Inputs(dict[str, list[Run]]):
         return (run for runs in self.values() for run in runs)
 
 
-def references(inputs: Inputs) -> dict[str, list[InputRef]]:
-    """What the manifest keeps of the inputs."""
+def input_refs(inputs: Inputs) -> dict[str, list[InputRef]]:
+    """Return what the manifest keeps of the inputs."""
     return {
         name: [
             InputRef(

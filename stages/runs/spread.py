@@ -10,14 +10,14 @@ the run's own ledger, so that the limit holds over all workers and attempts.
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 from uuid import uuid4
 
-from stages.backends.engine import Engine, find
+from stages.backends.engine import Engine
 from stages.errors import ComposerError, Incomplete
 from stages.runs import ledger, store
 from stages.runs.artifact import Inputs, Interrupted, Run, RunWriter
@@ -63,16 +63,6 @@ class ShardWriter(RunWriter):
     def finished(self, unit: str) -> bool:
         """Whether a unit is none of this worker's, or is finished."""
         return unit not in self._missing or super().finished(unit)
-
-
-@contextmanager
-def spreading(on: str | None, stage: str, inputs: Inputs, config: StageConfig) -> "Iterator[Spread]":
-    """How units reach the workers of the engine of that name while the block lasts; no workers without one."""
-    if on is None:
-        yield Spread(None, stage, inputs, config)
-        return
-    with closing(find(on)) as engine:
-        yield Spread(engine, stage, inputs, config)
 
 
 class Spread:

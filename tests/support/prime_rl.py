@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from parity.against import Clone
+from parity.source import functions
 
 from stages.integrations.prime_rl_hints import Settings, hinted
-from stages.losses.parity.against import Clone
-from stages.losses.parity.source import functions
 
 
 @dataclass

@@ -125,7 +125,7 @@ def main(folder: Path) -> None:
         if here.first:
             runner.execute("train", inputs, config, root=folder, out=folder / name, resume=True)
         else:
-            runner.follow("train", inputs, config, root=folder)
+            runner.execute_as_peer("train", inputs, config, root=folder)
 
 
 if __name__ == "__main__":

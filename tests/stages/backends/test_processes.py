@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from support.jobs import Nap, nap
 
-from stages.backends.engine import TRIES, Processes, find
+from stages.backends.engine import TRIES, ProcessEngine, find_engine
 from stages.errors import InfrastructureError, UsageError
 
 
 def test_every_job_is_done_by_several_others(tmp_path: Path) -> None:
     jobs = [Nap(number, tmp_path, 0.2) for number in range(6)]
-    done = dict(Processes(2).map(nap, jobs))
+    done = dict(ProcessEngine(2).map(nap, jobs))
     assert {job: number for job, (number, _) in done.items()} == {job: job.number for job in jobs}
     workers = {worker for _, worker in done.values()}
     assert len(workers) == 2
@@ -30,26 +30,27 @@ def test_a_job_is_drawn_when_a_worker_is_free_for_it(tmp_path: Path) -> None:
             drawn.append(number)
             yield Nap(number, tmp_path)
 
-    for count, _ in enumerate(Processes(2).map(nap, jobs()), 1):
+    for count, _ in enumerate(ProcessEngine(2).map(nap, jobs()), 1):
         assert len(drawn) <= count + 1
 
 
 def test_a_job_whose_worker_dies_is_done_by_the_next(tmp_path: Path) -> None:
     jobs = [Nap(number, tmp_path, deaths=2 if number == 1 else 0) for number in range(4)]
-    assert sorted(number for _, (number, _) in Processes(2).map(nap, jobs)) == [0, 1, 2, 3]
+    assert sorted(number for _, (number, _) in ProcessEngine(2).map(nap, jobs)) == [0, 1, 2, 3]
     assert (tmp_path / "1").read_text() == "xxx"
 
 
 def test_a_job_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match=f"^{TRIES} workers died of one and the same job.* exit code -9"):
-        list(Processes(1).map(nap, [Nap(0, tmp_path, deaths=99)]))
+        list(ProcessEngine(1).map(nap, [Nap(0, tmp_path, deaths=99)]))
     assert (tmp_path / "0").read_text() == "x" * TRIES
 
 
 def test_workers_end_with_whoever_started_them(tmp_path: Path) -> None:
     program = (
-        "from pathlib import Path; from support.jobs import Nap, nap; from stages.backends.engine import Processes\n"
-        f"if __name__ == '__main__': list(Processes(1).map(nap, [Nap(0, Path({str(tmp_path)!r}), 60)]))"
+        "from pathlib import Path; from support.jobs import Nap, nap\n"
+        "from stages.backends.engine import ProcessEngine\n"
+        f"if __name__ == '__main__': list(ProcessEngine(1).map(nap, [Nap(0, Path({str(tmp_path)!r}), 60)]))"
     )
     script = tmp_path / "program.py"
     script.write_text(program)
@@ -85,4 +86,4 @@ def until(so: object) -> None:
 @pytest.mark.parametrize("word", ["", "processes", "processes:0", "processes:-1", "processes:two", "ray:", "slurms"])
 def test_other_words_are_refused(word: str) -> None:
     with pytest.raises(UsageError, match=r"^There is no engine .*processes:N, ray, ray://HOST:PORT"):
-        find(word)
+        find_engine(word)

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from parity.against import Clone
+from parity.kernels.prime_rl import Scales, Streams, compute_component_loss
 from support import prime_rl
 
 from stages.errors import BadInput, UsageError
 from stages.integrations.prime_rl_hints import Settings, hint_ids, hinted, hints
-from stages.losses.parity.against import Clone
 from stages.losses.prime_rl import PackedTokens, default_loss
-from stages.losses.prime_rl_components import Scales, Streams, compute_component_loss
 
 RECORDED = json.loads(Path(__file__).with_name("prime_rl_step.json").read_text())
 CLONE = os.environ.get("PRIME_RL_CLONE")

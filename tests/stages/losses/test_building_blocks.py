@@ -4,6 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from parity.kernels.hidden_divergence import hidden_divergence
+from parity.kernels.jsd import divergence_loss
+from parity.kernels.preference import LOSS_TYPES, DpoOptions, dpo_losses, label_log_probs
 from torch import Tensor
 
 from stages.losses import (
@@ -11,18 +14,13 @@ from stages.losses import (
     Head,
     Pairs,
     aggregation_weights,
-    divergence_loss,
-    dpo_losses,
     eopd_loss,
-    hidden_divergence,
-    label_log_probs,
     self_distillation_loss,
     simpo_loss,
     soft_targets,
     taid_loss,
     token_log_probs,
 )
-from stages.losses.dpo import LOSS_TYPES, DpoOptions
 from tests.stages.losses.samples import log_probs, logits
 
 IDS = torch.tensor([[1, 4, 2], [0, 3, 5]])

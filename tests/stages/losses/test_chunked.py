@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parity.kernels.hidden_divergence import hidden_divergence
+from parity.kernels.jsd import generalized_jsd
 from torch import Tensor
 
-from stages.losses.hidden import Head, hidden_divergence
-from stages.losses.jsd import generalized_jsd
+from stages.losses.hidden import Head
 from stages.losses.reduction import token_sum
 from stages.losses.sdpo import self_distillation_loss
 from stages.losses.taid import taid_loss

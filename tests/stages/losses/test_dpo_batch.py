@@ -1,9 +1,16 @@
 """Stacked preference batches: sums, weights and mixtures, against the same worked out pair by pair."""
 
 import torch
+from parity.kernels.preference import (
+    BatchOptions,
+    DpoBatch,
+    DpoOptions,
+    batch_pairs,
+    dpo_batch_loss,
+    dpo_losses,
+    pair_weights,
+)
 
-from stages.losses.dpo import DpoOptions, dpo_losses
-from stages.losses.dpo_batch import BatchOptions, DpoBatch, batch_pairs, dpo_batch_loss, pair_weights
 from tests.stages.losses.samples import log_probs
 
 # Rows: two chosen, two rejected. Completions of 3 and 1 scored tokens against 2 and 4; the last starts at position 0.

@@ -6,23 +6,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parity.kernels import distillation_baselines as baselines
+from parity.kernels.hidden_divergence import hidden_divergence
+from parity.kernels.iw_opd import iw_opd, top_k_jsd
+from parity.kernels.jsd import divergence_loss, generalized_jsd
+from parity.sdpo import mean_of_sequence_means
 
 from stages.losses import (
     EopdOptions,
     SoftTargets,
     aggregation_weights,
-    divergence_loss,
     eopd_loss,
-    generalized_jsd,
     importance_weights,
-    mean_of_sequence_means,
     self_distillation_loss,
     soft_targets,
     taid_loss,
 )
-from stages.losses import distillation_baselines as baselines
-from stages.losses.hidden import Head, elementwise_divergence, hidden_divergence, renormalised, with_tail
-from stages.losses.iw_opd import iw_opd, top_k_jsd
+from stages.losses.hidden import Head, elementwise_divergence, renormalised, with_tail
 from stages.losses.prime_rl import DefaultOptions, PackedTokens, default_loss
 from stages.losses.reduction import aggregate
 from tests.stages.losses.samples import gradient, log_probs, logits

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from parity.case import load_case
+from parity.check import GOLDEN
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stages.losses.eopd import EopdOptions, eopd_from_hidden, eopd_loss, soft_targets
 from stages.losses.hidden import Head, Predictors, logits_sum
-from stages.losses.parity.case import load_case
-from stages.losses.parity.check import GOLDEN
 from stages.losses.reduction import aggregation_weights
 from stages.losses.sdpo import SelfTaught, sdpo_from_hidden, self_distillation_loss, trust_region_logits
 from stages.losses.taid import taid_from_hidden, taid_loss

@@ -4,16 +4,18 @@ from functools import partial
 
 import pytest
 import torch
+from parity.kernels import distillation_baselines as baselines
+from parity.kernels import iw_opd, jsd, opd, preference
+from parity.kernels import prime_rl as prime_rl_components
+from parity.kernels.hidden_divergence import hidden_divergence
+from parity.kernels.preference import BatchOptions, DpoBatch, cpo_loss, dpo_batch_loss, label_log_probs
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from stages.losses import distillation_baselines as baselines
-from stages.losses import dpo, iw_opd, jsd, opd, prime_rl, prime_rl_components, sdpo
-from stages.losses.dpo import cpo_loss, simpo_loss
-from stages.losses.dpo_batch import BatchOptions, DpoBatch, dpo_batch_loss
+from stages.losses import dpo, prime_rl, sdpo
+from stages.losses.dpo import simpo_loss
 from stages.losses.eopd import SoftTargets, eopd_loss, soft_targets
-from stages.losses.hidden import Head, hidden_divergence
-from stages.losses.reduction import label_log_probs
+from stages.losses.hidden import Head
 from tests.stages.losses.samples import log_probs, logits
 
 LABELS = torch.tensor([[1, -100, 2], [0, 3, -100]])
@@ -120,19 +122,19 @@ def packed(trainer: Tensor) -> prime_rl.PackedTokens:
     return prime_rl.PackedTokens(trainer, log_probs(1, 9), logits(3, 9), torch.arange(9) != 4, reference, weights)
 
 
-@pytest.mark.parametrize("loss", [prime_rl.default_loss, prime_rl.nll_loss, prime_rl_components.ipo_loss])
+@pytest.mark.parametrize("loss", [prime_rl.default_loss, prime_rl_components.nll_loss, prime_rl_components.ipo_loss])
 def test_packed_losses(loss: object) -> None:
     assert gradcheck(lambda x: loss(packed(x)).loss, log_probs(0, 9, wants_gradient=True))
 
 
-@pytest.mark.parametrize("loss", [prime_rl.opd_loss, prime_rl_components.ref_kl_loss])
+@pytest.mark.parametrize("loss", [prime_rl_components.opd_loss, prime_rl_components.ref_kl_loss])
 def test_packed_distillation_holds_its_signal_fixed(loss: object) -> None:
     """d/dt of -keep sg[ref - t] r + tau (t - q)^2, with the signal as a constant."""
     trainer = log_probs(0, 9, wants_gradient=True)
     tokens = packed(trainer)
     got = torch.autograd.grad(loss(tokens).loss, trainer)[0]
     ratio, signal = (trainer - tokens.inference).exp(), tokens.reference - trainer
-    pull = 2 * prime_rl.OPD_KL_TAU * tokens.mask * (trainer - tokens.inference)
+    pull = 2 * prime_rl_components.OPD_KL_TAU * tokens.mask * (trainer - tokens.inference)
     kept = tokens.weights * (pull - signal * ratio)
     dropped = tokens.weights * pull
     assert (got.isclose(kept) | got.isclose(dropped)).all() and got.isclose(kept).any()
@@ -143,19 +145,26 @@ def pairs(chosen: Tensor, rejected: Tensor) -> dpo.Pairs:
     return dpo.Pairs(chosen, rejected, log_probs(2, 4), log_probs(3, 4), *tokens)
 
 
-@pytest.mark.parametrize("loss_type", dpo.LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", preference.LOSS_TYPES)
 def test_dpo_types(loss_type: str) -> None:
-    options = dpo.DpoOptions(beta=0.5, label_smoothing=0.1)
+    options = preference.DpoOptions(beta=0.5, label_smoothing=0.1)
     inputs = log_probs(0, 4, wants_gradient=True), log_probs(1, 4, wants_gradient=True)
     tolerance = {"atol": 1e-4} if loss_type == "exo_pair" else {}  # its smoothing is float32
-    assert gradcheck(lambda c, r: dpo.dpo_losses(pairs(c, r), loss_type, options), inputs, **tolerance)
+    assert gradcheck(lambda c, r: preference.dpo_losses(pairs(c, r), loss_type, options), inputs, **tolerance)
+
+
+@pytest.mark.parametrize("loss_type", dpo.FORMS)
+def test_the_trainers_dpo_is_the_checked_one(loss_type: str) -> None:
+    chosen, rejected = log_probs(0, 4), log_probs(1, 4)
+    expected = preference.dpo_losses(pairs(chosen, rejected), loss_type, preference.DpoOptions(beta=0.3))
+    assert torch.equal(dpo.dpo_losses(pairs(chosen, rejected), loss_type, 0.3), expected)
 
 
 @pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"])
 def test_dpo_f_divergences_also_alpha_in_float64(divergence: str) -> None:
-    options = dpo.DpoOptions(f_divergence=divergence)
+    options = preference.DpoOptions(f_divergence=divergence)
     inputs = log_probs(0, 4, wants_gradient=True), log_probs(1, 4, wants_gradient=True)
-    assert gradcheck(lambda c, r: dpo.dpo_losses(pairs(c, r), "sigmoid", options), inputs)
+    assert gradcheck(lambda c, r: preference.dpo_losses(pairs(c, r), "sigmoid", options), inputs)
 
 
 def test_dpo_batches() -> None:

@@ -1,18 +1,19 @@
 """The parity runner: every golden case passes, and nothing wrong, missing or malformed ever does."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from stages.losses.parity.__main__ import main
-from stages.losses.parity.check import GOLDEN, NOT_CLAIMED, Tolerance
+from parity.__main__ import main
+from parity.check import GOLDEN, NOT_CLAIMED, Tolerance
 
 FILES = sorted(GOLDEN.glob("*.json"))
 ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 SHARED = ROOT.parent / "shared" / "golden"
 
 SMALL = {
@@ -186,13 +187,8 @@ def test_nan_is_met_by_nan_alone_and_infinity_by_its_own_sign() -> None:
 
 
 def test_the_command_ends_non_zero_on_a_failure(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "stages.losses.parity",
-        str(written(tmp_path, changed(fn="no_such_loss"))),
-    ]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "parity", str(written(tmp_path, changed(fn="no_such_loss")))]
+    result = subprocess.run(command, cwd=ROOT / "tests", env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert result.returncode == 1 and result.stdout.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
 
 
@@ -200,9 +196,9 @@ def test_a_missing_package_is_a_failure_not_a_skip(tmp_path: Path) -> None:
     """TRL made unimportable in another process: GRPO's cases, which call it, must fail."""
     (tmp_path / "trl.py").write_text("raise ModuleNotFoundError(\"No module named 'trl'\")")
     blocked = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
-    program = f"{blocked}; from stages.losses.parity.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    program = f"{blocked}; from parity.__main__ import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, str(GOLDEN / "grpo.json")]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, cwd=ROOT / "tests", env=ENVIRONMENT, capture_output=True, text=True, check=False)
     failed, skipped = (int(part.split()[0]) for part in result.stdout.splitlines()[-1].split(", ")[1:])
     assert result.returncode == 1 and failed >= 46 and skipped == 0
     assert "No module named 'trl'" in result.stderr

@@ -6,13 +6,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from parity.against import UPSTREAMS, Drift, compare
+from parity.check import GOLDEN
+from parity.source import functions
 from support.command_line import call
 
 from composer_cli.show import parity
 from stages.errors import UsageError
-from stages.losses.parity.against import UPSTREAMS, Drift, compare
-from stages.losses.parity.check import GOLDEN
-from stages.losses.parity.source import functions
 
 FILE = "src/prime_rl/trainer/rl/loss.py"
 SOURCE = """

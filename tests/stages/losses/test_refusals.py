@@ -4,16 +4,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from parity.kernels.advantages import group_advantages, sampling_correction
+from parity.kernels.iw_opd import iw_opd
+from parity.kernels.jsd import generalized_jsd
+from parity.kernels.opd import PpoOptions, distillation_loss, kl_estimate, ppo_loss, reverse_kl_advantages
+from parity.kernels.preference import BatchOptions, DpoBatch, DpoOptions, cpo_loss, dpo_batch_loss, dpo_losses
+from parity.kernels.prime_rl import opd_loss, ref_kl_loss
+from parity.sdpo import sampled_token_loss
 
 from stages.errors import UsageError
-from stages.losses import TaidSchedule, generalized_jsd, sampled_token_loss, simpo_loss
-from stages.losses.advantages import group_advantages, sampling_correction
-from stages.losses.dpo import DpoOptions, Pairs, cpo_loss, dpo_losses
-from stages.losses.dpo_batch import BatchOptions, DpoBatch, dpo_batch_loss
-from stages.losses.iw_opd import iw_opd
-from stages.losses.opd import PpoOptions, distillation_loss, kl_estimate, ppo_loss, reverse_kl_advantages
-from stages.losses.prime_rl import PackedTokens, opd_loss
-from stages.losses.prime_rl_components import ref_kl_loss
+from stages.losses import TaidSchedule, simpo_loss
+from stages.losses.dpo import Pairs
+from stages.losses.prime_rl import PackedTokens
 from stages.losses.reduction import aggregation_weights
 from tests.stages.losses.samples import log_probs, logits
 

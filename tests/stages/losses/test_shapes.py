@@ -3,8 +3,9 @@
 import pytest
 import torch
 from jaxtyping import TypeCheckError
+from parity.kernels.jsd import divergence_loss
 
-from stages.losses import divergence_loss, token_log_probs
+from stages.losses import token_log_probs
 from tests.stages.losses.samples import logits
 
 

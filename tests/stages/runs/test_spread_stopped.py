@@ -11,7 +11,7 @@ from support.dealt import PRICES, contents, letters, played, settings
 from support.server import Reply, serving
 
 from stages import collect
-from stages.backends.engine import Processes
+from stages.backends.engine import ProcessEngine
 from stages.errors import ComposerError, Incomplete, UsageError
 from stages.runs import ledger, spread, store
 from stages.runs.artifact import Inputs, Interrupted, Run, RunWriter
@@ -74,7 +74,7 @@ def test_a_worker_that_dies_leaves_what_it_finished(tmp_path: Path) -> None:
         assert len(server.requests) - asked == 2 * (len(units) - 1)
 
 
-class Forgetful(Processes):
+class Forgetful(ProcessEngine):
     """A worker's last words are lost with it, and the run is told to stop."""
 
     def map(self, function: Any, jobs: Any) -> Any:
@@ -83,8 +83,8 @@ class Forgetful(Processes):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("engine_of_the_next", [Processes(1), None], ids=["by workers", "without workers"])
-def test_an_attempt_that_was_killed_is_taken_over(tmp_path: Path, engine_of_the_next: Processes | None) -> None:
+@pytest.mark.parametrize("engine_of_the_next", [ProcessEngine(1), None], ids=["by workers", "without workers"])
+def test_an_attempt_that_was_killed_is_taken_over(tmp_path: Path, engine_of_the_next: ProcessEngine | None) -> None:
     with serving(letters) as server:
         config = settings(server.url, policy=PRICES)
         expected = contents(played(tmp_path / "whole", config))
@@ -92,7 +92,7 @@ def test_an_attempt_that_was_killed_is_taken_over(tmp_path: Path, engine_of_the_
         folder = tmp_path / "run"
         record = Manifest(composer="", stage="collect", stage_version=2, fingerprint="")
 
-        def attempt(engine: Processes | None) -> RunWriter:
+        def attempt(engine: ProcessEngine | None) -> RunWriter:
             dealt = Spread(engine, "collect", Inputs(), config)
             out = RunWriter(folder, record, cache=tmp_path / "models", max_cost=1.0, spread=dealt)
             collect.run(Inputs(), config, out)
@@ -118,7 +118,7 @@ def test_workers_stop_between_units_when_the_run_is_asked_to(tmp_path: Path) -> 
     with serving(slow) as server:
         config = settings(server.url, policy={"concurrency": 1}, in_flight={"episodes": 1})
         record = Manifest(composer="", stage="collect", stage_version=2, fingerprint="")
-        dealt = Spread(Processes(2), "collect", Inputs(), config)
+        dealt = Spread(ProcessEngine(2), "collect", Inputs(), config)
         out = RunWriter(tmp_path / "run", record, cache=tmp_path / "models", spread=dealt)
         threading.Thread(target=lambda: (seen.wait(60), time.sleep(1), out.stop.set()), daemon=True).start()
         with pytest.raises(Interrupted):

@@ -139,7 +139,7 @@ def test_the_folder_of_one_instance_is_enough(tmp_path: Path, monkeypatch: pytes
         assert (one.eval_log.instance, one.resolved, one.eval_log.file) == ("pallets__flask-1", True, "test_output.txt")
 
 
-@pytest.mark.parametrize("mark", [">>>>> Patch Apply Failed", ">>>>> Tests Timed RunWriter after 1800 seconds"])
+@pytest.mark.parametrize("mark", [">>>>> Patch Apply Failed", ">>>>> Tests Timed Out after 1800 seconds"])
 def test_a_container_log_of_a_failed_run_resolves_nothing(mark: str, tmp_path: Path) -> None:
     (one,) = grade(container(tmp_path, f"{GOOD}{mark}\n", said=False))
     assert one.resolved is False and one.agrees and mark[:20] in str(one.problem)

@@ -33,7 +33,7 @@ LOGS = {
     "nothing ran": log(""),
     "the import breaks": log("ImportError while loading conftest\n"),
     "no end": f"+ : '{START}'\nPASSED t.py::test_new\n",
-    "timed out": log("PASSED t.py::test_new\nPASSED t.py::test_old\n") + ">>>>> Tests Timed RunWriter\n",
+    "timed out": log("PASSED t.py::test_new\nPASSED t.py::test_old\n") + ">>>>> Tests Timed Out\n",
 }
 RESOLVED = dict.fromkeys(LOGS, False) | {"all pass": True, "the fix is skipped": True}
 

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from stages.losses.parity import FLOAT32_BY_DESIGN, RUNNERS
-from stages.losses.parity.case import GRADIENT, Case, Outcome, Runner, load_case
+from parity import FLOAT32_BY_DESIGN, RUNNERS
+from parity.case import GRADIENT, Case, Outcome, Runner, load_case
 
-GOLDEN = Path(__file__).parents[3] / "tests" / "golden"
+GOLDEN = Path(__file__).parent / "golden"
 CHUNKS = (None, 2)
 
 NOT_CLAIMED = {

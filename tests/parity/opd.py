@@ -1,11 +1,48 @@
 """Golden cases of on-policy distillation: verl, tinker-cookbook, and the entropy-aware form (EOPD)."""
 
+from dataclasses import replace
+
 import torch
 
-from stages.losses.eopd import EopdOptions, SoftTargets, eopd_from_sequences, eopd_loss
-from stages.losses.opd import Datum, PpoOptions, distillation_loss, kl_estimate, reverse_kl_advantages
-from stages.losses.parity.case import Case, Outcome, Runner
-from stages.losses.reduction import token_log_probs
+from parity.case import Case, Outcome, Runner
+from parity.kernels.opd import Datum, PpoOptions, distillation_loss, kl_estimate, reverse_kl_advantages
+from stages.losses.eopd import EopdOptions, SoftTargets, entropies, eopd_loss, soft_targets
+from stages.losses.reduction import Logits, ResponseMask, Scalar, TokenIds, token_log_probs
+
+
+def eopd_from_sequences(
+    student_logits: Logits,
+    teacher_logits: Logits,
+    input_ids: TokenIds,
+    mask: ResponseMask,
+    options: EopdOptions | None = None,
+    *,
+    top_k: int,
+    student_full_vocabulary: bool = False,
+    temperature: float = 1.0,
+) -> tuple[Scalar, dict[str, Scalar], SoftTargets]:
+    """eopd_loss on policy, from logits over prompt + response [b, p+t, v]; mask covers the last t positions.
+
+    Upstream's misalignment is kept: log-probs and entropy are those that predict the response (positions -t-1 to -2),
+    the top-k distributions those of the response's own positions (-t to -1), which predict one token later. Use
+    eopd_loss with soft_targets to align them. Serves the parity check only.
+    Source: ckjsuperhh/CacheEOPD 756951d verl/workers/actor/dp_actor.py:146-491.
+    """
+    width = mask.shape[1]
+    response = input_ids[:, -width:]
+    log_probs, teacher = (
+        token_log_probs(logits[:, -width - 1 : -1], response, temperature=temperature)
+        for logits in (student_logits, teacher_logits)
+    )
+    soft = soft_targets(
+        student_logits[:, -width:],
+        teacher_logits[:, -width:],
+        top_k=top_k,
+        student_full_vocabulary=student_full_vocabulary,
+        temperature=temperature,
+    )
+    soft = replace(soft, teacher_entropy=entropies(teacher_logits[:, -width - 1 : -1], temperature))
+    return *eopd_loss(log_probs, log_probs.detach(), teacher, mask, soft, options), soft
 
 
 def _kl_penalty(case: Case) -> Outcome:

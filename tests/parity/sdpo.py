@@ -5,18 +5,36 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from stages.losses.parity import grpo
-from stages.losses.parity.case import Case, Outcome, Runner
-from stages.losses.reduction import aggregate, aggregation_weights, mean_of_sequence_means, token_log_probs
+from parity import grpo
+from parity.case import Case, Outcome, Runner
+from stages.errors import UsageError
+from stages.losses.reduction import Scalar, TokenMask, TokenValues, aggregate, aggregation_weights, token_log_probs
 from stages.losses.sdpo import (
     Mass,
     distribution_loss,
     importance_weights,
-    sampled_token_loss,
     self_distillation_loss,
     trust_region_logits,
     update_average,
 )
+
+
+def mean_of_sequence_means(losses: TokenValues, mask: TokenMask) -> Scalar:
+    """Mean over ALL sequences of their token mean: one without tokens adds 0 and counts. Source: TRL 1.16 SDPO.
+
+    Serves the parity check only.
+    """
+    return ((losses * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()
+
+
+def sampled_token_loss(student: TokenValues, teacher: TokenValues, *, alpha: float = 1.0) -> TokenValues:
+    """sg[lS - lT] lS on the sampled token. Raises UsageError unless alpha is 1: only the reverse KL has this form.
+
+    Serves the parity check only.
+    """
+    if alpha != 1.0:
+        raise UsageError(f"alpha is {alpha}; distillation on the sampled token needs alpha 1")
+    return (student - teacher).detach() * student
 
 
 class Aggregation(TypedDict):

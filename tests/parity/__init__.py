@@ -3,7 +3,7 @@
 A family maps upstream's function name to a runner: Case -> Outcome. Options come from the case's args, never from its
 name.
 
-__main__.py - the command `python -m stages.losses.parity [FILES...]`: runs golden files, compares, prints totals
+__main__.py - the command `python -m parity [FILES...]`: runs golden files, compares, prints totals
 check.py - a recorded case held against a function's numbers
 against.py - upstream's own functions, run from a clone on the recorded inputs
 source.py - functions taken out of a source file without its other imports
@@ -17,8 +17,8 @@ sdpo.py - lasgroup's SDPO; TRL's SDPO and SDFT
 taid.py - TAID, its scheduler and its baselines
 """
 
-from stages.losses.parity import grpo, jsd, opd, preference, prime_rl, sdpo, taid
-from stages.losses.parity.case import Runner
+from parity import grpo, jsd, opd, preference, prime_rl, sdpo, taid
+from parity.case import Runner
 
 __all__ = ["FLOAT32_BY_DESIGN", "RUNNERS"]
 

@@ -3,12 +3,14 @@
 Serves the parity check and `benchmarks/losses.py` only: no channel uses it (SDPO's has its own form in sdpo.py).
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stages.errors import UsageError
 from stages.losses.hidden import elementwise_divergence, widened
 from stages.losses.reduction import (
     DEFAULT_CHUNK_TOKENS,
@@ -16,13 +18,65 @@ from stages.losses.reduction import (
     Distribution,
     EntryValues,
     Logits,
+    RowTable,
     Scalar,
     TokenIds,
     TokenMask,
     Values,
-    reduced_entries,
     token_log_probs,
+    token_sum,
 )
+
+Entries = Callable[[Tensor, Tensor], Tensor]
+"""(student logits [..., v], teacher logits [..., v]) -> divergence entries [..., support]."""
+
+
+REDUCTIONS = ("batchmean", "sum", "mean", "none")
+
+
+def reduced_entries(
+    entries: Entries,
+    student_logits: Logits,
+    teacher_logits: Logits,
+    labels: TokenIds | None,
+    *,
+    reduction: str,
+    num_items: Tensor | int | None,
+    min_divisor: int,
+    chunk_tokens: int | None,
+) -> Values:
+    """Entries over the positions whose label is not -100 (all without labels), reduced; gradient to the student.
+
+    batchmean  sum / number of positions, at least min_divisor (without labels: / b)
+    sum        over positions and entries
+    mean       over positions and entries
+    none       the entries [n, support], or [b, t, support] without labels
+
+    num_items replaces the divisor, whatever the reduction. mean and none hold every entry; the others hold chunk_tokens
+    of them (None: all). Raises UsageError for an unknown reduction. Serves the parity check only.
+    """
+    if reduction not in REDUCTIONS:
+        raise UsageError(f"reduction is {reduction!r}; choose one of {', '.join(REDUCTIONS)}")
+    teacher_logits = teacher_logits.detach()
+    if num_items is None and reduction in ("mean", "none"):
+        rows = slice(None) if labels is None else labels != IGNORED
+        values = entries(student_logits[rows], teacher_logits[rows])
+        return values.mean() if reduction == "mean" else values
+    active = torch.ones_like(student_logits[..., 0], dtype=torch.bool) if labels is None else labels != IGNORED
+    weights = active.flatten().to(torch.promote_types(student_logits.dtype, torch.float32))
+    per_token = partial(_row_sums, entries)
+    total, _ = token_sum(
+        per_token, student_logits.flatten(0, 1), teacher_logits.flatten(0, 1), weights, chunk_tokens=chunk_tokens
+    )
+    if num_items is None and reduction == "batchmean":
+        num_items = weights.sum() if labels is not None else weights.new_tensor(len(student_logits))
+        num_items = num_items.clamp_min(min_divisor)
+    return total if num_items is None else total / num_items
+
+
+def _row_sums(entries: Entries, student: Tensor, teacher: Tensor) -> RowTable:
+    return entries(student, teacher).sum(-1, keepdim=True)
+
 
 SMALLEST_PROB = 1e-8
 

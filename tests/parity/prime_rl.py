@@ -3,10 +3,10 @@
 from dataclasses import fields
 from typing import Any
 
+from parity.case import Case, Outcome, Runner, sequences
+from parity.kernels import prime_rl as head
 from stages.errors import UsageError
 from stages.losses import prime_rl as may
-from stages.losses import prime_rl_components as head
-from stages.losses.parity.case import Case, Outcome, Runner, sequences
 
 REQUIRED = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
 
@@ -32,7 +32,7 @@ def _default(case: Case) -> Outcome:
 
 def _default_before_may19(case: Case) -> Outcome:
     options = _options(may.DefaultOptions, case)
-    return _outcome(may.default_loss_before_may19(_tokens(case), options, teacher_tau=case.args["teacher_tau"]))
+    return _outcome(head.default_loss_before_may19(_tokens(case), options, teacher_tau=case.args["teacher_tau"]))
 
 
 def _ipo(case: Case) -> Outcome:
@@ -50,11 +50,11 @@ def _compute_loss(case: Case) -> Outcome:
     packed, options = _packed(case), _options(may.DefaultOptions, case)
     if "rl_scale" in case.args:
         return _component_loss(case, packed, options)
-    losses = {"rl": lambda tokens: may.default_loss(tokens, options), "opd": may.opd_loss, "sft": may.nll_loss}
+    losses = {"rl": lambda tokens: may.default_loss(tokens, options), "opd": head.opd_loss, "sft": head.nll_loss}
     mode = case.args["training_mode"]
     if mode not in losses:
         raise UsageError(f"training_mode is {mode!r}; choose one of {', '.join(losses)}")
-    return Outcome(*may.compute_loss(packed, losses[mode], case.args["loss_scale"]))
+    return Outcome(*head.compute_loss(packed, losses[mode], case.args["loss_scale"]))
 
 
 def _component_loss(case: Case, packed: list[may.PackedTokens], options: may.DefaultOptions) -> Outcome:
@@ -73,9 +73,9 @@ def _component_loss(case: Case, packed: list[may.PackedTokens], options: may.Def
 RUNNERS: dict[str, Runner] = {
     "default_loss_fn": _default,
     "default_loss_fn[before 2026-05-19]": _default_before_may19,
-    "opd_loss_fn": lambda case: _outcome(may.opd_loss(_tokens(case))),
-    "sft_loss_fn": lambda case: _outcome(may.nll_loss(_tokens(case))),
-    "ce_loss_fn": lambda case: _outcome(may.nll_loss(_tokens(case))),
+    "opd_loss_fn": lambda case: _outcome(head.opd_loss(_tokens(case))),
+    "sft_loss_fn": lambda case: _outcome(head.nll_loss(_tokens(case))),
+    "ce_loss_fn": lambda case: _outcome(head.nll_loss(_tokens(case))),
     "ipo_loss_fn": _ipo,
     "ref_kl_loss_fn": lambda case: _outcome(head.ref_kl_loss(_tokens(case))),
     "compute_loss": _compute_loss,

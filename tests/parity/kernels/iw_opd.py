@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from parity.kernels.jsd import generalized_jsd, reduced_entries
 from stages.errors import UsageError
 from stages.losses.hidden import renormalised, widened, with_tail
-from stages.losses.jsd import generalized_jsd
 from stages.losses.reduction import (
     DEFAULT_CHUNK_TOKENS,
     IGNORED,
@@ -25,7 +25,6 @@ from stages.losses.reduction import (
     TokenIds,
     TokenValues,
     Values,
-    reduced_entries,
     token_log_probs,
 )
 

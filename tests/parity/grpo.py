@@ -12,13 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.losses.advantages import (
-    group_advantages,
-    normalized_then_summed,
-    sampling_correction,
-    weighted_rewards,
-)
-from stages.losses.parity.case import Case, Outcome, Runner
+from parity.case import Case, Outcome, Runner
+from parity.kernels.advantages import group_advantages, normalized_then_summed, sampling_correction, weighted_rewards
 
 OPTIONAL_INPUTS = (
     "tool_mask",

@@ -6,9 +6,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.losses import distillation_baselines as baselines
-from stages.losses.parity.case import Case, Outcome, Runner
-from stages.losses.taid import TaidSchedule, advance, taid_loss, with_language_loss
+from parity.case import Case, Outcome, Runner
+from parity.kernels import distillation_baselines as baselines
+from stages.losses.reduction import Scalar
+from stages.losses.taid import TaidSchedule, advance, taid_loss
+
+
+def with_language_loss(distillation_loss: Scalar, language_loss: Scalar, distil_ratio: float = 1.0) -> Scalar:
+    """(1 - distil_ratio) * language-model cross-entropy + distil_ratio * distillation.
+
+    Serves the parity check only. Source: SakanaAI/TAID a062892 KDLoss.
+    """
+    return (1.0 - distil_ratio) * language_loss + distil_ratio * distillation_loss
+
 
 SCHEDULE = ("t_start", "t_end", "alpha", "beta", "disable_adaptive")
 IGNORED = -100

@@ -1,4 +1,4 @@
-"""Runs golden files through the loss kernels: `python -m stages.losses.parity [FILES...]`.
+"""Runs golden files through the loss kernels: `python -m parity [FILES...]`.
 
 Prints one line a file, then the totals; the exit is non-zero on any failure. A package that is missing, a file that
 cannot be read and a kernel that raises are failures. A skip is for an upstream function that we do not claim, with the
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.losses.parity.check import GOLDEN, CaseResult, check_file
+from parity.check import GOLDEN, CaseResult, check_file
 
 
 def main(arguments: Sequence[str]) -> int:

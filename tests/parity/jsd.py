@@ -2,10 +2,11 @@
 
 import torch
 
-from stages.losses.hidden import Head, hidden_divergence
-from stages.losses.iw_opd import iw_opd, sparse_top_1_jsd, top_k_jsd
-from stages.losses.jsd import generalized_jsd, sampled_token_reverse_kl
-from stages.losses.parity.case import Case, Outcome, Runner
+from parity.case import Case, Outcome, Runner
+from parity.kernels.hidden_divergence import hidden_divergence
+from parity.kernels.iw_opd import iw_opd, sparse_top_1_jsd, top_k_jsd
+from parity.kernels.jsd import generalized_jsd, sampled_token_reverse_kl
+from stages.losses.hidden import Head
 from stages.losses.sdpo import update_average
 
 JSD_OPTIONS = ("beta", "temperature", "reduction", "top_k", "token_clip", "logits_are_probs", "add_tail")

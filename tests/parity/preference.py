@@ -4,10 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.losses.dpo import DpoOptions, PairLosses, cpo_loss, simpo_loss
-from stages.losses.dpo_batch import BatchOptions, DpoBatch, dpo_batch_loss
-from stages.losses.parity.case import Case, Outcome, Runner
-from stages.losses.reduction import label_log_probs
+from parity.case import Case, Outcome, Runner
+from parity.kernels.preference import BatchOptions, DpoBatch, DpoOptions, cpo_loss, dpo_batch_loss, label_log_probs
+from stages.losses.dpo import PairLosses, simpo_loss
 
 IGNORED = -100
 SIMPO = ("beta", "gamma_beta_ratio", "label_smoothing", "loss_type")
@@ -17,6 +16,16 @@ CPO = ("beta", "simpo_gamma", "label_smoothing", "alpha", "loss_type")
 def _per_pair(pairs: PairLosses) -> Outcome:
     rewards = {"chosen_rewards": pairs.chosen_rewards, "rejected_rewards": pairs.rejected_rewards}
     return Outcome(pairs.losses, rewards | {"loss_mean": pairs.losses.mean()})
+
+
+def _pair_metrics(pairs: PairLosses) -> dict[str, Tensor]:
+    """Return means over pairs under upstream's keys."""
+    return {
+        "rewards/chosen": pairs.chosen_rewards.mean(),
+        "rewards/rejected": pairs.rejected_rewards.mean(),
+        "rewards/accuracies": (pairs.chosen_rewards > pairs.rejected_rewards).float().mean(),
+        "rewards/margins": (pairs.chosen_rewards - pairs.rejected_rewards).mean(),
+    }
 
 
 def _simpo(case: Case) -> Outcome:
@@ -47,7 +56,7 @@ def _simpo_batch(case: Case) -> Outcome:
     sides = list(logits.detach().chunk(2))
     if with_sft:  # upstream logs the chosen logits after cutting the last position off for the language-model loss
         sides[0] = sides[0][:, :-1]
-    metrics = pairs.metrics() | {
+    metrics = _pair_metrics(pairs) | {
         "logps/chosen": chosen.mean(),
         "logps/rejected": rejected.mean(),
         "logits/chosen": sides[0].mean(),

@@ -26,7 +26,7 @@ def functions(source: str, names: Iterable[str], given: Mapping[str, Any] | None
     space: dict[str, Any] = {"__name__": __name__, **_imported(tree, _used(there, found)), **(given or {})}
     wanted = {id(there[name]) for name in _used(there, found) if name in there and name not in (given or {})}
     body = [statement for statement in _ordered(tree) if id(statement) in wanted]
-    exec(compile(ast.Module(body, []), "upstream", "exec", LAZY, dont_inherit=True), space)  # noqa: S102
+    exec(compile(ast.Module(body, []), "upstream", "exec", LAZY, dont_inherit=True), space)
     return {name: space[name.rpartition(".")[2]] for name in found}
 
 

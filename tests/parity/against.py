@@ -13,10 +13,10 @@ from typing import Any
 
 import orjson
 
+from parity.case import Case, Outcome, sequences
+from parity.check import GOLDEN, CaseResult, differences
+from parity.source import functions
 from stages.errors import UsageError
-from stages.losses.parity.case import Case, Outcome, sequences
-from stages.losses.parity.check import GOLDEN, CaseResult, differences
-from stages.losses.parity.source import functions
 
 Found = Mapping[str, Any]
 """Upstream's functions by name."""
