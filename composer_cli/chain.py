@@ -94,15 +94,10 @@ def _plan_without_inputs(entry: PresetEntry, config: StageConfig) -> Plan | None
 
 
 def checked(configs: Mapping[str, StageConfig], root: Path) -> list[str]:
-<<<<<<< HEAD
     """Return what the entries need of servers and the machine and have, a line each; raises for the first lack."""
-    return list(dict.fromkeys([*(line for config in configs.values() for line in config.check()), room(root)]))
-=======
-    """What the entries need of the world outside and have, a line each; raises for the first that lacks something."""
     return list(
         dict.fromkeys([*(line for config in configs.values() for line in config.check()), check_disk_space(root)])
     )
->>>>>>> main
 
 
 def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: bool) -> int:

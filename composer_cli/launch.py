@@ -108,13 +108,8 @@ class StageJob:
         )
 
     def folder(self, run_options: RunOptions) -> Path | None:
-<<<<<<< HEAD
         """Return the run folder, once the run has begun."""
-        return runner.place(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
-=======
-        """Where its run lies, once it has begun."""
         return runner.find_run_folder(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
->>>>>>> main
 
     def run(self, run_options: RunOptions, listener: Listener) -> Result:
         """Run the stage, or find it done."""

@@ -23,15 +23,9 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-<<<<<<< HEAD
 from composer_cli.console import Console, Listener, Watch, handling_interrupts, stopping
 from composer_cli.launch import RunOptions, StageJob, ending, plan_in_words
-from stages.backends.resources import limit
-=======
-from composer_cli.console import Console, Listener, Watch, stopping
-from composer_cli.launch import Job, RunOptions, ending, planned
 from stages.backends.resources import limit_threads
->>>>>>> main
 from stages.errors import ComposerError
 from stages.runs.artifact import Interrupted
 from stages.runs.runner import Result
@@ -181,67 +175,8 @@ class Neighbours:
             self._refused = True
 
 
-<<<<<<< HEAD
 def _receive(worker: StageProcess) -> Result | BaseException | None:
     """Receive one message of a child: None for progress, else its end."""
-=======
-def cores() -> int:
-    """Processor cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def _start(job: Job, run_options: RunOptions, listener: Listener, threads: int, preload: Sequence[str]) -> Worker:
-    """A child that ignores Ctrl-C until its stage handles it, with its share of the cores."""
-    here, there = multiprocessing.Pipe()
-    forking = multiprocessing.get_context("forkserver")
-    forking.set_forkserver_preload([*preload])
-    process = forking.Process(target=_work, args=(there, job, run_options, threads), daemon=True)
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        process.start()
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    there.close()
-    return Worker(job, process, here, listener)
-
-
-def _work(pipe: Connection, job: Job, run_options: RunOptions, threads: int) -> None:
-    limit_threads(threads)
-    one_at_a_time = threading.Lock()
-
-    def listener(*progress: object) -> None:
-        try:
-            with one_at_a_time:
-                pipe.send(progress)
-        except BrokenPipeError:
-            raise Interrupted from None  # whoever started this is gone
-
-    os.setsid()
-    try:
-        with redirect_stdout(sys.stderr):
-            end: Result | BaseException = job.run(run_options, listener)
-    except BaseException as error:
-        end = error
-    _report(pipe, end)
-
-
-def _report(pipe: Connection, end: Result | BaseException) -> None:
-    with suppress(BrokenPipeError):
-        pipe.send(end if _can_travel(end) else RuntimeError(f"{end!r}. {' '.join(getattr(end, '__notes__', ()))}"))
-
-
-def _can_travel(end: Result | BaseException) -> bool:
-    """Whether pickling keeps it: exceptions with constructors of their own often do not come back."""
-    try:
-        pickle.loads(pickle.dumps(end))  # noqa: S301 (its own bytes, to see whether they come through)
-    except Exception:
-        return False
-    return True
-
-
-def _hear(worker: Worker) -> Result | BaseException | None:
-    """One message of a worker: None for progress, else how it ended."""
->>>>>>> main
     try:
         message = worker.pipe.recv()
     except EOFError:
@@ -262,7 +197,7 @@ def _work(pipe: Connection, job: StageJob, run_options: RunOptions, threads: int
     """Run a stage in a child and send its progress as tuples, then its end."""
     os.environ.clear()  # the server that forks children keeps the variables of its own start
     os.environ.update(environment)
-    limit(threads)
+    limit_threads(threads)
     one_at_a_time = threading.Lock()
 
     def listener(*progress: object) -> None:

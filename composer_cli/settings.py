@@ -221,7 +221,7 @@ def load_preset(wanted: str | None) -> Preset:
             if name not in earlier:
                 raise UsageError(f"{path}: {entry.title} reads {name!r}, but no earlier entry is called so: {earlier}.")
         if entry.on:
-            engine.check(entry.on)
+            engine.check_engine(entry.on)
             if entry.parallel or not load_stage(entry.stage).work:
                 why = "its stage deals no units" if not entry.parallel else "it may run beside others"
                 raise UsageError(f"{path}: {entry.title} has on = {entry.on!r}, but {why}. Remove `on` there.")
