@@ -77,10 +77,6 @@ class ChannelLoss:
         metrics = {name: value + other.metrics[name] for name, value in self.metrics.items()}
         return ChannelLoss(self.loss + other.loss, self.denominator, metrics)
 
-    def detached(self) -> "ChannelLoss":
-        """The same numbers without a graph."""
-        return ChannelLoss(self.loss.detach(), self.denominator, self.metrics)
-
 
 @dataclass(frozen=True)
 class ChannelSettings:
@@ -95,7 +91,7 @@ class ChannelSettings:
 
 
 class Channel(ABC, Generic[Rows]):
-    """One loss beside GRPO. `Rows` is `PairRows`, `HintedRows` or `EpisodeRows` of stages/training/scored_rows.py.
+    """One loss beside GRPO. `Rows` is `PairRows` or `EpisodeRows` of data.py, or `HintedRows` of hints.py.
 
     Logged are `NAME/loss`, `NAME/denominator` and `NAME/KEY` for each key of `ChannelLoss.metrics`.
     """

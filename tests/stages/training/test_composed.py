@@ -13,15 +13,12 @@ from trl import GRPOTrainer
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.training.channels import ChannelLoss
-from stages.training.channels.active import Channels
 from stages.training.config import Weights
-from stages.training.data import ChannelBatch
 from stages.training.rollouts import Rollouts, environment_reward
 from stages.training.scoring import group, score, statistics
 from stages.training.settings import Hints, Optimisation, Pairs
 from stages.training.setup import task_dataset, trl_config
-from stages.training.step import StepReport
-from stages.training.trainer import ComposedTrainer, compose_loss
+from stages.training.step import ChannelBatch, Channels, ComposedTrainer, StepReport, compose_loss
 
 SETTINGS = Optimisation(steps=2, prompts_per_step=2, generations=4, learning_rate=1e-3)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stages.errors import BadInput
-from stages.training.data import ChannelBatch, collate
+from stages.training.step import ChannelBatch, collate
 
 GROUPS = {
     name: torch.zeros(2, 3) for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")

@@ -69,14 +69,14 @@ def test_an_unknown_loss_type_is_refused_by_the_name_of_our_setting(tmp_path: Pa
 
 def test_the_lists_name_fields_of_this_trl() -> None:
     known = {field.name for field in fields(GRPOConfig)}
-    assert known >= setup.OURS.keys() | setup.KEPT | setup.CHOICES.keys()
+    assert known >= setup.OURS.keys() | setup.FIXED | setup.CHOICES.keys()
 
 
 def test_what_composer_sets_is_refused_or_a_default_of_ours(tmp_path: Path) -> None:
     """The schedule and the project are set by us and free; whatever else we set, nobody can set behind our back."""
     plain, ours = GRPOConfig(str(tmp_path), report_to=[], use_cpu=True, bf16=False), made(tmp_path)
     differ = {f.name for f in fields(GRPOConfig) if f.init and getattr(plain, f.name) != getattr(ours, f.name)}
-    assert differ - setup.OURS.keys() - setup.KEPT == {"lr_scheduler_type", "project"}
+    assert differ - setup.OURS.keys() - setup.FIXED == {"lr_scheduler_type", "project"}
 
 
 def test_a_schedule_with_warm_up_and_two_iterations_train(tmp_path: Path, tiny: Path) -> None:
