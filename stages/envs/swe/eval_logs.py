@@ -56,7 +56,7 @@ class EvalLog:
         return store.digest(vars(self))
 
 
-def find(folder: Path, given: Sequence[Path] = ()) -> list[EvalLog]:
+def find_logs(folder: Path, given: Sequence[Path] = ()) -> list[EvalLog]:
     """Every log below a folder, in order of their paths. `given` are further files of instance rows.
 
     `BadInput` where it is no folder or holds no logs.
@@ -190,7 +190,7 @@ PLACES = [(group, verdict) for group in LISTS for verdict in ("success", "failur
 
 
 @dataclass(frozen=True)
-class Graded:
+class GradedLog:
     """One log. `resolved` is the verdict; None where the log is incomplete and no harness says more.
 
     `tests_agree`: the same status of every single test. `grader` is "composer", the release of swebench that graded,
@@ -228,12 +228,12 @@ class Graded:
         }
 
 
-def grade(folder: Path, given: Sequence[Path] = ()) -> list[Graded]:
+def grade(folder: Path, given: Sequence[Path] = ()) -> list[GradedLog]:
     """Every log below a folder, in order of their paths. `given` are further files of instance rows."""
-    return [graded(log) for log in find(folder, given)]
+    return [grade_log(log) for log in find_logs(folder, given)]
 
 
-def graded(eval_log: EvalLog) -> Graded:
+def grade_log(eval_log: EvalLog) -> GradedLog:
     """One log graded, and compared where its harness left a verdict."""
     if eval_log.log is None or eval_log.flaw:
         return _taken_over(eval_log, f"incomplete: {eval_log.flaw}")
@@ -242,7 +242,7 @@ def graded(eval_log: EvalLog) -> Graded:
     lists, repo = lists_of(eval_log.row), str(eval_log.row.get("repo") or repository(eval_log.instance))
     if eval_log.before_gold is not None:
         valid = _validated(eval_log.log, eval_log.before_gold, lists, repo)
-        return Graded(eval_log, None, tests_agree=valid, problem=VALIDATION, grader=OURS)
+        return GradedLog(eval_log, None, tests_agree=valid, problem=VALIDATION, grader=OURS)
     if eval_log.early:
         report, grader = of_plain_log(eval_log.log, lists, repo), OURS
     else:
@@ -251,13 +251,13 @@ def graded(eval_log: EvalLog) -> Graded:
         return _taken_over(eval_log, f"incomplete: {report.why}")
     ours, theirs = report.tests_status, eval_log.harness_tests
     agree = _same(ours, theirs) if ours and theirs else None
-    return Graded(eval_log, report.resolved, report.tests_status, agree, report.why, grader)
+    return GradedLog(eval_log, report.resolved, report.tests_status, agree, report.why, grader)
 
 
-def _taken_over(eval_log: EvalLog, problem: str) -> Graded:
+def _taken_over(eval_log: EvalLog, problem: str) -> GradedLog:
     """What cannot be graded gets the verdict of its harness, where there is one."""
     verdict = eval_log.harness_resolved
-    return Graded(eval_log, verdict, problem=problem, grader=None if verdict is None else HARNESS)
+    return GradedLog(eval_log, verdict, problem=problem, grader=None if verdict is None else HARNESS)
 
 
 def repository(instance: str) -> str:
@@ -283,7 +283,7 @@ def _same(ours: TestsStatus, theirs: Mapping[str, Mapping[str, Sequence[str]]]) 
     return all(set(ours[group][verdict]) == set(theirs.get(group, {}).get(verdict, ())) for group, verdict in PLACES)
 
 
-def account(logs: Sequence[Graded]) -> list[str]:
+def agreement_report(logs: Sequence[GradedLog]) -> list[str]:
     """The agreement in words: counts, then every log that disagrees or could not be graded."""
     counts = Counter({True: "agree", False: "disagree", None: "not compared"}[log.agrees] for log in logs)
     verdicts, tests = Counter(log.resolved for log in logs), Counter(log.tests_agree for log in logs)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stages.envs.swe import eval_logs
-from stages.envs.swe.eval_logs import HARNESS, Graded, grade
+from stages.envs.swe.eval_logs import HARNESS, grade
 from stages.errors import BadInput
 
 SHARED = Path(__file__).parents[5] / "shared/real/swe-logs"
@@ -80,7 +80,9 @@ def test_the_model_of_a_container_log_is_known_by_its_folders(folder: str, model
 def test_a_wrong_report_is_called_a_disagreement(tmp_path: Path) -> None:
     found = grade(container(tmp_path, BAD, said=True))
     assert found[0].agrees is False
-    assert "  disagrees: run/pallets__flask-1/test_output.txt: False here, True there" in eval_logs.account(found)
+    assert "  disagrees: run/pallets__flask-1/test_output.txt: False here, True there" in eval_logs.agreement_report(
+        found
+    )
 
 
 def test_a_test_in_another_place_is_noticed(tmp_path: Path) -> None:
@@ -216,25 +218,25 @@ def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def real_logs() -> list[Graded]:
+def real_logs() -> list[GradedLog]:
     return grade(SHARED)
 
 
 @real
-def test_every_docker_report_is_met_to_the_single_test(real_logs: list[Graded]) -> None:
+def test_every_docker_report_is_met_to_the_single_test(real_logs: list[GradedLog]) -> None:
     logs = [one for one in real_logs if one.eval_log.file.startswith("docker-harness/")]
     assert Counter((one.agrees, one.tests_agree) for one in logs) == {(True, True): 16, (None, None): 1}
     assert [one.eval_log.instance for one in logs if one.resolved is None] == ["pydata__xarray-6992"]
 
 
 @real
-def test_every_early_log_gets_the_verdict_of_its_list(real_logs: list[Graded]) -> None:
+def test_every_early_log_gets_the_verdict_of_its_list(real_logs: list[GradedLog]) -> None:
     logs = [one for one in real_logs if one.eval_log.file.startswith("log-harness/")]
     assert len(logs) == 46 and all(one.resolved == one.eval_log.harness_resolved for one in logs)
     assert [one.eval_log.instance for one in logs if one.agrees is None] == ["psf__requests-2317"]
 
 
 @real
-def test_the_logs_of_swe_smith_are_met_too(real_logs: list[Graded]) -> None:
+def test_the_logs_of_swe_smith_are_met_too(real_logs: list[GradedLog]) -> None:
     logs = [one for one in real_logs if one.eval_log.file.startswith("swe-smith/")]
     assert [one.tests_agree for one in logs] == [True] * 4

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.foreign import PATCH, document, jsonl
 
-from stages.formats import files, mini_swe_agent, session
+from stages.formats import files, readers, session
 from stages.formats.base import INSTANCE, family_of
 from stages.formats.reading import FileCount
 from stages.formats.reports import Sidecars
@@ -104,15 +104,13 @@ def test_what_workers_read_counts_as_in_one_process(tmp_path: Path) -> None:
 
 def test_a_file_that_a_worker_did_not_finish_is_read_again(tmp_path: Path) -> None:
     path = trajectory(tmp_path / "in", IDS[0])
-    (source,) = files.find([str(path)])
+    (source,), (reader,) = files.find([str(path)]), readers("mini-swe-agent")
     record = Manifest(composer="", stage="import", stage_version=2, fingerprint="")
     out, count = RunWriter(tmp_path / "run", record, cache=tmp_path), FileCount(source.label, "", source.sha256)
-    session.leave(source, mini_swe_agent, Sidecars(), out)
-    left = session.taken_up(source, Sidecars(), count, out)
-    assert left is not None and list(left) == list(
-        session.read(source, mini_swe_agent, Sidecars(), FileCount("", "", ""))
-    )
+    session.read_into_journal(source, reader, Sidecars(), out)
+    left = session.read_from_journal(source, Sidecars(), count, out)
+    assert left is not None and list(left) == list(session.read(source, reader, Sidecars(), FileCount("", "", "")))
     assert count.traces == count.records == 1
     torn = RunWriter(tmp_path / "torn", record, cache=tmp_path)
-    torn.write_all([(f"{session.unit(source)}/1", {"drop": {}}, False)])
-    assert session.taken_up(source, Sidecars(), count, torn) is None
+    torn.write_all([(f"{session.unit_of(source)}/1", {"drop": {}}, False)])
+    assert session.read_from_journal(source, Sidecars(), count, torn) is None

@@ -7,8 +7,8 @@ import torch
 
 from stages.errors import BadInput
 from stages.probe.adapters.attach import target_linears
+from stages.probe.adapters.lora import apply_lora, lora_folder
 from stages.probe.checks.guards import merge_is_sound
-from stages.probe.gradients.merge import apply_lora, lora_folder
 from stages.probe.loops.config import SourceConfig
 from stages.probe.synthetic.loophole_world import tiny_qwen3
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stages.formats.messages import exchanges, message, one_message, spoken, turns
+from stages.formats.messages import exchanges, message, response_message, split_turns, spoken
 from stages.messages import Spoken, ToolCall
 
 CALL = ToolCall("f", '{"a":  1}')
@@ -59,7 +59,7 @@ def test_roles_parts_and_what_is_no_text() -> None:
 
 
 def test_turns_begin_with_the_first_answer() -> None:
-    opening, found = turns(
+    opening, found = split_turns(
         [
             {"role": r, "content": c}
             for r, c in (
@@ -74,7 +74,7 @@ def test_turns_begin_with_the_first_answer() -> None:
     )
     assert [m["content"] for m in opening] == ["s", "q"] and [t.action for t in found] == ["a", "b"]
     assert [m["content"] for m in found[0].observed] == ["t", "u"] and found[1].observed == []
-    assert turns([{"role": "user", "content": "q"}]) == ([{"role": "user", "content": "q"}], [])
+    assert split_turns([{"role": "user", "content": "q"}]) == ([{"role": "user", "content": "q"}], [])
 
 
 def test_responses_items_group_into_messages() -> None:
@@ -98,4 +98,4 @@ def test_responses_items_group_into_messages() -> None:
         '\n<tool_call>\n{"name": "web_search", "arguments": {"action": {"query": "q"}}}\n</tool_call>'
     )
     assert [m["content"] for m in found[2:]] == ["out", "Done.", "Really."]
-    assert one_message(items[8:])["content"] == "Done.\nReally."
+    assert response_message(items[8:])["content"] == "Done.\nReally."

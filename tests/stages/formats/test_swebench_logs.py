@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stages.errors import BadInput
-from stages.formats import swe_logs
+from stages.formats import swebench
 from stages.import_traces import Config
 from stages.runs import runner
 from stages.runs.artifact import Run
@@ -92,9 +92,9 @@ def test_what_a_verdict_depends_on_makes_it_new_work(tmp_path: Path, logs: Path)
 
 def test_a_folder_without_logs_is_refused(tmp_path: Path, logs: Path) -> None:
     with pytest.raises(BadInput, match="holds no logs"):
-        swe_logs.find([str(_empty(tmp_path))])
+        swebench.find_logs([str(_empty(tmp_path))])
     with pytest.raises(BadInput, match="is a file"):
-        swe_logs.find([str(tmp_path / "rows.json")])
+        swebench.find_logs([str(tmp_path / "rows.json")])
 
 
 def _empty(folder: Path) -> Path:

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from stages.probe.adapters.antipasto import LIMIT, TURN, RotatedAntipasto, pick_dims, rotation, skew
 from stages.probe.adapters.attach import Adapter, target_linears
 from stages.probe.adapters.choose import load_start, open_adapter, save_start
-from stages.probe.adapters.rotated import LIMIT, TURN, RotatedAntipasto, picked, rotation, skew
 from stages.probe.adapters.spectrum import Spectrum
 
 MODULE = "model.layers.0.self_attn.o_proj"
@@ -54,15 +54,17 @@ def test_it_starts_near_the_model_and_adapts_what_writes_to_the_residual_stream(
     assert float(turns.std()) == pytest.approx(2 * 2**0.5 * 3e-3, rel=0.2) and len(values[MODULE + TURN]) == 120
     assert {name.rsplit(".", 1)[1] for name in adapter.factors} == {"o_proj", "down_proj"}
     assert not adapter.delta("model.layers.0.self_attn.q_proj").any()
-    assert adapter.contributions("model.layers.0.self_attn.q_proj", torch.randn(1, 2, 32), torch.randn(1, 2, 32)) == {}
+    assert (
+        adapter.row_gradients("model.layers.0.self_attn.q_proj", torch.randn(1, 2, 32), torch.randn(1, 2, 32))[0] == {}
+    )
 
 
 def test_dimensions_are_a_third_of_each_ranking_filled_up_by_the_largest() -> None:
     clean, hack, turned = torch.tensor([9.0, 8, 0, 0, 0, 1, 0]), torch.tensor([9.0, 0, 7, 0, 0, 0, 0]), torch.zeros(7)
     turned[4], turned[5] = 3.0, 0.5
-    assert picked([clean, hack, turned], 3) == [0, 1, 4]  # 0 leads two rankings, so the next of any is taken
-    assert picked([clean, hack, turned], 6) == [0, 1, 2, 3, 4, 5]
-    assert picked([clean, hack, turned], 99) == list(range(7))
+    assert pick_dims([clean, hack, turned], 3) == [0, 1, 4]  # 0 leads two rankings, so the next of any is taken
+    assert pick_dims([clean, hack, turned], 6) == [0, 1, 2, 3, 4, 5]
+    assert pick_dims([clean, hack, turned], 99) == list(range(7))
 
 
 @pytest.mark.parametrize("name", ["antipasto_paper", "lora_warmup"])
