@@ -141,7 +141,7 @@ CHECKED = 64
 class AdapterSync:
     """Keeps a server's copy of an adapter at the newest version, which is the number of optimiser steps done.
 
-    base: the record that is written beside the adapter. text: token ids whose log-probs are compared. keep: older
+    base: the record that is written next to the adapter. text: token ids whose log-probs are compared. keep: older
     versions that are still sampled from. server: how this process shares its
     server; each process compares with its own.
     """
