@@ -201,9 +201,9 @@ def log_parser(repo: str) -> LogParser:
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 APPLIED = ">>>>> Applied Patch"
-VOID = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed RunWriter")
+VOID = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
 ENDED_EARLIER = (">>>>> All Tests Passed", ">>>>> Some Tests Failed")
-VOID_EARLIER = (*VOID[:3], ">>>>> Init Failed", ">>>>> Init Timed RunWriter", "Failed to reset task environment")
+VOID_EARLIER = (*VOID[:3], ">>>>> Init Failed", ">>>>> Init Timed Out", "Failed to reset task environment")
 NO_RESULT = "the tests ended without a single result"
 """Usually a patch that breaks the import: no test passes, and the harness calls that unresolved."""
 OURS = "composer"
