@@ -36,7 +36,7 @@ NEWER = {"eval_script": SCRIPT, "log_parser": "parse_log_pytest", "eval_type": "
 def image(repos: Path, row: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base commit at /testbed, with history that nobody may see, and a Python with pytest."""
     context, tag = tmp_path_factory.mktemp("image"), f"localhost/composer-abacus:{os.getpid()}"
-    container_image.fill(context / "root", worker.visible(worker.RUNNER))
+    container_image.fill(context / "root", worker.distribution_paths(worker.RUNNER))
     testbed = context / "root" / "testbed"
     (testbed / ".git").mkdir(parents=True)
     (testbed / ".git" / "answer").touch()
