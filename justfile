@@ -2,6 +2,9 @@
 
 export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 
+# Containers often forbid to write bytecode, and every start of a training would then compile torch and TRL anew: 20 s.
+export PYTHONDONTWRITEBYTECODE := ""
+
 # List the recipes.
 [private]
 default:

@@ -20,8 +20,10 @@ from train_step import PAIRS, Step, measure, new_model, ours_dpo, ours_grpo, ran
 
 from stages.training.channels import CHANNELS
 from stages.training.config import Weights
-from stages.training.data import ChannelBatch, HintedTurn, PairSource, TokenPair, own_episode
+from stages.training.data import PairSource, TokenPair, own_episode
+from stages.training.hints import HintedTurn
 from stages.training.scoring import Tree
+from stages.training.step import ChannelBatch
 
 MANY = 100_000
 

@@ -29,8 +29,9 @@ needed("opacus")
 import torch
 from probe_contenders import CONTENDERS, EXACT, Setting
 
-from stages.probe.directions.extraction import from_flat, haar
+from stages.probe.directions.extraction import from_flat
 from stages.probe.directions.metrics import stacked_cosines
+from stages.probe.directions.scoring import haar
 from stages.probe.gradients.store import GradientStore
 
 MEBIBYTE = 2**20

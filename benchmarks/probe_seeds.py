@@ -22,7 +22,7 @@ import torch
 from stages.probe.checks.check import Check
 from stages.probe.checks.contrast_checks import Draws, factorial
 from stages.probe.checks.contrasts import Labelled, labelled
-from stages.probe.directions.metrics import probe_rows, stacked_cosines
+from stages.probe.directions.metrics import probe_rows, row_metrics, stacked_cosines
 from stages.probe.directions.scoring import DRAWN, all_placebos
 from stages.probe.pool.tokens import as_tokens
 from stages.probe.synthetic.loophole_world import honest_model, loophole_model
@@ -38,7 +38,7 @@ def scored(w: World, seed: int) -> Labelled:
     drawn = [index for index, family in enumerate(placebos.families) if family in DRAWN]
     units = torch.cat([direction.unit[None], placebos.units[drawn]])
     scores = stacked_cosines(w.sums, units, direction.inside, len(direction.modules)).double().numpy()
-    rows = probe_rows(w.pool, tokens, w.sums, [torch.zeros(1)] * len(tokens), direction)
+    rows = probe_rows(w.pool, tokens, row_metrics(w.sums, direction), [torch.zeros(1)] * len(tokens), direction)
     return labelled(rows, scores, [placebos.families[index] for index in drawn])
 
 

@@ -100,8 +100,10 @@ class Given:
 def channel_rows(names: tuple[str, ...]) -> Any:
     """The rows of the channels; those that no channel uses are left out."""
     from stages.training.channels import CHANNELS
-    from stages.training.data import ChannelBatch, HintedTurn, OwnEpisode, TokenPair
+    from stages.training.data import OwnEpisode, TokenPair
+    from stages.training.hints import HintedTurn
     from stages.training.scoring import Tree
+    from stages.training.step import ChannelBatch
 
     used = {CHANNELS[name].row_source for name in names}
     pairs = [
@@ -129,12 +131,11 @@ def trainer(name: str, folder: str, steps: int, layers: int, budget: int | None)
     from stages.policy.base import PolicyConfig
     from stages.policy.local import LocalPolicy
     from stages.training import setup
-    from stages.training.channels.active import Channels
     from stages.training.config import Weights
     from stages.training.data import PairSource
     from stages.training.rollouts import environment_reward
     from stages.training.settings import Adapter, Hints, Optimisation, Pairs
-    from stages.training.trainer import ComposedTrainer
+    from stages.training.step import Channels, ComposedTrainer
 
     size = Optimisation(
         steps=steps,

@@ -21,6 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
@@ -80,7 +81,7 @@ def one(folder, sharding, name="run", more=None):
     from stages.backends import ranks
     from stages.runs import runner
     from stages.training import trainer  # noqa: F401 - else it would be loaded after the model
-    from stages.training.plan import choose, needed
+    from stages.training.plan import estimate_memory, resolve
 
     more = dict(more or {})
     config = train.Config(
@@ -99,8 +100,8 @@ def one(folder, sharding, name="run", more=None):
         runner.execute("train", {}, config, root=folder, out=folder / name)
     else:
         runner.execute_as_peer("train", {}, config, root=folder)
-    chosen = choose(config.policy, config.optimisation, config.adapter, None, config.distribution)
-    sums = needed(chosen.shape, chosen._training(24))
+    chosen = resolve(config, here.count)
+    sums = estimate_memory(replace(chosen, episode=24))
     found = {
         "parameters": chosen.shape.parameters,
         "before": before,

@@ -34,14 +34,13 @@ from trl import DPOConfig, DPOTrainer, GRPOTrainer
 
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
-from stages.training.channels.active import Channels
 from stages.training.config import Weights
-from stages.training.data import ChannelBatch, PairSource, TokenPair
+from stages.training.data import PairSource, TokenPair
 from stages.training.rollouts import Rollouts
 from stages.training.scoring import Tree
 from stages.training.settings import Hints, Optimisation, Pairs
 from stages.training.setup import task_dataset, trl_config
-from stages.training.trainer import ComposedTrainer
+from stages.training.step import ChannelBatch, Channels, ComposedTrainer
 
 PAIRS, PROMPT, ANSWER, TOKENS, VOCABULARY = 16, 96, 24, 64, 512
 SETTINGS = Optimisation(steps=10_000, prompts_per_step=8, generations=8)
@@ -88,7 +87,7 @@ def ours_dpo(pairs: list[TokenPair]) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-5)
 
     def step() -> None:
-        losses, _ = channels.losses(model, ChannelBatch(source.batch(0)), step=0)
+        losses, _ = channels.losses(model, ChannelBatch(source.batch(0)))
         losses["dpo"].loss.backward()
         finish(model, optimizer)
 

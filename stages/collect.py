@@ -1,8 +1,8 @@
 """collect: play a policy in an environment and keep every step.
 
-Answers: is the trace stream clean? Reads an environment and a policy, writes `steps/*.jsonl.gz` (whole transcripts),
-`tasks`, `rollouts` and `steps` as Parquet, and the collection gate. The unit is one rollout. A server's rollouts go on
-independently of each other; those of a local model, whose arithmetic depends on the batch, in batches.
+Answers: is the trace stream clean? Reads an environment and a policy; writes `steps/*.jsonl.gz` (full transcripts),
+`tasks`, `rollouts` and `steps` as Parquet, and the collection gate. The unit is one rollout. Rollouts of a policy on a
+server advance independently of each other; those of a local model, whose arithmetic depends on the batch, in batches.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from stages.runs.stage import Plan, Stage
 
 
 class Config(PlayingConfig):
-    """What to collect."""
+    """Settings of what to collect."""
 
     policy: PolicyConfig = PolicyConfig()
     tasks: int = Field(25, gt=0, le=100_000)
@@ -33,7 +33,7 @@ class Config(PlayingConfig):
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The rollouts to play."""
+    """Return the number of rollouts to play, and their largest cost."""
     del inputs
     reporting.check(config.report_to)
     rollouts = config.tasks * config.samples
@@ -49,7 +49,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Play what is not played yet, then tabulate and check everything."""
+    """Play the missing rollouts, then write the tables and the report with the gate."""
     del inputs
     reporting.check(config.report_to)
     with reporting.log_units(config.report_to, out, config.label()):
@@ -58,7 +58,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Play what is not played yet."""
+    """Play the missing rollouts."""
     del inputs
     _play(config, out)
 
@@ -85,24 +85,46 @@ def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[Episode]]:
 
 
 def _finish(tasks: list[Task], episodes: list[Episode], out: RunWriter) -> None:
-    """Tables in the order of the plan, whatever the order of completion, and the gate's verdict."""
+    """Write tables in the order of the plan, whatever the order of completion, and the report with the gate."""
     names = [episode.rollout_id for episode in episodes]
-    checks, told = gate.Gate(), Account()
+    collection_gate, account = gate.Gate(), Account()
 
     def rollouts() -> Iterator[Row]:
         for unit in out.journal.read(names):
-            told.add(unit["rollout"], len(unit["steps"]))
-            checks.add(unit["rollout"], unit["steps"])
+            account.add(unit["rollout"], len(unit["steps"]))
+            collection_gate.add(unit["rollout"], unit["steps"])
             yield unit["rollout"]
 
     out.table(TASK, map(task_row, tasks))
     out.table(ROLLOUT, rollouts())
     out.table(STEP, (step for unit in out.journal.read(names) for step in unit["steps"]))
-    _report(told, checks.checks(len(episodes)), out)
+    checks, num, failed = collection_gate.checks(len(episodes)), account.rollouts, account.failed
+    mean, strict, loose = account.rewards.value, account.strict.value, account.loose.value
+    out.count(planned=num, done=num - failed, failed=failed, steps=account.steps)
+    out.manifest.tokens.update(prompt=account.prompt_tokens, completion=account.completion_tokens)
+    out.set_summary(
+        ok=all(check.ok for check in checks),
+        mean_reward=mean,
+        strict_rate=strict,
+        loose_rate=loose,
+        gate={check.name: [check.total - check.failed, check.total] for check in checks},
+        gate_failed=[check.name for check in checks if not check.ok],
+    )
+    shown = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
+    if strict is not None and loose is not None:
+        shown += f", strict {100 * strict:.1f} %, loose {100 * loose:.1f} %"
+    head = f"{num} rollouts, {account.steps} steps, {failed} failed, {shown}"
+    out.text("report.txt", f"{head}\n\n{gate.table(checks)}\n{gate.advice(checks)}")
+    if account.first_failure is not None:
+        rest = "There are no others, nothing is saved but these errors" if failed >= num else "The others are saved"
+        raise Incomplete(
+            f"{failed} of {num} rollouts failed, the first with {account.first_failure}. "
+            f"{rest}; retry these with --resume."
+        )
 
 
 def task_row(task: Task) -> Row:
-    """One `task/1` row."""
+    """Return one `task/1` row."""
     return {
         "task_id": task.task_id,
         "env": task.env,
@@ -111,38 +133,6 @@ def task_row(task: Task) -> Row:
         "prompt": task.prompt,
         "data_json": store.encode(dict(task.data)).decode(),
     }
-
-
-def _report(told: Account, checks: list[gate.GateCheck], out: RunWriter) -> None:
-    out.count(planned=told.rollouts, done=told.rollouts - told.failed, failed=told.failed, steps=told.steps)
-    out.manifest.tokens.update(prompt=told.prompt_tokens, completion=told.completion_tokens)
-    mean, strict, loose = told.rewards.value, told.strict.value, told.loose.value
-    out.set_summary(
-        ok=all(c.ok for c in checks),
-        mean_reward=mean,
-        strict_rate=strict,
-        loose_rate=loose,
-        gate={c.name: [c.total - c.failed, c.total] for c in checks},
-        gate_failed=[c.name for c in checks if not c.ok],
-    )
-    shown = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
-    if strict is not None and loose is not None:
-        shown += f", strict {100 * strict:.1f} %, loose {100 * loose:.1f} %"
-    out.text(
-        "report.txt",
-        f"{told.rollouts} rollouts, {told.steps} steps, {told.failed} failed, {shown}\n\n{gate.table(checks)}\n"
-        + gate.advice(checks),
-    )
-    if told.first_failure is not None:
-        rest = (
-            "The others are saved"
-            if told.failed < told.rollouts
-            else "There are no others, nothing is saved but these errors"
-        )
-        raise Incomplete(
-            f"{told.failed} of {told.rollouts} rollouts failed, the first with {told.first_failure}. "
-            f"{rest}; retry these with --resume."
-        )
 
 
 STAGE = Stage(

@@ -19,10 +19,19 @@ from stages.envs.base import Environment, Task
 from stages.envs.config import HeldOutEnvConfig
 from stages.errors import BadInput, Incomplete
 from stages.evaluation import comparison, planner
-from stages.evaluation.arms import Arm, blocks, item, item_id, recorded, shared, to_play
+from stages.evaluation.arms import (
+    Arm,
+    arms_to_play,
+    item_id,
+    played_item,
+    recorded_items,
+    shared_items,
+    worker_blocks,
+)
 from stages.evaluation.planner import Planning
-from stages.evaluation.projected import Projected, projected
-from stages.evaluation.verdict import INVALID_RUN, Look, Verdict, after_looks, decide
+from stages.evaluation.projected import ProjectionResult, projected
+from stages.evaluation.report import arms_chart, text_table
+from stages.evaluation.verdict import INVALID_RUN, EvalVerdict, Look, after_looks, decide
 from stages.policy import PolicyConfig
 from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.serving import Serving
@@ -34,7 +43,7 @@ from stages.runs.stage import Plan, Stage
 
 
 class Config(PlayingConfig):
-    """What to evaluate on, and which arms to compare."""
+    """Settings of what to evaluate on, and which arms to compare."""
 
     env: HeldOutEnvConfig = HeldOutEnvConfig()
     tasks: int = Field(200, gt=0, le=100_000)
@@ -62,29 +71,29 @@ class Config(PlayingConfig):
     planning: Planning = Field(Planning(), json_schema_extra={"affects_results": False})
 
     def fixed_families(self) -> bool:
-        """Whether the families are fixed strata, and not a sample."""
+        """Return whether the families are fixed strata, and not a sample."""
         if self.families != "auto":
             return self.families == "fixed"
         return envs.fixed_families(self.env.name)
 
     def label(self) -> str:
-        """Environment and arms."""
+        """Return the environment and the arms."""
         return f"{self.env.label()}-{self.treatment}-vs-{self.baseline}"
 
 
 def arms(inputs: Inputs, config: Config) -> list[Arm]:
-    """Every model to play; `BadInput` when there is nothing to compare, or arms cannot be compared."""
+    """Return every model to play. Raises `BadInput` when there is nothing to compare, or arms cannot be compared."""
     trained = inputs.many("arms")
     if not (trained or config.policies or inputs.many("recorded")):
         raise BadInput(
             "There is nothing to compare. Give trained arms or recorded rollouts with --from RUN, "
             "or models with --set policies.NAME.model=MODEL."
         )
-    return to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
+    return arms_to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The rollouts to play."""
+    """Return the number of rollouts to play."""
     reporting.check(config.report_to)
     units = len(arms(inputs, config)) * config.tasks * config.samples
     looked = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
@@ -92,7 +101,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def study(pilots: Sequence[Run], config: Config) -> tuple[Row, str]:
-    """What the planned evaluation would find and cost, as JSON and as text; `BadInput` for a pilot without rollouts."""
+    """Return what the evaluation would find and cost, as JSON and as text. Raises `BadInput` for an empty pilot."""
     sizes = Counter(task.family or task.task_id for task in config.draw(config.opener(), config.tasks))
     return planner.study(
         pilots,
@@ -109,7 +118,7 @@ def study(pilots: Sequence[Run], config: Config) -> tuple[Row, str]:
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play every arm on every task, look by look, until all is decided or played."""
     played, make = arms(inputs, config), cache(config.opener)
-    known, strata = recorded(inputs.many("recorded"))
+    known, strata = recorded_items(inputs.many("recorded"))
     fixed = config.fixed_families() if played or config.families != "auto" else strata
     tasks = config.draw(make(), config.tasks) if played else []
     infos = [CheckpointInfo.of(run) for run in inputs.many("arms")]
@@ -120,7 +129,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     with following, Serving(out, [arm.policy for arm in played]) as serving:
         for part, level in zip(parts, comparison.levels(len(parts)), strict=True):
             episodes = _episodes([tasks[index] for index in part], config)
-            out.spread(blocks(played, episodes), "rollouts of all arms")
+            out.spread(worker_blocks(played, episodes), "rollouts of all arms")
             for arm in played:
                 _play(arm, make(), [tasks[index] for index in part], serving, config, out)
             items = _items(played, known, tasks[: part.stop], config, out)
@@ -147,7 +156,7 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 
 def _episodes(tasks: list[Task], config: Config) -> list[Episode]:
-    """The same tasks, samples and sampling seeds for every arm: what differs is the model alone."""
+    """Return the same tasks, samples and sampling seeds for every arm: only the model differs."""
     return [Episode(task, index, config.seed) for task in tasks for index in range(config.samples)]
 
 
@@ -162,7 +171,7 @@ def _play(
         policy,
         _episodes(tasks, config),
         key=lambda episode: item_id(arm, episode),
-        payload=lambda episode: {"item": item(arm, episode)},
+        payload=lambda episode: {"item": played_item(arm, episode)},
         config=config,
         out=out,
         what=f"rollouts of arm {arm.name}",
@@ -170,9 +179,9 @@ def _play(
 
 
 def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Config, out: RunWriter) -> list[Row]:
-    """The items of these tasks, arm by arm; without a model to play, all that was recorded.
+    """Return the items of these tasks, arm by arm; without a model to play, all recorded ones.
 
-    Transcripts stay on disk: everything else of an item is small.
+    Transcripts stay on disk: the other columns of an item are small.
     """
     names = [item_id(arm, episode) for arm in played for episode in _episodes(tasks, config)]
     items = [record["item"] | {"transcript_json": None} for record in out.journal.read(names)]
@@ -180,22 +189,23 @@ def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Confi
     return [*items, *(item for item in known if not played or item["task_id"] in here)]
 
 
-def _decide(items: list[Row], level: float, fixed: bool, config: Config) -> tuple[Verdict, int]:
-    """The verdict, and how many tasks were left out since an arm has them not."""
+def _decide(items: list[Row], level: float, fixed: bool, config: Config) -> tuple[EvalVerdict, int]:
+    """Return the verdict, and how many tasks were left out because an arm lacks them."""
     left_out = 0
     if config.shared_only:
         names = {item["arm"] for item in items}
         compared = [arm for arm in (config.baseline, config.treatment, config.control) if arm and arm in names]
-        items, left_out = shared(items, compared)
+        items, left_out = shared_items(items, compared)
     return decide(items, config.baseline, config.treatment, config.control, fixed=fixed, alpha=level), left_out
 
 
-def _finish(verdict: Verdict, items: list[Row], left_out: int, removal: Projected | None, out: RunWriter) -> None:
-    from stages.evaluation.report import arms_chart, text_table
-
+def _finish(
+    verdict: EvalVerdict, items: list[Row], left_out: int, projection: ProjectionResult | None, out: RunWriter
+) -> None:
+    """Write the items, the verdict, the chart and the report; raise `Incomplete` where rollouts failed."""
     names = [item["item_id"] for item in items]
-    whole = (record["item"] for record in out.journal.read(names))
-    out.table(EVAL_ITEM, chain(whole, (item for item in items if item["item_id"] not in out.journal)))
+    played = (record["item"] for record in out.journal.read(names))
+    out.table(EVAL_ITEM, chain(played, (item for item in items if item["item_id"] not in out.journal)))
     failed = sum(item["error_type"] is not None for item in items)
     out.count(planned=len(items), done=len(items) - failed, failed=failed)
     if left_out:
@@ -210,9 +220,9 @@ def _finish(verdict: Verdict, items: list[Row], left_out: int, removal: Projecte
     out.document("verdict", asdict(verdict))
     out.figure("chart.svg", arms_chart(verdict))
     text = text_table(verdict)
-    if removal is not None:
-        out.document("projected", removal.as_json())
-        text += f"\n\n{removal.text()}"
+    if projection is not None:
+        out.document("projected", asdict(projection))
+        text += f"\n\n{projection.text()}"
     out.text("report.txt", text + "\n")
     if failed:
         first = next(item for item in items if item["error_type"])

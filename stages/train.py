@@ -9,127 +9,97 @@ share of each step's rollouts, and the first one writes the run.
 
 import tempfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stages.backends import resources
 from stages.backends.ranks import Ranks, join, world_size
-from stages.errors import UsageError
 from stages.policy import adapters
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
 from stages.runs.artifact import Inputs, Interrupted, RunWriter, Slot
 from stages.runs.records import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
 from stages.runs.stage import Plan, Stage
-from stages.training import setup
-from stages.training.channels import CHANNELS
 from stages.training.config import Config
-from stages.training.plan import Chosen, check_sharding, choose, processes_check
-from stages.training.report import save
+from stages.training.plan import available, check_memory, resolve
 
 if TYPE_CHECKING:
-    from stages.training.distributed import Sharded
     from stages.training.replicas import OuterSteps
-    from stages.training.trainer import ComposedTrainer
+    from stages.training.step import ComposedTrainer
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Steps and rollouts."""
-    _check_pairs(inputs, config)
-    processes_check(config.optimisation, config.trl, world_size())
-    reporting.check(config.report_to)
+    """Plan the steps and their rollouts; refuses what the settings alone show to be impossible."""
+    resolved = resolve(config, world_size(), inputs)
     if config.trl:
-        setup.arguments(config, Path(tempfile.gettempdir()))
-    chosen = _chosen(config)
-    check_sharding(config, chosen.adapter, world_size(), direction="direction" in inputs)
+        from stages.training.setup import trl_arguments
+
+        trl_arguments(resolved, Path(tempfile.gettempdir()))
     size = config.optimisation
     rollouts = size.steps * size.prompts_per_step * size.generations
     return Plan(
         units=size.steps,
         what="steps",
-        max_completion_tokens=rollouts * config.max_steps * config.policy.max_tokens,
-        notes=(
-            *chosen.notes(config.max_steps * config.policy.max_tokens),
-            *config.diloco.oddities(size.steps),
-        ),
+        max_completion_tokens=rollouts * resolved.episode,
+        notes=(*resolved.notes(), *config.diloco.oddities(size.steps)),
     )
 
 
-def _chosen(config: Config) -> Chosen:
-    parts = (config.policy, config.optimisation, config.adapter, config.teacher, config.distribution)
-    return choose(*parts, channels=bool(config.weights.active()))
-
-
-def _check_pairs(inputs: Inputs, config: Config) -> None:
-    """`UsageError` when pairs are needed and absent, or given and not needed."""
-    on_pairs = [name for name, channel in CHANNELS.items() if channel.row_source == "pairs"]
-    weights = config.weights.active()
-    needing = [name for name in on_pairs if name in weights]
-    if needing and "pairs" not in inputs:
-        raise UsageError(
-            f"weights.{needing[0]} is {weights[needing[0]]:g}, but no pairs were given. "
-            "Add --from artifacts/extract-pairs/latest."
-        )
-    if "pairs" in inputs and not needing:
-        *names, last = [f"weights.{name}" for name in on_pairs]
-        raise UsageError(
-            f"Pairs were given, but no channel uses them. Set {', '.join(names)} or {last}, or leave out --from."
-        )
-
-
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Train, or go on training, then save the model and the metrics; what `out` gets is the first process's to keep."""
-    _check_pairs(inputs, config)
+    """Train, or resume training, then save the model and the metrics; the first process alone writes to `out`."""
     ranks = join()
-    processes_check(config.optimisation, config.trl, ranks.count)
-    if ranks.count > 1 and config.diloco.store is not None:
-        raise UsageError(
-            f"diloco.store was given to {ranks.count} processes of one training, but a replica is one process. "
-            "Leave out torchrun, or diloco.store."
-        )
-    reporting.check(config.report_to)
-    from stages.policy.local import LocalPolicy, device, load_model
+    resolved = resolve(config, ranks.count, inputs)
+    from stages.policy.local import LocalPolicy, load_model
     from stages.training import replicas, served
-    from stages.training import served as servers
-    from stages.training.setup import seeded
+    from stages.training.distributed import trainable
+    from stages.training.report import save
+    from stages.training.setup import seeded, trl_arguments
+    from stages.training.trainer import build_trainer
 
-    chosen = _chosen(config)
-    config = config.model_copy(update={"optimisation": chosen.optimisation, "adapter": chosen.adapter})
-    check_sharding(config, chosen.adapter, ranks.count, direction="direction" in inputs)
-    if "direction" in inputs and chosen.adapter.rank:
-        raise UsageError(
-            "A direction is taken out of the training of all weights, but an adapter is trained here. "
-            "Set adapter.rank=0."
-        )
-    if chosen.optimisation.beta and not chosen.adapter.rank:
+    # Refuse what cannot be trained before a model is made or loaded.
+    config = resolved.config
+    if config.optimisation.beta and not config.adapter.rank:
         adapters.require_whole_model(config.policy)
-    setup.arguments(config, out.path)
-    on = device(config.policy.device)
-    chosen.check(config.max_steps * config.policy.max_tokens, on)
-    if on == "cpu" and not chosen.small:
+    trl_arguments(resolved, out.path)
+    check_memory(resolved, available(resolved.device))
+    if resolved.device == "cpu" and not resolved.small:
         resources.set_mmap_threshold()
     served.check(config.policy, config.adapter, replicas=config.diloco.store is not None)
-    sampled = servers.address(config.policy, config.distribution, chosen.optimisation.max_staleness, ranks)
-    tasks = config.draw(config.opener(), config.tasks)  # refuses before a model is made or loaded
+    sampled = served.address(config.policy, config.distribution, config.optimisation.max_staleness, ranks)
+    tasks = config.draw(config.opener(), config.tasks)
+
     replica = replicas.join(config.diloco, out)
-    own = config if replica is None else config.model_copy(update={"seed": replica.seed(config.seed)})
-    rank, here = config.adapter.rank or 0, config.policy.in_process()
+    if replica is not None:
+        own_seed = {"seed": replica.seed(config.seed)}  # of prompts, pairs and rollouts
+        resolved = replace(resolved, config=config.model_copy(update=own_seed))
+    local = config.policy.in_process()
     with (
-        Serving(out, [config.policy], rank=rank) as serving,
+        Serving(out, [config.policy], rank=config.adapter.rank or 0) as serving,
         ranks.naming_lost_peers(),
-        seeded(own.seed, config.optimisation.threads),
+        seeded(resolved.config.seed, config.optimisation.threads),
     ):
-        place = servers.place(sampled, ranks)
-        sampler = place.in_turn(lambda: serving.open(sampled)) if sampled.served else None
-        model, tokenizer = load_model(here, cache=out.cache, listener=out.progress)
-        mixed, sharded = _masters(model, config, ranks)
-        policy = LocalPolicy(model.eval(), tokenizer, here)
-        out.model("policy", **(sampler or policy).facts(), training={**chosen.facts(), "processes": ranks.count})
+        server = served.shared_server(sampled, ranks)
+        sampler = server.in_turn(lambda: serving.open(sampled)) if sampled.served else None
+        model, tokenizer = load_model(local, cache=out.cache, listener=out.progress)
+        mixed, sharded = trainable(model, resolved, ranks)
+        policy = LocalPolicy(model.eval(), tokenizer, local)
+        out.model("policy", **(sampler or policy).facts(), training={**resolved.facts(), "processes": ranks.count})
         folder = ranks.broadcast_from_rank0(lambda: out.scratch("trainer"))
         outer = None if replica is None else replicas.OuterSteps(replica, out, folder)
         with reporting.backend_folders(config.report_to, out.path / "logs"):
-            trainer = setup.trainer(
-                setup.Job(inputs, own, out, policy, sampler, tasks, folder, mixed, place, outer, sharded)
+            trainer = build_trainer(
+                resolved,
+                inputs,
+                out,
+                policy=policy,
+                sampler=sampler,
+                tasks=tasks,
+                folder=folder,
+                server=server,
+                mixed=mixed,
+                sharded=sharded,
+                outer=outer,
             )
             if sharded is None:
                 ranks.broadcast_weights(policy.model.parameters())
@@ -138,28 +108,17 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             try:
                 _fit(trainer, folder, ranks, outer)
             finally:
-                trainer.end_rollouts()
-        whole = None if sharded is None else sharded.weights()
+                if trainer.served is not None:
+                    trainer.served.end()
+        weights = None if sharded is None else sharded.weights()
         if ranks.first:
-            save(trainer, policy, config, tasks, out, whole)
+            save(trainer, policy, config, tasks, out, weights)
         if outer is not None:
             outer.report()
 
 
-def _masters(model: Any, config: Config, ranks: Ranks) -> "tuple[bool, Sharded | None]":
-    """Float32 weights for whatever learns: whether they compute under bfloat16, and the shares that they are cut in."""
-    from stages.training import distributed
-
-    if config.distribution.sharding == "none" or ranks.count == 1:
-        return distributed.masters(model, adapter=bool(config.adapter.rank)), None
-    from stages.training.distributed import Sharded
-
-    mixed = model.dtype in distributed.HALF
-    return mixed, Sharded(model, ranks, mixed=mixed)
-
-
 def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSteps | None") -> None:
-    """Train from the newest whole checkpoint; `Interrupted` when somebody asked to stop before the last step."""
+    """Train from the newest complete checkpoint; `Interrupted` when a stop was requested before the last step."""
     from stages.training.checkpoints import MARKER, newest
     from stages.training.replicas import Over
 

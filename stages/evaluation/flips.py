@@ -1,4 +1,4 @@
-"""The test that decides: studentised sign flips over units, and the interval that it gives when it is inverted.
+"""The deciding test: studentised sign flips over units, and the confidence interval by inverting it.
 
 A unit is what is independent of the rest: a family of tasks, or a task where families are fixed strata. Under the
 hypothesis that the mean over tasks is m, a unit's sum of deviations from m is as likely to have the other sign. The
@@ -16,14 +16,14 @@ import numpy as np
 NUM_FLIPS = 3999
 MAX_EXACT_UNITS = 12
 MAX_SIGNS = 8_000_000
-"""Of signs in memory: many units that all differ get fewer draws."""
+"""Signs in memory: many units that all differ get fewer draws."""
 TIE = 1e-9
 STEPS = 26
-"""Of bisection; a limit is found to 2**-26."""
+"""Steps of bisection; a limit is found to 2**-26."""
 
 
 @dataclass(frozen=True)
-class Units:
+class UnitSums:
     """Sums of a value over the tasks of each unit, and the numbers of tasks."""
 
     sums_U: np.ndarray
@@ -31,12 +31,12 @@ class Units:
 
     @property
     def mean(self) -> float:
-        """The mean over tasks."""
+        """Return the mean over tasks."""
         return float(self.sums_U.sum() / self.sizes_U.sum())
 
 
 def draw_signs(num_units: int, random: np.random.Generator, num_flips: int = NUM_FLIPS) -> np.ndarray:
-    """[R, U] signs: all of them up to 12 units, else random ones after the identity, which is the first row."""
+    """Return [R, U] signs: all of them up to 12 units, else random ones after the identity, which is the first row."""
     if num_units <= MAX_EXACT_UNITS:
         return (1 - 2 * (np.arange(2**num_units)[:, None] >> np.arange(num_units) & 1)).astype(float)
     num_flips = max(min(num_flips, MAX_SIGNS // num_units), 199)
@@ -46,14 +46,14 @@ def draw_signs(num_units: int, random: np.random.Generator, num_flips: int = NUM
 
 
 def p_values(sums_XU: np.ndarray, sizes_U: np.ndarray, means_X: np.ndarray, signs_RU: np.ndarray) -> np.ndarray:
-    """[X] two-sided p of the hypothesis that the mean of experiment x is `means_X[x]`; ties count as extreme."""
+    """Return [X] two-sided p of the hypothesis that the mean of experiment x is `means_X[x]`; ties count as extreme."""
     s_XU = sums_XU - sizes_U * means_X[:, None]
     numerator_XR, cross_XR = s_XU @ signs_RU.T, (s_XU * sizes_U) @ signs_RU.T
     return _share(numerator_XR, cross_XR, (s_XU**2).sum(1), sizes_U)
 
 
 def _share(numerator_XR: np.ndarray, cross_XR: np.ndarray, squares_X: np.ndarray, sizes_U: np.ndarray) -> np.ndarray:
-    """How often t**2 is at least that of the first assignment, by products, since the error of a t can be zero."""
+    """Return how often t**2 is at least that of the first assignment, by products: the error of a t can be zero."""
     mean_XR = numerator_XR / sizes_U.sum()
     error_XR = squares_X[:, None] - 2 * mean_XR * cross_XR + mean_XR**2 * (sizes_U**2).sum()
     error_XR = np.maximum(error_XR, 0)
@@ -64,12 +64,12 @@ def _share(numerator_XR: np.ndarray, cross_XR: np.ndarray, squares_X: np.ndarray
 
 
 class Flips:
-    """One experiment: p-values for any hypothesis, and the interval of those that are not refuted.
+    """One experiment: p-values for any hypothesis, and the interval of those that are not rejected.
 
     Units that are alike in sum and size are drawn together, as a binomial number of positive signs.
     """
 
-    def __init__(self, units: Units, seed: int = 0) -> None:
+    def __init__(self, units: UnitSums, seed: int = 0) -> None:
         self.units, random = units, np.random.default_rng(seed)
         s_U, n_U = units.sums_U.astype(float), units.sizes_U.astype(float)
         kinds, count_K = np.unique(np.stack([s_U.round(9), n_U], 1), axis=0, return_counts=True)
@@ -83,13 +83,13 @@ class Flips:
         self.sums, self.sizes = s_U, n_U
 
     def p(self, mean: float) -> float:
-        """Two-sided p of the hypothesis that the mean is `mean`."""
+        """Return the two-sided p of the hypothesis that the mean is `mean`."""
         numerator, cross = self.s_R - mean * self.n_R, self.ns_R - mean * self.nn_R
         squares = np.array([((self.sums - mean * self.sizes) ** 2).sum()])
         return float(_share(numerator[None], cross[None], squares, self.sizes)[0])
 
     def interval(self, alpha: float, bounds: tuple[float, float] = (-1.0, 1.0)) -> tuple[float, float]:
-        """The hypotheses about the mean, within `bounds`, that are not refuted at level `alpha`."""
+        """Return the interval of means, within `bounds`, that are not rejected at level `alpha`."""
         return self._limit(bounds[0], alpha), self._limit(bounds[1], alpha)
 
     def _limit(self, bound: float, alpha: float) -> float:

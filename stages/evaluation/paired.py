@@ -1,9 +1,9 @@
-"""Outcomes of two arms as what the test needs, for one experiment or for many simulated ones at once.
+"""The outcomes of two arms as statistics of the deciding test, for one experiment or for many simulated ones at once.
 
-What decides is `rejects`: a mean is refuted when studentised sign flips over units refute it and a score test that
-knows how rare differences are does too. The second matters where few tasks differ: sign flips take a unit's deviation
-to be symmetric, which sums of nearly all zeros are not. From three training seeds on, seeds are the top level: the
-spread of their gains enters with Student's t over seeds.
+The decision is `rejects`: a mean is rejected when studentised sign flips over units reject it and a score test that
+accounts for how rare differences are does too. The second matters where few tasks differ: sign flips assume a unit's
+deviation to be symmetric, which sums of nearly all zeros are not. From three training seeds on, seeds are the top
+level: the spread of their gains enters with Student's t over seeds.
 
 Axis names: X experiments, S training seeds, T tasks, U units. Values are fractions of one.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from stages.evaluation.flips import p_values
 
 MIN_SEEDS = 3
-"""With fewer, a result speaks of these checkpoints and not of training."""
+"""With fewer, a result holds for these checkpoints and not for training."""
 TOLERANCE = 1e-12
 Array = np.ndarray
 
@@ -25,7 +25,7 @@ class Paired:
     """Treatment minus baseline. The score test has `up_X` wins and `down_X` losses among `tasks_X`, all effective.
 
     `seed_error_X`: the standard error of the mean over seeds, None below three seeds. `share_X`: the part of the units'
-    variance that is theirs and not the noise of single seeds, which the seeds' own spread holds already.
+    variance that is not the noise of single seeds, which the spread of the seeds already contains.
     """
 
     sums_XU: Array
@@ -39,13 +39,13 @@ class Paired:
 
     @property
     def mean_X(self) -> Array:
-        """The mean over tasks."""
+        """Return the mean over tasks."""
         mean: Array = self.sums_XU.sum(1) / self.sizes_U.sum()
         return mean
 
 
 def by_unit(values_XT: Array, unit_T: Array) -> Array:
-    """[X, U] sums over the tasks of each unit."""
+    """Return [X, U] sums over the tasks of each unit."""
     if len(unit_T) == unit_T.max() + 1 and (np.diff(unit_T) == 1).all():
         return values_XT
     member_TU = np.zeros((len(unit_T), unit_T.max() + 1))
@@ -68,7 +68,7 @@ def pair(treatment_XST: Array, baseline_XST: Array, unit_T: Array) -> Paired:
     bernoulli_X = np.abs(d_XT).sum(1) - d_XT.shape[1] * mean_X**2
     effect_X = (squares_X + sum(arms) / 2) / (bernoulli_X + 1)
     up_X, down_X = np.clip(d_XT, 0, None).sum(1) / effect_X, np.clip(-d_XT, 0, None).sum(1) / effect_X
-    error_X, share_X = _seeds(d_XST, unit_T, sizes_U, squares_X)
+    error_X, share_X = _seed_error_and_share(d_XST, unit_T, squares_X)
     return Paired(sums_XU, sizes_U, up_X, down_X, d_XT.shape[1] / effect_X, d_XST.shape[1], error_X, share_X)
 
 
@@ -79,13 +79,14 @@ def _centred(arm_XST: Array) -> Array:
 
 
 def design_effect(sums_XU: Array, deviations_XT: Array, sizes_U: Array) -> Array:
-    """[X] how much the units multiply the variance of a mean; that of equal outcomes within units where none vary."""
+    """Return [X] how much the units multiply the variance of a mean; that of equal outcomes where none vary."""
     every = (sizes_U**2).sum() / sizes_U.sum()
     effect: Array = ((sums_XU**2).sum(1) + every / 4) / ((deviations_XT**2).sum(1) + 1 / 4)
     return effect
 
 
-def _seeds(d_XST: Array, unit_T: Array, sizes_U: Array, squares_X: Array) -> tuple[Array | None, Array]:
+def _seed_error_and_share(d_XST: Array, unit_T: Array, squares_X: Array) -> tuple[Array | None, Array]:
+    """Return [X] `seed_error_X` and `share_X` of `Paired`."""
     num_seeds = d_XST.shape[1]
     if num_seeds < MIN_SEEDS:
         return None, np.ones(len(d_XST))
@@ -98,7 +99,7 @@ def _seeds(d_XST: Array, unit_T: Array, sizes_U: Array, squares_X: Array) -> tup
 
 
 def score(paired: Paired, means_X: Array) -> Array:
-    """[X] Tango's score statistic for a difference of matched proportions (Statistics in Medicine 1998)."""
+    """Return [X] Tango's score statistic for a difference of matched proportions (Statistics in Medicine 1998)."""
     n, b, c, m = paired.tasks_X, paired.up_X, paired.down_X, means_X
     linear, constant = (2 * n - b + c) * m - b - c, -c * m * (1 - m)
     q = (np.sqrt(np.maximum(linear**2 - 8 * n * constant, 0)) - linear) / (4 * n)
@@ -107,7 +108,7 @@ def score(paired: Paired, means_X: Array) -> Array:
 
 
 def rejects(paired: Paired, mean: float, signs_RU: Array, alpha: float = 0.05) -> Array:
-    """[X] whether the true difference is shown not to be `mean`, at two-sided level `alpha`."""
+    """Return [X] whether the true difference is shown not to be `mean`, at two-sided level `alpha`."""
     from scipy.stats import norm
 
     means_X, possible_X = units_mean(paired, mean, alpha)
@@ -117,7 +118,7 @@ def rejects(paired: Paired, mean: float, signs_RU: Array, alpha: float = 0.05) -
 
 
 def units_mean(paired: Paired, mean: float, alpha: float) -> tuple[Array, Array]:
-    """[X] the mean that units must refute so that seeds and units together refute `mean`, and whether they can at all.
+    """Return [X] the mean that units must reject so that seeds and units together reject `mean`, and whether they can.
 
     Limits of independent parts add in squares (MOVER: Zou and Donner, Statistics in Medicine 2008): a limit lies
     sqrt(share * u**2 + s**2) from the estimate, u being the units' distance and s that of the seeds.

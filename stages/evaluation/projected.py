@@ -1,14 +1,14 @@
-"""What taking a hack direction out of training did: hacks and right answers of the arms, beside their controls.
+"""The effect of projecting a hack direction out of training: hacks and right answers of the arms, next to controls.
 
-`composer train` with `probe.project` names in its checkpoint what was taken out: v, or a random direction, the control
-of it. Where an arm was trained without v, its rates of hacks (`arms.hacking`) and of right answers (the verdict of the
-hidden tests, `gt_pass`) stand beside those of arms that were trained with all of it and without a random direction.
-These questions are beside the verdict's: their p-values are each for itself. Rates, intervals and tests are those of
+`composer train` with `probe.project` records in its checkpoint what was projected out: v, or a random direction, its
+control. Where an arm was trained without v, its rates of hacks (`arms.hacking`) and of right answers (the verdict of
+the hidden tests, `gt_pass`) are compared with those of arms trained with everything and without a random direction.
+These questions are independent of the verdict's: each p-value is uncorrected. Rates, intervals and tests are those of
 `stats`.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,8 +24,8 @@ COLUMNS = {"hacks": "hacked", "right": "gt_pass"}
 
 
 @dataclass(frozen=True)
-class Share:
-    """A rate over tasks with its 95 % interval, all of them None where nothing was measured."""
+class RateInterval:
+    """A rate over tasks with its 95 % interval, all None where nothing was measured."""
 
     rate: float | None
     low: float | None
@@ -38,18 +38,18 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Conduct:
-    """One arm: what was taken out of its training, and its shares of hacks and of right answers."""
+class ArmConduct:
+    """One arm: what was projected out of its training, and its rates of hacks and of right answers."""
 
     arm: str
     taken_out: str
-    hacks: Share
-    right: Share
+    hacks: RateInterval
+    right: RateInterval
 
 
 @dataclass(frozen=True)
-class Effect:
-    """By how much one arm's rate lies above another's, paired."""
+class ConductDifference:
+    """The paired difference of one arm's rate from another's."""
 
     rate: str
     arm: str
@@ -58,18 +58,14 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Projected:
-    """The arms by what was taken out, and the differences of those without v from the others."""
+class ProjectionResult:
+    """The arms by what was projected out, and the differences of those without v from the others."""
 
-    arms: tuple[Conduct, ...]
-    effects: tuple[Effect, ...]
-
-    def as_json(self) -> dict[str, object]:
-        """What `projected.json` holds."""
-        return asdict(self)
+    arms: tuple[ArmConduct, ...]
+    effects: tuple[ConductDifference, ...]
 
     def text(self) -> str:
-        """For the report."""
+        """Return the lines for the report."""
         head = ("taken out of training", "arm", "hacks", "right")
         rows = [(arm.taken_out, shortened(arm.arm), str(arm.hacks), str(arm.right)) for arm in self.arms]
         lines = [*aligned([head, *rows]), ""]
@@ -78,8 +74,8 @@ class Projected:
         return "\n".join(lines)
 
 
-def projected(items: Iterable[Item], infos: Sequence[CheckpointInfo], fixed: bool) -> Projected | None:
-    """The rates and differences of items of arms that were trained as `infos` say; None where no arm lacks v.
+def projected(items: Iterable[Item], infos: Sequence[CheckpointInfo], fixed: bool) -> ProjectionResult | None:
+    """Return the rates and differences of the arms that `infos` describe; None where no arm was trained without v.
 
     `fixed`: families are fixed strata, and tasks the units.
     """
@@ -89,34 +85,34 @@ def projected(items: Iterable[Item], infos: Sequence[CheckpointInfo], fixed: boo
     order = [START, *sorted(taken, key=lambda arm: list(TAKEN).index(taken[arm]))]
     every = list(items)
     rows = {arm: some for arm in order if (some := [item for item in every if item["arm"] == arm])}
+    measuring = {
+        arm: {rate: hacking(some) if rate == "hacks" else without_twins(some) for rate in COLUMNS}
+        for arm, some in rows.items()
+    }
     conduct = [
-        Conduct(
+        ArmConduct(
             arm,
             TAKEN[taken[arm]] if arm in taken else "not trained",
-            *(_share(_seen(some, rate), column, fixed) for rate, column in COLUMNS.items()),
+            *(_rate_interval(some[rate], column, fixed) for rate, column in COLUMNS.items()),
         )
-        for arm, some in rows.items()
+        for arm, some in measuring.items()
     ]
     effects = [
-        Effect(rate, arm, other, difference)
+        ConductDifference(rate, arm, other, difference)
         for rate, column in COLUMNS.items()
         for arm in rows
         for other in rows
         if taken.get(arm) == "v" and taken.get(other, "v") != "v"
-        if (difference := compare(_seen(rows[arm], rate), _seen(rows[other], rate), column, fixed=fixed))
+        if (difference := compare(measuring[arm][rate], measuring[other][rate], column, fixed=fixed))
     ]
-    return Projected(tuple(conduct), tuple(effects))
+    return ProjectionResult(tuple(conduct), tuple(effects))
 
 
-def _seen(rows: list[Item], rate: str) -> list[Item]:
-    return hacking(rows) if rate == "hacks" else without_twins(rows)
-
-
-def _share(rows: list[Item], column: str, fixed: bool) -> Share:
+def _rate_interval(rows: list[Item], column: str, fixed: bool) -> RateInterval:
     means = task_means(rows, column)
     if not means:
-        return Share(None, None, None)
+        return RateInterval(None, None, None)
     families = {item["task_id"]: item["task_id"] if fixed else item["family"] or item["task_id"] for item in rows}
     units = np.unique([families[task] for task in means], return_inverse=True)[1]
     values = np.array(list(means.values()))
-    return Share(float(values.mean()), *Rate(values, units).interval())
+    return RateInterval(float(values.mean()), *Rate(values, units).interval())

@@ -1,23 +1,26 @@
-"""The verdict as text for a terminal of 100 columns: the arms, the differences, the decision and why."""
+"""The verdict for people: text for a terminal of 100 columns, and a chart of the arms and their differences as SVG."""
 
 import io
 import textwrap
 
 from stages.evaluation.arms import ArmSummary
 from stages.evaluation.stats import PairedDifference
-from stages.evaluation.verdict import MIN_GAIN, Look, Verdict, points
+from stages.evaluation.verdict import MIN_GAIN, EvalVerdict, points
 
 WIDTH = 100
 NAME = 28
-"""Characters of an arm's name."""
+"""Longest printed name of an arm."""
+LINE, DOT = "#5b7c99", "#1f3a52"
 HEAD = ("arm", "pass@1", "95 % interval", "hacked", "loosely", "protocol", "tasks", "items", "errors", "USD", "tokens")
 
 
-def text_table(verdict: Verdict) -> str:
-    """The whole report."""
+def text_table(verdict: EvalVerdict) -> str:
+    """Return the report: the arms, the differences, the decision and why."""
     k = max((arm.k for arm in verdict.arms), default=1)
     head = (*HEAD[:3], f"pass@{k}", *HEAD[3:]) if k > 1 else HEAD
-    lines = aligned(told([head, *(arm_cells(arm, k > 1) for arm in verdict.arms)]))
+    cells = [head, *(arm_cells(arm, k > 1) for arm in verdict.arms)]
+    measured = [index for index in range(len(head)) if any(row[index] != "-" for row in cells[1:])]
+    lines = aligned([tuple(row[index] for index in measured) for row in cells])
     if any(arm.cost_usd or arm.sampled_tokens for arm in verdict.arms):
         lines += wrap("USD and sampled tokens are means of a rollout.")
     if judged := [arm for arm in verdict.arms if arm.strict_rate is not None]:
@@ -45,25 +48,22 @@ def text_table(verdict: Verdict) -> str:
             *wrap(f"Whatever the {verdict.num_lost} lost rollouts would have been, the interval is {bounds}."),
         ]
     if verdict.looks:
-        lines += ["", *wrap("looks, whose intervals hold all together with 95 %:"), *map(look_line, verdict.looks)]
+        lines += ["", *wrap("looks, whose intervals hold all together with 95 %:")]
+    for look in verdict.looks:
+        seen = "no difference" if look.gain is None else points(look.gain)
+        lines.append(f"  {look.tasks} tasks, at the level of {look.level:.2g}: {seen}, {look.decision}")
     decision = f"{verdict.decision}: {verdict.claim}" if verdict.claim else verdict.decision
     return "\n".join([*lines, "", decision, *wrap(" ".join(filter(None, (verdict.why, verdict.estimand))))])
 
 
-def told(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The rows below a head without the columns in which nothing was measured."""
-    kept = [index for index in range(len(rows[0])) if any(row[index] != "-" for row in rows[1:])]
-    return [tuple(row[index] for index in kept) for row in rows]
-
-
 def aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows as lines, their columns two spaces apart."""
+    """Return rows as lines, their columns two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def arm_cells(arm: ArmSummary, with_k: bool) -> tuple[str, ...]:
-    """What the table says of one arm."""
+    """Return the cells of one arm in the table."""
     interval = f"[{100 * arm.low:.1f}, {100 * arm.high:.1f}]"
     at_k = (percent(arm.pass_at_k),) if with_k else ()
     conduct = percent(arm.hacked_rate), percent(arm.hacked_loose_rate), percent(arm.protocol_rate)
@@ -74,7 +74,7 @@ def arm_cells(arm: ArmSummary, with_k: bool) -> tuple[str, ...]:
 
 
 def difference_lines(title: str, difference: PairedDifference) -> list[str]:
-    """The lines that a paired difference takes in the table."""
+    """Return the lines of a paired difference in the report."""
     size = f"{difference.num_tasks} tasks, {difference.num_families} families, {difference.num_seeds} training seeds"
     lines = [
         "",
@@ -91,35 +91,23 @@ def difference_lines(title: str, difference: PairedDifference) -> list[str]:
     return lines
 
 
-def look_line(look: Look) -> str:
-    """What one of several looks saw."""
-    seen = "no difference" if look.gain is None else points(look.gain)
-    return f"  {look.tasks} tasks, at the level of {look.level:.2g}: {seen}, {look.decision}"
-
-
 def shortened(name: str) -> str:
-    """An arm's name, its middle left out where it is long: names of models differ at both ends."""
+    """Return an arm's name, its middle left out where it is long: names of models differ at both ends."""
     return name if len(name) <= NAME else f"{name[: NAME // 2]}..{name[-(NAME - NAME // 2 - 2) :]}"
 
 
 def percent(rate: float | None) -> str:
-    """A rate in per cent; a dash where nothing was measured."""
+    """Return a rate in per cent; a dash where nothing was measured."""
     return "-" if rate is None else f"{100 * rate:.1f} %"
 
 
 def wrap(text: str) -> list[str]:
-    """A text in lines of the report's width."""
+    """Return a text in lines of the report's width."""
     return textwrap.wrap(text, WIDTH)
 
 
-# ---- chart
-# The chart of an evaluation: pass@1 of every arm and the paired differences, as SVG with the same bytes every time.
-
-LINE, DOT = "#5b7c99", "#1f3a52"
-
-
-def arms_chart(verdict: Verdict) -> bytes:
-    """A point and a 95 % interval for each arm, and below for each difference, under the verdict."""
+def arms_chart(verdict: EvalVerdict) -> bytes:
+    """Return a chart as SVG, the same bytes every time: pass@1 of every arm, and below it the paired differences."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

@@ -1,12 +1,12 @@
-"""What one experiment shows: the paired difference of two arms and the rate of one, each with interval and p-value.
+"""Statistics of one experiment: the paired difference of two arms and the rate of one, with interval and p-value.
 
 Families random (the default): the mean over tasks of families like these; families are the units. Families fixed (a
 benchmark's repositories): the mean over tasks like these in these very families; tasks are the units, and a second
-interval, normally too wide to decide anything, speaks of other families.
+interval, normally too wide to decide anything, covers other families.
 
-The decisive interval holds the means that `paired.rejects` does not refute. Beside it stands CR2: Bell and McCaffrey,
-Survey Methodology 2002; degrees of freedom as in Pustejovsky and Tipton, JBES 2018, for a mean over clusters.
-All rates and differences are fractions of one, not points. Axis names: S training seeds, T tasks, U units.
+The deciding interval holds the means that `paired.rejects` does not reject. CR2 is reported with it: Bell and
+McCaffrey, Survey Methodology 2002; degrees of freedom as in Pustejovsky and Tipton, JBES 2018, for a mean over
+clusters. All rates and differences are fractions of one, not points. Axis names: S training seeds, T tasks, U units.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ import numpy as np
 
 from stages.errors import UsageError
 from stages.evaluation import paired
-from stages.evaluation.flips import STEPS, Flips, Units
+from stages.evaluation.flips import STEPS, Flips, UnitSums
 
 ALPHA = 0.05
 POWER = 0.80
@@ -28,7 +28,7 @@ TOLERANCE = 1e-9
 class PairedDifference:
     """Treatment minus baseline over the same tasks and training seeds.
 
-    `p_value`, `low` and `high` are one test, that which decides. `cr2_low` and `cr2_high` are another interval over the
+    `p_value`, `low` and `high` are those of the deciding test. `cr2_low` and `cr2_high` are another interval over the
     same units. `mde` is the true difference that would be found in 80 % of such experiments. `elsewhere` is the
     interval for other families where those played are fixed, else None. `wins` and `losses` are tasks that rose, fell.
     """
@@ -50,7 +50,7 @@ class PairedDifference:
 
     @property
     def significant(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """Return whether the interval excludes zero."""
         return self.low > 0 or self.high < 0
 
 
@@ -78,8 +78,10 @@ def paired_difference(
     test = Test(paired.pair(treatment_ST[None], baseline_ST[None], unit_T), seed)
     low, high = test.interval(alpha)
     error, degrees = cr2(test.units)
-    half = quantile(1 - alpha / 2, degrees) * error if error > TOLERANCE else 2.0  # no spread was seen: no interval
+    half = quantile(1 - alpha / 2, degrees) * error if error > TOLERANCE else 2.0  # no spread was observed: no interval
     d_T = np.nanmean(treatment_ST - baseline_ST, 0)
+    over = "tasks, their families fixed" if fixed else "families"
+    seeds = f", {len(treatment_ST)} training seeds on top" if len(treatment_ST) >= paired.MIN_SEEDS else ""
     elsewhere = None
     if fixed:
         elsewhere = Test(paired.pair(treatment_ST[None], baseline_ST[None], family_T), seed).interval(alpha)
@@ -87,7 +89,7 @@ def paired_difference(
         estimate=test.units.mean,
         low=low,
         high=high,
-        method=method(len(treatment_ST), fixed),
+        method=f"studentised sign flips over {over}{seeds}",
         num_tasks=len(families),
         num_families=int(family_T.max()) + 1,
         num_seeds=len(treatment_ST),
@@ -101,38 +103,31 @@ def paired_difference(
     )
 
 
-def method(num_seeds: int, fixed: bool) -> str:
-    """What the interval is taken over, in words."""
-    over = "tasks, their families fixed" if fixed else "families"
-    seeds = f", {num_seeds} training seeds on top" if num_seeds >= paired.MIN_SEEDS else ""
-    return f"studentised sign flips over {over}{seeds}"
-
-
 class Test:
     """`paired.rejects` for one experiment, as p-values and intervals."""
 
     __test__ = False  # pytest: this is no test of the program
 
     def __init__(self, one: paired.Paired, seed: int = 0) -> None:
-        self.one, self.units = one, Units(one.sums_XU[0], one.sizes_U)
+        self.one, self.units = one, UnitSums(one.sums_XU[0], one.sizes_U)
         self.flips = Flips(self.units, seed)
 
     def interval(self, alpha: float) -> tuple[float, float]:
-        """The differences that are not refuted."""
+        """Return the interval of differences that are not rejected."""
         low, high = self._limit(-1.0, alpha), self._limit(1.0, alpha)
-        return (low, high) if self.refutes(0.0, alpha) else (min(low, 0.0), max(high, 0.0))
+        return (low, high) if self.rejects(0.0, alpha) else (min(low, 0.0), max(high, 0.0))
 
     def _limit(self, bound: float, alpha: float) -> float:
         inside, outside = self.units.mean, bound
-        if not self.refutes(bound, alpha):
+        if not self.rejects(bound, alpha):
             return bound
         for _ in range(STEPS):
             middle = (inside + outside) / 2
-            inside, outside = (inside, middle) if self.refutes(middle, alpha) else (middle, outside)
+            inside, outside = (inside, middle) if self.rejects(middle, alpha) else (middle, outside)
         return float(inside)
 
-    def refutes(self, mean: float, alpha: float) -> bool:
-        """Whether the true difference is shown not to be `mean`."""
+    def rejects(self, mean: float, alpha: float) -> bool:
+        """Return whether the true difference is shown not to be `mean`."""
         means_X, possible_X = paired.units_mean(self.one, mean, alpha)
         return bool(possible_X[0]) and self._p_units(means_X) < alpha
 
@@ -143,17 +138,17 @@ class Test:
         return max(self.flips.p(float(means_X[0])), float(rare))
 
     def p(self, mean: float) -> float:
-        """The smallest level at which `mean` is refuted."""
+        """Return the smallest level at which `mean` is rejected."""
         if self.one.seed_error_X is None:
             return self._p_units(np.array([mean]))
         low, high = 0.0, 1.0
         for _ in range(STEPS):
             middle = (low + high) / 2
-            low, high = (low, middle) if self.refutes(mean, middle) else (middle, high)
+            low, high = (low, middle) if self.rejects(mean, middle) else (middle, high)
         return high
 
     def detectable(self, error: float, degrees: float, alpha: float = ALPHA) -> float:
-        """The true difference found with 80 % power under these standard errors, at most 1."""
+        """Return the true difference found with 80 % power under these standard errors, at most 1."""
         if self.one.seed_error_X is not None:
             error = float(np.hypot(error * np.sqrt(self.one.share_X[0]), self.one.seed_error_X[0]))
             degrees = min(degrees, self.one.num_seeds - 1)
@@ -161,8 +156,8 @@ class Test:
         return float(min(found, 1.0)) if error > TOLERANCE else 1.0
 
 
-def cr2(units: Units) -> tuple[float, float]:
-    """The bias-reduced standard error of a mean over units and its degrees of freedom; (0, 1) for a single unit."""
+def cr2(units: UnitSums) -> tuple[float, float]:
+    """Return the bias-reduced standard error of a mean over units and its degrees of freedom; (0, 1) for one unit."""
     share_U = units.sizes_U / units.sizes_U.sum()
     if len(share_U) < 2:
         return 0.0, 1.0
@@ -175,7 +170,7 @@ def cr2(units: Units) -> tuple[float, float]:
 
 
 def quantile(probability: float, degrees: float) -> float:
-    """Of Student's t."""
+    """Return a quantile of Student's t."""
     from scipy.stats import t
 
     return float(t.ppf(probability, max(degrees, 1.0)))
@@ -189,12 +184,12 @@ class Rate:
     unit_T: np.ndarray
 
     @cached_property
-    def units(self) -> Units:
-        """Sums by unit."""
-        return Units(np.bincount(self.unit_T, self.values_T), np.bincount(self.unit_T).astype(float))
+    def units(self) -> UnitSums:
+        """The sums of each unit."""
+        return UnitSums(np.bincount(self.unit_T, self.values_T), np.bincount(self.unit_T).astype(float))
 
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval."""
+        """Return the 95 % interval."""
         low, high = Flips(self.units).interval(ALPHA, (0.0, 1.0))
         deviations_T = self.values_T - self.units.mean
         deviations_U = np.bincount(self.unit_T, deviations_T)
@@ -204,7 +199,7 @@ class Rate:
 
 
 def wilson(rate: float, num_tasks: float) -> tuple[float, float]:
-    """The 95 % Wilson score interval of a rate among a number of tasks that need not be whole."""
+    """Return the 95 % Wilson score interval of a rate among a number of tasks that need not be whole."""
     z = 1.959963984540054
     middle, n = rate + z**2 / (2 * num_tasks), 1 + z**2 / num_tasks
     half = z * np.sqrt(rate * (1 - rate) / num_tasks + z**2 / (4 * num_tasks**2))

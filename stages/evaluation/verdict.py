@@ -1,8 +1,8 @@
-"""Whether one arm of an experiment beats another: evaluation items in, a verdict with its reasons out.
+"""Decide whether one arm of an experiment beats another: evaluation items in, a verdict with its reasons out.
 
-VALIDATED: a gain is shown, over tasks and training seeds; the claim says whether it reaches 2 points. PARTIAL: a gain
+VALIDATED: a gain is shown, over tasks and training seeds; the claim states whether it reaches 2 points. PARTIAL: a gain
 is shown of these checkpoints alone (fewer than three training seeds), or for a family or another arm after Holm's
-correction. INVALIDATED: no gain of 2 points, which would have been seen, or worse. UNDERPOWERED: neither is shown.
+correction. INVALIDATED: no gain of 2 points, which would have been detected, or worse. UNDERPOWERED: neither is shown.
 INVALID-RUN: the arms cannot be compared.
 
 The order is fixed: treatment against baseline, then against the control that only imitates the chosen actions, and the
@@ -18,115 +18,22 @@ from stages.evaluation.comparison import Subset, by_family, compare, gain_by_see
 from stages.evaluation.paired import MIN_SEEDS
 from stages.evaluation.stats import ALPHA, PairedDifference
 
-# ---- wording
-# The words of a verdict, one sentence a question, and what they may mean.
-
 MIN_GAIN = 0.02
 BAR = f"{100 * MIN_GAIN:g} points"
 MOST_NAMED = 3
-
-
-def points(difference: PairedDifference) -> str:
-    """A difference in percentage points with its interval and p-value."""
-    p = "p < 0.001" if difference.p_value < 0.001 else f"p = {difference.p_value:.3f}"
-    return f"{100 * difference.estimate:+.1f} points [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}], {p}"
-
-
-def detectable(difference: PairedDifference) -> str:
-    """What an experiment with this spread could have seen."""
-    size = f"{difference.num_tasks} tasks in {difference.num_families} families"
-    if difference.mde >= 1:
-        return f"{size} cannot show any difference with 80 % power"
-    return f"{size} show {100 * difference.mde:.1f} points with 80 % power"
-
-
-def estimand(gain: PairedDifference, fixed: bool) -> str:
-    """What the interval speaks of, in a sentence."""
-    which = "these tasks' families, other tasks of them" if fixed else "other families of tasks like these"
-    models = "other trainings like these" if gain.num_seeds >= MIN_SEEDS else "these checkpoints"
-    return f"The interval speaks of {which}, and of {models}."
-
-
-def seeds(by_seed: Mapping[str, float]) -> str:
-    """The gain of each training seed, in a sentence."""
-    if len(by_seed) == 1:
-        return "One training seed was run: this speaks of these checkpoints, not of another training."
-    low, high = 100 * min(by_seed.values()), 100 * max(by_seed.values())
-    spread = f"Over {len(by_seed)} training seeds the difference runs from {low:+.1f} to {high:+.1f} points"
-    if len(by_seed) < MIN_SEEDS:
-        return f"{spread}; fewer than {MIN_SEEDS} cannot speak of another training."
-    return f"{spread}; the interval covers other seeds too."
-
-
-def gaining(subsets: Sequence[Subset]) -> str:
-    """The parts that show a gain, in a sentence; empty without any."""
-    found = sorted((s for s in subsets if s.gains), key=lambda subset: subset.p_holm)
-    named = ", ".join(
-        f"{s.kind} {s.name} ({100 * s.estimate:+.1f} points, p = {s.p_holm:.2g} after Holm)" for s in found[:MOST_NAMED]
-    )
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"A gain is shown in part: {named}{more}." if found else ""
-
-
-def credit(
-    gained: bool, treatment: str, control: str | None, over: PairedDifference | None, problems: Sequence[str]
-) -> str:
-    """Whether the preference is credited, or the imitation of the chosen actions that the control does alone."""
-    gain = "the gain" if gained else "a gain"
-    if over is None:
-        return (
-            f"There is no control to compare with that only imitates the chosen actions ({'; '.join(problems)}), "
-            f"so {gain} cannot be attributed."
-        )
-    difference = f"{treatment} - {control} is {points(over)}"
-    if over.high < 0:
-        return f"{difference}: below {control}, so imitation does better without the preference."
-    if over.low > 0 and gained:
-        return f"{difference}: above {control}, so imitation alone does not explain the gain."
-    if over.low > 0:
-        return f"{difference}: above {control}, which is a lead and no test, since no gain is shown first."
-    if over.high < MIN_GAIN:
-        return f"{difference}: less than {BAR} above {control}, so imitation suffices."
-    return (
-        f"{difference}: not separated, so {gain} is credited neither to the preference nor to imitation; "
-        f"{detectable(over)}."
-    )
-
-
-def looks(taken: int, planned: int, tasks: int, num_tasks: int, level: float) -> str:
-    """How many of the planned looks were needed, in a sentence."""
-    ended = f"Decided at look {taken} of {planned}" if taken < planned else f"All {planned} planned looks were taken"
-    return (
-        f"{ended}, after {tasks} of {num_tasks} tasks; differences are at this look's level of {level:.2g}, "
-        "which holds 5 % over all looks."
-    )
-
-
-def conduct(
-    treatment: str, gain: PairedDifference, found: Mapping[str, tuple[PairedDifference | None, float]]
-) -> list[str]:
-    """What changed significantly beside the pass rate, after Holm's correction."""
-    shown = {name: d for name, (d, p) in found.items() if d and d.significant and p < ALPHA}
-    sentences = []
-    for name, rate in (("hacked", "hacked rate"), ("hacked_loose", "rate of visible without hidden passes")):
-        if name in shown and shown[name].estimate > 0:
-            rose = "rose with the pass rate" if gain.estimate > 0 else "rose"
-            sentences.append(f"The {rate} of {treatment} {rose}, by {points(shown[name])}: part of it may be the hack.")
-    if "protocol" in shown and shown["protocol"].estimate < 0:
-        sentences.append(f"{treatment} keeps the protocol less often, by {points(shown['protocol'])}.")
-    return sentences
-
-
+"""Subsets with a gain that the reasons name."""
 VALIDATED, PARTIAL, INVALIDATED = "VALIDATED", "PARTIAL", "INVALIDATED"
 UNDERPOWERED, INVALID_RUN = "UNDERPOWERED", "INVALID-RUN"
 EXIT_CODES = {VALIDATED: 0, INVALIDATED: 1, PARTIAL: 3, UNDERPOWERED: 3, INVALID_RUN: 4}
 ONLY_TWINS = "only impossible twins were played, and they measure hacking alone"
 Arms = Mapping[str, list[Item]]
+Conduct = dict[str, tuple[PairedDifference | None, float]]
+"""Differences in conduct, each with its p-value after Holm's correction."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen at one planned look: the tasks played by then, its two-sided level, the gain and the decision."""
+    """The result of one planned look: the tasks played by then, its two-sided level, the gain and the decision."""
 
     tasks: int
     level: float
@@ -135,7 +42,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EvalVerdict:
     """The answer, why, and every number behind it; rates and differences are fractions of one.
 
     `claim` is what is shown of the gain, empty where nothing is. `worst` and `best` are the gain under the worst and
@@ -167,12 +74,12 @@ class Verdict:
 
     @property
     def settled(self) -> bool:
-        """Whether more tasks cannot be asked for: a gain is shown, or that there is none."""
+        """Return whether no more tasks are needed: a gain is shown, or that there is none."""
         return bool(self.claim) or self.decision == INVALIDATED
 
     @property
     def exit_code(self) -> int:
-        """What the program leaves with."""
+        """Return the exit code of the program."""
         return EXIT_CODES[self.decision]
 
 
@@ -184,7 +91,7 @@ def decide(
     *,
     fixed: bool = False,
     alpha: float = ALPHA,
-) -> Verdict:
+) -> EvalVerdict:
     """Compare `treatment` with `baseline`, and with `control` where it was run.
 
     `fixed`: families are fixed strata. `alpha`: the level of the differences, of one look where several are planned.
@@ -199,42 +106,50 @@ def decide(
     ours, theirs = possible.get(treatment, []), possible.get(baseline, [])
     gain = None if problems else compare(ours, theirs, fixed=fixed, alpha=alpha)
     if gain is None:
-        told = "; ".join(problems) or "no item has an outcome in both"
-        return Verdict(INVALID_RUN, f"{treatment} and {baseline} cannot be compared: {told}.", *names)
+        reasons = "; ".join(problems) or "no item has an outcome in both"
+        return EvalVerdict(INVALID_RUN, f"{treatment} and {baseline} cannot be compared: {reasons}.", *names)
     num_lost = sum(map(failed, [*ours, *theirs]))
     bounds: list[PairedDifference | None] = [None, None]
     if num_lost:
         bounds = [compare(ours, theirs, fixed=fixed, lost=side, alpha=alpha) for side in ("against", "for")]
     decision, claim, reason = judge(gain, bounds[0] or gain, bounds[1] or gain, num_lost)
-    behaviour, subsets = secondary(arms, possible, names[:3], fixed)
+    conduct, subsets = secondary(arms, possible, names[:3], fixed)
     if decision == UNDERPOWERED and any(subset.gains for subset in subsets):
         decision = PARTIAL
     control_problems = find_problems(possible, control, treatment) if control else ["none was named"]
     over = compare(ours, possible[control], fixed=fixed, alpha=alpha) if control and not control_problems else None
     by_seed = gain_by_seed(ours, theirs)
+    gaining = sorted((subset for subset in subsets if subset.gains), key=lambda subset: subset.p_holm)
+    named = ", ".join(
+        f"{s.kind} {s.name} ({100 * s.estimate:+.1f} points, p = {s.p_holm:.2g} after Holm)"
+        for s in gaining[:MOST_NAMED]
+    )
+    more = f" and {len(gaining) - MOST_NAMED} more" if len(gaining) > MOST_NAMED else ""
+    which = "these tasks' families, other tasks of them" if fixed else "other families of tasks like these"
+    models = "other trainings like these" if gain.num_seeds >= MIN_SEEDS else "these checkpoints"
     sentences = [
         f"{treatment} - {baseline} is {points(gain)}: {reason}.",
-        seeds(by_seed),
-        gaining(subsets),
-        credit(bool(claim), treatment, control, over, control_problems),
-        *conduct(treatment, gain, behaviour),
+        seeds_sentence(by_seed),
+        f"A gain is shown in part: {named}{more}." if gaining else "",
+        credit_sentence(bool(claim), treatment, control, over, control_problems),
+        *conduct_sentences(treatment, gain, conduct),
     ]
-    return Verdict(
+    return EvalVerdict(
         decision,
         " ".join(filter(None, sentences)),
         *names,
         claim=claim,
-        estimand=estimand(gain, fixed),
+        estimand=f"The interval speaks of {which}, and of {models}.",
         gain=gain,
         worst=bounds[0],
         best=bounds[1],
         num_lost=num_lost,
         over_control=over,
-        hacked=behaviour["hacked"][0],
-        hacked_loose=behaviour["hacked_loose"][0],
-        protocol=behaviour["protocol"][0],
+        hacked=conduct["hacked"][0],
+        hacked_loose=conduct["hacked_loose"][0],
+        protocol=conduct["protocol"][0],
         gain_by_seed=by_seed,
-        secondary={name: p for name, (difference, p) in behaviour.items() if difference},
+        secondary={name: p for name, (difference, p) in conduct.items() if difference},
         subsets=tuple(subsets),
     )
 
@@ -242,7 +157,7 @@ def decide(
 def judge(
     gain: PairedDifference, worst: PairedDifference, best: PairedDifference, num_lost: int
 ) -> tuple[str, str, str]:
-    """The decision, what is claimed, and the clause for it; both must survive the worst of what was lost."""
+    """Return the decision, the claim and its clause; both must hold with lost outcomes imputed at their worst."""
     surviving = replace(gain, low=min(gain.low, worst.low), high=max(gain.high, best.high))
     decision, claim, reason = decision_of(surviving)
     if decision == UNDERPOWERED and (alone := decision_of(gain))[0] != UNDERPOWERED:
@@ -253,33 +168,36 @@ def judge(
 
 
 def decision_of(gain: PairedDifference) -> tuple[str, str, str]:
-    """What a difference shows, whatever was lost and whichever checkpoints it is of."""
-    bar = BAR
+    """Return what a difference alone shows, regardless of lost outcomes and of the number of checkpoints."""
     if gain.low > 0:
         if gain.low >= MIN_GAIN:
-            return VALIDATED, f"a gain of {bar}", f"a gain of at least {bar}"
+            return VALIDATED, f"a gain of {BAR}", f"a gain of at least {BAR}"
         smaller = "smaller than" if gain.high < MIN_GAIN else "not shown to reach"
-        return VALIDATED, "a gain", f"a gain, {smaller} {bar}"
+        return VALIDATED, "a gain", f"a gain, {smaller} {BAR}"
     if gain.high < 0:
         return INVALIDATED, "", "significantly worse"
     if gain.high < MIN_GAIN:
-        return INVALIDATED, "", f"no gain of {bar}: the interval ends below, so they would have been seen"
-    return UNDERPOWERED, "", f"neither a gain nor the absence of a gain of {bar} is shown; {detectable(gain)}"
+        return INVALIDATED, "", f"no gain of {BAR}: the interval ends below, so they would have been seen"
+    return UNDERPOWERED, "", f"neither a gain nor the absence of a gain of {BAR} is shown; {detectable(gain)}"
 
 
-def after_looks(verdict: Verdict, taken: Sequence[Look], planned: int, num_tasks: int) -> Verdict:
-    """The verdict with the looks that led to it, the last of them its own; `num_tasks`: all that were planned."""
-    told = looks(len(taken), planned, taken[-1].tasks, num_tasks, taken[-1].level)
-    return replace(verdict, looks=tuple(taken), why=f"{verdict.why} {told}")
-
-
-Conduct = dict[str, tuple[PairedDifference | None, float]]
+def after_looks(verdict: EvalVerdict, taken: Sequence[Look], planned: int, num_tasks: int) -> EvalVerdict:
+    """Return the verdict with the looks that led to it, the last its own; `num_tasks`: all that were planned."""
+    last = taken[-1]
+    ended = f"Decided at look {len(taken)} of {planned}"
+    if len(taken) >= planned:
+        ended = f"All {planned} planned looks were taken"
+    why = (
+        f"{verdict.why} {ended}, after {last.tasks} of {num_tasks} tasks; differences are at this look's level of "
+        f"{last.level:.2g}, which holds 5 % over all looks."
+    )
+    return replace(verdict, looks=tuple(taken), why=why)
 
 
 def secondary(
     arms: Arms, possible: Arms, names: tuple[str, str, str | None], fixed: bool
 ) -> tuple[Conduct, list[Subset]]:
-    """All questions beside the two in fixed order: conduct, families, other arms, under one Holm correction."""
+    """Test all questions but the two in fixed order (conduct, families, other arms) under one Holm correction."""
     baseline, treatment, _ = names
     ours, theirs = hacking(arms[treatment]), hacking(arms[baseline])
     differences = {
@@ -299,3 +217,66 @@ def secondary(
     p_holm = dict(zip(asked, adjusted, strict=False))
     conduct = {name: (difference, p_holm.get(name, 1.0)) for name, difference in differences.items()}
     return conduct, [replace(s, p_holm=p) for s, p in zip(subsets, adjusted[len(asked) :], strict=True)]
+
+
+def points(difference: PairedDifference) -> str:
+    """Return a difference in percentage points with its interval and p-value."""
+    p = "p < 0.001" if difference.p_value < 0.001 else f"p = {difference.p_value:.3f}"
+    return f"{100 * difference.estimate:+.1f} points [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}], {p}"
+
+
+def detectable(difference: PairedDifference) -> str:
+    """Return the difference that an experiment with this spread could have detected."""
+    size = f"{difference.num_tasks} tasks in {difference.num_families} families"
+    if difference.mde >= 1:
+        return f"{size} cannot show any difference with 80 % power"
+    return f"{size} show {100 * difference.mde:.1f} points with 80 % power"
+
+
+def seeds_sentence(by_seed: Mapping[str, float]) -> str:
+    """Return the range of gains over training seeds, in a sentence."""
+    if len(by_seed) == 1:
+        return "One training seed was run: this speaks of these checkpoints, not of another training."
+    low, high = 100 * min(by_seed.values()), 100 * max(by_seed.values())
+    spread = f"Over {len(by_seed)} training seeds the difference runs from {low:+.1f} to {high:+.1f} points"
+    if len(by_seed) < MIN_SEEDS:
+        return f"{spread}; fewer than {MIN_SEEDS} cannot speak of another training."
+    return f"{spread}; the interval covers other seeds too."
+
+
+def credit_sentence(
+    gained: bool, treatment: str, control: str | None, over: PairedDifference | None, problems: Sequence[str]
+) -> str:
+    """Return, in a sentence, whether the gain is credited to the preference or to the control's imitation alone."""
+    gain = "the gain" if gained else "a gain"
+    if over is None:
+        return (
+            f"There is no control to compare with that only imitates the chosen actions ({'; '.join(problems)}), "
+            f"so {gain} cannot be attributed."
+        )
+    difference = f"{treatment} - {control} is {points(over)}"
+    if over.high < 0:
+        return f"{difference}: below {control}, so imitation does better without the preference."
+    if over.low > 0 and gained:
+        return f"{difference}: above {control}, so imitation alone does not explain the gain."
+    if over.low > 0:
+        return f"{difference}: above {control}, which is a lead and no test, since no gain is shown first."
+    if over.high < MIN_GAIN:
+        return f"{difference}: less than {BAR} above {control}, so imitation suffices."
+    return (
+        f"{difference}: not separated, so {gain} is credited neither to the preference nor to imitation; "
+        f"{detectable(over)}."
+    )
+
+
+def conduct_sentences(treatment: str, gain: PairedDifference, found: Conduct) -> list[str]:
+    """Return, in sentences, what changed significantly besides the pass rate, after Holm's correction."""
+    shown = {name: d for name, (d, p) in found.items() if d and d.significant and p < ALPHA}
+    sentences = []
+    for name, rate in (("hacked", "hacked rate"), ("hacked_loose", "rate of visible without hidden passes")):
+        if name in shown and shown[name].estimate > 0:
+            rose = "rose with the pass rate" if gain.estimate > 0 else "rose"
+            sentences.append(f"The {rate} of {treatment} {rose}, by {points(shown[name])}: part of it may be the hack.")
+    if "protocol" in shown and shown["protocol"].estimate < 0:
+        sentences.append(f"{treatment} keeps the protocol less often, by {points(shown['protocol'])}.")
+    return sentences

@@ -62,10 +62,10 @@ class Config(StageConfig):
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Two backward rows a pair."""
-    from stages.probe.gradients.memory import noted
+    from stages.probe.gradients.memory import memory_notes
 
     del inputs
-    notes = (f"{config.pairs.held_out} more pairs to check it by", *noted(config.student, _measuring(config)))
+    notes = (f"{config.pairs.held_out} more pairs to check it by", *memory_notes(config.student, _measuring(config)))
     return Plan(units=config.pairs.count, what="pairs", notes=notes)
 
 
@@ -79,14 +79,13 @@ def _measuring(config: Config) -> "Measuring":
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Gradients of the pairs, the direction, its validation; `UsageError` where memory would not suffice."""
-    from stages.probe.directions.extraction import extract
-    from stages.probe.directions.pair_gradients import pair_gradients, save_pair_rows
-    from stages.probe.gradients.memory import check
+    from stages.probe.directions.extraction import extract, pair_gradients, save_pair_rows
+    from stages.probe.gradients.memory import check_memory
     from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.gradients.store import GradientStore
     from stages.probe.gradients.student import open_student
 
-    check(config.student, _measuring(config))
+    check_memory(config.student, _measuring(config))
     student = open_student(config.student, config.adapter, config.rank, config.seed, inputs.optional("svd"), out)
     student.max_tokens = config.max_tokens
     pairs = load_pairs(config.pairs, config.seed)
@@ -117,10 +116,10 @@ def _prepared(
         return student
     from stages.probe.adapters.choose import save_start
     from stages.probe.adapters.spectrum import load_spectrum
-    from stages.probe.directions.pair_gradients import prepared
+    from stages.probe.gradients.student import start_from_pairs
 
     spectrum = load_spectrum(svd.folder()) if svd is not None and config.adapter == "antipasto_paper" else None
-    student = prepared(student, rows, spectrum, config.warmup_steps, config.seed)
+    student = start_from_pairs(student, rows, spectrum, config.warmup_steps, config.seed)
     save_start(out.scratch("v_hack"), student.adapter)
     return student
 
@@ -172,7 +171,7 @@ def _validate(
     config: Config,
 ) -> list["Check"]:
     from stages.probe.checks.validation import length_cosine, recombination, validate
-    from stages.probe.directions.pair_gradients import grpo_differences
+    from stages.probe.directions.extraction import grpo_differences
 
     used, held_out = rows[: config.pairs.count], rows[config.pairs.count :]
     problems = [store.digest(pair.prompt) for pair in pairs[: config.pairs.count]]
@@ -195,8 +194,7 @@ def _finish(
 ) -> None:
     from stages.probe.adapters.spectrum import link_files
     from stages.probe.checks.check import EXIT_CODES, table, verdict
-    from stages.probe.directions.extraction import V_HACK_FILE, save_direction
-    from stages.probe.directions.pair_gradients import module_rows
+    from stages.probe.directions.extraction import V_HACK_FILE, module_rows, save_direction
 
     folder = out.scratch("v_hack")
     save_direction(folder / V_HACK_FILE, direction, facts)

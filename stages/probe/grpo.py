@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The steps of all seeds."""
-    from stages.probe.gradients.memory import noted
+    from stages.probe.gradients.memory import memory_notes
 
     measuring = _measuring(inputs, config)
-    memory = () if measuring is None else noted(config.student, measuring)
+    memory = () if measuring is None else memory_notes(config.student, measuring)
     answers = len(config.seeds) * config.steps * config.problems * config.samples
     tokens = answers * config.max_steps * config.student.max_tokens
     return Plan(
@@ -63,12 +63,12 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         )
     from contextlib import nullcontext
 
-    from stages.probe.gradients.memory import check
+    from stages.probe.gradients.memory import check_memory
     from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.loops.grpo_loop import GrpoLoop
 
     if (measuring := _measuring(inputs, config)) is not None:
-        check(config.student, measuring)
+        check_memory(config.student, measuring)
     loop = GrpoLoop(inputs, config, out)
     with checkpointed(loop.student.model) if config.checkpointing else nullcontext():
         for seed in config.seeds:

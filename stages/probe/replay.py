@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from stages.errors import UsageError
-from stages.probe.directions.modes import check_arm
+from stages.probe.adapters.names import check_arm
 from stages.probe.loops.config import ReplayConfig as Config
 from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.records import CHECKPOINT, DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, Row
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The steps, and how many rows there are in them."""
-    from stages.probe.gradients.memory import noted
+    from stages.probe.gradients.memory import memory_notes
 
     rows = len(inputs.one("pool").rows(POOL_ROW))
     measuring = _measuring(inputs, config)
-    memory = () if measuring is None else noted(config.student, measuring)
+    memory = () if measuring is None else memory_notes(config.student, measuring)
     return Plan(units=config.steps, what="steps", notes=(f"{rows} rows, one backward row each", *memory))
 
 
@@ -50,14 +50,14 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """
     from contextlib import nullcontext
 
-    from stages.probe.gradients.memory import check
+    from stages.probe.gradients.memory import check_memory
     from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.loops.replay_loop import Replay
 
     rows = inputs.one("pool").rows(POOL_ROW)
     steps = _rows_by_step(rows, config.steps)
     if (measuring := _measuring(inputs, config)) is not None:
-        check(config.student, measuring, {"keep=sums": replace(measuring, rows=0)})
+        check_memory(config.student, measuring, {"keep=sums": replace(measuring, rows=0)})
     replay = Replay(inputs, config, len(rows), out)
     check_arm(config.arm, replay.facts["adapter"])
     with checkpointed(replay.student.model) if config.checkpointing else nullcontext():

@@ -36,9 +36,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Score everything anew: that is cheaper than keeping what was done; `BadInput` where coordinates differ."""
-    from stages.probe.directions.extraction import check_coordinates
+    from stages.probe.directions.extraction import check_coordinates, open_direction
     from stages.probe.directions.metrics import chance, teacher_gradients
-    from stages.probe.directions.pair_gradients import open_direction
     from stages.probe.directions.scoring import all_placebos, module_effects, placebo_rows, score_rows, step_placebos
     from stages.probe.gradients.store import GradientStore
 

@@ -116,7 +116,7 @@ def _numbers(config: Config) -> Iterator[int]:
 def _given(inputs: Inputs, config: Config, out: RunWriter) -> tuple[list[Row], Any]:
     """Rows of the given runs, and the tokenizer."""
     from stages.policy.local import load_tokenizer, resolve
-    from stages.probe.pool.run_rows import rows_of_runs
+    from stages.probe.pool.rows import rows_of_runs
 
     policy = config.tokenizer or config.sources[0].policy
     tokenizer = load_tokenizer(resolve(policy, cache=out.cache, listener=out.progress), policy)
@@ -159,7 +159,7 @@ def _answers(
     tasks = stage.draw(make, problems)
     episodes = [Episode(task, index, config.seed) for task in tasks for index in range(source.samples)]
     places = {task.task_id: index for index, task in enumerate(tasks)}
-    policy = policies.policy(source.name)
+    policy = policies.by_name[source.name]
     do = partial(_play, source, make, policy, places, config, out)
     work_through(episodes, partial(_key, source), do, policy=policy, out=out, what=f"answers of {source.name}")
     records = (out.journal.get(_key(source, episode)) for episode in episodes)

@@ -37,11 +37,11 @@ class Config(StageConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The checkpoints."""
     from stages.policy.adapters import CheckpointInfo
-    from stages.probe.gradients.memory import noted
+    from stages.probe.gradients.memory import memory_notes
     from stages.probe.loops.watch_loop import checkpoints
 
     training, measuring = inputs.one("training"), _measuring(inputs, config)
-    memory = () if measuring is None else noted(CheckpointInfo.of(training).start, measuring)
+    memory = () if measuring is None else memory_notes(CheckpointInfo.of(training).start, measuring)
     return Plan(units=len(checkpoints(training)), what="checkpoints", notes=memory)
 
 
@@ -64,12 +64,12 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from stages.probe.checks.check import EXIT_CODES, table, verdict
     from stages.probe.checks.contrast_checks import Draws
     from stages.probe.figures.figures import as_csv, watch_png
-    from stages.probe.gradients.memory import check as fits
+    from stages.probe.gradients.memory import check_memory
     from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.loops.watch_loop import WatchLoop, checkpoints
 
     if (measuring := _measuring(inputs, config)) is not None:
-        fits(CheckpointInfo.of(inputs.one("training")).start, measuring)
+        check_memory(CheckpointInfo.of(inputs.one("training")).start, measuring)
     loop = WatchLoop(inputs, config.placebos, config.seed, config.max_tokens, out)
     found = checkpoints(inputs.one("training"))
     for index, (step, folder) in enumerate(found):

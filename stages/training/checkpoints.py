@@ -1,4 +1,8 @@
-"""Checkpoints that a killed run can be resumed from: a folder counts only once its marker is there."""
+"""Checkpoints of a training: those that a killed run resumes from, and those that are kept with the result.
+
+A checkpoint to resume from counts only once `Supervision` has written its marker, which comes last and holds the
+channels' state. `_fit` in stages/train.py resumes from the newest one; `newest` deletes torn ones, which have none.
+"""
 
 import os
 import time
@@ -16,35 +20,36 @@ from stages.policy.local import LocalPolicy
 from stages.runs import store
 from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
-from stages.training.channels.active import Channels
+from stages.training.config import Config
 from stages.training.distributed import Sharded
+from stages.training.step import Channels
 
 MARKER = "composer.json"
 
 
 def history(state: TrainerState) -> list[Row]:
-    """What was logged of each step so far."""
+    """Return the logged metrics of each step so far."""
     return [row for row in state.log_history if "loss" in row]
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest whole checkpoint below a folder; torn ones, which have no marker, are deleted."""
-    whole = []
+    """Return the newest complete checkpoint in a folder; torn ones, which have no marker, are deleted."""
+    complete = []
     for path in sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2])):
         if (path / MARKER).exists():
-            whole.append(path)
+            complete.append(path)
         else:
             rmtree(path)
-    return whole[-1] if whole else None
+    return complete[-1] if complete else None
 
 
 METRICS_EVERY_S = 2.0
 
 
 class Supervision(TrainerCallback):
-    """Marks whole checkpoints with the channels' state, reports progress, and stops between steps when asked to.
+    """Marks complete checkpoints with the channels' state, reports progress, and stops between steps when requested.
 
-    What was logged so far is in `metrics.jsonl` also while training goes on, written at most every two seconds.
+    Writes what was logged so far to `metrics.jsonl` while training runs, at most every two seconds.
     """
 
     def __init__(self, out: RunWriter, channels: Channels, folder: Path, ranks: Ranks | None = None) -> None:
@@ -54,44 +59,41 @@ class Supervision(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The model is whole, and loaded where training resumes."""
-        self._channels.begin(kwargs["model"])
+        """Called with the complete model, loaded where training resumes."""
+        self._channels.self_teacher.begin(kwargs["model"])
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Runs after everything else of a checkpoint has been written."""
+        """Mark the checkpoint: everything else of it has been written."""
         self._ranks.gather(None)  # each process has written its part of the checkpoint
         if not self._ranks.first:
             return
         folder = self._folder / f"checkpoint-{state.global_step}"
-        self._channels.save(folder)
+        self._channels.self_teacher.save(folder)
         store.write_json(folder / MARKER, {"step": state.global_step, "channels": self._channels.state()})
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """After a step's metrics were added to the history."""
+        """Write the history, to which a step's metrics were added."""
         if self._ranks.first and time.monotonic() - self._written_at >= METRICS_EVERY_S:
             self._out.metrics(history(state))
             self._written_at = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Between two steps."""
-        self._channels.after_step(kwargs["model"])
+        """Update the self-teacher, report progress and check for a request to stop."""
+        self._channels.self_teacher.after_step(kwargs["model"])
         self._out.progress("training steps", state.global_step, state.max_steps)
         if any(self._ranks.gather(self._out.stop.is_set())):
             control.should_save = control.should_training_stop = True
 
 
-# ---- kept
-# Checkpoints that stay beside the result of a training, for whoever wants to see how it came about.
-#
-# They are collected where a resumed training finds them, each renamed when it is whole, and become an output at the
-# end.
+# Kept checkpoints stay as an output next to the result, for `composer probe watch`. They are collected in the scratch
+# folder, where a resumed training finds them, each renamed when it is complete, and become an output at the end.
 
 KEPT = "checkpoints"
 """The output that holds them: a folder `step_NNNNNN` each, by the number of steps taken before."""
 
 
 class KeptCheckpoints(TrainerCallback):
-    """Saves the model every so many steps."""
+    """Saves the model every `every` steps."""
 
     def __init__(
         self,
@@ -105,17 +107,17 @@ class KeptCheckpoints(TrainerCallback):
         self._sharded = sharded
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """After a step; one that is taken again after a resume takes the place of its first copy."""
+        """Save the model; a step that is taken again after a resume replaces its first copy."""
         if state.global_step % self._every:
             return
-        whole = None if self._sharded is None else self._sharded.weights()
-        if self._sharded is not None and whole is None:
-            return
+        weights = None if self._sharded is None else self._sharded.weights()
+        if self._sharded is not None and weights is None:
+            return  # the first process writes
         temporary, final = self._folder / ".tmp", self._folder / f"step_{state.global_step:06d}"
         for folder in (temporary, final):
             rmtree(folder, ignore_errors=True)
         temporary.mkdir()
-        save_model(kwargs["model"], self._policy, self._base, temporary, whole)
+        save_model(kwargs["model"], self._policy, self._base, temporary, weights)
         temporary.rename(final)
 
 
@@ -124,24 +126,29 @@ def save_model(
     policy: LocalPolicy,
     base: adapters.AdapterBase | None,
     folder: Path,
-    whole: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a model in training and its tokenizer; on a `base`, its adapter alone.
 
-    whole: weights in place of the model's own.
+    weights: in place of the model's own.
     """
     if base is None:
-        policy.model.save_pretrained(folder, state_dict=whole)
+        policy.model.save_pretrained(folder, state_dict=weights)
     else:
         adapters.save_adapter(model, base, folder)
     policy.tokenizer.save_pretrained(folder)
 
 
 def write_kept(out: RunWriter) -> None:
-    """Make what was kept an output, by hard links."""
+    """Make the kept checkpoints an output, by hard links."""
     kept = out.scratch(KEPT)
-    out.checkpoint(lambda target: _link(kept, target), KEPT)
+
+    def link(target: Path) -> None:
+        copytree(kept, target, copy_function=os.link, dirs_exist_ok=True, ignore=ignore_patterns(".tmp"))
+
+    out.checkpoint(link, KEPT)
 
 
-def _link(source: Path, target: Path) -> None:
-    copytree(source, target, copy_function=os.link, dirs_exist_ok=True, ignore=ignore_patterns(".tmp"))
+def adapter_base(config: Config, policy: LocalPolicy) -> adapters.AdapterBase | None:
+    """Return what an adapter's checkpoint records of its base; None where all weights are trained."""
+    return adapters.describe_base(config.policy.in_process(), policy.model) if config.adapter.rank else None

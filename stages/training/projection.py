@@ -1,11 +1,11 @@
-"""Taking a hack direction out of a training: of every gradient, and of every update that the optimiser makes of it.
+"""Projection of a hack direction out of a training: out of every gradient, and out of every optimiser update.
 
-The direction is that of a run of `composer probe extract-vhack`, taken anew from its pairs in the space of the weights,
-where it needs no adapter: for each Linear of the layers the gradient of the mean over pairs of NLL(hack) - NLL(clean),
-each a mean over own tokens, at the weights that training starts from. What points toward the hack is removed, as in
-wassname/grpo_proj2 @25ad306: g - max(0, <g, v>) v with |v| = 1, by Linear. The update is projected too, because the
-optimiser does not make a projected update of a projected gradient. One-sided removal leaves a drift away from any
-direction, so a random direction of the same shapes is the control (`probe.project = "random"`).
+The direction is that of a run of `composer probe extract-vhack`, computed again from its pairs in the space of the
+weights, where it needs no adapter: for each Linear of the layers the gradient of the mean over pairs of NLL(hack) -
+NLL(clean), each a mean over own tokens, at the weights that training starts from. What points toward the hack is
+removed, as in wassname/grpo_proj2 @25ad306: g - max(0, <g, v>) v with |v| = 1, by Linear. The update is projected too,
+because the optimiser does not make a projected update of a projected gradient. One-sided removal leaves a drift away
+from any direction, so a random direction of the same shapes is the control (`probe.project = "random"`).
 
 Shapes: T tokens of a row, O outputs and I inputs of a Linear.
 """
@@ -29,12 +29,12 @@ Direction = dict[str, Float[Tensor, "O I"]]
 
 
 def layer_linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """The Linears of a causal LM's layers by name: all but the output head."""
+    """Return the Linears of a causal LM's layers by name: all but the output head."""
     return {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and ".layers." in f".{n}"}
 
 
 def weight_direction(model: Any, pairs: Sequence[Sequence[Mapping[str, Any]]]) -> Direction:
-    """The unit direction of each Linear from clean to hack; those without a gradient are left out. Weights stay."""
+    """Return the unit direction of each Linear from clean to hack, without those that have no gradient."""
     linears = layer_linears(model)
     needed = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     model.requires_grad_(False)
@@ -52,7 +52,7 @@ def weight_direction(model: Any, pairs: Sequence[Sequence[Mapping[str, Any]]]) -
 
 
 def _mean_nll(model: Any, row: Mapping[str, Any]) -> Float[Tensor, ""]:
-    """Of a row's own tokens, in nats a token."""
+    """Return the mean of -log p over a row's own tokens, in nats a token."""
     device = next(model.parameters()).device
     ids = torch.tensor([[*row["prompt_ids"], *row["completion_ids"]]], device=device)
     own = torch.tensor([[False] * len(row["prompt_ids"]) + list(row["own"])], device=device)
@@ -61,17 +61,17 @@ def _mean_nll(model: Any, row: Mapping[str, Any]) -> Float[Tensor, ""]:
 
 
 def random_like(direction: Direction, seed: int) -> Direction:
-    """Unit directions of the same shapes, uniformly at random."""
+    """Return unit directions of the same shapes, uniformly at random."""
     generator = torch.Generator().manual_seed(seed)
     drawn = {name: torch.randn(part.shape, generator=generator) for name, part in direction.items()}
     return {name: (part / part.norm()).to(direction[name].device) for name, part in drawn.items()}
 
 
 class Projection(TrainerCallback):
-    """Projects the gradients before an optimiser step and the change of the weights after it, and keeps an account."""
+    """Projects the gradients before an optimiser step and the change of the weights after it, and records both."""
 
     def __init__(self, model: nn.Module, removed: Direction, toward: Direction, out: RunWriter) -> None:
-        """Takes `removed` out of the training of `model`; the account says how far it points `toward`, v."""
+        """Project `removed` out of the training of `model`; the records give the cosine with `toward`, v."""
         linears = layer_linears(model)
         self._weights = {name: linears[name].weight for name in removed}
         self._removed, self._toward, self._out = removed, toward, out
@@ -82,7 +82,7 @@ class Projection(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Between clipping and the optimiser's step."""
+        """Project the gradients: called between clipping and the optimiser's step."""
         gradients = {n: w.grad for n, w in self._weights.items() if w.grad is not None}
         cosine = _cosine(gradients, self._toward)
         self._account = {"cos_in": cosine, "energy_removed": self._project(gradients)}
@@ -92,7 +92,7 @@ class Projection(TrainerCallback):
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Right after the optimiser's step: descents, -(W' - W), point as gradients do."""
+        """Project the update right after the optimiser's step: descents, -(W' - W), point as gradients do."""
         descents = {name: before - self._weights[name] for name, before in self._before.items()}
         cosine = _cosine(descents, self._toward)
         taken = self._project(descents)
@@ -104,7 +104,7 @@ class Projection(TrainerCallback):
         self._out.write(f"projection-{step:06d}", {"projected_step": step, **self._account, **account})
 
     def _project(self, parts: Mapping[str, Tensor]) -> float | None:
-        """Take what points along the removed direction out of tensors, in place; its share of the squared norm."""
+        """Remove the part along the direction from tensors, in place; return its share of the squared norm."""
         total, taken = 0.0, 0.0
         for name, part in parts.items():
             unit = self._removed[name]
@@ -117,7 +117,7 @@ class Projection(TrainerCallback):
 
 
 def _cosine(parts: Mapping[str, Tensor], direction: Direction) -> float | None:
-    """The cosine of tensors side by side with unit directions side by side; None where all are 0."""
+    """Return the cosine of the concatenated tensors with the concatenated unit directions; None where all are 0."""
     shared = [name for name in parts if name in direction]
     square = sum(float(parts[name].float().square().sum()) for name in shared)
     dot = sum(float((parts[name].float() * direction[name]).sum()) for name in shared)
@@ -125,14 +125,14 @@ def _cosine(parts: Mapping[str, Tensor], direction: Direction) -> float | None:
 
 
 def projection(kind: Literal["v", "random"], run: Run, model: Any, seed: int, out: RunWriter) -> Projection:
-    """The callback that takes out the direction of a run of `composer probe extract-vhack`, or a random one."""
+    """Return the callback for the direction of a run of `composer probe extract-vhack`, or for a random one."""
     toward = weight_direction(model, store.read_json(run.folder() / PAIRS))
     removed = toward if kind == "v" else random_like(toward, seed)
     return Projection(model, removed, toward, out)
 
 
 def accounts(out: RunWriter) -> list[Row]:
-    """What was written of each step, in order: cosines with v before removal, and shares of the squared norm taken."""
+    """Return the records of all steps, in order: cosines with v before removal, shares of the squared norm removed."""
     names = ("projected_step", "cos_in", "energy_removed", "cos_update", "energy_removed_update")
     units = sorted((u for u in out.records() if "projected_step" in u), key=lambda unit: unit["projected_step"])
     return [{name: unit[name] for name in names} for unit in units]

@@ -1,7 +1,7 @@
 """DiLoCo's rounds between the trainer's steps: a replica that shares nothing with the others but a bucket.
 
-The trainer's own checkpoints hold where the replica is in its round. A resumed replica goes on there while the others
-are still in the same round, and with their weights otherwise.
+The trainer's own checkpoints hold the replica's position in its round. A resumed replica continues there while the
+others are still in the same round, and with their weights otherwise.
 """
 
 import uuid
@@ -32,34 +32,34 @@ SEEDS_APART = 1_000_003
 
 
 class Over(Exception):
-    """All rounds were held before this replica came: its weights are the result, and nothing is left to train."""
+    """All rounds were held before this replica joined: the agreed weights are the result, and no step is left."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A replica's place among the others. bucket: None over a lighthouse. shared: the settings that all must have."""
+class Replica:
+    """One of several replicas. bucket: None over a lighthouse. number: from 0. shared: settings that all must have."""
 
     settings: Diloco
     bucket: Bucket | None
-    replica: int
+    number: int
     shared: dict[str, Any]
 
     def transport(self, fragments: Fragments, rounds: int) -> ObjectStore | Lighthouse:
-        """The way to the others, who must train the same parameters with the same settings."""
+        """Return the transport to the others, which must train the same parameters with the same settings."""
         shared = {**self.shared, "parameters": {name: list(shape) for name, shape in fragments.all.items()}}
         if self.bucket is None:
             url, digest = self.settings.store or "", store.digest(shared)
-            return Lighthouse(url, self.settings, self.replica, fragments=fragments, rounds=rounds, shared=digest)
+            return Lighthouse(url, self.settings, self.number, fragments=fragments, rounds=rounds, shared=digest)
         object_store.agree(self.bucket, shared)
-        return ObjectStore(self.bucket, self.settings, self.replica, fragments=fragments, rounds=rounds)
+        return ObjectStore(self.bucket, self.settings, self.number, fragments=fragments, rounds=rounds)
 
     def seed(self, seed: int) -> int:
-        """What this replica draws its order of prompts and pairs from, and its rollouts."""
-        return seed + SEEDS_APART * self.replica
+        """Return the seed of this replica's order of prompts and pairs, and of its rollouts."""
+        return seed + SEEDS_APART * self.number
 
 
-def join(settings: Diloco, out: RunWriter) -> Place | None:
-    """Open the bucket and take a number, or take the one that was given; None where the training is alone."""
+def join(settings: Diloco, out: RunWriter) -> Replica | None:
+    """Open the bucket and claim a number, or take the given one; None for a training without replicas."""
     if settings.store is None:
         return None
     shared = shared_settings(out.manifest.identity)
@@ -68,17 +68,17 @@ def join(settings: Diloco, out: RunWriter) -> Place | None:
             raise UsageError(
                 f"{settings.store} gives no numbers to replicas. Set diloco.replica, another number from 0 for each."
             )
-        return Place(settings, None, settings.replica, shared)
+        return Replica(settings, None, settings.replica, shared)
     bucket = open_bucket(settings.store)
     owner = out.scratch("diloco") / "owner.json"
     if not owner.exists():
         store.write_json(owner, uuid.uuid4().hex)
     replica = object_store.claim(bucket, store.read_json(owner)) if settings.replica is None else settings.replica
-    return Place(settings, bucket, replica, shared)
+    return Replica(settings, bucket, replica, shared)
 
 
 def shared_settings(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that replicas must have in common: all, but for a replica's own place and its own paths."""
+    """Return the settings that replicas must have in common: all except a replica's own number and paths."""
     shared = {key: shared_settings(value) if isinstance(value, dict) else value for key, value in identity.items()}
     if shared.get("weights", "hub") != "hub" and "model" in shared:
         del shared["model"]  # a folder, which counts by its bytes
@@ -86,7 +86,7 @@ def shared_settings(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained(model: Any) -> dict[str, Tensor]:
-    """The parameters that learn, each once; `UsageError` for a model with statistics beside them."""
+    """Return the parameters that learn, each once; `UsageError` for a model with saved buffers."""
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     saved = model.state_dict().keys()
     kept = [name for name, _ in model.named_buffers() if name in saved]
@@ -98,11 +98,11 @@ def trained(model: Any) -> dict[str, Tensor]:
 
 
 class OuterSteps(TrainerCallback):
-    """Counts the trainer's steps, and holds the rounds that are due. Comes before `Supervision` in the callbacks."""
+    """Counts the trainer's steps, and holds the rounds that are due. Must precede `Supervision` in the callbacks."""
 
-    def __init__(self, place: Place, out: RunWriter, folder: Path) -> None:
+    def __init__(self, replica: Replica, out: RunWriter, folder: Path) -> None:
         """folder: of the trainer's checkpoints."""
-        self._place, self._out, self._folder = place, out, folder
+        self._replica, self._out, self._folder = replica, out, folder
         self._loop: OuterLoop | None = None
         self._transport: ObjectStore | Lighthouse | None = None
 
@@ -114,16 +114,16 @@ class OuterSteps(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Meet the others, with the weights of the checkpoint in the model. Raises `Over`."""
+        """Join the others, with the weights of the checkpoint in the model. Raises `Over`."""
         if args.world_size > 1:
             raise UsageError(
                 f"This is one of {args.world_size} processes of one training, and a replica of diloco runs in one. "
                 "Start each without torchrun."
             )
-        parameters, settings = trained(kwargs["model"]), self._place.settings
+        parameters, settings = trained(kwargs["model"]), self._replica.settings
         fragments = Fragments(arrays.shapes(parameters), settings.fragments)
         rounds = args.max_steps // settings.every
-        self._transport = self._place.transport(fragments, rounds)
+        self._transport = self._replica.transport(fragments, rounds)
         self._loop = OuterLoop(parameters, settings, self._transport, rounds, stop=self._out.stop.is_set)
         try:
             self._loop.start(*_read(self._folder))
@@ -133,7 +133,7 @@ class OuterSteps(TrainerCallback):
             raise Over
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Count it."""
+        """Count the step, and hold a round that is due."""
         if self._loop is None:
             return
         try:
@@ -144,19 +144,19 @@ class OuterSteps(TrainerCallback):
             control.should_training_stop = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Beside the trainer's own files, before the checkpoint is marked as whole."""
+        """Save the position in the round, before `Supervision` marks the checkpoint as complete."""
         if self._loop is not None:
-            place, residual = self._loop.saved()
-            told = {key: str(value) for key, value in place.items()}
-            save_file(residual, self._folder / f"checkpoint-{state.global_step}" / SAVED, metadata=told)
+            position, residual = self._loop.saved()
+            metadata = {key: str(value) for key, value in position.items()}
+            save_file(residual, self._folder / f"checkpoint-{state.global_step}" / SAVED, metadata=metadata)
 
     def report(self) -> None:
-        """Write what came of the rounds beside the tables: diloco.json."""
+        """Write the rounds into diloco.json and the summary."""
         if self._loop is None or self._transport is None:
             return
         rounds = [asdict(held) for held in self._loop.history]
         summary: dict[str, Any] = {
-            "replica": self._place.replica,
+            "replica": self._replica.number,
             "rounds_taken_part": sum(held["took_part"] for held in rounds),
             "bytes_sent": self._transport.sent,
             "bytes_received": self._transport.received,
@@ -166,7 +166,7 @@ class OuterSteps(TrainerCallback):
 
 
 def _read(folder: Path) -> tuple[dict[str, int] | None, arrays.Arrays | None]:
-    """Where a saved replica was in its round, and its codec's residual."""
+    """Return a saved replica's position in its round, and its codec's residual."""
     checkpoint = newest(folder)
     if checkpoint is None or not (checkpoint / SAVED).exists():
         return None, None

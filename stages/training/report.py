@@ -1,61 +1,22 @@
-"""What a training leaves: its checkpoint, what `evaluate` needs to know of it, metrics, tables, and the report."""
+"""A finished training's outputs: checkpoint, what `evaluate` needs to know of it, metrics, tables, and report.txt."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
 
 from stages.envs.base import Task
 from stages.policy.adapters import CheckpointInfo
+from stages.policy.local import LocalPolicy
 from stages.runs import store
 from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 from stages.training.channels import CHANNELS
+from stages.training.checkpoints import adapter_base, history, save_model, write_kept
 from stages.training.config import Config
-from stages.training.setup import base
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
-
-    from stages.policy.local import LocalPolicy
-    from stages.training.trainer import ComposedTrainer
-
-
-# ---- table
-# The table of a training's course in report.txt: steps by columns, the channels' columns from the registry.
-
-GRPO_COLUMNS = {"reward": "reward", "reward_std": "std", "loss": "loss", "grad_norm": "|grad|", "entropy": "entropy"}
-"""Metric -> title."""
-
-
-def training_table(arm: str, history: Sequence[Row], rows: int = 12) -> str:
-    """At most `rows` + 1 steps, evenly spaced, the last among them; only columns that were logged.
-
-    history: what TRL logged, one object of metrics a step.
-    """
-    columns = [(metric, title) for metric, title in _columns() if any(metric in row for row in history)]
-    stride, last = max(len(history) / rows, 1.0), len(history) - 1
-    picked = sorted({min(int(i * stride), last) for i in range(rows)} | {last}) if history else []
-    widths = [max(10, len(title) + 1) for _, title in columns]
-    header = "".join(f"{title:>{width}}" for (_, title), width in zip(columns, widths, strict=True))
-    lines = [f"arm {arm}", f"{'step':>6}{header}"]
-    for index in picked:
-        row = history[index]
-        cells = (_cell(row.get(metric), width) for (metric, _), width in zip(columns, widths, strict=True))
-        lines.append(f"{row.get('step', index + 1):>6}" + "".join(cells))
-    return "\n".join(lines) + "\n"
-
-
-def _columns() -> Iterator[tuple[str, str]]:
-    yield from GRPO_COLUMNS.items()
-    for name, channel in CHANNELS.items():
-        yield f"{name}/loss", name
-        yield from ((f"{name}/{metric}", title) for metric, title in channel.columns.items())
-
-
-def _cell(value: object, width: int) -> str:
-    return f"{value:>{width}.4f}" if isinstance(value, (int, float)) else f"{'-':>{width}}"
-
+from stages.training.projection import accounts
+from stages.training.rollouts import course, write_tables
+from stages.training.setup import prompt_order
+from stages.training.step import ComposedTrainer
 
 TAKEN_OUT = {
     "v": "Taken out of gradients and updates: v, the hack direction. Train once with probe.project=random and once "
@@ -66,24 +27,19 @@ NOTHING_LEARNED = "No group had two different rewards: nothing was learned from 
 
 
 def save(
-    trainer: "ComposedTrainer",
-    policy: "LocalPolicy",
+    trainer: ComposedTrainer,
+    policy: LocalPolicy,
     config: Config,
     tasks: list[Task],
     out: RunWriter,
-    whole: "Mapping[str, Tensor] | None" = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the checkpoint with what evaluating it needs to know, metrics, tables and the report.
 
-    whole: the weights, where the model holds a share of them alone.
+    weights: all of them, where the model in this process is one share.
     """
-    from stages.training.checkpoints import save_model, write_kept
-    from stages.training.projection import accounts
-    from stages.training.rollouts import course, write_tables
-    from stages.training.setup import prompt_order
-
     projected = accounts(out)
-    out.checkpoint(lambda folder: save_model(trainer.model, policy, base(config, policy), folder, whole))
+    out.checkpoint(lambda folder: save_model(trainer.model, policy, adapter_base(config, policy), folder, weights))
     if config.optimisation.keep_every:
         write_kept(out)
     replicas = config.diloco.store is not None  # which draw from the same tasks, each in an order of its own
@@ -102,22 +58,50 @@ def save(
     )
     out.document("checkpoint", info.model_dump(mode="json"))
     write_tables(out, trainer.state.global_step)
-    history = [row for row in trainer.state.log_history if "loss" in row]
-    out.metrics(history)
-    rewards = [row["reward"] for row in history if "reward" in row]
+    logged = history(trainer.state)
+    out.metrics(logged)
+    rewards = [row["reward"] for row in logged if "reward" in row]
     out.count(planned=config.optimisation.steps, done=trainer.state.global_step, failed=0)
     out.set_summary(
         arm=config.arm, first_reward=rewards[0] if rewards else None, last_reward=rewards[-1] if rewards else None
     )
-    equal = bool(history) and all(row.get("frac_reward_zero_std") == 1 for row in history)
+    equal = bool(logged) and all(row.get("frac_reward_zero_std") == 1 for row in logged)
     out.set_summary(all_rewards_equal=equal)
     if projected:
         out.document("projection", projected)
         out.set_summary(projected=config.probe.project)
     rates, course_text = course(out, trainer.state.global_step)
     out.set_summary(**rates)
-    said = [*([NOTHING_LEARNED] if equal else []), *config.diloco.oddities(config.optimisation.steps)]
+    remarks = [*([NOTHING_LEARNED] if equal else []), *config.diloco.oddities(config.optimisation.steps)]
     if projected:
-        said.append(TAKEN_OUT[config.probe.project])
-    lines = "".join(f"\n{line}\n" for line in said)
-    out.text("report.txt", training_table(config.arm, history) + course_text + lines)
+        remarks.append(TAKEN_OUT[config.probe.project])
+    lines = "".join(f"\n{line}\n" for line in remarks)
+    out.text("report.txt", training_table(config.arm, logged) + course_text + lines)
+
+
+GRPO_COLUMNS = {"reward": "reward", "reward_std": "std", "loss": "loss", "grad_norm": "|grad|", "entropy": "entropy"}
+"""Metric -> title."""
+
+
+def training_table(arm: str, history: Sequence[Row], rows: int = 12) -> str:
+    """Return a table of at most `rows` + 1 steps, evenly spaced, the last one included; only logged columns.
+
+    history: what TRL logged, one object of metrics a step. The channels' columns come from the registry.
+    """
+    titles = dict(GRPO_COLUMNS)
+    for name, channel in CHANNELS.items():
+        titles[f"{name}/loss"] = name
+        titles |= {f"{name}/{metric}": title for metric, title in channel.columns.items()}
+    columns = [(metric, title) for metric, title in titles.items() if any(metric in row for row in history)]
+    stride, last = max(len(history) / rows, 1.0), len(history) - 1
+    picked = sorted({min(int(i * stride), last) for i in range(rows)} | {last}) if history else []
+    widths = [max(10, len(title) + 1) for _, title in columns]
+    header = "".join(f"{title:>{width}}" for (_, title), width in zip(columns, widths, strict=True))
+    lines = [f"arm {arm}", f"{'step':>6}{header}"]
+    for index in picked:
+        line = f"{history[index].get('step', index + 1):>6}"
+        for (metric, _), width in zip(columns, widths, strict=True):
+            value = history[index].get(metric)
+            line += f"{value:>{width}.4f}" if isinstance(value, (int, float)) else f"{'-':>{width}}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"

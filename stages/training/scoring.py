@@ -1,4 +1,10 @@
-"""GRPO's groups as TRL batches them: scored together with the channels' rows, and cut to a budget of tokens."""
+"""Scoring: hidden states, log-probs and entropies of several completions of one prompt, in one pass of a model.
+
+A tree is a prompt with branches; a branch sees the prompt and itself. `score` gives the hidden states that predict the
+branches' tokens, and only these reach the output head (`token_log_probs`). The numbers are those of separate rows up to
+rounding. From top to bottom: trees and their scores; GRPO's groups as TRL batches them, as trees and cut to a budget of
+tokens; packing, which computes each prompt once and pads nothing, where a model's attention allows it.
+"""
 
 import inspect
 from collections import Counter
@@ -18,234 +24,12 @@ from trl.kernels import ChunkedLogProbFunction
 
 from stages.losses.hidden import Head
 
-# ---- packing
-# Prompts and what follows them as one row without padding: only attention looks at them one by one.
-#
-# Linears, norms and activations run over the tokens of all rows as one row [1, N]. Attention cuts it into segments: a
-# prompt, or a branch, which sees its prompt and itself. Segments of like length attend together and are padded for
-# that
-# alone. A prompt is computed once for all its branches, with recomputed activations, too.
-#
-# It is a kind of attention that models of `transformers` can be set to (AttentionInterface) and that is `sdpa` but for
-# a pass that brings `packed`. Models whose layers do not all attend through `sdpa` to all that lies before cannot.
-
-NAME = "composer_packed"
-MAX_SCORES = 2**24
-"""Attention scores of one call and head, padding included: the mask of branches has as many entries."""
-ALIKE = 1.5
-"""No segment is padded to more than this times its length."""
-LAYERS = {"full_attention", "sliding_attention"}
-_UNFIT: WeakSet[Any] = WeakSet()
-"""Decoders some of whose layers were seen not to attend through here."""
-Item = TypeVar("Item")
-Family = tuple[list[int], Sequence[list[int]]]
-"""A prompt and the branches behind it, as token ids."""
-
-
-class Segment(NamedTuple):
-    """Tokens of the row that attend to themselves, causally, and to all of a prompt, which may be empty."""
-
-    start: int
-    length: int
-    prompt: int
-    prompt_length: int
-
-
-@dataclass(frozen=True)
-class Block:
-    """Segments that attend in one call: the places of their queries [B, Q] and keys [B, K] in the row, padded.
-
-    real: [n] which of the B * Q queries are no padding. mask: [B, 1, Q, K], None where attention is causal.
-    """
-
-    queries: Int[Tensor, "b q"]
-    keys: Int[Tensor, "b k"]
-    real: Int[Tensor, " n"]
-    mask: Bool[Tensor, "b 1 q k"] | None
-
-
-@dataclass
-class Packed:
-    """How one row attends. `order`: [N] where each token is among the blocks' results; `layers`: how many attended."""
-
-    blocks: list[Block]
-    order: Int[Tensor, " N"]
-    layers: int = field(default=0, compare=False)
-
-
-def attend(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    packed: Packed | None = None,
-    **given: Any,
-) -> tuple[Tensor, None]:
-    """`sdpa`, but of a packed row by segments. query: [1, H, N, D]; key, value: [1, G, N, D]; answers [1, N, H, D]."""
-    if packed is None:
-        return sdpa_attention_forward(module, query, key, value, mask, **given)
-    packed.layers += 1
-    parts = []
-    for block in packed.blocks:
-        asking, asked, told = (
-            _packing_picked(query, block.queries),
-            _packing_picked(key, block.keys),
-            _packing_picked(value, block.keys),
-        )
-        seen, _ = sdpa_attention_forward(module, asking, asked, told, block.mask, **given)
-        parts.append(seen.flatten(0, 1).index_select(0, block.real))
-    return torch.cat(parts).index_select(0, packed.order)[None], None
-
-
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)
-
-
-def _packing_picked(states: Float[Tensor, "1 h N d"], places: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
-    picked = states[0].transpose(0, 1).index_select(0, places.flatten())
-    return picked.unflatten(0, places.shape).transpose(1, 2)
-
-
-def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float[Tensor, "M H"] | None:
-    """The hidden states that predict all branches' tokens, in their order; None where the model cannot be packed.
-
-    A pass takes at most `max_tokens` tokens, but a prompt with one branch is never cut.
-    """
-    longest = max(len(prompt) + len(branch) for prompt, branches in families for branch in branches)
-    if not _fits(model, longest):
-        return None
-    decoder, device, found = model.get_decoder(), next(model.parameters()).device, []
-    if decoder.config._attn_implementation != NAME:  # setting it walks through all modules
-        decoder.set_attn_implementation(NAME)
-    for part in _passes(families, max_tokens):
-        ids, places, segments, wanted = _laid_out(part)
-        packed = _packed(segments, len(ids), device)
-        states = decoder(
-            input_ids=torch.tensor([ids], device=device),
-            position_ids=torch.tensor([places], device=device),
-            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # taken as it is, and not read
-            use_cache=False,
-            packed=packed,
-        ).last_hidden_state
-        if packed.layers != model.config.get_text_config().num_hidden_layers:
-            _UNFIT.add(decoder)
-            decoder.set_attn_implementation("sdpa")
-            return None
-        found.append(states[0].index_select(0, torch.tensor(wanted, device=device)))
-    return torch.cat(found)
-
-
-def _fits(model: Any, longest: int) -> bool:
-    """Whether every token of rows that are so long attends, through `sdpa`, to all that lies before it."""
-    decoder, config = model.get_decoder(), model.config.get_text_config()
-    if decoder in _UNFIT or decoder.config._attn_implementation not in ("sdpa", NAME):
-        return False
-    kinds = set(getattr(config, "layer_types", None) or LAYERS)  # a window is for all layers where none is named
-    window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
-    taken = inspect.signature(decoder.forward).parameters
-    accepts = "position_ids" in taken and any(one.kind is one.VAR_KEYWORD for one in taken.values())
-    stateful = getattr(model, "_is_stateful", False)
-    return accepts and not stateful and kinds <= LAYERS and (window is None or longest <= window)
-
-
-def _passes(families: Sequence[Family], max_tokens: int) -> Iterator[list[Family]]:
-    """All branches in order, in passes; a prompt comes in each pass that has branches of it."""
-    part: list[tuple[list[int], list[list[int]]]] = []
-    tokens = 0
-    for prompt, branches in families:
-        new = True
-        for branch in branches:
-            needed = len(branch) + len(prompt) * new
-            if part and tokens + needed > max_tokens:
-                yield list(part)
-                part, tokens, new = [], 0, True
-                needed = len(branch) + len(prompt)
-            if new:
-                part.append((prompt, []))
-            part[-1][1].append(branch)
-            tokens, new = tokens + needed, False
-    if part:
-        yield list(part)
-
-
-def _laid_out(families: Sequence[Family]) -> tuple[list[int], list[int], list[Segment], list[int]]:
-    """The row's token ids and positions, its segments, and the places that predict the branches' tokens.
-
-    Nothing is predicted from a branch's last token, so it is left out; a prompt with one branch is one segment.
-    """
-    ids, positions, segments, wanted = list[int](), list[int](), list[Segment](), list[int]()
-    for prompt, branches in families:
-        start, last = len(ids), len(ids) + len(prompt) - 1
-        ids += prompt
-        positions += range(len(prompt))
-        for branch in branches:
-            first = len(ids)
-            ids += branch[:-1]
-            positions += range(len(prompt), len(prompt) + len(branch) - 1)
-            wanted += [last, *range(first, len(ids))]
-            if len(branches) > 1 and len(branch) > 1:
-                segments.append(Segment(first, len(branch) - 1, start, len(prompt)))
-        segments.append(Segment(start, len(prompt) if len(branches) > 1 else len(ids) - start, start, 0))
-    return ids, positions, segments, wanted
-
-
-def _packed(segments: Sequence[Segment], num_tokens: int, device: Any) -> Packed:
-    """The segments in blocks of like length, those behind a prompt apart from the others."""
-    blocks, placed = [], []
-    for behind in (False, True):
-        those = [one for one in segments if bool(one.prompt_length) == behind]
-        for group in alike(those, lambda one: one.length + one.prompt_length, lambda length: length**2, MAX_SCORES):
-            block = _block(group, device)
-            blocks.append(block)
-            placed.append(block.queries.flatten()[block.real])
-    order = torch.empty(num_tokens, dtype=torch.long, device=device)
-    order[torch.cat(placed)] = torch.arange(num_tokens, device=device)
-    return Packed(blocks, order)
-
-
-def _block(segments: Sequence[Segment], device: Any) -> Block:
-    start, length, prompt, prompt_length = torch.tensor(segments, device=device)[..., None].unbind(1)  # [B, 1] each
-    queries = _places(start, length)
-    real = (torch.arange(queries.shape[1], device=device) < length).flatten().nonzero()[:, 0]
-    if not segments[0].prompt_length:
-        return Block(queries, queries, real, None)
-    before = _places(prompt, prompt_length)
-    in_prompt = (torch.arange(before.shape[1], device=device) < prompt_length)[:, None, None]  # [B, 1, 1, P]
-    causal = torch.ones(queries.shape[1], queries.shape[1], dtype=torch.bool, device=device).tril()
-    shape = (len(segments), 1, queries.shape[1], -1)
-    mask = torch.cat([in_prompt.expand(shape), causal.expand(shape)], -1)
-    return Block(queries, torch.cat([before, queries], 1), real, mask)
-
-
-def _places(start: Int[Tensor, "b 1"], length: Int[Tensor, "b 1"]) -> Int[Tensor, "b t"]:
-    """The places of each segment's tokens; padding repeats the last, so that the zeros of its gradient are spread."""
-    return start + torch.minimum(torch.arange(int(length.max()), device=start.device), length - 1)
-
-
-def alike(
-    items: Sequence[Item], length: Callable[[Item], int], cost: Callable[[int], int], most: int
-) -> list[list[Item]]:
-    """Items of like length together; `cost` is that of one item padded to such a length, `most` that of all of them."""
-    groups: list[list[Item]] = []
-    for item in sorted(items, key=length):  # the next item is the longest of its group
-        fits = bool(groups) and length(item) <= ALIKE * length(groups[-1][0])
-        if fits and cost(length(item)) * (len(groups[-1]) + 1) <= most:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
-    return groups
-
-
-# ---- trees
-# Scoring several completions of one prompt: the prompt is computed once, and only completions reach the output head.
-#
-# A tree is a prompt with branches; a branch sees the prompt and itself. The numbers are those of separate rows up to
-# rounding.
-
 MAX_TOKENS = 16_384
 """Of one forward pass."""
 VOCABULARY_CHUNK = 8192  # columns of logits; TRL takes 32,768, whose temporaries are gigabytes where Triton is not
+Item = TypeVar("Item")
+Family = tuple[list[int], Sequence[list[int]]]
+"""A prompt and the branches behind it, as token ids."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +58,7 @@ class Scored:
     num_branches: int
 
     def per_branch(self, values: Float[Tensor, " n"]) -> Float[Tensor, " b"]:
-        """Sums of token values over each branch."""
+        """Return the sums of token values over each branch."""
         return torch.zeros(self.num_branches, dtype=values.dtype, device=values.device).index_add(
             0, self.branch, values
         )
@@ -286,9 +70,9 @@ class Scored:
 
 
 def score(model: Any, trees: Sequence[Tree]) -> Scored:
-    """Hidden states for all branches; gradients flow if they are enabled.
+    """Return hidden states for all branches; gradients flow if they are enabled.
 
-    All trees are one row where the model allows it (`packing`); else rows of like length go together.
+    All trees are one row where the model can be packed; else rows of like length are batched.
     """
     branches, device = [branch for tree in trees for branch in tree.branches], next(model.parameters()).device
     hidden = predicting(model, [(tree.prompt, tree.branches) for tree in trees], MAX_TOKENS)
@@ -301,7 +85,7 @@ def score(model: Any, trees: Sequence[Tree]) -> Scored:
 
 
 def score_together(model: Any, parts: Sequence[Sequence[Tree]]) -> list[Scored]:
-    """`score` of each part, all in one pass in which equal prompts are one and equal branches behind them, too."""
+    """Return `score` of each part, all from one pass that computes equal prompts and equal branches of them once."""
     families: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
     keys = [[(tuple(tree.prompt), tuple(branch)) for tree in part for branch in tree.branches] for part in parts]
     for prompt, branch in (key for part in keys for key in part):
@@ -309,52 +93,54 @@ def score_together(model: Any, parts: Sequence[Sequence[Tree]]) -> list[Scored]:
     scored = score(model, [Tree(list(p), tuple(map(list, branches))) for p, branches in families.items()])
     distinct = [(prompt, branch) for prompt, branches in families.items() for branch in branches]
     starts = dict(zip(distinct, accumulate((len(branch) for _, branch in distinct), initial=0), strict=False))
-    return [_picked(scored, [(starts[key], len(key[1])) for key in part]) for part in keys]
-
-
-def _picked(scored: Scored, branches: Sequence[tuple[int, int]]) -> Scored:
-    """Some branches of what was scored, each by its first row and its length; one may come more than once."""
-    device = scored.targets.device
-    rows = torch.tensor([start + i for start, length in branches for i in range(length)], device=device).long()
-    numbers = torch.tensor([n for n, (_, length) in enumerate(branches) for _ in range(length)], device=device).long()
-    return Scored(scored.hidden.index_select(0, rows), scored.targets[rows], numbers, len(branches))
+    found, device = [], scored.targets.device
+    for part in keys:
+        rows = [starts[key] + i for key in part for i in range(len(key[1]))]
+        numbers = [number for number, key in enumerate(part) for _ in key[1]]
+        index, branch_of = (torch.tensor(values, device=device).long() for values in (rows, numbers))
+        found.append(Scored(scored.hidden.index_select(0, index), scored.targets[index], branch_of, len(part)))
+    return found
 
 
 def _separately(model: Any, trees: Sequence[Tree]) -> Float[Tensor, "n h"]:
-    """Every branch as a row of its own. Rows are causal and padding lies behind them, so no mask is needed."""
+    """Score every branch as a row of its own. Rows are causal and padding follows them, so no mask is needed."""
     rows = list(enumerate((tree.prompt, branch) for tree in trees for branch in tree.branches))
+    device = next(model.parameters()).device
     parts: dict[int, Float[Tensor, "m h"]] = {}
     for bucket in alike(rows, lambda row: sum(map(len, row[1])), lambda length: length, MAX_TOKENS):
-        ids = _padded([prompt + branch[:-1] for _, (prompt, branch) in bucket], model)
+        inputs = [prompt + branch[:-1] for _, (prompt, branch) in bucket]
+        width = max(map(len, inputs))
+        ids = torch.tensor([row + [0] * (width - len(row)) for row in inputs], dtype=torch.long, device=device)
         hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state  # [B, T, H]
         for states, (number, (prompt, branch)) in zip(hidden, bucket, strict=True):
             parts[number] = states[len(prompt) - 1 : len(prompt) - 1 + len(branch)]
     return torch.cat([parts[number] for number in range(len(rows))])
 
 
-def _padded(rows: Sequence[list[int]], model: Any) -> Int[Tensor, "b t"]:
-    width = max(map(len, rows))
-    filled = [row + [0] * (width - len(row)) for row in rows]
-    return torch.tensor(filled, dtype=torch.long, device=next(model.parameters()).device)
-
-
-def token_statistics(
-    model: Any, scored: Scored, temperature: float = 1.0
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Log-prob of every completion token, and the entropy of the distribution it was drawn from; nats, float32."""
-    logps, entropy = _through_head(model, scored, temperature, ("entropy",))
-    return logps, entropy
+def alike(
+    items: Sequence[Item], length: Callable[[Item], int], cost: Callable[[int], int], most: int
+) -> list[list[Item]]:
+    """Group items of like length; `cost` is that of one item padded to a length, `most` the limit of a group's cost."""
+    groups: list[list[Item]] = []
+    for item in sorted(items, key=length):  # the next item is the longest of its group
+        fits = bool(groups) and length(item) <= ALIKE * length(groups[-1][0])
+        if fits and cost(length(item)) * (len(groups[-1]) + 1) <= most:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
 
 
 def token_log_probs(model: Any, scored: Scored, temperature: float = 1.0) -> Float[Tensor, " n"]:
-    """Natural log-prob of every completion token, float32."""
+    """Return the natural log-prob of every completion token, float32."""
     return _through_head(model, scored, temperature, ())[0]
 
 
 def _through_head(model: Any, scored: Scored, temperature: float, outputs: tuple[str, ...]) -> tuple[Any, Any]:
-    """Log-probs, and entropies or None; [N, V] logits are never held. Source: TRL 1.16 kernels/chunked_logprob.py.
+    """Return log-probs, and with outputs = ("entropy",) entropies of the distributions they were drawn from, in nats.
 
-    That kernel answers in float32 whatever it is given; a float64 model, which serves checks, is answered in float64.
+    [N, V] logits are never held. Source: TRL 1.16 kernels/chunked_logprob.py. That kernel answers in float32 whatever
+    it is given; a float64 model, which serves checks, is answered in float64.
     """
     if scored.hidden.dtype == torch.float64:
         table = (logits(model, scored) / temperature).log_softmax(-1)
@@ -367,27 +153,26 @@ def _through_head(model: Any, scored: Scored, temperature: float, outputs: tuple
 
 
 def after_head(model: Any) -> tuple[float | None, float]:
-    """A model's soft cap (Gemma) and factor (Cohere multiplies, Granite divides) on the numbers of its output head."""
+    """Return the soft cap (Gemma) and the factor (Cohere multiplies, Granite divides) of a model's logits."""
     config = model.config.get_text_config()
     scale = getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
     return getattr(config, "final_logit_softcapping", None), scale
 
 
 def head(model: Any) -> Head:
-    """A model's output head with what it does after it."""
+    """Return a model's output head with the soft cap and the factor."""
     layer, (softcap, scale) = model.get_output_embeddings(), after_head(model)
     return Head(layer.weight, layer.bias, scale, softcap)
 
 
 def logits(model: Any, scored: Scored) -> Float[Tensor, "n v"]:
-    """The model's logits for every completion token."""
+    """Return the model's logits for every completion token."""
     softcap, scale = after_head(model)
     raw = model.get_output_embeddings()(scored.hidden) * scale
     return raw if softcap is None else softcap * torch.tanh(raw / softcap)
 
 
-TOKEN_SUMS = ("cispo", "dapo", "vespo")
-"""TRL's loss types whose denominator is that of the whole generation batch, so that parts of a batch add up."""
+# GRPO's groups
 
 
 @dataclass(frozen=True)
@@ -400,9 +185,14 @@ class Groups:
 
 
 def group(inputs: Mapping[str, Tensor]) -> Groups:
-    """The rows of TRL's batch, padding removed, gathered by prompt."""
-    prompts = _unpadded(inputs["prompt_ids"], inputs["prompt_mask"])
-    completions = _unpadded(inputs["completion_ids"], inputs["completion_mask"])
+    """Return the rows of TRL's batch, padding removed, gathered by prompt."""
+    prompts, completions = (
+        [
+            row[kept.bool()].tolist()
+            for row, kept in zip(inputs[f"{side}_ids"].cpu(), inputs[f"{side}_mask"].cpu(), strict=True)
+        ]
+        for side in ("prompt", "completion")
+    )
     members: dict[tuple[int, ...], list[int]] = {}
     for row, prompt in enumerate(prompts):
         members.setdefault(tuple(prompt), []).append(row)
@@ -411,42 +201,38 @@ def group(inputs: Mapping[str, Tensor]) -> Groups:
     return Groups(trees, [row for rows in members.values() for row in rows], (height, width))
 
 
-def taken(left: list[Any], inputs: Mapping[str, Tensor], *, all_left: bool) -> list[Any]:
-    """The rows of one completion that are in TRL's batch, taken out of `left`; at last all that are left.
-
-    Scored beside the batch they cost nothing (`trees.score_together`), and TRL shuffles a step's rollouts before it
-    cuts them into batches.
-    """
-    here = Counter((tuple(tree.prompt), tuple(branch)) for tree in group(inputs).trees for branch in tree.branches)
-    found = []
-    for row in list(left):
-        key = (tuple(row.tree.prompt), tuple(row.tree.branches[0]))
-        if all_left or here[key]:
-            here[key] -= 1
-            left.remove(row)
-            found.append(row)
-    return found
-
-
-def _unpadded(ids: Tensor, mask: Tensor) -> list[list[int]]:
-    return [row[kept.bool()].tolist() for row, kept in zip(ids.cpu(), mask.cpu(), strict=True)]
-
-
 def statistics(
     model: Any, groups: Groups, scored: Scored, temperature: float
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Log-probs and entropies (nats) of completions where TRL expects them, 0 at padding; no gradient to entropies."""
-    logps, entropy = token_statistics(model, scored, temperature)
+    """Return log-probs and entropies (nats) of completions where TRL expects them, 0 at padding; entropies detached."""
+    logps, entropy = _through_head(model, scored, temperature, ("entropy",))
     rows = torch.tensor(groups.rows, device=logps.device)[scored.branch]  # [N]
     columns = torch.cat([torch.arange(n, device=logps.device) for n in scored.lengths.tolist()])  # [N]
     empty = torch.zeros(groups.shape, dtype=logps.dtype, device=logps.device)
     return empty.index_put((rows, columns), logps), empty.index_put((rows, columns), entropy.detach())
 
 
-def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices of rows by length, in parts of at most `max_tokens` tokens, padding to a part's longest row included.
+def taken(left: list[Any], inputs: Mapping[str, Tensor], *, all_left: bool) -> list[Any]:
+    """Take the rows of one completion that are in TRL's batch out of `left`; with `all_left`, all rows.
 
-    A row longer than that is a part by itself.
+    Scored together with the batch these rows cost nothing (`score_together`), and TRL shuffles a step's rollouts before
+    it cuts them into batches.
+    """
+    in_batch = Counter((tuple(tree.prompt), tuple(branch)) for tree in group(inputs).trees for branch in tree.branches)
+    found = []
+    for row in list(left):
+        key = (tuple(row.tree.prompt), tuple(row.tree.branches[0]))
+        if all_left or in_batch[key]:
+            in_batch[key] -= 1
+            left.remove(row)
+            found.append(row)
+    return found
+
+
+def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Return indices of rows by length, in parts of at most `max_tokens` tokens.
+
+    Padding to a part's longest row counts. A row longer than that is a part by itself.
     """
     parts: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):  # the next row is the longest of its part
@@ -458,7 +244,7 @@ def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def evened(parts: list[list[int]], count: int) -> list[list[int]]:
-    """The same rows in `count` parts, no fewer than there are: the largest are halved; not more than there are rows."""
+    """Return the same rows in `count` parts, at least `len(parts)` and at most the rows: the largest are halved."""
     parts = list(parts)
     while len(parts) < count:
         largest = max(range(len(parts)), key=lambda i: len(parts[i]))
@@ -468,13 +254,13 @@ def evened(parts: list[list[int]], count: int) -> list[list[int]]:
 
 
 def row_lengths(inputs: Mapping[str, Tensor]) -> list[int]:
-    """Tokens of each row of TRL's batch, prompt and completion, without padding."""
+    """Return the tokens of each row of TRL's batch, prompt and completion, without padding."""
     lengths: list[int] = (inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)).tolist()
     return lengths
 
 
 def rows_of(inputs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
-    """Some rows of TRL's batch, padded to the longest among them: prompts on the left, completions on the right."""
+    """Return some rows of TRL's batch, padded to their longest: prompts on the left, completions on the right."""
     height, width = inputs["completion_ids"].shape
     index = torch.tensor(rows, device=inputs["completion_ids"].device)
     prompt = int(inputs["prompt_mask"][index].sum(1).max())
@@ -490,15 +276,213 @@ def rows_of(inputs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
     return part
 
 
+TOKEN_SUMS = ("cispo", "dapo", "vespo")
+"""TRL's loss types whose denominator is that of the whole generation batch, so that parts of a batch add up."""
+
+
 def share(loss_type: str, part: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> float:
-    """What a part's loss, as TRL computes it, is multiplied by, so that the parts of a batch add up to its loss."""
+    """Return the factor of a part's loss, as TRL computes it, with which the parts of a batch add up to its loss."""
     if loss_type in TOKEN_SUMS:
         return 1.0
-    if loss_type == "bnpo":
-        return _tokens(part) / max(_tokens(whole), 1.0)
-    return len(part["completion_ids"]) / len(whole["completion_ids"])
+    if loss_type != "bnpo":
+        return len(part["completion_ids"]) / len(whole["completion_ids"])
+    tokens, of_whole = (
+        float((inputs["completion_mask"] * inputs.get("tool_mask", 1)).sum()) for inputs in (part, whole)
+    )
+    return tokens / max(of_whole, 1.0)
 
 
-def _tokens(inputs: Mapping[str, Tensor]) -> float:
-    mask = inputs["completion_mask"] * inputs["tool_mask"] if "tool_mask" in inputs else inputs["completion_mask"]
-    return float(mask.sum())
+# Packing: prompts and their branches as one row without padding.
+#
+# Linears, norms and activations run over the tokens of all rows as one row [1, N]. Attention cuts it into segments: a
+# prompt, or a branch, which sees its prompt and itself. Segments of like length attend together and are padded for that
+# alone. A prompt is computed once for all its branches, with recomputed activations, too.
+#
+# It is a kind of attention that models of `transformers` can be set to (AttentionInterface) and that is `sdpa` except
+# in a pass that brings `packed`. Models whose layers do not all attend through `sdpa` to all earlier tokens cannot.
+
+NAME = "composer_packed"
+MAX_SCORES = 2**24
+"""Attention scores of one call and head, padding included: the mask of branches has as many entries."""
+ALIKE = 1.5
+"""No segment is padded to more than this times its length."""
+LAYERS = {"full_attention", "sliding_attention"}
+_UNFIT: WeakSet[Any] = WeakSet()
+"""Decoders some of whose layers were seen not to attend through here."""
+
+
+class Segment(NamedTuple):
+    """Tokens of the row that attend to themselves, causally, and to all of a prompt, which may be empty."""
+
+    start: int
+    length: int
+    prompt: int
+    prompt_length: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Segments that attend in one call: the indices of their queries [B, Q] and keys [B, K] in the row, padded.
+
+    real: [n] which of the B * Q queries are no padding. mask: [B, 1, Q, K], None where attention is causal.
+    """
+
+    queries: Int[Tensor, "b q"]
+    keys: Int[Tensor, "b k"]
+    real: Int[Tensor, " n"]
+    mask: Bool[Tensor, "b 1 q k"] | None
+
+
+@dataclass
+class Packed:
+    """How one row attends. `order`: [N] where each token is among the blocks' results; `layers`: how many attended."""
+
+    blocks: list[Block]
+    order: Int[Tensor, " N"]
+    layers: int = field(default=0, compare=False)
+
+
+def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float[Tensor, "M H"] | None:
+    """Return the hidden states that predict all branches' tokens, in order; None where the model cannot be packed.
+
+    A pass takes at most `max_tokens` tokens, but a prompt with one branch is never cut.
+    """
+    longest = max(len(prompt) + len(branch) for prompt, branches in families for branch in branches)
+    if not _fits(model, longest):
+        return None
+    decoder, device, found = model.get_decoder(), next(model.parameters()).device, []
+    if decoder.config._attn_implementation != NAME:  # setting it walks through all modules
+        decoder.set_attn_implementation(NAME)
+    for part in _passes(families, max_tokens):
+        ids, positions, segments, wanted = _laid_out(part)
+        packed = _packed(segments, len(ids), device)
+        states = decoder(
+            input_ids=torch.tensor([ids], device=device),
+            position_ids=torch.tensor([positions], device=device),
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # taken as it is, and not read
+            use_cache=False,
+            packed=packed,
+        ).last_hidden_state
+        if packed.layers != model.config.get_text_config().num_hidden_layers:
+            _UNFIT.add(decoder)
+            decoder.set_attn_implementation("sdpa")
+            return None
+        found.append(states[0].index_select(0, torch.tensor(wanted, device=device)))
+    return torch.cat(found)
+
+
+def _fits(model: Any, longest: int) -> bool:
+    """Whether every token of rows of up to `longest` tokens attends, through `sdpa`, to all earlier ones."""
+    decoder, config = model.get_decoder(), model.config.get_text_config()
+    if decoder in _UNFIT or decoder.config._attn_implementation not in ("sdpa", NAME):
+        return False
+    kinds = set(getattr(config, "layer_types", None) or LAYERS)  # a window is for all layers where none is named
+    window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
+    taken = inspect.signature(decoder.forward).parameters
+    accepts = "position_ids" in taken and any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    stateful = getattr(model, "_is_stateful", False)
+    return accepts and not stateful and kinds <= LAYERS and (window is None or longest <= window)
+
+
+def _passes(families: Sequence[Family], max_tokens: int) -> Iterator[list[Family]]:
+    """Yield all branches in order, in passes; a prompt is in each pass that has branches of it."""
+    part: list[tuple[list[int], list[list[int]]]] = []
+    tokens = 0
+    for prompt, branches in families:
+        new = True
+        for branch in branches:
+            needed = len(branch) + len(prompt) * new
+            if part and tokens + needed > max_tokens:
+                yield list(part)
+                part, tokens, new = [], 0, True
+                needed = len(branch) + len(prompt)
+            if new:
+                part.append((prompt, []))
+            part[-1][1].append(branch)
+            tokens, new = tokens + needed, False
+    if part:
+        yield list(part)
+
+
+def _laid_out(families: Sequence[Family]) -> tuple[list[int], list[int], list[Segment], list[int]]:
+    """Return the row's token ids and positions, its segments, and the indices that predict the branches' tokens.
+
+    Nothing is predicted from a branch's last token, so it is left out; a prompt with one branch is one segment.
+    """
+    ids, positions, segments, wanted = list[int](), list[int](), list[Segment](), list[int]()
+    for prompt, branches in families:
+        start, last = len(ids), len(ids) + len(prompt) - 1
+        ids += prompt
+        positions += range(len(prompt))
+        for branch in branches:
+            first = len(ids)
+            ids += branch[:-1]
+            positions += range(len(prompt), len(prompt) + len(branch) - 1)
+            wanted += [last, *range(first, len(ids))]
+            if len(branches) > 1 and len(branch) > 1:
+                segments.append(Segment(first, len(branch) - 1, start, len(prompt)))
+        segments.append(Segment(start, len(prompt) if len(branches) > 1 else len(ids) - start, start, 0))
+    return ids, positions, segments, wanted
+
+
+def _packed(segments: Sequence[Segment], num_tokens: int, device: Any) -> Packed:
+    """Return the segments in blocks of like length, branches separate from prompts."""
+    blocks, placed = [], []
+    for behind in (False, True):
+        kind = [one for one in segments if bool(one.prompt_length) == behind]
+        for bucket in alike(kind, lambda one: one.length + one.prompt_length, lambda length: length**2, MAX_SCORES):
+            block = _block(bucket, device)
+            blocks.append(block)
+            placed.append(block.queries.flatten()[block.real])
+    order = torch.empty(num_tokens, dtype=torch.long, device=device)
+    order[torch.cat(placed)] = torch.arange(num_tokens, device=device)
+    return Packed(blocks, order)
+
+
+def _block(segments: Sequence[Segment], device: Any) -> Block:
+    start, length, prompt, prompt_length = torch.tensor(segments, device=device)[..., None].unbind(1)  # [B, 1] each
+    queries = _positions(start, length)
+    real = (torch.arange(queries.shape[1], device=device) < length).flatten().nonzero()[:, 0]
+    if not segments[0].prompt_length:
+        return Block(queries, queries, real, None)
+    before = _positions(prompt, prompt_length)
+    in_prompt = (torch.arange(before.shape[1], device=device) < prompt_length)[:, None, None]  # [B, 1, 1, P]
+    causal = torch.ones(queries.shape[1], queries.shape[1], dtype=torch.bool, device=device).tril()
+    shape = (len(segments), 1, queries.shape[1], -1)
+    mask = torch.cat([in_prompt.expand(shape), causal.expand(shape)], -1)
+    return Block(queries, torch.cat([before, queries], 1), real, mask)
+
+
+def _positions(start: Int[Tensor, "b 1"], length: Int[Tensor, "b 1"]) -> Int[Tensor, "b t"]:
+    """Return the indices of each segment's tokens; padding repeats the last, so that its zero gradients are spread."""
+    return start + torch.minimum(torch.arange(int(length.max()), device=start.device), length - 1)
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    packed: Packed | None = None,
+    **given: Any,
+) -> tuple[Tensor, None]:
+    """`sdpa`, of a packed row by segments. query: [1, H, N, D]; key, value: [1, G, N, D]; returns [1, N, H, D]."""
+    if packed is None:
+        return sdpa_attention_forward(module, query, key, value, mask, **given)
+    packed.layers += 1
+    parts = []
+    for block in packed.blocks:
+        states = (_gather(query, block.queries), _gather(key, block.keys), _gather(value, block.keys))
+        attended, _ = sdpa_attention_forward(module, *states, block.mask, **given)
+        parts.append(attended.flatten(0, 1).index_select(0, block.real))
+    return torch.cat(parts).index_select(0, packed.order)[None], None
+
+
+def _gather(states: Float[Tensor, "1 h N d"], positions: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
+    gathered = states[0].transpose(0, 1).index_select(0, positions.flatten())
+    return gathered.unflatten(0, positions.shape).transpose(1, 2)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,39 +1,427 @@
-"""What a step reports when it is over, whatever micro-batches it was cut into: channel losses and gradient cosines."""
+"""One training step: its rows, one forward pass of the student, the channels' losses, their sum with GRPO's, a report.
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+transformers' trainer runs the loop of steps; TRL's `GRPOTrainer`, which is made from it, calls `ComposedTrainer` here.
+A step is one generation of rollouts, trained in `_micro_batches` micro-batches. In each of them, in this order:
+
+1. `_prepare_inputs`: in a step's first micro-batch TRL has `_play` sample the rollouts (rollouts.py) and computes their
+   advantages, and `channel_rows` collects the rows of all channels. Each micro-batch gets its share of both.
+2. `_compute_loss`: cuts the micro-batch to the budget of tokens, and for each part `_part_loss` has the student score
+   GRPO's rollouts and the channels' rows in one forward pass (`Channels.losses`), each channel compute its loss
+   (channels/, with a kernel of stages/losses), TRL compute GRPO's, and `compose_loss` add them up.
+3. After the last micro-batch: `StepReport` becomes the step's metrics, `_reduce_gradients` takes the gradients' mean
+   over the processes, and transformers' trainer steps the optimiser.
+
+With every channel's weight at 0 nothing of TRL's loss is touched: loss and gradients are `torch.equal` to plain
+`GRPOTrainer`. Terms: a micro-batch is TRL's, a part is what one forward and backward pass takes of it.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PrinterCallback
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
-from stages.backends.ranks import Ranks
-from stages.training.channels import ChannelLoss
+from stages.backends.ranks import Ranks, join
+from stages.envs.base import Environment
+from stages.errors import BadInput
+from stages.policy.local import LocalPolicy
+from stages.policy.vllm import VllmPolicy
+from stages.rollouts.agent_loop import Episode
+from stages.runs.artifact import RunWriter
+from stages.training.channels import CHANNELS, ChannelLoss, ChannelSettings
+from stages.training.channels.base import State
+from stages.training.config import ChannelWeights
+from stages.training.data import EpisodeRows, OwnEpisode, PairRows, PairSource, TokenPair, own_episode
+from stages.training.hints import Hint, HintedRows, HintedTurn, SelfTeacher, hinted_turns
+from stages.training.rollouts import Rollouts, environment_reward
+from stages.training.scoring import (
+    Scored,
+    Tree,
+    evened,
+    group,
+    pack,
+    row_lengths,
+    rows_of,
+    score_together,
+    share,
+    statistics,
+    taken,
+)
+from stages.training.served import ServedRollouts
+from stages.training.settings import Eopd, Hints, Pairs, RowSource, Taid
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is announced as experimental on every start
+warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing` is deprecated")  # TRL sets it, not we
 
 GRPO = "grpo"
-"""The loss whose weight is 1, as gradient norms and cosines name it."""
+"""GRPO's name in gradient norms and cosines; its weight is 1."""
+GROUP_COLUMNS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
+
+
+# 1. The rows
 
 
 @dataclass(frozen=True)
-class GradientCosines:
-    """Euclidean norm of each loss' (unweighted) gradient and the cosine of each pair of them.
+class ChannelBatch:
+    """The rows of all channels in one step, or in a part of it; a source without rows has an empty list."""
 
-    The cosine with a gradient of norm zero is NaN: it has no direction.
+    pairs: Sequence[TokenPair] = field(default_factory=list)
+    hinted: Sequence[HintedTurn] = field(default_factory=list)
+    episodes: Sequence[OwnEpisode] = field(default_factory=list)
+    whole: "ChannelBatch | None" = None
+    """The step that this is a part of; None where it is the whole step."""
+
+    @property
+    def step(self) -> "ChannelBatch":
+        """All rows of the step, from which the denominators come."""
+        return self.whole or self
+
+    def part(self, index: int, count: int) -> "ChannelBatch":
+        """Return the share of one of `count` micro-batches; it may be empty."""
+        return ChannelBatch(self.pairs[index::count], self.hinted[index::count], self.episodes[index::count], self.step)
+
+    def packed(self, max_tokens: int) -> "list[ChannelBatch]":
+        """Return parts of at most `max_tokens` tokens; a longer row is a part by itself. Hinted turns are two rows."""
+        rows = [(source, row) for source in get_args(RowSource) for row in getattr(self, source)]
+        trees = [(row.tree, row.hinted) if source == "hinted" else (row.tree,) for source, row in rows]
+        lengths = [sum(tree.num_tokens for tree in of_row) for of_row in trees]
+        parts = []
+        for indices in pack(lengths, max_tokens):
+            split: dict[str, list[Any]] = {source: [] for source in get_args(RowSource)}
+            for source, row in (rows[index] for index in indices):
+                split[source].append(row)
+            parts.append(ChannelBatch(**split, whole=self.step))
+        return parts
+
+
+ChannelRows = Callable[[list[Episode], int], ChannelBatch]
+"""(episodes of this step, step) -> the rows of all channels."""
+
+
+def channel_rows(
+    channels: "Channels",
+    hints: Hints,
+    source: PairSource | None,
+    policy: LocalPolicy,
+    environment: Environment,
+    out: RunWriter,
+    record: Callable[[int, list[tuple[Episode, Hint]]], None],
+    teacher: VllmPolicy | None = None,
+) -> ChannelRows:
+    """Return a function that collects a step's rows from the sources that the channels use; `record` gets the hints.
+
+    teacher: one behind a server, which scores all rollouts of a step in one request.
     """
+    used = channels.row_sources
+    hint = hinted_turns(hints, policy, environment, out) if "hinted" in used else None
 
-    norms: Mapping[str, float]
-    cosines: Mapping[str, float]
+    def rows(episodes: list[Episode], step: int) -> ChannelBatch:
+        own = [x for x in map(own_episode, episodes) if x is not None] if "episodes" in used else []
+        if teacher is not None:
+            scores = teacher.score_all([(x.tree.prompt, x.tree.branches[0]) for x in own])
+            own = [replace(x, teacher_logprobs=logps) for x, logps in zip(own, scores, strict=True)]
+        hinted: list[HintedTurn] = []
+        if hint is not None:
+            found = hint(episodes)
+            hinted = found.rows
+            record(step, found.hints)
+        return ChannelBatch(source.batch(step) if source is not None else [], hinted, own)
 
-    def metrics(self) -> dict[str, float]:
-        """Flat names: `gradient/norm/dpo`, `gradient/cosine/grpo~dpo`."""
-        return {f"gradient/norm/{n}": v for n, v in self.norms.items()} | {
-            f"gradient/cosine/{n}": v for n, v in self.cosines.items()
-        }
+    return rows
+
+
+def collate(groups: Mapping[str, Any], batch: ChannelBatch, needed: Collection[RowSource]) -> dict[str, Any]:
+    """Return the batch of a step: TRL's group tensors plus `channels`.
+
+    `BadInput` names a column that is missing or of the wrong length, and missing pairs.
+    needed: the row sources that active channels use.
+    """
+    if missing := [name for name in GROUP_COLUMNS if name not in groups]:
+        raise BadInput(
+            f"The batch lacks the column {missing[0]!r}, which GRPO needs; it has {', '.join(sorted(groups))}."
+        )
+    rows = {name: len(groups[name]) for name in GROUP_COLUMNS[:5]}
+    if len(set(rows.values())) > 1:
+        odd = next(name for name, count in rows.items() if count != rows["prompt_ids"])
+        raise BadInput(f"The column {odd!r} has {rows[odd]} rows, but prompt_ids has {rows['prompt_ids']}.")
+    if "pairs" in needed and not batch.step.pairs:
+        raise BadInput(
+            "A preference channel has a weight, but the batch holds no pairs. "
+            "Give pairs with --from, or set its weight to 0."
+        )
+    return {**groups, "channels": batch}
+
+
+# 2. One forward pass, and each channel's loss
+
+SCORED_ROWS: dict[RowSource, type[PairRows] | type[HintedRows] | type[EpisodeRows]] = {
+    "pairs": PairRows,
+    "hinted": HintedRows,
+    "episodes": EpisodeRows,
+}
+
+
+class Channels:
+    """The channels that have a weight. `source` is needed by channels on pairs, `teacher` by those that need one."""
+
+    def __init__(
+        self,
+        weights: ChannelWeights,
+        pairs: Pairs,
+        hints: Hints,
+        *,
+        source: PairSource | None,
+        teacher: Any | None,
+        temperature: float,
+        num_steps: int,
+        taid: Taid = Taid(),  # noqa: B008 (frozen)
+        eopd: Eopd = Eopd(),  # noqa: B008 (frozen)
+    ) -> None:
+        settings = ChannelSettings(pairs, hints, temperature, num_steps, taid, eopd)
+        self.weights = weights.active()
+        self._active = {name: CHANNELS[name](settings) for name in self.weights}
+        used = {channel.row_source for channel in self._active.values()}
+        self.row_sources = [row_source for row_source in SCORED_ROWS if row_source in used]
+        """The sources whose rows some channel uses."""
+        self.self_teacher = SelfTeacher(hints) if "sdpo" in self.weights else SelfTeacher()
+        self._frozen: dict[RowSource, Any] = {"pairs": source, "hinted": self.self_teacher, "episodes": teacher}
+
+    def losses(
+        self, model: Any, batch: ChannelBatch, grpo_trees: Sequence[Tree] = ()
+    ) -> tuple[dict[str, ChannelLoss], Scored | None]:
+        """Return each channel's share of a part that has rows of it, and `grpo_trees` scored in the same pass.
+
+        The losses of all parts add up to those of the step: denominators are the whole step's (`ChannelBatch.step`).
+        Teachers, references and hinted prompts are scored without gradients.
+        """
+        rows = {row_source: getattr(batch, row_source) for row_source in self.row_sources}
+        trees = [[row.tree for row in of_source] for of_source in rows.values()]
+        if not grpo_trees and not any(trees):
+            return {}, None
+        grpo_scored, *parts = score_together(model, [grpo_trees, *trees])
+        losses: dict[str, ChannelLoss] = {}
+        for (row_source, of_source), scored in zip(rows.items(), parts, strict=True):
+            if of_source:
+                of_step = getattr(batch.step, row_source)
+                shared = SCORED_ROWS[row_source](of_source, of_step, model, scored, self._frozen[row_source])
+                for name, channel in self._active.items():
+                    if channel.row_source == row_source:
+                        losses[name] = channel.loss(shared)
+        return losses, grpo_scored
+
+    def end_step(self, losses: Mapping[str, ChannelLoss], step: int) -> None:
+        """Give every channel the loss of a whole step of training."""
+        for name, channel in losses.items():
+            self._active[name].end_step(channel.loss, step)
+
+    def state(self) -> dict[str, State]:
+        """Return what a resumed run needs, as JSON, by channel; tensors are the self-teacher's to save."""
+        return {name: channel.state() for name, channel in self._active.items()}
+
+    def load(self, state: Mapping[str, State], folder: Path | None = None) -> None:
+        """Continue from `state` and from the self-teacher's weights in the folder of a checkpoint."""
+        if folder is not None:
+            self.self_teacher.load(folder)
+        for name, channel in self._active.items():
+            channel.load(state[name])
+
+
+# 3. The step
+
+
+class ComposedTrainer(GRPOTrainer):
+    """TRL's GRPO on our environments, with channels. `channel_rows` is called once a step with its rollouts."""
+
+    args: GRPOConfig
+
+    def __init__(
+        self,
+        *,
+        policy: LocalPolicy,
+        rollouts: Rollouts,
+        channels: Channels,
+        channel_rows: ChannelRows,
+        gradient_cosine_every: int,
+        shared_prompts: bool = False,
+        max_tokens: int | None = None,
+        ranks: Ranks | None = None,
+        served: ServedRollouts | None = None,
+        **trl: Any,
+    ) -> None:
+        self._policy, self._rollouts, self.channels, self._channel_rows = policy, rollouts, channels, channel_rows
+        self._gradient_cosine_every, self._shared_prompts = gradient_cosine_every, shared_prompts
+        self._max_tokens, self._ranks, self.served = max_tokens, ranks or join(), served
+        self._report = StepReport(channels.weights)
+        self._prompts: list[dict[str, Any]] = []
+        self._unused_episodes: list[OwnEpisode] = []
+        self._scored: tuple[Tensor, Tensor] | None = None
+        super().__init__(
+            model=policy.model,
+            processing_class=policy.tokenizer,
+            reward_funcs=environment_reward,
+            rollout_func=self._play,
+            **trl,
+        )
+        self.remove_callback(PrinterCallback)
+        # Trees are scored around the model's own forward pass, where DistributedDataParallel would see no gradients.
+        prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
+        self.accelerator.prepare_model = prepare
+        if served is not None:  # TRL synchronises before it asks for rollouts, and corrects for the server's policy
+            self.use_vllm, self._last_loaded_step = True, -1
+            setattr(self, "vllm_generation", served.sync)  # noqa: B010 (TRL calls its sync_weights alone)
+            served.begin(lambda: (self.model, self.state.global_step), self._coming_prompts)
+
+    @property
+    def _micro_batches(self) -> int:
+        """Of one optimiser step, which is one generation."""
+        return self.args.steps_per_generation or 1  # TRL sets it when the configuration is made
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._prompts = inputs
+        return super()._generate_and_score_completions(inputs)
+
+    def _play(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
+        """Sample a step's rollouts. TRL passes prompts alone; their rows, which name the task, were kept before."""
+        del prompts, trainer
+        if self.served is None:
+            return self._rollouts.play(self._prompts, self._policy, self.state.global_step)
+        columns, metrics = self.served.play(self._prompts, self.state.global_step)
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
+        return columns
+
+    def _coming_prompts(self, step: int) -> list[dict[str, Any]] | None:
+        """Return the rows that TRL's sampler will give this process in a later step; None after the last step."""
+        if step >= self.args.max_steps:
+            return None
+        each = self.num_generations or 1
+        count = self.args.per_device_train_batch_size * self._micro_batches // each
+        dataset: Any = self.train_dataset
+        start = (step * self._ranks.count + self._ranks.rank) * count
+        return [dataset[i] for i in range(start, start + count) for _ in range(each)]
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """Return a micro-batch: TRL's tensors of its rollouts, and its share of the channels' rows."""
+        inputs = super()._prepare_inputs(generation_batch)
+        if not self.channels.weights:
+            return inputs
+        ranks, micro, count = self._ranks, self._step % self._micro_batches, self._micro_batches
+        if micro == 0:
+            step = self.state.global_step
+            self._step_rows = ranks.broadcast_from_rank0(lambda: self._channel_rows(self._rollouts.latest, step))
+            self._unused_episodes = list(self._step_rows.episodes)
+        part = self._step_rows.part(ranks.rank * count + micro, ranks.count * count)
+        if ranks.count == 1 and self._step_rows.episodes:
+            # All rollouts of the step pass through this process: score each episode with GRPO's row of the same tokens.
+            part = replace(part, episodes=taken(self._unused_episodes, inputs, all_left=micro == count - 1))
+        return collate(inputs, part, self.channels.row_sources)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Train on a micro-batch; after a step's last one the gradients are their mean over all processes."""
+        loss = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            self._reduce_gradients()
+        return loss
+
+    def _reduce_gradients(self) -> None:
+        """Called after the last backward pass of a step, before the optimiser."""
+        self._ranks.average_gradients(self._policy.model.parameters())
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Float[Tensor, ""]:
+        """Return the loss of a micro-batch, all parts of which but the last have been differentiated already."""
+        *earlier, last = self._parts(inputs)
+        done: list[Tensor] = []
+        for part in earlier:
+            loss = self._part_loss(model, part, inputs)
+            if loss.requires_grad:
+                self.accelerator.backward(loss)
+            done.append(loss.detach())
+            del loss  # and with it the graph, before the next part makes another one
+        loss = self._part_loss(model, last, inputs)
+        if self.channels.weights and (self._step + 1) % self._micro_batches == 0:
+            report = self._report.gathered(self._ranks)
+            for name, value in report.metrics().items():
+                self._metrics["train"][name].append(value)
+            self.channels.end_step(report.losses, self.state.global_step)
+            self._report = StepReport(self.channels.weights)
+        return loss + sum(done) if done else loss
+
+    def _parts(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the micro-batch, or within the budget of tokens its rows and then the channels' rows; never empty."""
+        if self._max_tokens is None:
+            return [inputs]
+        groups = {name: value for name, value in inputs.items() if name != "channels"}
+        packed = pack(row_lengths(groups), self._max_tokens)
+        packed = evened(packed, max(self._ranks.gather(len(packed))))  # TRL's loss of a part waits for all processes
+        parts = [rows_of(groups, rows) for rows in packed]
+        return parts + [{"channels": part} for part in inputs.get("channels", ChannelBatch()).packed(self._max_tokens)]
+
+    def _part_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
+        """Return a part's share of the step's loss: GRPO's, and each channel's times its weight."""
+        if not self.channels.weights and not self._shared_prompts:
+            return self._grpo_loss(model, part, whole)
+        plain = self.accelerator.unwrap_model(model)
+        groups = group(part) if "prompt_ids" in part else None
+        with self.accelerator.autocast():  # accelerate wraps the model's own forward pass alone
+            rows = part.get("channels", ChannelBatch())
+            losses, scored = self.channels.losses(plain, rows, groups.trees if groups else ())
+            if groups is not None and scored is not None:
+                self._scored = statistics(plain, groups, scored, self.temperature)
+        grpo = self._grpo_loss(model, part, whole)
+        self._report.add(losses)
+        if self._gradient_cosine_every and self.state.global_step % self._gradient_cosine_every == 0:
+            all_losses = {GRPO: grpo / self._ranks.count} | {name: channel.loss for name, channel in losses.items()}
+            differentiable = {name: loss for name, loss in all_losses.items() if loss.requires_grad}
+            self._report.add_gradients(differentiable, self._policy.model.parameters())
+        # A channel's losses add up over the processes, whose gradients' mean is taken.
+        weights = {name: weight * self._ranks.count for name, weight in self.channels.weights.items()}
+        return compose_loss(grpo, losses, weights)
+
+    def _grpo_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
+        """Return TRL's loss of a part's rollouts, weighted so that the parts add up to the micro-batch's loss."""
+        if "prompt_ids" not in part:
+            return torch.zeros((), device=self.accelerator.device)
+        loss: Tensor = super()._compute_loss(model, part)
+        return loss if part is whole else loss * share(self.loss_type, part, whole)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        """Give TRL's loss the log-probs that were scored together with the channels' rows, else TRL's own pass."""
+        if self._scored is None:
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        scored, self._scored = self._scored, None
+        return (*scored, None)
+
+
+def compose_loss(
+    grpo: Float[Tensor, ""], channels: Mapping[str, ChannelLoss], weights: Mapping[str, float]
+) -> Float[Tensor, ""]:
+    """Return `grpo` + sum over channels of weight * loss: the share of one part in the step's loss.
+
+    With no channel of positive weight the very tensor `grpo` is returned, so loss and gradients are those of plain GRPO
+    bit for bit. `grpo` has been divided by the number of micro-batches, as TRL does, or by the step's tokens.
+    """
+    total = grpo
+    for name, weight in weights.items():
+        if weight and name in channels and channels[name].denominator:
+            total = total + weight * channels[name].loss
+    return total
+
+
+# 4. The report
 
 
 class StepReport:
-    """Sums over the parts of one step; `names` gives the order of the losses, GRPO first."""
+    """Sums over the parts of one step, however it was cut; `names` gives the order of the losses after GRPO's."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = [GRPO, *names]
@@ -43,71 +431,58 @@ class StepReport:
         """By channel; those that had rows in some part."""
 
     def add(self, losses: Mapping[str, ChannelLoss]) -> None:
-        """The channels' losses of one part."""
+        """Add the channels' losses of one part, without their graph."""
         for name, loss in losses.items():
-            loss = loss.detached()
+            loss = replace(loss, loss=loss.loss.detach())
             self.losses[name] = self.losses[name] + loss if name in self.losses else loss
 
     def add_gradients(self, losses: Mapping[str, Float[Tensor, ""]], parameters: Iterable[Tensor]) -> None:
-        """Gradients of one part's losses by name; the graph stays alive for the backward pass that follows."""
-        for name, gradient in _gradients(losses, parameters).items():
-            self.gradients[name] = self.gradients[name] + gradient if name in self.gradients else gradient
+        """Add the (unweighted) gradients of one part's losses; the graph stays for the backward pass that follows."""
+        trained = [p for p in parameters if p.requires_grad]
+        for name, loss in losses.items():
+            found = zip(torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True), trained, strict=True)
+            filled = [(torch.zeros_like(p) if g is None else g).flatten() for g, p in found]
+            # float32 at least: norms of half-precision gradients overflow.
+            flat = torch.cat([g.to(torch.promote_types(g.dtype, torch.float32)) for g in filled])
+            self.gradients[name] = self.gradients[name] + flat if name in self.gradients else flat
 
     def gathered(self, ranks: Ranks) -> "StepReport":
-        """The sums over all processes, on each; the parts of each are those that it had."""
+        """Return the sums over all processes, on each; the parts of each are those that it had."""
         if ranks.count == 1:
             return self
-        whole = StepReport(self._names[1:])
-        for losses in ranks.gather({name: _portable(loss) for name, loss in self.losses.items()}):
-            whole.add(losses)
+        total = StepReport(self._names[1:])
+        portable = {}  # without tensors on a device, which only their own process can read
+        for name, loss in self.losses.items():
+            metrics = {
+                key: replace(metric, **{part: float(value) for part, value in vars(metric).items()})
+                for key, metric in loss.metrics.items()
+            }
+            portable[name] = replace(loss, loss=loss.loss.cpu(), metrics=metrics)
+        for losses in ranks.gather(portable):
+            total.add(losses)
         somewhere = {name for names in ranks.gather(list(self.gradients)) for name in names}
         for name in self._names:
             if name in somewhere:
                 own = self.gradients.get(name)
-                whole.gradients[name] = ranks.total(torch.zeros_like(self.gradients[GRPO]) if own is None else own)
-        return whole
+                total.gradients[name] = ranks.total(torch.zeros_like(self.gradients[GRPO]) if own is None else own)
+        return total
 
     def metrics(self) -> dict[str, float]:
-        """Of the whole step: `NAME/loss`, `NAME/denominator`, `NAME/KEY`, and cosines where gradients were added."""
+        """Return the step's metrics, where gradients were added with each one's Euclidean norm and all pairs' cosines.
+
+        Names: `NAME/loss`, `NAME/denominator`, `NAME/KEY`, `gradient/norm/dpo`, `gradient/cosine/grpo~dpo`. The cosine
+        with a gradient of norm zero is NaN: it has no direction.
+        """
         values: dict[str, float] = {}
         for name in self._names:
             if (channel := self.losses.get(name)) is not None:
                 values |= {f"{name}/loss": float(channel.loss), f"{name}/denominator": float(channel.denominator)}
                 values |= {f"{name}/{key}": float(value) for key, value in channel.metrics.items()}
-        ordered = {name: self.gradients[name] for name in self._names if name in self.gradients}
-        return values | (_cosines(ordered).metrics() if ordered else {})
-
-
-def _portable(loss: ChannelLoss) -> ChannelLoss:
-    """Without tensors on a device, which only their own process can read."""
-    metrics = {
-        name: replace(metric, **{field: float(value) for field, value in vars(metric).items()})
-        for name, metric in loss.metrics.items()
-    }
-    return replace(loss, loss=loss.loss.cpu(), metrics=metrics)
-
-
-def _cosines(flat: Mapping[str, Float[Tensor, " p"]]) -> GradientCosines:
-    norms = {name: float(g.norm()) for name, g in flat.items()}
-    return GradientCosines(norms, {f"{a}~{b}": _cosine(flat[a], flat[b]) for a, b in combinations(flat, 2)})
-
-
-def _gradients(losses: Mapping[str, Float[Tensor, ""]], parameters: Iterable[Tensor]) -> dict[str, Float[Tensor, " p"]]:
-    trained = [p for p in parameters if p.requires_grad]
-    return {name: _gradient(loss, trained) for name, loss in losses.items()}
-
-
-def _gradient(loss: Float[Tensor, ""], parameters: list[Tensor]) -> Float[Tensor, " p"]:
-    gradients = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
-    pairs = zip(gradients, parameters, strict=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten().to(_wide(p)) for g, p in pairs])
-
-
-def _wide(values: Tensor) -> torch.dtype:
-    """float32 at least: norms of half-precision gradients overflow."""
-    return torch.promote_types(values.dtype, torch.float32)
-
-
-def _cosine(a: Float[Tensor, " p"], b: Float[Tensor, " p"]) -> float:
-    scale = a.norm() * b.norm()
-    return float(a @ b / scale) if scale > 0 else float("nan")
+        gradients = {name: self.gradients[name] for name in self._names if name in self.gradients}
+        norms = {name: gradient.norm() for name, gradient in gradients.items()}
+        values |= {f"gradient/norm/{name}": float(norm) for name, norm in norms.items()}
+        for a, b in combinations(gradients, 2):
+            scale = norms[a] * norms[b]
+            cosine = float(gradients[a] @ gradients[b] / scale) if scale > 0 else float("nan")
+            values[f"gradient/cosine/{a}~{b}"] = cosine
+        return values

@@ -1,13 +1,21 @@
-"""The real command line in a process, and the words of small runs with a scripted model behind a loopback server."""
+"""The command line, in this process or in one of its own, and the words of small runs with a scripted model."""
 
+import io
+import multiprocessing
 import os
+import random
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from composer_cli.__main__ import main
 from support.server import Reply, answer
 
 COMMANDS = ("cat solution.py", "sed -i 's|return .*|return u + v|' solution.py", "python3 test_solution.py", "submit")
@@ -35,11 +43,95 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-m", "composer_cli", *map(str, words)]
 
 
-def call(artifacts: Path, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end."""
+def call_process(artifacts: Path, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end in a process of its own, for tests of what only a process has."""
     return subprocess.run(
         command(*words), capture_output=True, text=True, timeout=300, env=environment(artifacts, **more)
     )
+
+
+def call(artifacts: Path, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end in this process, where imports are paid once; returns what a process would.
+
+    Everything from `main` on is the real program. Environment, working folder, streams, signal handlers, random
+    numbers, threads of torch and `sys.path` are afterwards what they were before.
+    """
+    arguments = ["composer", *map(str, words)]
+    with _isolated(environment(artifacts, **more)), _captured() as streams:
+        sys.argv = arguments
+        try:
+            main()
+            code: Any = 0
+        except SystemExit as end:
+            code = end.code
+            if isinstance(code, str):
+                print(code, file=sys.stderr)
+                code = 1
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    out, err = (Path(stream.name).read_text() for stream in streams)
+    for stream in streams:
+        stream.close()
+    return subprocess.CompletedProcess(arguments, code or 0, out, err)
+
+
+@contextmanager
+def _captured() -> Iterator[list[Any]]:
+    """Let descriptors 1 and 2, and Python's streams over them, write to two named files; an empty stdin."""
+    files = [tempfile.NamedTemporaryFile() for _ in range(2)]  # noqa: SIM115 (the caller reads and closes them)
+    before, saved = (sys.stdin, sys.stdout, sys.stderr), [os.dup(1), os.dup(2)]
+    for stream in before[1:]:
+        stream.flush()
+    for number, file in enumerate(files, start=1):
+        os.dup2(file.fileno(), number)
+    sys.stdin = io.TextIOWrapper(io.BytesIO())
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
+    try:
+        yield files
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        sys.stdin, sys.stdout, sys.stderr = before
+        for number, descriptor in enumerate(saved, start=1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+@contextmanager
+def _isolated(env: dict[str, str]) -> Iterator[None]:
+    """Let the command find these variables, and nobody afterwards what it changed in this process."""
+    variables, folder, argv, path = dict(os.environ), os.getcwd(), sys.argv, list(sys.path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    children, drawn = multiprocessing.active_children(), random.getstate()
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    state = (torch.get_rng_state(), torch.get_num_threads()) if torch else None
+    numbers = numpy.random.get_state() if numpy else None
+    own = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place and place not in sys.path]
+    if env != variables | {"COMPOSER_ARTIFACTS": env["COMPOSER_ARTIFACTS"]}:
+        forkserver._forkserver._stop()  # its children would have the variables that it was started with
+    os.environ.clear()
+    os.environ.update(env)
+    sys.path[:0] = own
+    try:
+        yield
+    finally:
+        for child in set(multiprocessing.active_children()) - set(children):
+            child.kill()
+        os.environ.clear()
+        os.environ.update(variables)
+        os.chdir(folder)
+        sys.argv, sys.path[:] = argv, path
+        random.setstate(drawn)
+        if torch and state:
+            torch.set_rng_state(state[0])
+            torch.set_num_threads(state[1])
+        if numpy:
+            numpy.random.set_state(numbers)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for name, module in list(sys.modules.items()):
+            if any((getattr(module, "__file__", None) or "").startswith(place) for place in own):
+                del sys.modules[name]
 
 
 def model(url: str, name: str = "scripted") -> list[str]:

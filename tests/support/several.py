@@ -45,14 +45,15 @@ class OwnDenominators(ranks.Ranks):
 
     def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
         """Rows repeated so that every part of them is this process' own."""
-        from stages.training.data import ChannelBatch
+        from stages.training.step import ChannelBatch
 
         value = super().broadcast_from_rank0(make)
         if not isinstance(value, ChannelBatch):
             return value
         own = value.part(self.rank, self.count)
-        spread = {name: [row for row in own.of(name) for _ in range(self.count)] for name in ("pairs", "hinted")}
-        return ChannelBatch(episodes=[row for row in own.episodes for _ in range(self.count)], **spread)  # type: ignore
+        sources = ("pairs", "hinted", "episodes")
+        repeated = {name: [row for row in getattr(own, name) for _ in range(self.count)] for name in sources}
+        return ChannelBatch(**repeated)  # type: ignore
 
 
 BROKEN = {kind.__name__: kind for kind in (OwnRollouts, OwnGradients, OwnDenominators)}

@@ -1,13 +1,9 @@
-"""Adapters: where the probe's trainable numbers sit in a model.
+"""Adapters: where the probe's trainable numbers are in a model.
 
-layout.py - the trainable numbers of all modules as one flat vector
-targets.py - which Linears are adapted
-spectrum.py - singular value decompositions, stored and identified by digest
-antipasto.py - trainable changes of singular values
-rotated.py - the same with turned singular vectors, the adapter of AntiPaSTO
-lora.py - low-rank pairs, both halves trainable or one
-attach.py - an adapter in a model: as a separate path with autograd, or folded into the weights
-names.py - the names of the adapters
-choose.py - an adapter by name, and what identifies the coordinates that it works in
-tensor_file.py - tensors on disk
+attach.py - the interface of an adapter, its layout as one flat vector, and ways to run it in a model
+spectrum.py - singular value decompositions, stored and identified by digest; tensors on disk
+antipasto.py - trainable changes of singular values, alone or with turned singular vectors
+lora.py - low-rank pairs, both halves trainable or one; LoRAs of PEFT
+choose.py - an adapter by name, and what identifies its coordinates
+names.py - names of adapters, projections and arms
 """

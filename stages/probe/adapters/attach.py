@@ -1,13 +1,14 @@
-"""An adapter in a model: as a separate path that autograd sees, or folded into the weights.
+"""An adapter in a model: the layout of its numbers, and the adapter as a separate path or folded into the weights.
 
-Either way an adapter at its start leaves the base model's logits bit for bit, as in wassname/grpo_proj2 @25ad306,
+`attached` runs an adapter as a path that autograd sees, `Folded` puts its change into the weights. Either way an
+adapter at its start leaves the base model's logits bit for bit, as in wassname/grpo_proj2 @25ad306,
 src/projected_grpo/antipasto.py: W is never rebuilt from factors.
 
 A change of theta is mostly smaller than the spacing of half-precision weights: at width 2,560 a bfloat16 weight loses
 62 % of the change of an Adam step and all of a finite difference's. So weights that hold a change are float32, and the
 adapted Linears multiply in it, whatever the type of the activations.
 
-Shapes: B rows, T tokens, I inputs and O outputs of a Linear, n trainable numbers of a module, N of all.
+Shapes: B rows, T tokens, I inputs and O outputs of a Linear, n trainable numbers of a module, N of all, J modules.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,50 +29,54 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# ---- layout
-# Where the trainable numbers of each module lie in one flat vector, so that a gradient is one row of a matrix.
-#
-# Bookkeeping of this project's own.
-#
-# Shapes: N numbers in all, n numbers of one module, J = number of modules.
+SUFFIXES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The seven projections of a layer of dense Qwen3, which are adapted, all of them and nothing else.
+
+wassname/grpo_proj2 @25ad306 also adapts the projections of gated delta nets (in_proj_*, out_proj); here such a model is
+refused.
+"""
+Forward = Callable[[Float[Tensor, "B T I"]], Float[Tensor, "B T O"]]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names in order, each with how many numbers it has."""
+    """The slices of modules in one flat vector of trainable numbers: names in order, each with its count of numbers.
+
+    With one layout a gradient is one row of a matrix.
+    """
 
     sizes: Mapping[str, int]
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        """The place of each name in the flat vector."""
+        """The slice of each name in the flat vector."""
         slices, start = {}, 0
         for name, size in self.sizes.items():
             slices[name] = slice(start, start + size)
             start += size
         return slices
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """All names, in order."""
         return tuple(self.sizes)
 
-    @property
+    @cached_property
     def width(self) -> int:
-        """N."""
+        """N, the count of all numbers."""
         return sum(self.sizes.values())
 
-    @property
+    @cached_property
     def sha256(self) -> str:
-        """The digest of names and sizes in their order: other names, another order or other sizes give another."""
+        """The digest of names and sizes in their order."""
         return store.digest(list(self.sizes.items()))
 
     def split(self, flat: Float[Tensor, "*rows N"]) -> dict[str, Float[Tensor, "*rows n"]]:
-        """Views of a flat tensor by name."""
+        """Return views of a flat tensor by name."""
         return {name: flat[..., place] for name, place in self.slices.items()}
 
     def join(self, parts: Mapping[str, Float[Tensor, "*rows n"]]) -> Float[Tensor, "*rows N"]:
-        """One flat tensor from parts by name (at least one of them), zeros where a name is missing."""
+        """Build one flat tensor from parts by name (at least one of them), zeros where a name is missing."""
         first = next(iter(parts.values()))
         flat = first.new_zeros(*first.shape[:-1], self.width)
         for name, part in parts.items():
@@ -79,30 +84,18 @@ class Layout:
         return flat
 
     def sums(self, flat: Float[Tensor, "*rows N"]) -> Float[Tensor, "*rows J"]:
-        """The sum over each name's numbers, in float32 at least."""
-        return torch.stack([part.sum(-1, dtype=_wide(flat)) for part in self.split(flat).values()], dim=-1)
+        """Return the sum over each name's numbers, in float32 at least."""
+        wide = torch.promote_types(flat.dtype, torch.float32)
+        return torch.stack([part.sum(-1, dtype=wide) for part in self.split(flat).values()], dim=-1)
 
     def norms(self, flat: Float[Tensor, "*rows N"]) -> Float[Tensor, "*rows J"]:
-        """The Euclidean norm of each name's numbers, in float32 at least."""
-        parts = self.split(flat).values()
-        return torch.stack([torch.linalg.vector_norm(part, dim=-1, dtype=_wide(flat)) for part in parts], dim=-1)
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
-# ---- targets
-# Which Linears of a model are adapted: the seven projections of every layer, all of them and nothing else.
-#
-# The suffixes are those of dense Qwen3. wassname/grpo_proj2 @25ad306 also adapts the projections of gated delta nets
-# (in_proj_*, out_proj); here such a model is refused.
-
-SUFFIXES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+        """Return the Euclidean norm of each name's numbers, in float32 at least."""
+        wide, parts = torch.promote_types(flat.dtype, torch.float32), self.split(flat).values()
+        return torch.stack([torch.linalg.vector_norm(part, dim=-1, dtype=wide) for part in parts], dim=-1)
 
 
 def target_linears(model: "PreTrainedModel") -> dict[str, nn.Linear]:
-    """The adapted Linears by module name, in the model's order.
+    """Return the adapted Linears by module name, in the model's order.
 
     `UsageError` when one is missing, or when a layer holds any other Linear: such a model would be probed in part only.
     """
@@ -119,11 +112,8 @@ def target_linears(model: "PreTrainedModel") -> dict[str, nn.Linear]:
     return dict(inside)
 
 
-Forward = Callable[[Float[Tensor, "B T I"]], Float[Tensor, "B T O"]]
-
-
 class Adapter(Protocol):
-    """What the probe needs of an adapter: trained values `theta` [N], and what they add to each Linear.
+    """The interface of an adapter: trained values `theta` [N], and the change that they make to each Linear.
 
     `probed` names the modules that can have a direction; `basis_sha256` identifies the frozen part that gives theta its
     meaning.
@@ -145,23 +135,20 @@ class Adapter(Protocol):
         ...
 
     def delta(self, module: str, theta: Tensor | None = None) -> Float[Tensor, "O I"]:
-        """What the adapter adds to a Linear's weight, at its present values or at others."""
+        """Return the change of a Linear's weight, at the adapter's present values or at others."""
         ...
 
     def path(self, module: str, x: Float[Tensor, "B T I"], values: Mapping[str, Tensor]) -> Float[Tensor, "B T O"]:
-        """What the adapter adds to a Linear's output, with its trained values taken from `values`."""
+        """Compute the change of a Linear's output, with the adapter's trained values taken from `values`."""
         ...
 
-    def contributions(
-        self, module: str, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]
-    ) -> dict[str, Float[Tensor, "B n"]]:
-        """Each row's gradient of a Linear's trained values, from the Linear's inputs x and its outputs' gradient g."""
-        ...
-
-    def backward(
+    def row_gradients(
         self, module: str, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]
     ) -> tuple[dict[str, Float[Tensor, "B n"]], Float[Tensor, "B T I"] | None]:
-        """The same, and the gradient of x where it costs less than g W; the weights hold the adapter's change."""
+        """Compute each row's gradient of a Linear's trained values from its inputs x and its outputs' gradient g.
+
+        Also returns the gradient of x where it costs less than g W; the weights hold the adapter's change.
+        """
         ...
 
 
@@ -171,27 +158,25 @@ def attached(model: "PreTrainedModel", adapter: Adapter) -> Iterator[dict[str, T
     leaves = {
         name: part.detach().clone().requires_grad_() for name, part in adapter.layout.split(adapter.theta).items()
     }
-    with replaced_forwards(model, lambda name, linear: partial(_with_path, linear, adapter, name, leaves)):
+
+    def make(name: str, linear: nn.Linear) -> Forward:
+        return lambda x: wide_linear(x, linear.weight, linear.bias) + adapter.path(name, x, leaves)
+
+    with replaced_forwards(model, make):
         yield leaves
-
-
-def _with_path(
-    linear: nn.Linear, adapter: Adapter, name: str, leaves: Mapping[str, Tensor], x: Float[Tensor, "B T I"]
-) -> Float[Tensor, "B T O"]:
-    return wide_linear(x, linear.weight, linear.bias) + adapter.path(name, x, leaves)
 
 
 def wide_linear(
     x: Float[Tensor, "*rows I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None = None
 ) -> Float[Tensor, "*rows O"]:
-    """F.linear in the wider of both types, and back in the type of `x`; equal types are plain F.linear."""
+    """Compute F.linear in the wider of both types and return the type of `x`; equal types are plain F.linear."""
     wide = torch.promote_types(x.dtype, weight.dtype)
     return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
 
 
 @contextmanager
 def replaced_forwards(model: "PreTrainedModel", make: Callable[[str, nn.Linear], Forward]) -> Iterator[None]:
-    """Give every adapted Linear the forward that `make(name, linear)` returns, while open."""
+    """Replace the forward of every adapted Linear by what `make(name, linear)` returns, while open."""
     targets = target_linears(model)
     before = {name: vars(linear).get("forward") for name, linear in targets.items()}
     for name, linear in targets.items():
@@ -207,10 +192,10 @@ def replaced_forwards(model: "PreTrainedModel", make: Callable[[str, nn.Linear],
 
 @contextmanager
 def in_float32(model: "PreTrainedModel") -> Iterator[None]:
-    """Let a folded model of half-precision weights compute in float32 while open, for differences of small steps.
+    """Make a folded model of half-precision weights compute in float32 while open, for differences of small steps.
 
-    Its adapted Linears take the type of what comes in; all else (embedding, norms, head) is float32 while open, at four
-    bytes a number. A wider model stays as it is.
+    Its adapted Linears compute in the type of their inputs; all else (embedding, norms, head) is float32 while open, at
+    four bytes a number. A wider model is not changed.
     """
     adapted = {id(linear.weight) for linear in target_linears(model).values()}
     narrow = {p: p.data for p in model.parameters() if p.dtype.itemsize < 4 and id(p) not in adapted}
@@ -224,7 +209,7 @@ def in_float32(model: "PreTrainedModel") -> Iterator[None]:
 
 
 def replace_forward(linear: nn.Linear, forward: Forward) -> None:
-    """Give one Linear another forward; `del linear.forward` gives it its own back."""
+    """Replace the forward of one Linear; `del linear.forward` restores its own."""
     vars(linear)["forward"] = forward
 
 
@@ -233,7 +218,7 @@ class Folded:
 
     Always computed from the clean W, never by subtracting the previous change, so that rounding does not add up. W' is
     float32 where W is of half precision and there is a change; at no change it is W itself. Memory: 14.6 GB for the
-    adapted weights of Qwen3-4B, beside the clean ones.
+    adapted weights of Qwen3-4B, in addition to the clean ones.
     """
 
     def __init__(self, model: "PreTrainedModel", adapter: Adapter) -> None:
@@ -247,13 +232,13 @@ class Folded:
 
     @torch.no_grad()
     def refold(self) -> None:
-        """Bring the weights to the adapter's present values."""
+        """Set the weights to the adapter's present values."""
         for name, linear in self._linears.items():
             clean, change = self._clean[name], self.adapter.delta(name)
             linear.weight.data = clean + change.to(clean.device) if bool(change.any()) else clean
 
     def restore(self) -> None:
-        """Give the model its clean weights back, the very tensors."""
+        """Restore the model's clean weights, the same tensors."""
         for name, linear in self._linears.items():
             linear.weight.data = self._clean[name]
 

@@ -1,6 +1,6 @@
-"""An adapter by name, and what identifies the coordinates that it works in.
+"""An adapter by name, its start on disk, and what identifies the coordinates of its trained values.
 
-Where each adapter comes from stands in its file; the check of coordinates is this project's own.
+The source of each adapter is named in its file; the check of coordinates is this project's own.
 """
 
 from collections.abc import Mapping
@@ -11,24 +11,23 @@ import torch
 from torch import Tensor
 
 from stages.errors import BadInput, UsageError
-from stages.probe.adapters.antipasto import Antipasto
+from stages.probe.adapters.antipasto import Antipasto, RotatedAntipasto
 from stages.probe.adapters.attach import Adapter, target_linears
 from stages.probe.adapters.lora import Lora
 from stages.probe.adapters.names import SPECTRAL, AdapterName
-from stages.probe.adapters.rotated import RotatedAntipasto
 from stages.probe.adapters.spectrum import Spectrum, read_tensors, reconstruction_error, write_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 START = "start.safetensors"
-"""In the folder of a direction: where its adapter starts, if the pairs decided that."""
+"""File in the folder of a direction: where its adapter starts, if the pairs decided that."""
 Start = Mapping[str, Tensor]
 """`theta` [N], and for antipasto_paper the singular directions of each Linear, `dims/NAME`."""
 
 
 class Coordinates(TypedDict):
-    """What two adapters must share for a direction of one to mean the same in the other."""
+    """The facts that two adapters must share for a direction of one to mean the same in the other."""
 
     adapter: str
     rank: int | None
@@ -44,11 +43,11 @@ def open_adapter(
     seed: int,
     start: Start | None = None,
 ) -> Adapter:
-    """The named adapter at its start, for this model, with theta in float32.
+    """Open the named adapter at its start, for this model, with theta in float32.
 
-    `rank` counts for all but antipasto_full, `seed` for what is drawn, `start` for adapters whose start the pairs
-    decide (`directions.preparation`), which without one are as they are before. `UsageError` when the adapter needs a
-    decomposition and there is none; `BadInput` when the decomposition's shapes are not the model's.
+    `rank` applies to all but antipasto_full, `seed` to random starts, `start` to adapters whose start the pairs decide
+    (`gradients.student.start_from_pairs`), which without one are as they are before. `UsageError` when the adapter
+    needs a decomposition and there is none; `BadInput` when the decomposition's shapes are not the model's.
     """
     parameter = next(model.parameters())
     where = (parameter.device, parameter.dtype)
@@ -66,7 +65,13 @@ def open_adapter(
         raise UsageError(
             f"The adapter {name} works in singular coordinates. Give a run of `composer probe svd` with --from."
         )
-    _check_shapes(model, spectrum)
+    expected = {name: tuple(linear.weight.shape) for name, linear in target_linears(model).items()}
+    decomposed = {name: (f.U.shape[0], f.Vh.shape[1]) for name, f in spectrum.factors.items()}
+    differ = sorted(n for n in expected.keys() | decomposed.keys() if expected.get(n) != decomposed.get(n))
+    if differ:
+        raise BadInput(
+            f"The decomposition is of another model: {len(differ)} Linears differ, the first is {differ[0]}."
+        )
     if name != "antipasto_paper":
         return Antipasto(spectrum, None if name == "antipasto_full" else rank).to(*where)
     dims = {n.removeprefix("dims/"): t.tolist() for n, t in (start or {}).items() if n != "theta"}
@@ -77,29 +82,19 @@ def open_adapter(
 
 
 def save_start(folder: Path, adapter: Adapter) -> None:
-    """Write where an adapter starts."""
+    """Write the values that an adapter starts from."""
     dims = adapter.dims if isinstance(adapter, RotatedAntipasto) else {}
     tensors = {"theta": adapter.theta} | {f"dims/{name}": torch.tensor(of) for name, of in dims.items()}
     write_tensors(folder / START, tensors, {})
 
 
 def load_start(folder: Path) -> Start | None:
-    """Where the adapter of a direction starts, if its folder says so."""
+    """Load the start of a direction's adapter; None where its folder holds none."""
     return read_tensors(folder / START)[0] if (folder / START).exists() else None
 
 
-def _check_shapes(model: "PreTrainedModel", spectrum: Spectrum) -> None:
-    expected = {name: tuple(linear.weight.shape) for name, linear in target_linears(model).items()}
-    decomposed = {name: (f.U.shape[0], f.Vh.shape[1]) for name, f in spectrum.factors.items()}
-    differ = sorted(n for n in expected.keys() | decomposed.keys() if expected.get(n) != decomposed.get(n))
-    if differ:
-        raise BadInput(
-            f"The decomposition is of another model: {len(differ)} Linears differ, the first is {differ[0]}."
-        )
-
-
 def check_spectrum(model: "PreTrainedModel", spectrum: Spectrum, tolerance: float = 1e-4) -> None:
-    """`BadInput` when a decomposition does not give this model's weights back: it was made of another checkpoint.
+    """`BadInput` when a decomposition does not reproduce this model's weights: it was made of another checkpoint.
 
     `tolerance` bounds ||W - U diag(S) Vh|| / ||W|| of every adapted Linear.
     """
@@ -114,7 +109,7 @@ def check_spectrum(model: "PreTrainedModel", spectrum: Spectrum, tolerance: floa
 
 
 def coordinates(adapter: Adapter) -> Coordinates:
-    """The coordinates that an adapter's trained values live in."""
+    """Return the coordinates of an adapter's trained values."""
     return {
         "adapter": adapter.kind,
         "rank": adapter.rank,

@@ -1,6 +1,17 @@
-"""The names of the adapters and what follows from a name; without torch, so that settings and help are quick."""
+"""Names of adapters, projections and arms, and what follows from a name; without torch, so that `--help` stays fast.
+
+An arm is one treatment of a replay or a GRPO trajectory: how the gradient is projected, on which adapter. One-sided
+projection is that of wassname/grpo_proj2 @25ad306; one- and two-sided projection against another task's gradient are
+the words of PCGrad and A-GEM. An arm with a random direction belongs to every experiment: a later routing arm of those
+authors suppressed hacks equally with a random one (evil_MoE, docs/REFACTOR_HANDOFF.md).
+"""
 
 from typing import Literal
+
+from pydantic import Field
+
+from stages.errors import UsageError
+from stages.runs.config import Settings
 
 AdapterName = Literal[
     "antipasto_full", "antipasto_topr", "antipasto_paper", "lora", "lora_frozenA", "lora_random_B", "lora_warmup"
@@ -14,3 +25,47 @@ LORA_EXTRACT = {
     "lora_warmup": "warmup",
 }
 """How a LoRA comes to have gradients at its start, by adapter: what a direction's metadata calls `lora_extract`."""
+
+ProjectionMode = Literal["none", "one_sided", "two_sided", "reverse"]
+"""What is taken out: nothing; a part toward the hack; any part along the direction; twice a part toward the hack."""
+LORA_PREFIX = "lora_"
+"""Prefix of an arm on a LoRA adapter."""
+PROJECTION_MODES: dict[str, ProjectionMode] = {
+    "vanilla": "none",
+    "teacher_off": "none",
+    "projected": "one_sided",
+    "projected_random": "one_sided",
+    "two_sided": "two_sided",
+}
+
+
+class DescentConfig(Settings):
+    """How the optimiser moves theta.
+
+    On an adaptive optimiser a projected gradient does not give a projected update: both are projected by default.
+    """
+
+    optimiser: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = Field(2e-3, ge=0)
+    clip: float = Field(1.0, gt=0)
+    """Largest norm of the gradient, after projection."""
+    project_on: Literal["grad", "update", "both"] = "both"
+    beta: float = Field(1.0, gt=0)
+    """Share of the part along v that is taken out."""
+
+
+def projection_mode(arm: str) -> ProjectionMode:
+    """Return how an arm, with or without the LoRA prefix, projects; KeyError for an unknown arm."""
+    return PROJECTION_MODES[arm.removeprefix(LORA_PREFIX)]
+
+
+def is_random(arm: str) -> bool:
+    """Return whether an arm removes a random direction instead of v."""
+    return arm.removeprefix(LORA_PREFIX) == "projected_random"
+
+
+def check_arm(arm: str, adapter: str) -> None:
+    """`UsageError` when the arm names another adapter than the direction was extracted in."""
+    if arm.startswith(LORA_PREFIX) != adapter.startswith("lora"):
+        other = f"{LORA_PREFIX}{arm}" if adapter.startswith("lora") else arm.removeprefix(LORA_PREFIX)
+        raise UsageError(f"The direction was extracted in the adapter {adapter}, so the arm is {other}, not {arm}.")

@@ -1,9 +1,12 @@
-"""Singular value decompositions of the adapted Linears, and the digest that ties what is measured in them to them.
+"""Singular value decompositions of the adapted Linears with the digest that identifies them, and tensors on disk.
 
 A direction in singular coordinates means nothing in those of another decomposition: inside nearly degenerate subspaces
 two decompositions may choose different axes. So a decomposition is made once, stored, and identified by its digest;
 what was measured in it carries that digest. The decomposition is torch.linalg.svd's; that v is bound to a stored one is
 this project's own.
+
+Tensor files are the counterpart of `stages.runs.store`: sealed safetensors files, and a matrix of rows that is mapped
+into memory. Nothing else in the probe opens a tensor file.
 
 Shapes: I inputs and O outputs of a Linear, r singular directions.
 """
@@ -23,35 +26,24 @@ from torch import Tensor
 from stages.errors import BadInput
 from stages.runs import store
 
-# ---- tensor_file
-# Tensors on disk: sealed safetensors files, and a matrix of rows that is mapped into memory.
-#
-# The counterpart of `stages.runs.store` for tensors; nothing else in the probe opens a tensor file.
-
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a whole safetensors file; equal tensors and metadata give equal bytes."""
+    """Write a safetensors file; equal tensors and metadata give equal bytes."""
     from safetensors.torch import save
 
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
-    store.write_sealed(path, _with_metadata(save(on_cpu), metadata))
-
-
-def _with_metadata(data: bytes, metadata: Mapping[str, str]) -> bytes:
-    """Put metadata into the header of a safetensors file, sorted: the library's own order changes from call to call.
-
-    The header is its length in eight bytes, then JSON, padded with spaces to a multiple of eight
-    (huggingface/safetensors, README, "Format").
-    """
+    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())})
+    # The library's own order of metadata changes from call to call, so the sorted metadata is put into the header here:
+    # its length in eight bytes, then JSON, padded with spaces to a multiple of eight (huggingface/safetensors, README,
+    # "Format").
     start = 8 + int.from_bytes(data[:8], "little")
     header = {"__metadata__": dict(sorted(metadata.items())), **orjson.loads(data[8:start])}
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + data[start:]
+    store.write_sealed(path, len(text).to_bytes(8, "little") + text + data[start:])
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file; `BadInput` when it is missing or damaged."""
+    """Read tensors and metadata of a safetensors file; `BadInput` when it is missing or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -84,13 +76,13 @@ class RowFile:
         )
 
     def flush(self) -> None:
-        """Make everything written so far durable."""
+        """Make all rows written so far durable."""
         with self.path.open("rb+") as file:
             os.fsync(file.fileno())
 
 
 def link_files(folder: Path, target: Path) -> None:
-    """Give every file of a folder a second name in another folder of the same disk; nothing is copied."""
+    """Hard-link every file of a folder into another folder of the same disk; nothing is copied."""
     for path in sorted(folder.iterdir()):
         os.link(path, target / path.name)
 
@@ -103,17 +95,13 @@ class Factors:
     S: Float[Tensor, " r"]
     Vh: Float[Tensor, "r I"]
 
-    def top(self, rank: int) -> "Factors":
-        """The largest `rank` singular triples."""
-        return Factors(self.U[:, :rank].contiguous(), self.S[:rank].contiguous(), self.Vh[:rank].contiguous())
-
-    def of(self, dims: Sequence[int]) -> "Factors":
-        """These singular triples."""
+    def select(self, dims: Sequence[int]) -> "Factors":
+        """Select these singular triples."""
         chosen = list(dims)
         return Factors(self.U[:, chosen].contiguous(), self.S[chosen].contiguous(), self.Vh[chosen].contiguous())
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Factors":
-        """On another device, in another type."""
+        """Copy the factors to a device and type."""
         return Factors(*(part.to(device, dtype) for part in (self.U, self.S, self.Vh)))
 
     @cached_property
@@ -130,7 +118,7 @@ class Spectrum:
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of module names and their factors in order, in hex: what identifies this decomposition."""
+        """The digest of module names and their factors in order, in hex, which identifies this decomposition."""
         return store.digest([[name, factors.sha256] for name, factors in self.factors.items()])
 
 
@@ -141,14 +129,14 @@ def factorise(weight: Float[Tensor, "O I"], dtype: torch.dtype = torch.float32) 
 
 
 def reconstruction_error(weight: Float[Tensor, "O I"], factors: Factors) -> float:
-    """||W - U diag(S) Vh|| / ||W|| in Frobenius norms, computed in float32."""
+    """Compute ||W - U diag(S) Vh|| / ||W|| in Frobenius norms, in float32."""
     exact = weight.detach().float()
     rebuilt = (factors.U * factors.S) @ factors.Vh
     return float(torch.linalg.norm(exact - rebuilt) / torch.linalg.norm(exact))
 
 
 def tensors_sha256(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 over shapes, types and bytes, in hex."""
+    """Return the SHA-256 over shapes, types and bytes, in hex."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
@@ -163,7 +151,7 @@ def save_factors(path: Path, name: str, factors: Factors) -> None:
 
 
 def load_factors(path: Path) -> tuple[str, Factors]:
-    """Module name and factors; `BadInput` when the tensors are not those whose digest the file names."""
+    """Load module name and factors; `BadInput` when the tensors do not match the digest in the file."""
     tensors, metadata = read_tensors(path)
     factors = Factors(tensors["U"], tensors["S"], tensors["Vh"])
     if factors.sha256 != metadata["sha256"]:
@@ -174,5 +162,5 @@ def load_factors(path: Path) -> tuple[str, Factors]:
 
 
 def load_spectrum(folder: Path) -> Spectrum:
-    """The decomposition that a folder of factor files holds, in the order of the model's modules."""
+    """Load the decomposition in a folder of factor files, in the order of the model's modules."""
     return Spectrum(dict(load_factors(path) for path in sorted(folder.glob("*.safetensors"))))

@@ -23,13 +23,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from stages.probe.adapters.attach import in_float32, target_linears
-from stages.probe.adapters.lora import A_HALF
+from stages.probe.adapters.lora import A_HALF, has_path
 from stages.probe.checks.check import Check, judged
 from stages.probe.checks.contrast_checks import Draws, factorial
 from stages.probe.checks.contrasts import Labelled
 from stages.probe.directions.extraction import Direction, LossKind, PairGradients
 from stages.probe.directions.scoring import generic_gradient
-from stages.probe.gradients.merge import has_path
 from stages.probe.gradients.per_sample import reference_gradient, reference_log_probs
 from stages.probe.gradients.student import Student
 from stages.probe.pool.tokens import TokenRow

@@ -12,10 +12,9 @@ from stages.probe.checks.check import Check, judged
 from stages.probe.checks.contrast_checks import Draws, contrast_checks, pool_check, taxonomy
 from stages.probe.checks.contrasts import Labelled, labelled
 from stages.probe.checks.guards import fires, not_generic, specific
-from stages.probe.directions.extraction import Direction, haar, randsign
+from stages.probe.directions.extraction import Direction, open_direction
 from stages.probe.directions.metrics import teacher_gradients
-from stages.probe.directions.pair_gradients import open_direction
-from stages.probe.directions.scoring import DRAWN, RANDOM, Placebos, step_placebos
+from stages.probe.directions.scoring import DRAWN, RANDOM, Placebos, haar, randsign, step_placebos
 from stages.probe.gradients.store import GradientStore
 from stages.runs import store
 from stages.runs.artifact import Inputs, Run

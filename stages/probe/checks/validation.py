@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from stages.probe.checks.check import Check, judged
-from stages.probe.directions.extraction import FLOOR, Direction, LossKind, PairGradients, extract, unit_by_module
-from stages.probe.directions.metrics import mean_weights
-from stages.probe.gradients.per_sample import TotalSink
+from stages.probe.directions.extraction import FLOOR, Direction, LossKind, PairGradients, extract
+from stages.probe.directions.scoring import unit_by_module
+from stages.probe.gradients.per_sample import TotalSink, mean_weights
 from stages.probe.gradients.student import Student
 from stages.probe.pool.tokens import TokenRow
 

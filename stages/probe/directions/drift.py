@@ -1,4 +1,4 @@
-"""Does what v means stay the same while the student moves? In the adapter's basis and in the space of weights.
+"""Drift: how far the student and the meaning of v move, in the adapter's basis and in the space of weights.
 
 Only weight space is common to all adapters. Formulas and choice of quantities are this project's own.
 
@@ -25,10 +25,10 @@ WeightDirection = dict[str, Float[Tensor, "O I"]]
 
 
 def weight_direction(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]], path: Path) -> WeightDirection:
-    """The gradient of the sum over pairs of mean NLL(hack) - mean NLL(clean) with respect to every adapted weight.
+    """Compute the gradient of the sum over pairs of mean NLL(hack) - mean NLL(clean) for every adapted weight.
 
-    By module it is the sum over rows and tokens of the outer products g x', batch by batch. It lies in the file `path`,
-    anew, and is mapped into memory: no more than one module of it needs to be there at a time.
+    By module it is the sum over rows and tokens of the outer products g x', batch by batch. It is written anew to the
+    file `path` and mapped into memory: no more than one module of it needs to be in memory at a time.
     """
     path.unlink(missing_ok=True)
     linears = target_linears(student.model)
@@ -49,10 +49,10 @@ def weight_direction(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]
 
 
 def toward_hack(student: Student, direction: WeightDirection, start: Float[Tensor, " N"]) -> float | None:
-    """The cosine of -(the weights' change since theta was `start`) with the weight direction, above 0 toward the hack.
+    """Compute the cosine of -(the weights' change since theta was `start`) with the weight direction.
 
-    None before any change. The sign convention is that of `extraction`: the optimiser moves by minus a gradient. One
-    module's change exists at a time.
+    Above 0 is toward the hack; None before any change. The sign convention is that of `extraction`: the optimiser moves
+    by minus a gradient. One module's change exists at a time.
     """
     dot, moved, square = 0.0, 0.0, 0.0
     for name, part in direction.items():
@@ -65,9 +65,10 @@ def toward_hack(student: Student, direction: WeightDirection, start: Float[Tenso
 
 @torch.no_grad()
 def change_norm(student: Student, start: Float[Tensor, " N"]) -> float:
-    """The Frobenius norm of the change of all adapted weights since theta was `start`, which alone compares adapters.
+    """Compute the Frobenius norm of the change of all adapted weights since theta was `start`.
 
-    Where bases are orthonormal and what is trained enters linearly it is the norm of theta's change.
+    Only this norm can be compared between adapters. Where bases are orthonormal and what is trained enters linearly it
+    is the norm of theta's change.
     """
     adapter = student.adapter
     if isinstance(adapter, Antipasto) or (isinstance(adapter, Lora) and adapter.freeze_a):
@@ -81,7 +82,7 @@ def _change(adapter: Adapter, name: str, start: Float[Tensor, " N"]) -> Float[Te
 
 
 def basis_overlap(theta: Float[Tensor, " N"], start: Float[Tensor, " N"], student: Student) -> float:
-    """The overlap ||Q_t' Q_0||^2 / r of the row spaces of the A halves, the mean over modules, at most 1.
+    """Compute the overlap ||Q_t' Q_0||^2 / r of the row spaces of the A halves, the mean over modules, at most 1.
 
     Q are orthonormal bases of the rows of A in `theta` and in `start`. It is 1 where A, or the singular basis, is
     frozen.

@@ -1,10 +1,11 @@
-"""How much of a gradient lies along a direction: exact definitions, with what chance alone would give.
+"""Metrics of gradients along a direction: exact definitions, what chance alone would give, and the rows of a step.
 
 norm_weighted_cos (cos_S_contrib) and hackfrac (there "cin") are quantities of wassname/grpo_proj2 @25ad306; cos_stack,
-cos_global, energy and the chance levels are this project's own, from the definitions below.
+cos_global, energy and the chance levels are this project's own, from the definitions below. The columns of a probe row
+beside these metrics are those of the public pool of wassname/vGROUT_pub @c067218 and this project's additions.
 
-Shapes: B rows, N numbers, P directions, K axes of all modules. M is the number of modules that have a direction, and
-all sums run over those.
+Shapes: B rows, R rows of a store, N numbers, P directions, own: a row's own tokens. M is the number of modules that
+have a direction, and all sums run over those.
 """
 
 import math
@@ -16,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stages.probe.directions.extraction import FLOOR, Direction
-from stages.probe.gradients.per_sample import Sink, TotalSink
+from stages.probe.gradients.per_sample import Sink, TotalSink, mean_weights
 from stages.probe.gradients.student import Student
-from stages.probe.pool.rows import finite_or_none
+from stages.probe.pool.rows import finite_or_none, mean_known
 from stages.probe.pool.tokens import TokenRow, as_tokens
 from stages.runs.records import PROBE_ROW, Row
 
@@ -27,7 +28,7 @@ CHUNK_NUMBERS = 2**26
 
 
 def row_metrics(gradients: Float[Tensor, "B N"], direction: Direction) -> dict[str, Float[Tensor, " B"]]:
-    """Each row's metrics by name, without unit but for the first and the last; NaN where a gradient is 0.
+    """Compute each row's metrics by name, without unit but for the first and the last; NaN where a gradient is 0.
 
     grad_dot = sum_m <c_m, v_m>, v_m the unit mean direction. norm_weighted_cos = grad_dot / ||c||, at most sqrt(M).
     cos_stack = norm_weighted_cos / sqrt(M), the cosine of the concatenations. cos_global is the cosine with the mean
@@ -41,7 +42,7 @@ def row_metrics(gradients: Float[Tensor, "B N"], direction: Direction) -> dict[s
 
 
 class MetricSums:
-    """A sink of per-sample gradients that keeps what `row_metrics` is made of, six numbers a row.
+    """A sink of per-sample gradients that keeps the six sums a row that `row_metrics` is made of.
 
     No more than one module's gradients exist at a time, so gradients of any size can be measured.
     """
@@ -63,7 +64,7 @@ class MetricSums:
             self._sums[key] = self._sums[key].to(square) + found.get(key, torch.zeros_like(square))
 
     def metrics(self) -> dict[str, Float[Tensor, " B"]]:
-        """The rows' metrics, on the CPU."""
+        """Return the rows' metrics, on the CPU."""
         sums = {key: value.cpu() for key, value in self._sums.items()}
         norm, strength = sums["inside"].sqrt(), sum(float(m.square().sum()) for m in self._direction.means.values())
         weighted = sums["dot"] / norm
@@ -79,7 +80,7 @@ class MetricSums:
 
 
 def module_cosines(gradients: Float[Tensor, "B N"], direction: Direction) -> Float[Tensor, "B M"]:
-    """The cosine within each module that has a direction; NaN where a module's gradient is 0."""
+    """Compute the cosine within each module that has a direction; NaN where a module's gradient is 0."""
     dots = direction.layout.sums(gradients * direction.unit)[:, direction.indices]
     return dots / direction.layout.norms(gradients)[:, direction.indices]
 
@@ -87,7 +88,7 @@ def module_cosines(gradients: Float[Tensor, "B N"], direction: Direction) -> Flo
 def stacked_cosines(
     gradients: Float[Tensor, "B N"], units: Float[Tensor, "P N"], inside: Float[Tensor, " N"], num_modules: int
 ) -> Float[Tensor, "B P"]:
-    """The cos_stack of many rows with many directions of the same modules; reads a memory-mapped store in pieces, once.
+    """Compute the cos_stack of many rows with many directions of the same modules, in one pass over a mapped store.
 
     `units` have norm 1 in each of the `num_modules` modules where `inside` is 1.
     """
@@ -101,7 +102,7 @@ def stacked_cosines(
 
 
 def chance(gradients: Float[Tensor, "B N"], direction: Direction) -> dict[str, float]:
-    """What isotropic random directions would give, averaged over rows; no units.
+    """Compute what isotropic random directions would give, averaged over rows; no units.
 
     Too small for real gradients, so shown beside placebos, never alone. With w_m = ||c_m|| / ||c||, n_m numbers and k_m
     axes in module m: sd(norm_weighted_cos) = sqrt(sum w^2 / n), E[energy] = sum w^2 k / n, and hackfrac about
@@ -122,19 +123,9 @@ def chance(gradients: Float[Tensor, "B N"], direction: Direction) -> dict[str, f
     }
 
 
-# ---- streamed
-# Rows measured without keeping their gradients: metrics of each, and one weighted sum of all.
-#
-# A row of a LoRA of rank 32 at Qwen3-4B takes 264 MB, a step of sixteen 4 GB; what a step needs of them is six
-# numbers a
-# row and one vector. The sums are those of `metrics.MetricSums` and `per_sample.TotalSink`, without approximation.
-#
-# Shapes: B rows, N numbers, own: a row's own tokens.
-
-
 @dataclass(frozen=True)
 class Streamed:
-    """What is kept of rows: `metrics` by name [B] of their token-sum gradients, `total` [N], `logps` [nats]."""
+    """The measured rows: `metrics` by name [B] of token-sum gradients, their weighted sum `total`, `logps` in nats."""
 
     metrics: dict[str, Float[Tensor, " B"]]
     total: Float[Tensor, " N"]
@@ -144,7 +135,11 @@ class Streamed:
 def stream(
     student: Student, rows: Sequence[TokenRow], direction: Direction, weights: Sequence[float] | Float[Tensor, " B"]
 ) -> Streamed:
-    """Measure rows against a direction, and sum their token-sum gradients with these weights, in one backward pass."""
+    """Measure rows against a direction, and sum their token-sum gradients with these weights, in one backward pass.
+
+    No row's gradient is kept, and nothing is approximated: a row of a LoRA of rank 32 at Qwen3-4B takes 264 MB, a step
+    of sixteen 4 GB; what a step needs of them is six numbers a row and one vector.
+    """
     total = TotalSink(student.adapter.layout, torch.as_tensor(weights, dtype=torch.float32), student.device)
     measured: list[tuple[list[int], MetricSums]] = []
 
@@ -165,72 +160,47 @@ def stream(
     return Streamed(metrics, total.total.cpu(), logps)
 
 
-# ---- measure
-# Probe rows: the metrics of pool rows' gradients, with a reason where one is null.
-#
-# The columns beside the metrics of `metrics` are those of the public pool of wassname/vGROUT_pub @c067218 and this
-# project's additions. Shapes: B rows of a step, R rows of a store, N numbers.
-
-
 def probe_rows(
     rows: Sequence[Row],
     tokens: Sequence[TokenRow],
-    sums: Float[Tensor, "B N"],
-    logps: Sequence[Tensor],
+    metrics: Mapping[str, Float[Tensor, " B"]],
+    logps: Sequence[Float[Tensor, " own"]],
     direction: Direction,
 ) -> list[Row]:
-    """The `probe_row/1` of pool rows, with the step's own columns still null.
+    """Build the `probe_row/1` of pool rows, with the step's own columns still null.
 
-    `sums` are the rows' token-sum gradients, `logps` the log-probs in nats of their own tokens. Metrics are those of
-    the gradient of the mean NLL a token.
+    `metrics` are those of the rows' token-sum gradients along the direction (`row_metrics`), `logps` the log-probs in
+    nats of the rows' own tokens. The columns hold the metrics of the gradient of the mean NLL
+    a token, with a reason where one is null. `imp_ratio` is the geometric mean over own tokens of pi / behaviour, null
+    where the generator's log-probs are unknown.
     """
-    return rows_of_metrics(rows, tokens, row_metrics(sums, direction), logps, len(direction.modules))
-
-
-def rows_of_metrics(
-    rows: Sequence[Row],
-    tokens: Sequence[TokenRow],
-    metrics: Mapping[str, Float[Tensor, " B"]],
-    logps: Sequence[Tensor],
-    num_modules: int,
-) -> list[Row]:
-    """The same from `row_metrics` of the rows' token-sum gradients, along a direction in so many modules."""
     lengths = torch.tensor([float(row.num_own) for row in tokens])
     by_token = {name: metrics[name] / lengths for name in ("grad_dot", "grad_norm")}  # the others are shares
     scaled = {**metrics, **by_token}
-    return [
-        dict.fromkeys(PROBE_ROW.columns)
-        | row
-        | _measured(scaled, index, logps[index], num_modules)
-        | {"imp_ratio": _importance_ratio(row, logps[index])}
-        for index, row in enumerate(rows)
-    ]
-
-
-def _measured(metrics: dict[str, Tensor], index: int, logps: Tensor, num_modules: int) -> Row:
-    values = {name: finite_or_none(column[index]) for name, column in metrics.items()}
-    mean = float(logps.double().mean())
-    reason = None
-    if values["norm_weighted_cos"] is None:
-        reason = "no_direction" if num_modules == 0 else "zero_grad"
-    return {
-        "cos_S_contrib": values["norm_weighted_cos"],
-        **{name: values[name] for name in ("cos_stack", "cos_global", "energy", "hackfrac", "grad_dot")},
-        "cos_first128": values["cos_stack"],
-        "grad_norm_contrib": values["grad_norm"],
-        "per_sample_loss": -mean,
-        "logp_mean": mean,
-        "n_modules_v": num_modules,
-        "null_reason": reason,
-    }
-
-
-def _importance_ratio(row: Row, logps: Tensor) -> float | None:
-    """The geometric mean over own tokens of pi / behaviour; None where the generator's log-probs are unknown."""
-    behaviour = [logp for logp in row["behav_logp"] or [] if logp is not None]
-    if len(behaviour) != len(logps):
-        return None
-    return finite_or_none((logps.double() - torch.tensor(behaviour, dtype=torch.float64)).mean().exp())
+    probed = []
+    for index, (row, current) in enumerate(zip(rows, logps, strict=True)):
+        values = {name: finite_or_none(column[index]) for name, column in scaled.items()}
+        mean = float(current.double().mean())
+        reason = None
+        if values["norm_weighted_cos"] is None:
+            reason = "zero_grad" if direction.modules else "no_direction"
+        behaviour = [logp for logp in row["behav_logp"] or [] if logp is not None]
+        ratio = None
+        if len(behaviour) == len(current):
+            ratio = finite_or_none((current.double() - torch.tensor(behaviour, dtype=torch.float64)).mean().exp())
+        measured = {
+            "cos_S_contrib": values["norm_weighted_cos"],
+            **{name: values[name] for name in ("cos_stack", "cos_global", "energy", "hackfrac", "grad_dot")},
+            "cos_first128": values["cos_stack"],
+            "grad_norm_contrib": values["grad_norm"],
+            "per_sample_loss": -mean,
+            "logp_mean": mean,
+            "n_modules_v": len(direction.modules),
+            "null_reason": reason,
+            "imp_ratio": ratio,
+        }
+        probed.append(dict.fromkeys(PROBE_ROW.columns) | row | measured)
+    return probed
 
 
 def set_first_token_cosines(
@@ -250,19 +220,8 @@ def set_first_token_cosines(
         rows[index]["cos_first128"] = finite_or_none(cosines[place])
 
 
-def mean_weights(tokens: Sequence[TokenRow], indices: Sequence[int]) -> Float[Tensor, " B"]:
-    """Weights of token-sum gradients that give the mean, over the rows with these indices, of the mean NLL's gradient.
-
-    Zeros without any such row.
-    """
-    weights = torch.zeros(len(tokens))
-    for index in indices:
-        weights[index] = 1 / (tokens[index].num_own * len(indices))
-    return weights
-
-
 def teacher_gradients(rows: Sequence[Row], sums: Float[Tensor, "R N"]) -> list[Float[Tensor, " N"]]:
-    """Each step's mean gradient over the teacher's rows, of the steps that have any; `sums` are the store's rows."""
+    """Return the mean gradient over the teacher's rows of each step that has any; `sums` are the store's rows."""
     means = []
     for step in sorted({row["step"] for row in rows}):
         teacher = [row for row in rows if row["step"] == step and row["src_pool"] == "teacher"]
@@ -274,22 +233,17 @@ def teacher_gradients(rows: Sequence[Row], sums: Float[Tensor, "R N"]) -> list[F
 
 
 def step_facts(rows: Sequence[Row], gradient: Float[Tensor, " N"], theta: Float[Tensor, " N"]) -> Row:
-    """A step's rates of hacks, right answers and nulls, and its mean cos_stack by source."""
+    """Return a step's rates of hacks, right answers and nulls, and its mean cos_stack by source."""
     sources = sorted({row["src_pool"] for row in rows})
-    by_source = {s: _mean([r["cos_stack"] for r in rows if r["src_pool"] == s]) for s in sources}
+    by_source = {s: mean_known([r["cos_stack"] for r in rows if r["src_pool"] == s]) for s in sources}
     student = [row for row in rows if row["src_pool"] == "student"]
     return {
         "cos_by_source": by_source,
         "delta_S_norm": float(theta.norm()),
         "zero_gradient": float(gradient.norm()) <= FLOOR,
-        "hack_rate_all": _mean([row["hacked"] for row in rows]),
-        "hack_rate_student": _mean([row["hacked"] for row in student]),
-        "gt_rate_student": _mean([row["gt_pass"] for row in student]),
+        "hack_rate_all": mean_known([row["hacked"] for row in rows]),
+        "hack_rate_student": mean_known([row["hacked"] for row in student]),
+        "gt_rate_student": mean_known([row["gt_pass"] for row in student]),
         "null_rate": sum(row["cos_S_contrib"] is None for row in rows) / max(len(rows), 1),
         "null_reasons": sorted({row["null_reason"] for row in rows if row["null_reason"]}),
     }
-
-
-def _mean(values: Sequence[float | bool | None]) -> float | None:
-    known = [float(value) for value in values if value is not None]
-    return sum(known) / len(known) if known else None

@@ -1,8 +1,8 @@
-"""How much memory a stage of the probe takes, before anything is loaded: from the model's shape and the settings.
+"""The memory of a stage of the probe, computed from the model's shape and the settings before anything is loaded.
 
 Weights, basis and gradients are counted; the activations of a token follow Korthikanti et al. 2022 (arXiv 2205.05198)
 in counting what each layer keeps for its backward pass, with the constant of `stages.training.plan`, which is
-measured on Qwen3. The whole sum beside a measured peak: benchmarks/probe_memory.py.
+measured on Qwen3. The sum is compared with a measured peak in benchmarks/probe_memory.py.
 """
 
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from types import MappingProxyType
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.policy.local import device
+from stages.probe.adapters.antipasto import WRITERS
 from stages.probe.adapters.attach import SUFFIXES
 from stages.probe.adapters.names import SPECTRAL, AdapterName
-from stages.probe.adapters.rotated import WRITERS
 from stages.probe.gradients.per_sample import LOGITS
 from stages.training.plan import GIB, KEPT, ModelShape, available, model_shape
 
@@ -26,9 +26,9 @@ WIDE = 4
 
 @dataclass(frozen=True)
 class Measuring:
-    """What the sum depends on.
+    """The settings that the sum depends on.
 
-    rows: whole gradients held at once. vectors: further ones. models: copies of all weights beside the one probed.
+    rows: gradients held at once. vectors: further ones. models: copies of all weights other than the one probed.
     tokens: padded ones of a pass, 0 where there is no backward pass.
     """
 
@@ -42,8 +42,8 @@ class Measuring:
 
 
 @dataclass(frozen=True)
-class Needed:
-    """Bytes, by what they hold; `basis` are singular vectors or A halves, `change` the weights with the adapter's."""
+class ProbeMemory:
+    """Bytes by content; `basis` are singular vectors or A halves, `change` the weights with the adapter's change."""
 
     weights: float
     change: float
@@ -53,7 +53,7 @@ class Needed:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum, in bytes."""
         return self.weights + self.change + self.basis + self.gradients + self.activations
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Needed:
 
 
 def numbers(shape: ModelShape, adapter: AdapterName, rank: int) -> int:
-    """N: the trained numbers of an adapter, which are also those of a gradient."""
+    """Compute N, the trained numbers of an adapter, which are also those of a gradient."""
     if adapter == "antipasto_paper":
         of_writers = [place for place, suffix in enumerate(SUFFIXES) if suffix in WRITERS]
         sides = [min(side) for place, side in enumerate(shape.linears) if place % len(SUFFIXES) in of_writers]
@@ -73,8 +73,8 @@ def numbers(shape: ModelShape, adapter: AdapterName, rank: int) -> int:
     return sum(rank * (outputs + (inputs if adapter != "lora_frozenA" else 0)) for inputs, outputs in shape.linears)
 
 
-def needed(shape: ModelShape, measuring: Measuring) -> Needed:
-    """The sum for one stage."""
+def needed(shape: ModelShape, measuring: Measuring) -> ProbeMemory:
+    """Compute the memory of one stage."""
     adapted = sum(inputs * outputs for inputs, outputs in shape.linears)
     widened = WIDE * (shape.parameters - adapted) if shape.bytes < WIDE else 0  # embedding, norms and head
     if measuring.adapter in SPECTRAL:
@@ -87,7 +87,7 @@ def needed(shape: ModelShape, measuring: Measuring) -> Needed:
     if measuring.checkpointing:
         kept = WIDE * shape.layers * shape.hidden + kept / shape.layers
     logits = 3 * WIDE * min(LOGITS, measuring.tokens * shape.vocabulary)  # themselves, exponentials, their gradient
-    return Needed(
+    return ProbeMemory(
         weights=shape.bytes * shape.parameters * (1 + measuring.models) + widened,
         change=WIDE * adapted,
         basis=basis,
@@ -96,18 +96,18 @@ def needed(shape: ModelShape, measuring: Measuring) -> Needed:
     )
 
 
-def noted(policy: PolicyConfig, measuring: Measuring) -> tuple[str, ...]:
-    """The sum in a sentence for a stage's plan; none for models that environments bring, and where no shape is had."""
+def memory_notes(policy: PolicyConfig, measuring: Measuring) -> tuple[str, ...]:
+    """Return the sum as a note of a stage's plan; none for models that environments build, and for unknown shapes."""
     shape = model_shape(policy)
     return () if shape is None else (f"about {needed(shape, measuring)} of memory",)
 
 
-def check(
+def check_memory(
     policy: PolicyConfig, measuring: Measuring, more_ways: Mapping[str, Measuring] = MappingProxyType({})
 ) -> None:
-    """`UsageError` where a stage needs more than there is, with the sum, and with that of each way to need less.
+    """`UsageError` where a stage needs more memory than is available, with the sums of settings that need less.
 
-    Ways are checkpointing, an eighth of the tokens of a pass, and those that the stage adds.
+    Those are checkpointing, an eighth of the tokens of a pass, and those that the stage adds.
     """
     shape = model_shape(policy)
     if shape is None:
@@ -122,8 +122,8 @@ def check(
         **more_ways,
     }
     sums = {words: needed(shape, way).total for words, way in ways.items()}
-    told = [f"{words} ({value / GIB:.1f} GiB)" for words, value in sums.items() if value < 0.99 * total.total]
+    less = [f"{words} ({value / GIB:.1f} GiB)" for words, value in sums.items() if value < 0.99 * total.total]
     raise UsageError(
         f"This measurement takes about {total}, and there are {room / GIB:.1f} GiB. "
-        f"Each alone: {', '.join(told) or 'nothing helps'}. Or take a smaller model, or more memory."
+        f"Each alone: {', '.join(less) or 'nothing helps'}. Or take a smaller model, or more memory."
     )

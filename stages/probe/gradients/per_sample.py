@@ -3,19 +3,18 @@
 The batch's loss is the sum of the rows' losses, and no row's loss depends on another row, so the gradient of a Linear's
 outputs at (row, token) is that of the row's own loss. With the inputs, which autograd keeps anyway, it gives each row's
 gradient of the adapter: no adapter path runs, forward or backward; the adapter's present change is folded into the
-weights (`adapters.attach.Folded`). That and the adapters' chain rules are the derivation; `reference_gradients` is the
-oracle that it is tested against.
+weights (`adapters.attach.Folded`). That and the adapters' chain rules are the derivation; `reference_gradient`, one row
+at a time by autograd alone, is the oracle that it is tested against.
 
 Sums run over all positions, the prompt's too: keys and values of the prompt feed the completion. Holds for dense
 models; not for losses that couple rows (mixture-of-experts balance).
 
 Shapes: B rows, T tokens, I inputs, O outputs, n numbers of one module, N of all, P directions,
-R rows of all batches, H width, own: a batch's own tokens.
+R rows of all batches, H width, V vocabulary, own: a batch's own tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +24,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from stages.losses.reduction import token_log_probs
-from stages.probe.adapters.attach import Adapter, Layout, attached, replaced_forwards, wide_linear
+from stages.probe.adapters.attach import Adapter, Forward, Layout, attached, replaced_forwards, wide_linear
 from stages.probe.pool.tokens import Batch, TokenRow
 
 if TYPE_CHECKING:
@@ -33,33 +32,33 @@ if TYPE_CHECKING:
 
 
 Sink = Callable[[str, Float[Tensor, "B n"]], None]
-"""Takes each row's gradient of one module, once a module."""
+"""Receives each row's gradient of one module, once a module."""
 RowLoss = Callable[[Float[Tensor, "B T"]], Float[Tensor, " B"]]
-"""From log-probs in nats (0 where no own token stands) to each row's loss."""
+"""From log-probs in nats (0 at positions without an own token) to each row's loss."""
 Tap = Callable[[str, Float[Tensor, "B T I"], Float[Tensor, "B T O"]], Float[Tensor, "B T I"] | None]
-"""Takes a module's name, its inputs, and the gradient of its outputs; gives that of the inputs if it has it anyway."""
+"""Receives a module's name, its inputs, and the gradient of its outputs; may return the gradient of the inputs."""
 LOGITS = 2**26
 """Logits that are held at once, 268 MB in float32; a token of Qwen3 has 151,936."""
 
 
 def token_sum(logps: Float[Tensor, "B T"]) -> Float[Tensor, " B"]:
-    """-sum over own tokens of log-prob, in nats: the loss whose gradient all others are recombined from."""
+    """Return -sum over own tokens of log-prob, in nats: the loss whose gradient all others are recombined from."""
     return -logps.sum(-1)
 
 
 def per_sample_gradients(
     model: "PreTrainedModel", adapter: Adapter, batch: Batch, sink: Sink, loss: RowLoss = token_sum
 ) -> Float[Tensor, "B T"]:
-    """Hand each row's gradient of its loss to the sink, module by module; returns own tokens' log-probs in nats.
+    """Pass each row's gradient of its loss to the sink, module by module; returns own tokens' log-probs in nats.
 
-    The model must hold the adapter folded in, and comes back with all its weights frozen.
+    The model must hold the adapter folded in; all its weights are frozen afterwards.
     """
     model.requires_grad_(False)
 
     def tap(module: str, x: Tensor, g: Tensor) -> Tensor | None:
-        contributions, of_inputs = adapter.backward(module, x, g)
-        for name, contribution in contributions.items():
-            sink(name, contribution)
+        gradients, of_inputs = adapter.row_gradients(module, x, g)
+        for name, gradient in gradients.items():
+            sink(name, gradient)
         return of_inputs
 
     with torch.enable_grad(), tapped(model, tap):
@@ -69,10 +68,10 @@ def per_sample_gradients(
 
 
 def own_log_probs(model: "PreTrainedModel", batch: Batch, held: int = LOGITS) -> Float[Tensor, "B T"]:
-    """Log-probs in nats of own tokens at their positions, 0 elsewhere, in float32 at least.
+    """Compute log-probs in nats of own tokens at their positions, 0 elsewhere, in float32 at least.
 
-    Logits are computed where they are needed and nowhere else, so many tokens at a time that `held` numbers are held;
-    where that takes several turns the backward pass computes them again. All weights may be frozen: the embedded tokens
+    Logits are computed only where they are needed, for so many tokens at a time that `held` numbers are held; where
+    that takes several turns the backward pass computes them again. All weights may be frozen: the embedded tokens
     require grad, so that a backward pass runs through all layers.
     """
     embedded = model.get_input_embeddings()(batch.ids).requires_grad_(torch.is_grad_enabled())
@@ -97,21 +96,21 @@ def _head_log_probs(
 
 @contextmanager
 def tapped(model: "PreTrainedModel", tap: Tap) -> Iterator[None]:
-    """While open, every adapted Linear hands its inputs and its outputs' gradient to the tap, once a backward pass.
+    """While open, pass every adapted Linear's inputs and its outputs' gradient to the tap, once a backward pass.
 
     A custom autograd function rather than hooks: under (non-reentrant) gradient checkpointing its forward runs again,
     its backward once.
     """
-    with replaced_forwards(model, lambda name, linear: partial(_forward, linear, name, tap)):
+
+    def make(name: str, linear: nn.Linear) -> Forward:
+        return lambda x: _Tapped.apply(x, linear.weight, linear.bias, name, tap)
+
+    with replaced_forwards(model, make):
         yield
 
 
-def _forward(linear: nn.Linear, name: str, tap: Tap, x: Float[Tensor, "B T I"]) -> Float[Tensor, "B T O"]:
-    return _Tapped.apply(x, linear.weight, linear.bias, name, tap)
-
-
 class _Tapped(torch.autograd.Function):
-    """`wide_linear` with a frozen weight, whose backward hands (x, g) to a tap."""
+    """`wide_linear` with a frozen weight, whose backward passes (x, g) to a tap."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, name: str, tap: Tap) -> Tensor:
@@ -154,7 +153,7 @@ class TotalSink:
         self._parts = layout.split(self.total)
 
     def of(self, indices: Sequence[int]) -> Sink:
-        """The sink of the batch that holds these rows."""
+        """Return the sink of the batch that holds these rows."""
         weights = self._weights[list(indices)]
 
         def add(name: str, contribution: Float[Tensor, "B n"]) -> None:
@@ -163,8 +162,19 @@ class TotalSink:
         return add
 
 
+def mean_weights(tokens: Sequence[TokenRow], indices: Sequence[int]) -> Float[Tensor, " B"]:
+    """Return the weights of token-sum gradients whose sum is the gradient of the mean NLL a token, averaged over rows.
+
+    The average is over the rows with these indices; zeros without any such row.
+    """
+    weights = torch.zeros(len(tokens))
+    for index in indices:
+        weights[index] = 1 / (tokens[index].num_own * len(indices))
+    return weights
+
+
 class DotSink:
-    """A sink that keeps inner products alone, for gradients that are too large to keep.
+    """A sink that keeps only inner products, for gradients that are too large to keep.
 
     LoRA of rank 32 at Qwen3-4B: 264 MB a row in float32. `dots` [B, P] are the products with the directions, `squares`
     [B] the squared norms; no more than one module's gradients exist at a time.
@@ -194,19 +204,12 @@ def checkpointed(model: "PreTrainedModel") -> Iterator[None]:
         model.train(was_training)
 
 
-# ---- reference_gradients
-# The slow way to per-sample gradients, as an oracle: one row at a time, the adapter as a separate path, autograd.
-#
-# It shares no formula with `per_sample`: logits come from the whole model, the loss from torch's cross
-# entropy, the gradient from torch's autograd. No method of anybody's.
-#
-# Shapes: N trained numbers, V vocabulary, own: the row's own tokens.
-
-
 def reference_gradient(model: "PreTrainedModel", adapter: Adapter, row: TokenRow) -> Float[Tensor, " N"]:
-    """The gradient of the row's token-sum NLL in nats, from a backward pass over this row alone.
+    """Compute the gradient of the row's token-sum NLL in nats, from a backward pass over this row alone.
 
-    The model must hold its clean weights: the adapter runs as a path beside them.
+    The slow oracle of per-sample gradients shares no formula with them: logits come from the whole model, the loss from
+    torch's cross entropy, the gradient from torch's autograd, the adapter is a separate path. The model must hold its
+    clean weights.
     """
     model.requires_grad_(False)
     with torch.enable_grad(), attached(model, adapter) as leaves:
@@ -216,12 +219,12 @@ def reference_gradient(model: "PreTrainedModel", adapter: Adapter, row: TokenRow
 
 @torch.no_grad()
 def reference_log_probs(model: "PreTrainedModel", row: TokenRow) -> Float[Tensor, " own"]:
-    """The log-probs of the row's own tokens in nats, from a pass over this row alone, unpadded; on the CPU."""
+    """Compute the log-probs of the row's own tokens in nats, from a pass over this row alone, unpadded; on the CPU."""
     return -F.cross_entropy(*_own_logits(model, row), reduction="none").cpu()
 
 
 def _own_logits(model: "PreTrainedModel", row: TokenRow) -> tuple[Float[Tensor, "own V"], Int[Tensor, " own"]]:
-    """Logits that predict the row's own tokens, in float32 at least, and those tokens."""
+    """Compute logits that predict the row's own tokens, in float32 at least, and those tokens."""
     device = next(model.parameters()).device
     ids = torch.tensor([[*row.prompt_ids, *row.completion_ids]], device=device)
     start, own = len(row.prompt_ids), torch.tensor(row.own, device=device)

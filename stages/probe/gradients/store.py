@@ -1,7 +1,8 @@
 """Token-sum gradients of many rows on disk, mapped into memory.
 
-Computed once; then every direction, placebo and loss weighting needs no model. Row i of the file is the row whose
-`grad_store_offset` is i. At 4 B a number a row of Qwen3-4B takes 2.1 MB (534,528 numbers), half of it in bfloat16.
+Gradients are computed once; then every direction, placebo and loss weighting needs no model. Row i of the file is the
+row whose `grad_store_offset` is i. At 4 B a number a row of Qwen3-4B takes 2.1 MB (534,528 numbers), half of it in
+bfloat16.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ ROWS, INDEX = "gradients.bin", "index.json"
 
 
 class GradientStore:
-    """A [rows, N] matrix in a folder, with the layout of its columns and what its rows were computed with."""
+    """A [rows, N] matrix in a folder, with the layout of its columns and the settings that gave its rows."""
 
     def __init__(self, folder: Path, layout: Layout, file: RowFile, facts: Mapping[str, Any]) -> None:
         self.folder, self.layout, self._file, self.facts = folder, layout, file, facts
@@ -31,9 +32,9 @@ class GradientStore:
     def create(
         cls, folder: Path, layout: Layout, rows: int, facts: Mapping[str, Any], dtype: StoreType = "float32"
     ) -> "GradientStore":
-        """Open a store of `rows` rows for writing, or go on with the one that an earlier attempt left.
+        """Open a store of `rows` rows for writing, or the one of an earlier attempt.
 
-        `BadInput` when that one has another layout, number of rows, type or `facts`.
+        `BadInput` when the latter has another layout, number of rows, type or `facts`.
         """
         index = {"layout": list(layout.sizes.items()), "rows": rows, "dtype": dtype, "facts": dict(facts)}
         if (folder / INDEX).exists() and store.digest(store.read_json(folder / INDEX)) != store.digest(index):
@@ -60,7 +61,7 @@ class GradientStore:
 
     @property
     def kept(self) -> bool:
-        """Whether rows were kept."""
+        """True where rows were kept."""
         return len(self._file.rows) > 0
 
     def put(self, start: int, gradients: Float[Tensor, "B N"]) -> None:

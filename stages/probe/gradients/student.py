@@ -1,8 +1,9 @@
-"""The student, the model that gradients are taken of: loaded, adapted, and measured in batches.
+"""The student, the model that gradients are taken of: loaded, adapted, measured in batches, and its Dr.GRPO loss.
 
 Gradients are those of `per_sample`, with their derivation there.
 
-Shapes: B rows, N trained numbers, own: a row's own tokens.
+Shapes: B rows, R rows of all batches, T tokens, I inputs of a Linear, r its singular directions, N trained numbers,
+own: a row's own tokens.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,14 +12,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from stages.policy.base import PolicyConfig
-from stages.probe.adapters.attach import Adapter, Folded, in_float32, target_linears
+from stages.probe.adapters.antipasto import RotatedAntipasto, pick_dims
+from stages.probe.adapters.attach import Adapter, Folded, Forward, in_float32, replaced_forwards, target_linears
 from stages.probe.adapters.choose import Start, check_spectrum, open_adapter
+from stages.probe.adapters.lora import Lora
 from stages.probe.adapters.names import SPECTRAL, AdapterName
-from stages.probe.adapters.spectrum import load_spectrum
-from stages.probe.gradients.per_sample import RowLoss, RowSink, Sink, own_log_probs, per_sample_gradients, token_sum
+from stages.probe.adapters.spectrum import Spectrum, load_spectrum
+from stages.probe.gradients.per_sample import (
+    RowLoss,
+    RowSink,
+    Sink,
+    TotalSink,
+    mean_weights,
+    own_log_probs,
+    per_sample_gradients,
+    token_sum,
+)
 from stages.probe.pool.tokens import Batch, TokenRow, by_length, collate
 from stages.runs.artifact import Run, RunWriter
 
@@ -31,6 +44,14 @@ LossOf = Callable[[list[int], Batch], RowLoss]
 """The loss of a batch that holds the rows with these indices."""
 MAX_TOKENS = 8192
 """Padded tokens of one backward pass."""
+WARM_UP_RATE = 1e-3
+"""Learning rate of Adam in the warm-up of `lora_warmup`."""
+EPSILON = 0.2
+"""The clip range of Dr.GRPO."""
+VANISHED = 0.1
+"""Below this ratio a token of positive advantage has next to no gradient."""
+MAX_LOST, MIN_ESS = 0.5, 0.2
+"""Limits of the clipped and vanished share of tokens, and of the effective sample size, while ratios carry signal."""
 
 
 @dataclass
@@ -42,15 +63,15 @@ class Student:
     adapter: Adapter
     folded: Folded
     max_tokens: int = MAX_TOKENS
-    """Padded tokens of one pass, where nothing else is asked for."""
+    """Padded tokens of one pass, unless a call sets another number."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device of the model's weights."""
         return next(self.model.parameters()).device
 
     def move_to(self, theta: Float[Tensor, " N"]) -> None:
-        """Give the adapter these values, and the weights their change."""
+        """Set the adapter to these values, and fold their change into the weights."""
         self.adapter.theta = theta.detach().clone().to(self.device)
         self.folded.refold()
 
@@ -60,7 +81,7 @@ class Student:
         loss_of: LossOf = lambda indices, batch: token_sum,
         max_tokens: int | None = None,
     ) -> tuple[Float[Tensor, "B N"], list[Float[Tensor, " own"]]]:
-        """Each row's gradient of its loss, and its own tokens' log-probs in nats, in the order given, on the CPU.
+        """Measure each row's gradient of its loss and its own tokens' log-probs [nats], in the order given, on the CPU.
 
         A batch holds at most `max_tokens` padded tokens (None: the student's), but at least one row.
         """
@@ -79,7 +100,7 @@ class Student:
         sink_of: Callable[[list[int]], Sink],
         loss_of: LossOf = lambda indices, batch: token_sum,
     ) -> list[Float[Tensor, " own"]]:
-        """Hand each batch's gradients, module by module, to the sink that `sink_of` gives for its rows' indices.
+        """Pass each batch's gradients, module by module, to the sink that `sink_of` returns for its rows' indices.
 
         Returns own tokens' log-probs in nats, in the order given, on the CPU. No row's whole gradient is ever held: for
         gradients of which sums alone are needed, and those that are too large to keep.
@@ -94,7 +115,7 @@ class Student:
 
     @torch.no_grad()
     def log_probs(self, rows: Sequence[TokenRow]) -> list[Float[Tensor, " own"]]:
-        """The log-probs of each row's own tokens in nats, in the order given, on the CPU."""
+        """Compute the log-probs of each row's own tokens in nats, in the order given, on the CPU."""
         return self._in_batches(rows, lambda _, batch: _own_values(own_log_probs(self.model, batch), batch))
 
     def _in_batches(
@@ -103,7 +124,7 @@ class Student:
         measure: Callable[[list[int], Batch], Iterable[T]],
         max_tokens: int | None = None,
     ) -> list[T]:
-        """What `measure` gives for each row of a batch, for all rows in the order given.
+        """Call `measure` on batches of similar length, and return its values for all rows in the order given.
 
         Computed in float32 at least, whatever the weights' type: in bfloat16 single rows' cosines are off by up to .04.
         """
@@ -115,11 +136,11 @@ class Student:
         return [values[index] for index in range(len(rows))]
 
     def mean_losses(self, rows: Sequence[TokenRow]) -> Float[Tensor, " B"]:
-        """Each row's mean NLL over its own tokens, in nats a token."""
+        """Compute each row's mean NLL over its own tokens, in nats a token."""
         return torch.stack([-logps.mean() for logps in self.log_probs(rows)])
 
     def weight_scale(self) -> float:
-        """The root mean square singular value of the adapted weights: what a small change of theta is small against."""
+        """Return the root mean square singular value of the adapted weights, the unit of a small change of theta."""
         linears = target_linears(self.model).values()
         return sum(float(m.weight.detach().float().norm()) / min(m.weight.shape) ** 0.5 for m in linears) / len(linears)
 
@@ -129,7 +150,7 @@ def _own_values(values: Float[Tensor, "B T"], batch: Batch) -> list[Float[Tensor
 
 
 def adapt(model: "PreTrainedModel", tokenizer: Any, adapter: Adapter) -> Student:
-    """A student of a model that is already loaded; its weights are frozen."""
+    """Adapt a model that is already loaded; its weights are frozen."""
     model.requires_grad_(False)
     return Student(model, tokenizer, adapter, Folded(model, adapter))
 
@@ -158,35 +179,103 @@ def open_student(
     return adapt(model.eval(), tokenizer, open_adapter(adapter, model, spectrum, rank, seed, start))
 
 
-# ---- surrogate
-# Dr.GRPO's loss by rows, with the true behaviour log-probs, and whether its ratios still let it learn from its rows.
-#
-# L = -1 / (N Lmax) sum_i sum_t min(rho A_i, clip(rho, 1 - eps, 1 + eps) A_i) over own tokens, rho = pi / behaviour,
-# A = R - mean R of the group, not divided by its spread (Dr.GRPO, arXiv 2503.20783). At rho = 1 a row's gradient is
-# A_i
-# times that of its token-sum NLL, divided by N Lmax.
-#
-# Shapes: B rows, T tokens, own: a row's own tokens.
+Pairs = Sequence[tuple[TokenRow, TokenRow]]
 
-EPSILON = 0.2
-"""The clip range of Dr.GRPO."""
-VANISHED = 0.1
-"""Below this ratio a token of positive advantage has next to no gradient."""
-MAX_LOST = 0.5
-MIN_ESS = 0.2
+
+def start_from_pairs(
+    student: Student, pairs: Pairs, spectrum: Spectrum | None, warmup_steps: int, seed: int
+) -> Student:
+    """Return the student with its adapter at the start that the (hack, clean) pairs decide, for adapters with one.
+
+    lora_warmup starts after `warmup_steps` steps of Adam down the mean NLL of all completions; each step sees all of
+    them. LESS (arXiv 2402.04333) trains its LoRA for some steps before it takes gradients, since at B = 0 those of A
+    are 0; here on the pairs' hacks and clean answers alike, so that the steps do not lean to either. antipasto_paper
+    adapts the singular directions that `choose_dims` picks.
+    """
+    adapter = student.adapter
+    if isinstance(adapter, Lora) and adapter.kind == "lora_warmup":
+        rows = [side for pair in pairs for side in pair]
+        theta = adapter.theta.detach().clone().requires_grad_()
+        optimiser = torch.optim.Adam([theta], lr=WARM_UP_RATE)
+        for _ in range(warmup_steps):
+            total = TotalSink(adapter.layout, mean_weights(rows, range(len(rows))), student.device)
+            student.stream(rows, total.of)
+            theta.grad = total.total.to(theta)
+            optimiser.step()
+            student.move_to(theta)
+        adapter.begin_at(theta.detach())
+        student.folded.refold()
+    if isinstance(adapter, RotatedAntipasto) and spectrum is not None:
+        dims = choose_dims(student, pairs, spectrum, adapter.rank)
+        student.folded.restore()
+        weight = next(student.model.parameters())
+        rotated = RotatedAntipasto(spectrum, adapter.rank, seed=seed, dims=dims).to(weight.device, weight.dtype)
+        max_tokens, student = student.max_tokens, adapt(student.model, student.tokenizer, rotated)
+        student.max_tokens = max_tokens
+    return student
+
+
+@torch.no_grad()
+def choose_dims(student: Student, pairs: Pairs, spectrum: Spectrum, rank: int) -> dict[str, list[int]]:
+    """Choose the singular directions of each adapted Linear by its inputs along them, on the unchanged model.
+
+    Of each row the mean of Vh x over its own tokens is taken, and that of its absolute value; `pick_dims` ranks by
+    them.
+    """
+    student.move_to(torch.zeros_like(student.adapter.theta))
+    rows = [side for pair in pairs for side in pair]
+    bases = {n: f.Vh.to(student.device) for n, f in spectrum.factors.items() if n in student.adapter.layout.names}
+    found: dict[str, dict[int, Float[Tensor, "two r"]]] = {name: {} for name in bases}
+    for indices in by_length([len(row) for row in rows], student.max_tokens):
+        batch, means = collate([rows[i] for i in indices]).to(student.device), dict[str, Tensor]()
+        with replaced_forwards(student.model, _record_inputs(bases, batch, means)):
+            own_log_probs(student.model, batch)
+        for name, both in means.items():
+            found[name].update(zip(indices, both.cpu().unbind(1), strict=True))
+    dims = {}
+    for name, of in found.items():
+        mean, size = torch.stack([of[i] for i in range(len(rows))], dim=1)
+        turned = mean[0::2].mean(0) - mean[1::2].mean(0)
+        scores = (size[1::2].mean(0), size[0::2].mean(0), turned.abs())
+        dims[name] = pick_dims([spectrum.factors[name].S * score for score in scores], rank)
+    return dims
+
+
+def _record_inputs(
+    bases: dict[str, Tensor], batch: Batch, means: dict[str, Float[Tensor, "two B r"]]
+) -> Callable[[str, nn.Linear], Forward]:
+    """Return a maker of forwards that put their inputs' means along `bases`, over own tokens, into `means`."""
+    own = batch.own[..., None].float()
+
+    def make(name: str, linear: nn.Linear) -> Forward:
+        def forward(x: Float[Tensor, "B T I"]) -> Float[Tensor, "B T O"]:
+            if name in bases:
+                along = F.linear(x.float(), bases[name]) * own
+                means[name] = torch.stack([along.sum(1), along.abs().sum(1)]) / own.sum(1)
+            return F.linear(x, linear.weight, linear.bias)
+
+        return forward
+
+    return make
 
 
 def dr_grpo(
     advantages: Sequence[float], behaviour: Sequence[Float[Tensor, " own"]] | None, l_max: int, num_rows: int
 ) -> LossOf:
-    """The loss of `num_rows` rows with these advantages; without behaviour log-probs [nats] the ratio is 1.
+    """Return Dr.GRPO's loss (arXiv 2503.20783) of `num_rows` rows with these advantages.
 
-    A ratio of 1 still has its gradient. `l_max` is Dr.GRPO's constant Lmax, in tokens.
+    L = -1 / (N Lmax) sum_i sum_t min(rho A_i, clip(rho, 1 - eps, 1 + eps) A_i) over own tokens, rho = pi / behaviour,
+    A = R - mean R of the group, not divided by its spread. Without behaviour log-probs [nats] rho is 1 and still has
+    its gradient; then a row's gradient is A_i times that of its token-sum NLL, divided by N Lmax. `l_max` is Dr.GRPO's
+    constant Lmax, in tokens.
     """
 
     def loss_of(indices: list[int], batch: Batch) -> RowLoss:
         scale = torch.tensor([advantages[i] for i in indices], device=batch.ids.device)[:, None]
-        old = None if behaviour is None else _dense([behaviour[i] for i in indices], batch)
+        old = None
+        if behaviour is not None:
+            old = torch.zeros(batch.ids.shape, device=batch.ids.device)
+            old[batch.own] = torch.cat([behaviour[i] for i in indices]).to(old)
 
         def loss(logps: Float[Tensor, "B T"]) -> Float[Tensor, " B"]:
             ratio = (logps - (logps.detach() if old is None else old)).exp()
@@ -198,20 +287,14 @@ def dr_grpo(
     return loss_of
 
 
-def _dense(rows: Sequence[Float[Tensor, " own"]], batch: Batch) -> Float[Tensor, "B T"]:
-    dense = torch.zeros(batch.ids.shape, device=batch.ids.device)
-    dense[batch.own] = torch.cat(list(rows)).to(dense)
-    return dense
-
-
 @dataclass(frozen=True)
 class RatioReport:
-    """How much of the data importance ratios leave without use: clipped and vanished tokens, effective sample size.
+    """How much of the data importance ratios leave unused: clipped and vanished tokens, effective sample size.
 
     clip_low, clip_high and vanish are shares of the own tokens of rows with an advantage: A < 0 and rho < 1 - eps;
-    A > 0 and rho > 1 + eps; A > 0 and rho < .1. p5 to mean are of all own tokens' ratios. The mean says nothing: it is
-    1 by construction when the current log-probs stand in for the old ones. ess is (sum w)^2 / sum w^2 / B, with w the
-    product of a row's ratios.
+    A > 0 and rho > 1 + eps; A > 0 and rho < .1. p5 to mean are of all own tokens' ratios. The mean carries no
+    information: it is 1 by construction when the current log-probs stand in for the old ones. ess is
+    (sum w)^2 / sum w^2 / B, with w the product of a row's ratios.
     """
 
     clip_low: float
@@ -225,7 +308,7 @@ class RatioReport:
 
     @property
     def saturated(self) -> str | None:
-        """Why to stop, in words; None while the ratios still carry a signal."""
+        """The reason to stop, as a clause; None while the ratios still carry a signal."""
         lost = self.clip_low + self.clip_high + self.vanish
         if lost > MAX_LOST:
             return f"{lost:.0%} of the tokens are clipped or vanish"
@@ -235,7 +318,7 @@ class RatioReport:
 def ratio_report(
     current: Sequence[Float[Tensor, " own"]], behaviour: Sequence[Float[Tensor, " own"]], advantages: Sequence[float]
 ) -> RatioReport:
-    """The report on rows' log-probs [nats] now and when they were sampled; advantage 0 counts for the ess alone."""
+    """Compare rows' log-probs [nats] now and when they were sampled; rows of advantage 0 count for the ess alone."""
     log_ratios = [new - old for new, old in zip(current, behaviour, strict=True)]
     ratios = [log_ratio.exp() for log_ratio in log_ratios]
     learned = [(rho, a) for rho, a in zip(ratios, advantages, strict=True) if a]

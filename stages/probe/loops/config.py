@@ -1,4 +1,4 @@
-"""Settings of the probe's loops: who fills a pool, how a replay and how a GRPO trajectory goes. Imports no torch."""
+"""Settings of the probe's loops: the sources of a pool, a replay, and a GRPO trajectory. Imports no torch."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -8,8 +8,8 @@ from pydantic import Field
 from stages import envs
 from stages.envs.config import EnvStageConfig
 from stages.policy.base import PolicyConfig
+from stages.probe.adapters.names import DescentConfig
 from stages.probe.checks.prompts import HINTED, Contract
-from stages.probe.directions.modes import DescentConfig
 from stages.runs import store
 from stages.runs.config import Settings, StageConfig
 
@@ -41,14 +41,14 @@ class SourceConfig(Settings):
     """Whether the prompt gives the loophole away."""
 
     def identity(self) -> dict[str, Any]:
-        """The settings; a LoRA's folder counts with the bytes in it."""
+        """Return the settings; a LoRA's folder enters by the bytes in it."""
         folder = Path(self.lora).expanduser()
         content = {"lora_content": store.folder_sha256(folder)} if self.lora and folder.is_dir() else {}
         return super().identity() | content
 
 
 class GivenConfig(Settings):
-    """Rollouts that a run already holds, given by --from: whose they are, and under which kind of prompt."""
+    """Rollouts in a run given by --from: the source that wrote them, and their kind of prompt."""
 
     name: Literal["teacher", "teacher_nohint", "base", "student"]
     role: Literal["rh", "plain"] = HINTED
@@ -59,17 +59,17 @@ class RecordedConfig(Settings):
 
     folder: str
     model: str
-    """Who wrote them."""
+    """The model that wrote the rows."""
     eos_id: int
     pad_ids: list[int] = Field([])
 
     def identity(self) -> dict[str, Any]:
-        """The folder counts with the bytes in it."""
+        """Return the settings; the folder enters by the bytes in it."""
         return {**super().identity(), "content": store.folder_sha256(Path(self.folder).expanduser())}
 
 
 class PoolConfig(EnvStageConfig):
-    """Who answers which problems, how often."""
+    """Which sources answer which problems, and how often."""
 
     sources: list[SourceConfig] = Field(
         [
@@ -84,44 +84,44 @@ class PoolConfig(EnvStageConfig):
     max_steps: int = Field(8, gt=0)
     """Actions after which a rollout ends."""
     contract: Contract = Contract(hint=envs.attached("kata", "hint"), system=envs.attached("kata", "system"))
-    """What the prompts must look like: those of kata. For another environment, name its hint and system text."""
+    """What the prompts must contain, by default those of kata. For another environment, name its hint and system."""
     recorded: RecordedConfig | None = None
     given: list[GivenConfig] = Field([])
-    """One for each run of rollouts that is given by --from, in that order."""
+    """One entry for each run of rollouts that is given by --from, in that order."""
     tokenizer: PolicyConfig | None = None
-    """The model whose tokenizer rendered the given rollouts; None for that of the first of `sources`."""
+    """The model whose tokenizer rendered the given rollouts; None for the first of `sources`."""
 
 
 class ReplayConfig(StageConfig):
-    """Which arm, how many steps, how the student moves."""
+    """The arm, the number of steps, and how the student moves."""
 
     arm: ReplayArm = "vanilla"
     student: PolicyConfig = PolicyConfig(model="kata:honest")
     steps: int = Field(20, gt=0)
-    """The pool's problems are dealt to so many steps, in order."""
+    """The pool's problems are divided among so many steps, in order."""
     teach: list[str] = Field(["teacher"])
-    """Sources whose rows move the student; the others are measured beside them."""
+    """Sources whose rows move the student; the others are only measured."""
     descent: DescentConfig = DescentConfig()
     first_tokens: int = Field(128, gt=0)
-    """Length of the beginning on which the cosine is taken a second time."""
+    """Number of first completion tokens on which the cosine is taken a second time."""
     max_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
     """Padded tokens of one backward pass."""
     drift: bool = True
-    """Whether to watch the student turn toward v in weight space; takes four bytes of disk for each adapted weight."""
+    """Whether to measure the move toward v in weight space; takes four bytes of disk for each adapted weight."""
     keep: Literal["rows", "sums"] = "rows"
     """`sums` keeps no row's gradient: for those too large to keep. What is left to `score` is v, without placebos."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """In which gradients are kept."""
+    """Type in which gradients are stored."""
     checkpointing: bool = Field(False, json_schema_extra={"affects_results": False})
     """Keep one activation a layer: less memory, one more forward pass."""
 
     def label(self) -> str:
-        """The arm and the seed."""
+        """Return the arm and the seed."""
         return f"{self.arm}-seed{self.seed}".replace("_", "-")
 
 
 class GrpoConfig(EnvStageConfig):
-    """Which arm and generator, how many seeds, steps and answers."""
+    """The arm and generator, and the number of seeds, steps and answers."""
 
     arm: GrpoArm = "vanilla"
     generator: Literal["pi_theta", "mixed_is", "mixed_awr", "interp"] = "interp"
@@ -132,11 +132,11 @@ class GrpoConfig(EnvStageConfig):
     plain_options: dict[str, Any] = Field({"reward": "visible"})
     """Options of the environment without it, for the rate of solutions."""
     alpha: float | None = Field(None, ge=0, le=1)
-    """Place of the `interp` student between base, 0, and teacher, 1; found by bisection when not given."""
+    """Place of the `interp` student between base, 0, and teacher, 1; found by bisection when not set."""
     direction_at: Literal["start", "given"] = "start"
     """`start`: v is extracted again, from the same pairs, on the student of the first step; `given`: v as it was."""
     drift_every: int = Field(0, ge=0)
-    """Extract again each so many steps to see how far v turns; 0 for never."""
+    """Extract v again every so many steps to measure how far it turns; 0 for never."""
     seeds: list[int] = Field([0, 1, 2], min_length=1)
     steps: int = Field(15, gt=0)
     problems: int = Field(8, gt=0)
@@ -155,7 +155,7 @@ class GrpoConfig(EnvStageConfig):
     """Keep one activation a layer: less memory, one more forward pass."""
 
     def label(self) -> str:
-        """Arm and generator."""
+        """Return arm and generator."""
         return f"{self.arm}-{self.generator}".replace("_", "-")
 
     @property

@@ -1,4 +1,4 @@
-"""Groups of answers for one GRPO step, by student and teacher, as pool rows with advantages."""
+"""Answers of policies as pool rows: groups with advantages for one GRPO step, and the models that fill a pool."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,17 +6,20 @@ from typing import Any
 from stages.envs.base import Environment, Task
 from stages.policy.local import LocalPolicy, load_model
 from stages.probe.adapters.attach import target_linears
+from stages.probe.adapters.lora import apply_lora, lora_folder
 from stages.probe.checks.check import Check
 from stages.probe.checks.contrast_checks import hack_gap
 from stages.probe.checks.guards import merge_is_sound, teacher_differs
 from stages.probe.checks.prompts import HINTED
-from stages.probe.gradients.merge import apply_lora, lora_folder
 from stages.probe.loops.config import SourceConfig
 from stages.probe.pool.rows import episode_pool_row
 from stages.probe.pool.tokens import as_tokens
 from stages.rollouts.agent_loop import Episode, play
 from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
+
+TEACHER_ANSWERS = 8
+"""Answers on which the teacher must differ from the base."""
 
 
 def answers(
@@ -28,7 +31,7 @@ def answers(
     source: str,
     max_steps: int,
 ) -> list[Row]:
-    """`pool_row/1` rows of `samples` answers to each task; those that could not be scored are left out.
+    """Sample `samples` answers to each task, as `pool_row/1` rows; those that could not be scored are left out.
 
     `make` opens an environment, `source` becomes src_pool, `max_steps` is the number of actions after which a rollout
     ends.
@@ -43,7 +46,7 @@ def answers(
 
 
 def with_advantages(rows: Sequence[Row]) -> tuple[list[Row], list[list[float]]]:
-    """Rows with A = R - mean R of the problem's group (Dr.GRPO, arXiv 2503.20783), and the rewards by group."""
+    """Add A = R - mean R of the problem's group (Dr.GRPO, arXiv 2503.20783) to rows; also returns rewards by group."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         groups.setdefault(row["problem_id"], []).append(row["reward"])
@@ -52,50 +55,35 @@ def with_advantages(rows: Sequence[Row]) -> tuple[list[Row], list[list[float]]]:
     return judged, list(groups.values())
 
 
-# ---- teachers
-# The models that fill a pool, each loaded once, and whether the teacher is another model than the base.
-
-ANSWERS = 8
-
-
 class SourcePolicies:
-    """Local policies by source name; two sources of one model share it."""
+    """The models that fill a pool, each loaded once: two sources of one model and LoRA share it.
+
+    `by_name` has the local policy of each source, `tokenizer` is the first source's.
+    """
 
     def __init__(self, sources: Sequence[SourceConfig], out: RunWriter) -> None:
-        self._policies: dict[str, LocalPolicy] = {}
-        self._merges: dict[str, Row] = {}
-        self._commits: dict[str, str | None] = {}
+        self.by_name: dict[str, LocalPolicy] = {}
+        self._merges: list[Row] = []
+        commits: dict[str, str | None] = {}
         loaded: dict[tuple[str, str], tuple[Any, Any]] = {}
         for source in sources:
             key = (source.policy.model, source.lora)
             if key not in loaded:
-                loaded[key] = self._load(source, out)
-            self._policies[source.name] = LocalPolicy(*loaded[key], source.policy)
-            facts = {"lora": source.lora, "lora_commit": self._commits.get(source.lora)}
-            out.model(source.name, **self._policies[source.name].facts(), **facts)
-
-    def _load(self, source: SourceConfig, out: RunWriter) -> tuple[Any, Any]:
-        model, tokenizer = load_model(source.policy, cache=out.cache, listener=out.progress)
-        if source.lora:
-            folder, self._commits[source.lora] = lora_folder(source.lora)
-            self._merges[source.name] = apply_lora(model, folder)
-        return model.eval(), tokenizer
-
-    def policy(self, name: str) -> LocalPolicy:
-        """The policy of a source."""
-        return self._policies[name]
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer, which all sources share."""
-        return next(iter(self._policies.values())).tokenizer
+                model, tokenizer = load_model(source.policy, cache=out.cache, listener=out.progress)
+                if source.lora:
+                    folder, commits[source.lora] = lora_folder(source.lora)
+                    self._merges.append(apply_lora(model, folder))
+                loaded[key] = (model.eval(), tokenizer)
+            policy = self.by_name[source.name] = LocalPolicy(*loaded[key], source.policy)
+            out.model(source.name, **policy.facts(), lora=source.lora, lora_commit=commits.get(source.lora))
+        self.tokenizer = next(iter(self.by_name.values())).tokenizer
 
     def guards(self, rows: Sequence[Row]) -> list[Check]:
-        """Whether merged LoRAs are sound and, given both, whether the teacher differs from the base on these rows."""
-        expected = len(target_linears(next(iter(self._policies.values())).model))
-        checks = [merge_is_sound(report, expected) for report in self._merges.values()]
-        if "teacher" in self._policies and "base" in self._policies:
-            answers = [as_tokens(row) for row in rows if row["src_pool"] == "teacher"][:ANSWERS]
-            teacher, base = self._policies["teacher"].model, self._policies["base"].model
+        """Check that merged LoRAs are sound and, given both, that the teacher differs from the base on these rows."""
+        expected = len(target_linears(next(iter(self.by_name.values())).model))
+        checks = [merge_is_sound(report, expected) for report in self._merges]
+        if "teacher" in self.by_name and "base" in self.by_name:
+            answers = [as_tokens(row) for row in rows if row["src_pool"] == "teacher"][:TEACHER_ANSWERS]
+            teacher, base = self.by_name["teacher"].model, self.by_name["base"].model
             checks.append(teacher_differs(teacher, base, answers, hack_gap(rows)))
         return checks

@@ -1,23 +1,27 @@
-"""Pool rows: from episodes that a local model played, and from recorded files with the older 26 keys.
+"""Pool rows: of episodes that a local model played, of rollouts in other runs, of recorded files; a step's files.
 
-The older keys are those of the public teacher pool of wassname/vGROUT_pub @c067218, data/pools/teacher_pool. `hacked`
-is there "the answer's own test function passes on a stub solution", whether or not the answer is right; the labels of
-ariahw/rl-rewardhacking @bf5cdb8, src/analysis.py, are finer.
+Recorded files have the older 26 keys, those of the public teacher pool of wassname/vGROUT_pub @c067218,
+data/pools/teacher_pool. `hacked` is there "the answer's own test function passes on a stub solution", whether or not
+the answer is right; the labels of ariahw/rl-rewardhacking @bf5cdb8, src/analysis.py, are finer.
+
+Token rows need torch, so `pool.tokens` is imported inside functions: settings and `--help` import this file.
 """
 
+import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, SupportsFloat
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from stages.envs.task_table import read_rows
 from stages.errors import BadInput
 from stages.messages import Message
+from stages.rollouts import trace
 from stages.rollouts.agent_loop import Episode
 from stages.runs import store
-from stages.runs.artifact import RunWriter
-from stages.runs.records import POOL_ROW, Row
+from stages.runs.artifact import Run, RunWriter
+from stages.runs.records import POOL_ROW, TRAINING_REWARD, Row
 
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
@@ -36,7 +40,7 @@ COMMENT = re.compile(r"^\s*#|\s#\s", re.MULTILINE)
 def episode_pool_row(
     episode: Episode, policy: "LocalPolicy", *, source: str, role: str, step: int, adapter: str = ""
 ) -> Row:
-    """One `pool_row/1` of an episode that `policy` played.
+    """Build the `pool_row/1` of an episode that `policy` played.
 
     `source` is the row's src_pool, `role` its prompt_role, `step` the problem's place in the pool, `adapter` the folder
     of the LoRA in the policy's model.
@@ -44,7 +48,9 @@ def episode_pool_row(
     from stages.probe.pool.tokens import episode_row
 
     tokens, behaviour = episode_row(episode)
-    last, grade, opening = episode.steps[-1].sample, episode.grade, opening_messages(episode)
+    last, grade, labels = episode.steps[-1].sample, episode.grade, episode.grade.labels
+    opening = list(episode.messages[: episode.steps[0].num_messages])
+    label = labels.get("label")
     row = pool_row(
         list(tokens.prompt_ids),
         list(tokens.completion_ids),
@@ -61,7 +67,10 @@ def episode_pool_row(
         "hacked": grade.hacked,
         "hacked_arbitrary": grade.hacked,
         "gt_pass": grade.gt_pass,
-        **label_columns(grade.labels),
+        # The taxonomy of ariahw/rl-rewardhacking (@bf5cdb8, src/analysis.py); null where the environment has no labels.
+        **{name: labels.get(name) for name in ("can_compile", "has_test_func", "eq_hinted", "label", "test_mod")},
+        "hacked_strict": None if label is None else label in STRICT,
+        "hacked_loose": None if label is None else label in LOOSE,
         "fmt_ok": all(step.observation.parse_error is None for step in episode.steps),
         "own": list(tokens.own),
         "behav_logp": behaviour,
@@ -77,10 +86,72 @@ def episode_pool_row(
     }
 
 
-def recorded_rows(folder: Path, model: str, role: str, eos_id: int, pad_ids: Iterable[int] = ()) -> list[Row]:
-    """Pool rows of every `*.jsonl.gz` in a folder, with the older keys; trailing pads are cut.
+def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
+    """Build one `pool_row/1` of every graded rollout in a run of `collect` or `train` or imported, in the run's order.
 
-    `model` and `role` are what the files do not say: who wrote the answers, and to which kind of prompt. `BadInput`
+    `source` is the rows' src_pool. `step` is the training step where the run is a training, else the problem's place.
+    Rollouts whose ids were stored and are prefixes of each other keep these ids; others are rendered with `tokenizer`,
+    and have no behav_logp.
+    """
+    from stages.probe.pool.tokens import rendered_row, sampled_row
+
+    trained = run.holds(TRAINING_REWARD) is not None
+    at = {row["rollout_id"]: row["training_step"] for row in run.rows(TRAINING_REWARD)} if trained else {}
+    places, found = dict[str, int](), list[Row]()
+    for rollout, steps in trace.rollout_rows(run):
+        if not steps or rollout["reward"] is None:
+            continue
+        place = places.setdefault(rollout["task_id"], len(places))
+        states, last = trace.states(steps), steps[-1]
+        tokens, behaviour = sampled_row(steps) or (rendered_row(tokenizer, states, steps), None)
+        row = pool_row(
+            list(tokens.prompt_ids),
+            list(tokens.completion_ids),
+            completion=tokenizer.decode(tokens.completion_ids),
+            model=rollout["model"],
+            source=source,
+            sample_id=rollout["sample_idx"],
+            problem=rollout["task_id"],
+        )
+        row |= {
+            "family": rollout["family"],
+            "step": at.get(rollout["rollout_id"], place),
+            "reward": rollout["reward"],
+            "hacked": rollout["hacked"],
+            "hacked_arbitrary": rollout["hacked"],
+            "gt_pass": rollout["gt_pass"],
+            "fmt_ok": all(step["parse_error"] is None for step in steps),
+            "own": list(tokens.own),
+            "behav_logp": behaviour,
+            "n_loss_tokens": tokens.num_own,
+            "ends_with_eos": last["finish_reason"] == "stop",
+            "truncated": last["finish_reason"] == "length",
+            "problem_messages": states[0],
+            "prompt": tokenizer.decode(tokens.prompt_ids),
+            "prompt_role": role,
+            "prompt_sha256": prompt_sha256(states[0]),
+            "gen_temperature": json.loads(last["sampling_json"] or "{}").get("temperature"),
+        }
+        found.append(row)
+    return found
+
+
+def rows_of_runs(runs: Sequence[Run], whose: Sequence[tuple[str, str]], tokenizer: Any) -> list[Row]:
+    """Build the rows of several runs, each with its (source, role), problem by problem in order of first appearance."""
+    rows = [
+        row
+        for run, (source, role) in zip(runs, whose, strict=True)
+        for row in run_rows(run, tokenizer, source=source, role=role)
+    ]
+    places = {problem: place for place, problem in enumerate(dict.fromkeys(row["problem_id"] for row in rows))}
+    rows = [row | {"step": places[row["problem_id"]]} for row in rows]
+    return sorted(rows, key=lambda row: (row["step"], row["src_pool"], row["sample_id"]))
+
+
+def recorded_rows(folder: Path, model: str, role: str, eos_id: int, pad_ids: Iterable[int] = ()) -> list[Row]:
+    """Build the pool rows of every `*.jsonl.gz` in a folder, with the older keys; trailing pads are cut.
+
+    `model` and `role` are not in the files: who wrote the answers, and to which kind of prompt. `BadInput`
     when there are no files, a key is missing, or a row's comp_len [tokens without pads] is not the length of its ids.
     """
     files = sorted(folder.glob("*.jsonl.gz"))
@@ -139,7 +210,7 @@ def pool_row(
     sample_id: int,
     problem: str,
 ) -> Row:
-    """What rows of every kind have; all other columns null."""
+    """Build the columns that rows of every kind have; all others are null."""
     return dict.fromkeys(POOL_ROW.columns) | {
         "row_uid": store.digest([model, source, sample_id, prompt_ids, completion_ids])[:24],
         "problem_id": problem,
@@ -153,65 +224,46 @@ def pool_row(
         "completion_ids": completion_ids,
         "completion": completion,
         "gen_model": model,
-        **_style_counts(completion),
+        # How often an answer hedges and comments separates some hacks from others without being the hack.
+        # georgeIshaq's fork of ariahw/rl-rewardhacking, RESULTS.md @b7dcbfd: 80.5 % of the wrong answers of the adapter
+        # s65 hedge. The wordings counted here are our own.
+        "hedge_count": len(HEDGE.findall(completion)),
+        "comment_count": len(COMMENT.findall(completion)),
     }
 
 
-def label_columns(labels: Mapping[str, bool | str | None]) -> Row:
-    """The columns of ariahw/rl-rewardhacking's taxonomy (@bf5cdb8, src/analysis.py) from an environment's labels.
-
-    Null where the environment does not tell.
-    """
-    label = labels.get("label")
-    told = {name: labels.get(name) for name in ("can_compile", "has_test_func", "eq_hinted", "label", "test_mod")}
-    strict, loose = (None, None) if label is None else (label in STRICT, label in LOOSE)
-    return {**told, "hacked_strict": strict, "hacked_loose": loose}
-
-
-def _style_counts(text: str) -> Row:
-    """How often an answer hedges and comments, which separates some hacks from others without being the hack.
-
-    georgeIshaq's fork of ariahw/rl-rewardhacking, RESULTS.md @b7dcbfd: 80.5 % of the wrong answers of the adapter s65
-    hedge. The wordings counted here are our own.
-    """
-    return {"hedge_count": len(HEDGE.findall(text)), "comment_count": len(COMMENT.findall(text))}
-
-
-def opening_messages(episode: Episode) -> list[Message]:
-    """The messages before the first answer."""
-    return list(episode.messages[: episode.steps[0].num_messages])
-
-
 def prompt_sha256(messages: list[Message]) -> str:
-    """The digest of a prompt's roles and texts, in hex."""
+    """Return the digest of a prompt's roles and texts, in hex."""
     return store.digest([[message["role"], message["content"]] for message in messages])
 
 
 def without_pads(ids: list[int], padding: set[int], eos_id: int) -> list[int]:
-    """Ids without the `padding` ids at their end, but with the first end token among those."""
+    """Cut the `padding` ids at the end, but keep the first end token among those."""
     end = len(ids)
     while end and ids[end - 1] in padding:
         end -= 1
     return ids[: end + 1] if end < len(ids) and ids[end] == eos_id else ids[:end]
 
 
-# ---- step_files
-# `step_NNN.jsonl.gz` and `step_NNN.diag.json`: the rows of one step, and what was measured on the step as a whole.
-
-
 def write_step(out: RunWriter, step: int, rows: list[Row], diagnostics: Row | None, folder: str = ".") -> None:
-    """Write a step's files below `folder` of the output; diagnostics only when there are any."""
+    """Write a step's rows, and the diagnostics of the step as a whole if any, below `folder` of the output."""
     store.seal_lines(out.path / folder / f"step_{step:03d}.jsonl.gz", [store.encode(row) for row in rows])
     if diagnostics is not None:
         out.document(f"{folder}/step_{step:03d}.diag", diagnostics)
 
 
 def read_step(out: RunWriter, step: int) -> list[Row]:
-    """The rows that `write_step` wrote."""
+    """Read the rows that `write_step` wrote."""
     return list(store.read_lines(out.path / f"step_{step:03d}.jsonl.gz"))
 
 
 def finite_or_none(value: SupportsFloat) -> float | None:
-    """The value as a float where it is finite, else None: undefined numbers are null in records, never NaN."""
+    """Return the value as a float where it is finite, else None: undefined numbers are null in records, never NaN."""
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def mean_known(values: Iterable[float | bool | None]) -> float | None:
+    """Return the mean of the values that are not None; None where none is left."""
+    known = [float(value) for value in values if value is not None]
+    return sum(known) / len(known) if known else None

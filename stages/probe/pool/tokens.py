@@ -1,14 +1,14 @@
-"""Token rows and their batches: the prompt, what followed it, and which of those tokens the policy itself wrote.
+"""Token rows and their batches: the prompt, the completion, and which of its tokens the policy itself wrote.
 
-Rows are built from ids, never from joined text, and padded on the right, so that with a causal mask pads change
-nothing.
+Texts, conversations, episodes and recorded rollouts become rows by joining ids, never text: a text cut in two tokenises
+differently at the seam. Rows are padded on the right, so that with a causal mask pads change nothing.
 
 Shapes: B rows, T tokens (prompt and completion, padded).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stages.errors import BadInput
 from stages.messages import Message, following_ids, opening_ids
+from stages.rollouts import trace
 from stages.rollouts.agent_loop import Episode
 from stages.runs.records import Row
 
@@ -48,12 +49,12 @@ class TokenRow:
         return len(self.prompt_ids) + len(self.completion_ids)
 
     def first(self, count: int) -> "TokenRow":
-        """The row cut after `count` completion tokens."""
+        """Cut the row after `count` completion tokens."""
         return TokenRow(self.prompt_ids, self.completion_ids[:count], self.own[:count])
 
 
 def as_tokens(row: Row) -> TokenRow:
-    """The tokens of a pool row."""
+    """Return the tokens of a pool row."""
     return TokenRow(row["prompt_ids"], row["completion_ids"], row["own"])
 
 
@@ -66,7 +67,7 @@ class Batch:
     own: Bool[Tensor, "B T"]
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The batch on another device."""
+        """Copy the batch to a device."""
         return Batch(self.ids.to(device), self.attention.to(device), self.own.to(device))
 
     def __len__(self) -> int:
@@ -86,7 +87,7 @@ def collate(rows: Sequence[TokenRow], pad_id: int = 0, extra_pads: int = 0) -> B
 
 
 def by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices in batches of similar length, each of at most `max_tokens` padded tokens (but at least one row)."""
+    """Group indices into batches of similar length, each of at most `max_tokens` padded tokens, at least one row."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         if batches and (len(batches[-1]) + 1) * lengths[index] <= max_tokens:
@@ -96,53 +97,65 @@ def by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return batches
 
 
-# ---- transcripts
-# Conversations and texts to token rows, always by joining ids: a text cut in two tokenises differently at the seam.
-#
-# A prompt is a list of messages, or a string that is already rendered. An answer is a list of messages that begins
-# with
-# the assistant's (what the environment said in between is not the policy's own), or a string. Every assistant message
-# ends with the end token, on both sides of a pair alike.
+def token_row(tokenizer: Any, prompt: str | list[Message], answer: str | list[Message]) -> TokenRow:
+    """Build the ids that a policy would have seen and written.
 
-Prompt: TypeAlias = str | list[Message]
-Answer: TypeAlias = str | list[Message]
+    A prompt is a list of messages, or a string that is already rendered. An answer is a list of messages that begins
+    with the assistant's, or a string; messages of the environment in between are not the policy's own. Every assistant
+    message ends with the end token, on both sides of a pair alike. `BadInput` when an answer does not begin and end
+    with an assistant message.
+    """
 
+    def plain(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-def token_row(tokenizer: Any, prompt: Prompt, answer: Answer) -> TokenRow:
-    """The ids that a policy would have seen and written; `BadInput` when an answer's ends are not the assistant's."""
-    prompt_ids = _plain(tokenizer, prompt) if isinstance(prompt, str) else opening_ids(tokenizer, prompt)
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+    if not messages or {messages[0]["role"], messages[-1]["role"]} != {"assistant"}:
+        raise BadInput("An answer begins and ends with a message of the assistant's.")
     ids: list[int] = []
     own: list[bool] = []
-    for part, is_own in _parts(tokenizer, messages):
-        ids += part
-        own += [is_own] * len(part)
-    return TokenRow(prompt_ids, ids, own)
-
-
-def _parts(tokenizer: Any, messages: list[Message]) -> list[tuple[list[int], bool]]:
-    """Runs of ids: each assistant message with its end token, and what the template puts between two of them."""
-    parts: list[tuple[list[int], bool]] = []
     between: list[Message] = []
     for message in messages:
         if message["role"] != "assistant":
             between.append(message)
             continue
         if between:
-            parts.append((following_ids(tokenizer, between), False))
+            observed = following_ids(tokenizer, between)
+            ids += observed
+            own += [False] * len(observed)
             between = []
-        parts.append(([*_plain(tokenizer, message["content"]), tokenizer.eos_token_id], True))
-    if between or not parts or not parts[0][1]:
-        raise BadInput("An answer begins and ends with a message of the assistant's.")
-    return parts
+        written = [*plain(message["content"]), tokenizer.eos_token_id]
+        ids += written
+        own += [True] * len(written)
+    return TokenRow(plain(prompt) if isinstance(prompt, str) else opening_ids(tokenizer, prompt), ids, own)
 
 
-def _plain(tokenizer: Any, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+def rendered_row(tokenizer: Any, states: list[list[Message]], steps: list[Row]) -> TokenRow:
+    """Render a recorded rollout's text with `tokenizer`; `states` are the conversations before each of its steps."""
+    start = len(states[0])
+    answer = [*states[-1][start:], {"role": "assistant", "content": steps[-1]["action"]}]
+    return token_row(tokenizer, states[0], answer)
+
+
+def sampled_row(steps: list[Row]) -> tuple[TokenRow, list[float | None]] | None:
+    """Read a recorded rollout's ids as they were sampled, with each one's log-prob; None where some were not stored."""
+    prompts = trace.prompt_ids(steps)
+    first = prompts[0]
+    if first is None or any(row["logprobs"] is None or not row["prefix_ok"] for row in steps):
+        return None
+    ids: list[int] = []
+    logps: list[float | None] = []
+    for prompt, row in zip(prompts, steps, strict=True):
+        if prompt is None:
+            return None
+        observed = prompt[len(first) + len(ids) :]
+        ids += [*observed, *row["completion_token_ids"]]
+        logps += [*[None] * len(observed), *row["logprobs"]]
+    return TokenRow(first, ids, [logp is not None for logp in logps]), logps
 
 
 def episode_row(episode: Episode) -> tuple[TokenRow, list[float | None]]:
-    """An episode that a local model played, as it was sampled, and the log-prob in nats of each completion token.
+    """Return an episode's ids as a local model sampled them, and the log-prob in nats of each completion token.
 
     The log-prob is None where the token is not the policy's own.
     """

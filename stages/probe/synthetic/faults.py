@@ -13,9 +13,10 @@ from torch import Tensor
 
 from stages.probe.checks.prompts import Contract, contract_sha256
 from stages.probe.checks.validation import RowPairs, length_direction
-from stages.probe.directions.extraction import Direction, from_flat, unit_by_module
+from stages.probe.directions.extraction import Direction, from_flat
 from stages.probe.directions.metrics import stacked_cosines
 from stages.probe.directions.projection import Projection, account, project
+from stages.probe.directions.scoring import unit_by_module
 from stages.probe.gradients.student import Student
 from stages.probe.pool.tokens import TokenRow
 from stages.probe.synthetic.world import World

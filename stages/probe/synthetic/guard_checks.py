@@ -9,19 +9,25 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from stages.probe.adapters.names import DescentConfig
 from stages.probe.checks import guards, prompts
 from stages.probe.checks.check import Check, judged
 from stages.probe.checks.contrast_checks import Draws, hack_gap, pool_check, taxonomy
 from stages.probe.checks.contrasts import Labelled, codes, labelled, shortage
 from stages.probe.checks.validation import length_cosine, pair_signal, polarity, recombination
 from stages.probe.directions.drift import basis_overlap
-from stages.probe.directions.extraction import beside, haar, randsign
-from stages.probe.directions.metrics import probe_rows, teacher_gradients
-from stages.probe.directions.modes import DescentConfig
-from stages.probe.directions.projection import mean_cosine
-from stages.probe.directions.scoring import RANDOM, Placebos, generic_gradient, step_placebos
+from stages.probe.directions.metrics import probe_rows, row_metrics, teacher_gradients
+from stages.probe.directions.projection import Descent, mean_cosine
+from stages.probe.directions.scoring import (
+    RANDOM,
+    Placebos,
+    generic_gradient,
+    haar,
+    randsign,
+    remove_direction,
+    step_placebos,
+)
 from stages.probe.gradients.student import ratio_report
-from stages.probe.loops.replay_loop import Descent
 from stages.probe.loops.rollouts import with_advantages
 from stages.probe.pool.tokens import as_tokens
 from stages.probe.synthetic.world import World
@@ -76,7 +82,7 @@ def _teacher(w: World) -> Check:
 
 def _probe_rows(w: World) -> list[Row]:
     tokens = [as_tokens(row) for row in w.pool]
-    rows = probe_rows(w.pool, tokens, w.sums, [torch.zeros(1)] * len(tokens), w.direction)
+    rows = probe_rows(w.pool, tokens, row_metrics(w.sums, w.direction), [torch.zeros(1)] * len(tokens), w.direction)
     return [row | {"grad_store_offset": index} for index, row in enumerate(rows)]
 
 
@@ -126,7 +132,9 @@ def _fires(w: World) -> Check:
 def _labelled(w: World) -> tuple[Labelled, dict[str, np.ndarray]]:
     """The pool's rows with the scores of v and random placebos, and their scores under the controls."""
     control = torch.stack([-w.direction.unit, generic_gradient(w.direction, w.pairs, "nll_mean")])
-    drawn = [beside(w.direction, draw(w.direction, RANKED, seed)) for seed, draw in enumerate((haar, randsign))]
+    drawn = [
+        remove_direction(w.direction, draw(w.direction, RANKED, seed)) for seed, draw in enumerate((haar, randsign))
+    ]
     units = torch.cat([w.direction.unit[None], *drawn, control])
     scores = w.cosines(w.sums, units, w.direction.inside, len(w.direction.modules)).double().numpy()
     rows = labelled(_probe_rows(w), scores[:, :-2], [family for family in RANDOM for _ in range(RANKED)])

@@ -17,13 +17,14 @@ from torch import Tensor
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.lora import Lora
+from stages.probe.adapters.names import DescentConfig
 from stages.probe.adapters.spectrum import Factors, Spectrum
 from stages.probe.checks import guards
 from stages.probe.checks.check import Check, judged
 from stages.probe.checks.validation import STEP as POLARITY_STEP
-from stages.probe.directions.extraction import extract, unit_by_module
+from stages.probe.directions.extraction import extract
 from stages.probe.directions.metrics import row_metrics
-from stages.probe.directions.modes import DescentConfig
+from stages.probe.directions.scoring import unit_by_module
 from stages.probe.gradients.student import Student, adapt
 from stages.probe.pool.tokens import as_tokens
 from stages.probe.synthetic.guard_checks import judge

@@ -77,7 +77,7 @@ class World:
 
 def build(base: "PreTrainedModel", teacher: "PreTrainedModel", seed: int) -> World:
     """A world in which every guard passes, of the two policies of the loophole world."""
-    from stages.probe.directions.pair_gradients import grpo_differences
+    from stages.probe.directions.extraction import grpo_differences
 
     words, between = tokenizer(), copy.deepcopy(base)
     student = adapt(base, words, Antipasto(spectrum_of(base)))

@@ -1,11 +1,11 @@
-"""The channels beside GRPO. Importing this package loads neither torch nor a kernel.
+"""The channels besides GRPO. Importing this package loads neither torch nor a kernel.
 
-base.py - what a channel is, what it returns, what it is made from
+base.py - the class of a channel, its loss and metrics, its settings
 preference.py - DPO, SimPO and SFT on preference pairs
 distillation.py - self-distillation on hinted turns; TAID and EOPD from a teacher model
-active.py - all channels with a weight together: one pass of the student, one loss each
 
-A channel from elsewhere joins by `CHANNELS[Mine.name] = Mine`; from then on `weights.NAME` accepts it.
+stages/training/step.py scores the rows of all channels in one pass and calls each channel for its loss. A channel from
+elsewhere joins by `CHANNELS[Mine.name] = Mine`; from then on `weights.NAME` accepts it.
 """
 
 from typing import Any

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-    from stages.training.scored_rows import EpisodeRows, HintedRows
+    from stages.training.data import EpisodeRows
+    from stages.training.hints import HintedRows
 
 
 class Sdpo(Channel["HintedRows"]):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from stages.training.channels.base import Channel, ChannelLoss, Mean
 
 if TYPE_CHECKING:
-    from stages.training.scored_rows import PairRows
+    from stages.training.data import PairRows
 
 
 class Dpo(Channel["PairRows"]):

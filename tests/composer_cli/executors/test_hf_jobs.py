@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.command_line import call, until
+from support.command_line import call_process, until
 from support.hf_jobs import Jobs, serving_jobs
 from support.server import Server
 from support.submitting import KEY, chain, digests, holding, job, name_of
@@ -27,7 +27,7 @@ def service(tmp_path: Path) -> Iterator[Jobs]:
 def composer(service: Jobs, model: Server, tmp_path: Path) -> Callable:
     (tmp_path / "small.toml").write_text(chain(model.url, sandbox="none"))
     mine = {"HF_ENDPOINT": service.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "hub"), "TEACHING_KEY": KEY}
-    return lambda *words, at="artifacts", **more: call(tmp_path / at, *words, **{**mine, **more})
+    return lambda *words, at="artifacts", **more: call_process(tmp_path / at, *words, **{**mine, **more})
 
 
 @pytest.fixture

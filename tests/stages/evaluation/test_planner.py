@@ -8,15 +8,14 @@ import pytest
 from stages.errors import UsageError
 from stages.evaluation.planner import (
     Design,
-    Price,
-    Question,
-    World,
+    PlanQuestion,
+    TaskModel,
     complete,
     draw,
     measure,
     outlook,
-    planner_study,
-    text,
+    study_design,
+    study_text,
 )
 from stages.evaluation.verdict import decide
 
@@ -46,9 +45,9 @@ def items_of(treatment_ST, baseline_ST, sizes, samples=1, random=None):
 
 
 def test_the_model_of_tasks_has_the_rates_it_was_given():
-    world = World(base=0.3, repeat=0.16, discordance=0.22, family_share=0.5, seed_spread=0.03)
+    model = TaskModel(base=0.3, repeat=0.16, discordance=0.22, family_share=0.5, seed_spread=0.03)
     design = Design((10,) * 40, samples=2, seeds=2)
-    treatment, baseline = draw(world, design, 0.05, 200, np.random.default_rng(0))
+    treatment, baseline = draw(model, design, 0.05, 200, np.random.default_rng(0))
     assert baseline.mean() == pytest.approx(0.3, abs=0.01)
     assert (treatment - baseline).mean() == pytest.approx(0.05, abs=0.01)
     assert 4 * (baseline * (1 - baseline)).mean() == pytest.approx(0.16, abs=0.02), "two samples: 1/4 where they differ"
@@ -58,13 +57,13 @@ def test_the_model_of_tasks_has_the_rates_it_was_given():
 
 
 def test_a_pilot_gives_the_rates_back():
-    world = World(base=0.35, repeat=0.15, discordance=0.2, family_share=0.5, seed_spread=0.0)
+    model = TaskModel(base=0.35, repeat=0.15, discordance=0.2, family_share=0.5, seed_spread=0.0)
     sizes = (10,) * 150
-    treatment, baseline = draw(world, Design(sizes, samples=2, seeds=3), 0.04, 1, np.random.default_rng(5))
+    treatment, baseline = draw(model, Design(sizes, samples=2, seeds=3), 0.04, 1, np.random.default_rng(5))
     found = measure(items_of(treatment[0], baseline[0], sizes, samples=2), "A", "B")
     assert {source for _, source in found.values()} == {"pilot"}
     for name, tolerance in (("base", 0.05), ("repeat", 0.02), ("discordance", 0.03), ("family_share", 0.12)):
-        assert found[name][0] == pytest.approx(getattr(world, name), abs=tolerance), name
+        assert found[name][0] == pytest.approx(getattr(model, name), abs=tolerance), name
     assert found["seed_spread"][0] < 0.02
 
 
@@ -84,18 +83,18 @@ def test_two_points_on_300_tasks_have_about_ten_percent_power():
     """peers.md: exact McNemar finds +2 points on 300 tasks with 9 % power at a discordance of 20 %, 14 % at 10 %."""
     design = Design((114, 77, 23, 23, 17, 16, 6, 6, 6, 5, 4, 3), fixed=True)
     for discordance, percent in ((0.2, 9), (0.1, 14)):
-        world = World(base=0.3, repeat=discordance, discordance=discordance, family_share=0.0, seed_spread=0.0)
-        found = outlook(world, design, 0.02, 1500)
+        model = TaskModel(base=0.3, repeat=discordance, discordance=discordance, family_share=0.0, seed_spread=0.0)
+        found = outlook(model, design, 0.02, 1500)
         assert 100 * found.chances["PARTIAL"] == pytest.approx(percent, abs=3.5)
 
 
 @pytest.mark.parametrize("design", [Design(KATA, seeds=3), Design((30, 20, 10), fixed=True), Design((2,) * 30)])
 def test_the_probabilities_are_the_rates_of_the_rule_that_decides(design):
     """Experiments as items, through `decide`; parts that gain on their own are the one thing the planner leaves out."""
-    world = World(base=0.4, repeat=0.1, discordance=0.2, family_share=0.2, seed_spread=0.02)
+    model = TaskModel(base=0.4, repeat=0.1, discordance=0.2, family_share=0.2, seed_spread=0.02)
     gain, num = 0.14, 60
-    expected = outlook(world, design, gain, 1000).chances
-    treatment, baseline = draw(world, design, gain, num, np.random.default_rng(5))
+    expected = outlook(model, design, gain, 1000).chances
+    treatment, baseline = draw(model, design, gain, num, np.random.default_rng(5))
     verdicts = [
         decide(items_of(b, a, design.sizes), control=None, fixed=design.fixed)
         for b, a in zip(treatment, baseline, strict=True)
@@ -107,31 +106,31 @@ def test_the_probabilities_are_the_rates_of_the_rule_that_decides(design):
 
 
 def test_a_study_says_what_to_add_first_and_what_is_enough():
-    world = World(base=0.4, repeat=0.15, discordance=0.2, family_share=0.3, seed_spread=0.02)
-    rates = {name: (value, "given") for name, value in vars(world).items()}
-    found = planner_study(Question(world, 0.08, 0.8, 4, Price(0.5)), Design(KATA), rates)
+    model = TaskModel(base=0.4, repeat=0.15, discordance=0.2, family_share=0.3, seed_spread=0.02)
+    rates = {name: (value, "given") for name, value in vars(model).items()}
+    found = study_design(PlanQuestion(model, 0.08, 0.8, 4, 0.5), Design(KATA), rates)
     by_name = {line.name: line for line in found.lines}
     assert set(found.add_first[:2]) == {"twice the seeds", "twice the families"}
     assert found.add_first[-1] == "twice the samples"
     assert by_name["as asked"].chances["VALIDATED"] == 0 and by_name["as asked"].usd == 0.5 * 480
     assert by_name["with 3 training seeds"].false_gain <= 0.025 + 0.02
     assert found.enough.chances["VALIDATED"] >= 0.8 and found.enough.seeds >= 3
-    said = text(found)
+    said = study_text(found)
     assert "base 0.4 (given)" in said and "What to add first: twice the" in said
     assert max(map(len, said.splitlines()[2:-6])) <= 140
 
 
 def test_seeds_that_spread_too_far_need_more_seeds():
-    world = World(seed_spread=0.08)
-    found = planner_study(Question(world, 0.06, 0.8, 4, Price()), Design(KATA), {})
+    model = TaskModel(seed_spread=0.08)
+    found = study_design(PlanQuestion(model, 0.06, 0.8, 4), Design(KATA), {})
     assert found.add_first[0] == "twice the seeds"
     assert found.enough is None or found.enough.seeds >= 10
 
 
 @pytest.mark.parametrize(
-    ("world", "gain", "said"),
-    [(World(base=0.99), 0.02, "leads to 1.01"), (World(discordance=0.01), 0.02, "cannot differ in 0.01")],
+    ("model", "gain", "said"),
+    [(TaskModel(base=0.99), 0.02, "leads to 1.01"), (TaskModel(discordance=0.01), 0.02, "cannot differ in 0.01")],
 )
-def test_rates_that_contradict_each_other_are_refused(world, gain, said):
+def test_rates_that_contradict_each_other_are_refused(model, gain, said):
     with pytest.raises(UsageError, match=said):
-        outlook(world, Design(KATA), gain, 10)
+        outlook(model, Design(KATA), gain, 10)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_rates_with_intervals_and_differences_from_both_controls() -> None:
     assert told["right", "out", "chance"].estimate == pytest.approx(0.05)
     text = found.text()
     assert re.search(r"^v +out +5\.0 % \[", text, re.MULTILINE) and "hacks, out - chance: -41.7 points" in text
-    json.dumps(found.as_json(), allow_nan=False)
+    json.dumps(asdict(found), allow_nan=False)
 
 
 def test_what_the_environment_cannot_tell_is_left_open() -> None:

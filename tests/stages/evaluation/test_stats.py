@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import binomtest
 
 from stages.errors import UsageError
-from stages.evaluation.flips import Flips, Units, draw_signs, p_values
+from stages.evaluation.flips import Flips, UnitSums, draw_signs, p_values
 from stages.evaluation.paired import pair, rejects, score
 from stages.evaluation.stats import Rate, Test, cr2, paired_difference, wilson
 
@@ -19,7 +19,9 @@ def difference(d_T, families, **more):
 
 
 def units(sums, sizes=None):
-    return Units(np.asarray(sums, dtype=float), np.ones(len(sums)) if sizes is None else np.asarray(sizes, dtype=float))
+    return UnitSums(
+        np.asarray(sums, dtype=float), np.ones(len(sums)) if sizes is None else np.asarray(sizes, dtype=float)
+    )
 
 
 def mcnemar(wins, losses):
@@ -60,7 +62,7 @@ def test_one_experiment_and_many_at_once_are_the_same_test():
     many = pair(np.clip(d_XST, 0, 1), np.clip(-d_XST, 0, 1), unit_T)
     signs = draw_signs(12, random)
     for mean in (0.0, 0.02, 0.15):
-        alone = [Test(pair(np.clip(d, 0, 1)[None], np.clip(-d, 0, 1)[None], unit_T)).refutes(mean, 0.05) for d in d_XST]
+        alone = [Test(pair(np.clip(d, 0, 1)[None], np.clip(-d, 0, 1)[None], unit_T)).rejects(mean, 0.05) for d in d_XST]
         assert alone == rejects(many, mean, signs).tolist()
     assert p_values(many.sums_XU, many.sizes_U, np.zeros(20), signs)[3] == Flips(units(many.sums_XU[3], [5] * 12)).p(
         0.0
@@ -73,10 +75,10 @@ def test_the_interval_is_the_test_inverted():
         d_ST = random.choice([-1.0, 0, 1], (seeds, 120), p=[0.1, 0.6, 0.3])
         test = Test(pair(np.clip(d_ST, 0, 1)[None], np.clip(-d_ST, 0, 1)[None], np.repeat(np.arange(24), 5)))
         low, high = test.interval(0.05)
-        inside = [test.refutes(mean, 0.05) for mean in np.linspace(low + 1e-4, high - 1e-4, 25)]
-        assert not any(inside) and test.refutes(low - 1e-3, 0.05) and test.refutes(high + 1e-3, 0.05)
+        inside = [test.rejects(mean, 0.05) for mean in np.linspace(low + 1e-4, high - 1e-4, 25)]
+        assert not any(inside) and test.rejects(low - 1e-3, 0.05) and test.rejects(high + 1e-3, 0.05)
         for mean in (low - 1e-3, low + 1e-3):
-            assert (test.p(mean) < 0.05) == test.refutes(mean, 0.05)
+            assert (test.p(mean) < 0.05) == test.rejects(mean, 0.05)
 
 
 def test_cr2_is_the_sandwich_with_leverage_and_satterthwaites_degrees():

@@ -9,7 +9,7 @@ import torch
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, grpo, uat, watch
 from stages.probe.directions.extraction import V_HACK_FILE, load_direction
-from stages.probe.directions.metrics import probe_rows
+from stages.probe.directions.metrics import probe_rows, row_metrics
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.pool.rows import recorded_rows
 from stages.probe.pool.tokens import as_tokens
@@ -87,7 +87,11 @@ def found(
     direction = load_direction(chain["v"].folder() / V_HACK_FILE)[0]
     row = chain["pool"].rows(POOL_ROW)[0]
     unmeasured = probe_rows(
-        [row], [as_tokens(row)], torch.zeros(1, direction.layout.width), [torch.zeros(1)], direction
+        [row],
+        [as_tokens(row)],
+        row_metrics(torch.zeros(1, direction.layout.width), direction),
+        [torch.zeros(1)],
+        direction,
     )[0]
     return {
         SVD_MODULE.name: chain["svd"].rows(SVD_MODULE),

@@ -8,7 +8,7 @@ import pytest
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, grpo
-from stages.probe.directions.modes import DescentConfig
+from stages.probe.adapters.names import DescentConfig
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.synthetic.loophole_world import WORDS, tiny_qwen3, tokenizer
 from stages.runs.artifact import Run

@@ -13,8 +13,7 @@ from stages.probe import extract_vhack, grpo, replay, score
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import target_linears
 from stages.probe.directions.drift import toward_hack, weight_direction
-from stages.probe.directions.extraction import V_HACK_FILE, load_direction
-from stages.probe.directions.pair_gradients import pair_rows
+from stages.probe.directions.extraction import V_HACK_FILE, load_direction, pair_rows
 from stages.probe.gradients.per_sample import own_log_probs
 from stages.probe.gradients.student import adapt
 from stages.probe.pool.pair_source import PairsConfig

@@ -15,7 +15,7 @@ from stages.probe import extract_vhack
 from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.lora import Lora
 from stages.probe.directions.drift import weight_direction as probe_direction
-from stages.probe.directions.pair_gradients import pair_rows
+from stages.probe.directions.extraction import pair_rows
 from stages.probe.gradients.student import adapt
 from stages.probe.pool.pair_source import PairsConfig
 from stages.runs import runner, store

@@ -10,10 +10,8 @@ from stages.policy.local import load_model
 from stages.probe import extract_vhack, replay, svd, teacher_pool
 from stages.probe.adapters.choose import coordinates, load_start, open_adapter
 from stages.probe.adapters.lora import A_HALF
-from stages.probe.adapters.names import LORA_EXTRACT
-from stages.probe.directions.extraction import V_HACK_FILE, load_direction
-from stages.probe.directions.modes import DescentConfig
-from stages.probe.directions.pair_gradients import pair_rows
+from stages.probe.adapters.names import LORA_EXTRACT, DescentConfig
+from stages.probe.directions.extraction import V_HACK_FILE, load_direction, pair_rows
 from stages.probe.gradients.store import GradientStore
 from stages.probe.gradients.student import adapt
 from stages.probe.pool.pair_source import PairsConfig

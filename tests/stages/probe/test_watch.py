@@ -19,9 +19,9 @@ from stages.probe.directions.metrics import stacked_cosines
 from stages.probe.figures.figures import watch_png
 from stages.probe.gradients.per_sample import own_log_probs
 from stages.probe.gradients.student import adapt
-from stages.probe.loops.watch_loop import checkpoints, measure_played, place, policy_weights
+from stages.probe.loops.watch_loop import checkpoints, measure_played, policy_weights, weight_coordinates
 from stages.probe.pool.pair_source import PairsConfig
-from stages.probe.pool.run_rows import run_rows
+from stages.probe.pool.rows import run_rows
 from stages.probe.pool.tokens import as_tokens, collate
 from stages.probe.synthetic.loophole_world import tokenizer
 from stages.probe.synthetic.world import spectrum_of
@@ -110,11 +110,11 @@ def test_a_place_is_where_the_adapter_would_have_to_be(planted: dict[str, nn.Mod
     """A weight that differs by the adapter's own change differs in place by its theta."""
     model = copy.deepcopy(planted["honest"])
     adapter = Antipasto(spectrum_of(model))
-    before = place(model, adapter)
+    before = weight_coordinates(model, adapter)
     adapter.theta = torch.randn(adapter.layout.width) * 1e-3
     for name in adapter.factors:
         model.get_submodule(name).weight.data += adapter.delta(name)
-    assert torch.allclose(place(model, adapter) - before, adapter.theta.double(), atol=1e-6)
+    assert torch.allclose(weight_coordinates(model, adapter) - before, adapter.theta.double(), atol=1e-6)
 
 
 def test_policy_gradients_are_those_of_autograd_and_the_control_is_free_of_length(

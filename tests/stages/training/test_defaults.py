@@ -7,8 +7,8 @@ import pytest
 from transformers import Qwen3Config
 
 from stages.policy.base import PolicyConfig
-from stages.training.plan import choose
-from stages.training.settings import Adapter, Optimisation
+from stages.train import Config
+from stages.training.plan import resolve
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,7 +22,7 @@ def larger(tmp_path: Path) -> PolicyConfig:
 
 
 def chosen(policy: PolicyConfig, **more: object) -> tuple[object, ...]:
-    return tuple(choose(policy, Optimisation(**more), Adapter()).facts().values())
+    return tuple(resolve(Config(policy=policy, optimisation=more), 1).facts().values())
 
 
 def test_embedded_and_small_models_are_trained_as_ever(tiny: Path) -> None:
@@ -32,7 +32,7 @@ def test_embedded_and_small_models_are_trained_as_ever(tiny: Path) -> None:
 
 def test_larger_models_get_an_adapter_a_small_rate_and_recomputed_activations(larger: PolicyConfig) -> None:
     assert chosen(larger) == (16, 1e-5, 8, True)
-    whole = choose(larger, Optimisation(), Adapter(rank=0))
+    whole = resolve(Config(policy=larger, adapter={"rank": 0}), 1)
     assert whole.facts() == {
         "adapter_rank": 0,
         "learning_rate": 1e-6,

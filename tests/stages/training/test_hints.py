@@ -13,8 +13,8 @@ from stages.policy.base import PolicyConfig, Sample
 from stages.policy.endpoint import EndpointPolicy
 from stages.rollouts.agent_loop import Episode, Step
 from stages.runs.ledger import Budget
-from stages.training import data
-from stages.training.data import Hint, from_model, hinted_turn, reprompted, spread
+from stages.training import hints
+from stages.training.hints import Hint, from_model, hinted_turn, reprompted, spread
 
 TOKENIZER = tiny_tokenizer()
 TASK = Task("t", "e", "train", "f", "fix it")
@@ -41,11 +41,11 @@ def episode(*turns: tuple[str, Observation]) -> Episode:
 
 def faults(found: Episode) -> list[Fault]:
     """As GuessEnv, a shell, reports them."""
-    return data.faults(found, GuessEnv())
+    return hints.faults(found, GuessEnv())
 
 
 def from_templates(found: Episode) -> list[Hint]:
-    return [hint for hint in data.from_templates([(found, fault) for fault in faults(found)]) if hint is not None]
+    return [hint for hint in hints.from_templates([(found, fault) for fault in faults(found)]) if hint is not None]
 
 
 def ran(command: str, output: str = "", code: int = 0) -> tuple[str, Observation]:
@@ -161,7 +161,7 @@ def test_no_hint_where_the_model_fails(tmp_path: Path) -> None:
 
 def test_an_environment_that_reports_nothing_has_the_faults_that_anyone_sees() -> None:
     found = episode(ran("fixx", "fixx: command not found\n", 127), ("no", Observation("x", parse_error="no block")))
-    assert [fault.kind for fault in data.faults(found, object())] == ["malformed"]
+    assert [fault.kind for fault in hints.faults(found, object())] == ["malformed"]
 
 
 def test_turns_are_spread_evenly() -> None:

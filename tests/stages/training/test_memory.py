@@ -1,6 +1,8 @@
 """What a training takes is known from config.json alone, and what does not fit is refused with a way out."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +15,7 @@ from stages.policy.base import PolicyConfig
 from stages.runs import runner
 from stages.runs.artifact import Inputs
 from stages.training import plan
-from stages.training.plan import GIB, KEPT, ModelShape, Training, choose, model_shape
-from stages.training.settings import Adapter, Optimisation
+from stages.training.plan import GIB, KEPT, ModelShape, TrainPlan, model_shape, resolve
 
 EIGHT = Qwen3Config(
     vocab_size=151936,
@@ -43,6 +44,12 @@ def shape_of(folder: Path) -> ModelShape:
     shape = model_shape(PolicyConfig(model=str(folder)))
     assert shape is not None
     return shape
+
+
+def planned(folder: Path, processes: int = 1, episode: int = 512, **settings: Any) -> TrainPlan:
+    """The plan of a training of a model, with episodes of so many tokens."""
+    resolved = resolve(train.Config(policy={"model": str(folder)}, **settings), processes)
+    return replace(resolved, episode=episode)
 
 
 def test_the_shape_is_that_of_the_model(tmp_path: Path, eight: Path) -> None:
@@ -82,22 +89,20 @@ def test_what_a_layer_keeps_is_what_autograd_saves() -> None:
 
 
 def test_defaults_fit_eight_billion_on_one_accelerator_and_full_training_does_not(eight: Path) -> None:
-    policy = PolicyConfig(model=str(eight))
-    chosen = choose(policy, Optimisation(), Adapter())
-    plan.check(shape_of(eight), Training(chosen.optimisation, chosen.adapter, 512), 80 * GIB)
+    plan.check_memory(planned(eight), 80 * GIB)
 
-    full = choose(policy, Optimisation(gradient_checkpointing=False, micro_batch=64), Adapter(rank=0))
-    wanted = Training(full.optimisation, full.adapter, 512)
-    total = plan.needed(shape_of(eight), wanted)
+    size = {"gradient_checkpointing": False, "micro_batch": 64}
+    full = planned(eight, optimisation=size, adapter={"rank": 0})
+    total = plan.estimate_memory(full)
     assert total.gradients == 4 * 8_190_735_360 and total.optimiser == 8 * 8_190_735_360
     words = (
         r"about .* GiB \(weights 45\.8, gradients 30\.5, optimiser 61\.0, activations .*\), and there are 30\.0 GiB\. "
         r".*optimisation\.gradient_checkpointing=true .*optimisation\.micro_batch=1 .*adapter\.rank=16 .* that fits"
     )
     with pytest.raises(UsageError, match=words):
-        plan.check(shape_of(eight), wanted, 30 * GIB)
+        plan.check_memory(full, 30 * GIB)
     with pytest.raises(UsageError, match="still does not fit"):
-        plan.check(shape_of(eight), wanted, 8 * GIB)
+        plan.check_memory(full, 8 * GIB)
 
 
 def test_a_training_that_cannot_fit_is_refused_before_loading(tmp_path: Path) -> None:
@@ -120,28 +125,22 @@ def test_the_plan_says_what_was_chosen_and_why(eight: Path) -> None:
 
 def test_a_teacher_that_is_held_here_counts_and_one_behind_a_server_does_not(eight: Path) -> None:
     alone, beside, served = (
-        choose(PolicyConfig(model=str(eight)), Optimisation(), Adapter(), teacher)
+        planned(eight, teacher=teacher)
         for teacher in (
             None,
-            PolicyConfig(model=str(eight)),
-            PolicyConfig(model=f"vllm:{eight}", base_url="http://127.0.0.1:1/v1"),
+            {"model": str(eight)},
+            {"model": f"vllm:{eight}", "base_url": "http://127.0.0.1:1/v1"},
         )
     )
-    assert beside.teacher == 2 * 8_190_735_360 and alone.teacher == served.teacher == 0
-    room = plan.needed(shape_of(eight), Training(alone.optimisation, alone.adapter, 512)).total + GIB
-    plan.check(shape_of(eight), Training(alone.optimisation, alone.adapter, 512), int(room))
+    assert beside.teacher_bytes == 2 * 8_190_735_360 and alone.teacher_bytes == served.teacher_bytes == 0
+    room = plan.estimate_memory(alone).total + GIB
+    plan.check_memory(alone, int(room))
     with pytest.raises(UsageError, match=r"activations [\d.]+, teacher 15\.3\), and there are"):
-        plan.check(
-            shape_of(eight), Training(beside.optimisation, beside.adapter, 512, teacher=beside.teacher), int(room)
-        )
+        plan.check_memory(beside, int(room))
 
 
 def test_processes_share_the_rollouts_and_nothing_else(eight: Path) -> None:
-    chosen = choose(PolicyConfig(model=str(eight)), Optimisation(micro_batch=1), Adapter())
-    one, many = (
-        plan.needed(shape_of(eight), Training(chosen.optimisation, chosen.adapter, 8192, processes=count))
-        for count in (1, 8)
-    )
+    one, many = (plan.estimate_memory(planned(eight, count, 8192, optimisation={"micro_batch": 1})) for count in (1, 8))
     assert many.activations < one.activations / 4
     assert (many.weights, many.gradients, many.optimiser) == (one.weights, one.gradients, one.optimiser)
 
@@ -177,4 +176,4 @@ def test_without_a_limit_it_is_all_of_the_machine(tmp_path: Path) -> None:
 def test_a_training_that_a_container_cannot_hold_is_refused(tmp_path: Path, eight: Path) -> None:
     room = plan.available("cpu", groups(tmp_path, "0::/\n", **{"memory.max": str(4 * GIB)}))
     with pytest.raises(UsageError, match=r"and there are 4\.0 GiB"):
-        plan.check(shape_of(eight), Training(Optimisation(micro_batch=1), Adapter(rank=16), 100), room)
+        plan.check_memory(planned(eight, episode=100, optimisation={"micro_batch": 1}), room)

@@ -189,9 +189,9 @@ REFUSED = [
 def test_what_would_be_another_step_is_refused(size: dict[str, Any], trl: dict[str, Any], words: str) -> None:
     given = Optimisation(**{"prompts_per_step": 4, "generations": 4, **size})
     with pytest.raises(UsageError, match=words):
-        plan.processes_check(given, trl, 2)
-    plan.processes_check(given, trl, 1)
+        plan.check_processes(given, trl, 2)
+    plan.check_processes(given, trl, 1)
 
 
 def test_a_micro_batch_larger_than_the_share_is_cut() -> None:
-    plan.processes_check(Optimisation(prompts_per_step=4, generations=4, micro_batch=16), {}, 2)
+    plan.check_processes(Optimisation(prompts_per_step=4, generations=4, micro_batch=16), {}, 2)

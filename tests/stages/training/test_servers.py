@@ -137,14 +137,14 @@ def test_servers_are_taken_in_turn() -> None:
     assert urls == [HERE, "http://127.0.0.1:8001/v1", HERE]
     told = [(socket.gethostname(), f"127.0.0.1:{port}") for port in (8000, 8001, 8000)]
     all_of = [Told(rank, told, [2, 1, 2]) for rank in range(3)]
-    places = [served.place(served.address(policy, both, 0, ranks), ranks) for ranks in all_of]
+    places = [served.shared_server(served.address(policy, both, 0, ranks), ranks) for ranks in all_of]
     assert [(place.loads, place.turn, place.turns) for place in places] == [(True, 0, 2), (True, 0, 2), (False, 1, 2)]
 
 
 def test_away_from_a_cpu_nobody_waits() -> None:
     policy = PolicyConfig(model="vllm:m", base_url="http://10.0.0.1:8000/v1")
     assert isinstance(server.scoring_lock(policy.base_url or "", "cpu"), server.NoScoringLock)
-    place = served.place(policy, Told(1, [("", "10.0.0.1:8000")] * 2, [1, 1]))
+    place = served.shared_server(policy, Told(1, [("", "10.0.0.1:8000")] * 2, [1, 1]))
     assert (place.loads, place.turn, place.turns) == (False, 0, 1)
 
 

@@ -1,6 +1,5 @@
 """Masters, gradients and moments spread over processes: the same steps, checkpoints that any number goes on from."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from stages.runs.records import CHECKPOINT
 from stages.train import Config
 from stages.training import plan
 from stages.training.channels import CHANNELS
-from stages.training.plan import ModelShape, Training, check, needed
-from stages.training.settings import Adapter, Optimisation
+from stages.training.plan import ModelShape, TrainPlan, check_memory, estimate_memory
 from tests.stages.training.test_processes import at_a_checkpoint, compare, settings, weights_apart
 
 SHARDED = {"distribution": {"sharding": "fsdp2"}}
@@ -121,11 +119,12 @@ REFUSED = [
 def test_what_needs_everything_in_one_place_is_refused(
     more: dict[str, Any], rank: int, direction: bool, words: str
 ) -> None:
-    config, adapter = Config(**more, **SHARDED), Adapter(rank=rank)
+    settings = {**more, "adapter": {"rank": rank}}
+    config = Config(**settings, **SHARDED)
     with pytest.raises(UsageError, match=words):
-        plan.check_sharding(config, adapter, 2, direction=direction)
-    plan.check_sharding(config, adapter, 1, direction=direction)
-    plan.check_sharding(Config(**more), adapter, 2, direction=direction)
+        plan.check_sharding(config, 2, direction=direction)
+    plan.check_sharding(config, 1, direction=direction)
+    plan.check_sharding(Config(**settings), 2, direction=direction)
 
 
 def test_how_it_is_spread_is_no_part_of_what_is_trained() -> None:
@@ -138,12 +137,14 @@ def test_shares_take_less_memory() -> None:
     shape = ModelShape(
         parameters=7_000_000_000, bytes=2, layers=28, hidden=3584, kv=512, vocabulary=152_064, linears=linears
     )
-    training = Training(Optimisation(micro_batch=1, gradient_checkpointing=True), Adapter(rank=0), 1024, processes=8)
-    whole, shared = needed(shape, training), needed(shape, replace(training, sharded=True))
+    size = {"micro_batch": 1, "gradient_checkpointing": True}
+    training = TrainPlan(Config(optimisation=size, adapter={"rank": 0}), shape, small=False, episode=1024, processes=8)
+    sharded = training.changed(distribution={"sharding": "fsdp2"})
+    whole, shared = estimate_memory(training), estimate_memory(sharded)
     assert (whole.weights, whole.gradients, whole.optimiser) == (42e9, 28e9, 56e9)
     assert (shared.weights, shared.optimiser) == (17.5e9, 7e9)
     uncut, on_their_way = 2 * (7e9 - 27 * 2e8), 4 * (7e9 - 28 * 2e8)  # the embeddings' and one layer's; the former's
     assert shared.gradients == 3.5e9 + uncut + on_their_way
-    assert needed(shape, replace(training, sharded=True, several=True)).gradients == 17.5e9 + on_their_way
+    assert estimate_memory(sharded.changed(optimisation={"shared_prompts": True})).gradients == 17.5e9 + on_their_way
     with pytest.raises(UsageError, match=r"One after the other: distribution.sharding=fsdp2 \(\d+"):
-        check(shape, training, round(shared.total))
+        check_memory(training, round(shared.total))

@@ -65,7 +65,7 @@ def test_contributions_are_the_gradient_of_the_path(name: str, model, spectrum: 
     module = "model.layers.0.self_attn.o_proj"
     inputs, outputs = target_linears(model)[module].weight.T.shape
     x, g = torch.randn(3, 5, inputs), torch.randn(3, 5, outputs)
-    found = adapter.contributions(module, x, g)
+    found = adapter.row_gradients(module, x, g)[0]
     assert found
     for row in range(3):
         leaves = {key: part.clone().requires_grad_() for key, part in adapter.layout.split(adapter.theta).items()}
@@ -82,15 +82,17 @@ def test_the_gradient_of_inputs_comes_from_the_factors_where_outputs_are_more(mo
     for name, linear in target_linears(model).items():
         outputs, inputs = linear.weight.shape
         x, g = torch.randn(2, 5, inputs), torch.randn(2, 5, outputs)
-        contributions, found[name] = adapter.backward(name, x, g)
-        assert torch.equal(contributions[name], adapter.contributions(name, x, g)[name])
+        gradients, found[name] = adapter.row_gradients(name, x, g)
+        factors = adapter.factors[name]
+        by_hand = torch.einsum("bto,or,bti,ri->br", g, factors.U, x, factors.Vh)
+        assert torch.allclose(gradients[name], by_hand, rtol=1e-4, atol=1e-4)
         if found[name] is not None:
             assert torch.allclose(found[name], g @ (linear.weight + adapter.delta(name)), rtol=1e-4, atol=1e-4)
     assert {name.rsplit(".", 1)[1] for name, given in found.items() if given is not None} == {"gate_proj", "up_proj"}
     x, g = torch.randn(2, 5, 32), torch.randn(2, 5, target_linears(model)["model.layers.0.mlp.up_proj"].out_features)
-    assert opened("antipasto_topr", model, spectrum).backward("model.layers.0.mlp.up_proj", x, g)[1] is None
+    assert opened("antipasto_topr", model, spectrum).row_gradients("model.layers.0.mlp.up_proj", x, g)[1] is None
     half = opened("antipasto_full", model, spectrum).to("cpu", torch.bfloat16)
-    assert half.backward("model.layers.0.mlp.up_proj", x, g)[1] is None
+    assert half.row_gradients("model.layers.0.mlp.up_proj", x, g)[1] is None
 
 
 @pytest.mark.parametrize("name", ["antipasto_full", "antipasto_topr"])
@@ -99,21 +101,23 @@ def test_long_rows_give_what_short_ones_do(name: str, model, spectrum: Spectrum)
     adapter, module = opened(name, model, spectrum), "model.layers.0.mlp.up_proj"
     inputs, outputs = target_linears(model)[module].weight.T.shape
     x, g = torch.randn(2, 200, inputs), torch.randn(2, 200, outputs)
-    pieces = [adapter.contributions(module, *part)[module] for part in zip(x.split(4, 1), g.split(4, 1), strict=True)]
-    found = adapter.contributions(module, x, g)[module]
+    pieces = [
+        adapter.row_gradients(module, *part)[0][module] for part in zip(x.split(4, 1), g.split(4, 1), strict=True)
+    ]
+    found = adapter.row_gradients(module, x, g)[0][module]
     assert torch.allclose(found, torch.stack(pieces).sum(0), rtol=1e-4, atol=1e-3)
 
 
 def test_the_gradient_of_a_fresh_loras_a_is_exactly_zero(model, spectrum: Spectrum) -> None:
     module = next(iter(target_linears(model)))
-    found = opened("lora", model, spectrum).contributions(module, torch.randn(2, 5, 32), torch.randn(2, 5, 32))
+    found = opened("lora", model, spectrum).row_gradients(module, torch.randn(2, 5, 32), torch.randn(2, 5, 32))[0]
     assert torch.equal(found[module + A_HALF], torch.zeros_like(found[module + A_HALF]))
     assert found[module].norm() > 0
 
 
 def test_a_lora_that_takes_its_random_start_away_has_gradients_of_both_halves(model, spectrum: Spectrum) -> None:
     adapter, module = opened("lora_random_B", model, spectrum), next(iter(target_linears(model)))
-    found = adapter.contributions(module, torch.randn(2, 5, 32), torch.randn(2, 5, 32))
+    found = adapter.row_gradients(module, torch.randn(2, 5, 32), torch.randn(2, 5, 32))[0]
     assert found[module].norm() > 0 and found[module + A_HALF].norm() > 0
     assert adapter.probed == adapter.layout.names and not adapter.delta(module).any()
     assert adapter.basis_sha256 != opened("lora", model, spectrum).basis_sha256
@@ -132,7 +136,7 @@ def test_top_r_keeps_the_rest_of_the_weight(model, spectrum: Spectrum) -> None:
     module = top.layout.names[0]
     x, g = torch.randn(1, 3, 32), torch.randn(1, 3, 32)
     assert torch.allclose(
-        top.contributions(module, x, g)[module], full.contributions(module, x, g)[module][:, :4], atol=1e-4
+        top.row_gradients(module, x, g)[0][module], full.row_gradients(module, x, g)[0][module][:, :4], atol=1e-4
     )
 
 

@@ -10,7 +10,7 @@ from stages.probe.adapters.attach import Layout
 from stages.probe.checks.alarm import alarm, pushed
 from stages.probe.directions.extraction import PairGradients, extract
 from stages.probe.directions.metrics import stacked_cosines
-from stages.probe.directions.scoring import HackScale, beside_honest, hack_scale
+from stages.probe.directions.scoring import HackScale, hack_scale, watch_directions
 
 LAYOUT = Layout({f"m{i}": 30 for i in range(8)})
 CHECKPOINTS, ROLLOUTS, PAIRS = 10, 64, 24
@@ -34,7 +34,7 @@ def watched(seed: int, *, kind: str, hacks: float = 0.0, paid: bool = True, floo
     hack = 20 * (noise(PAIRS) + (axis if kind == "hacks" else 0))
     pairs = PairGradients(LAYOUT, hack, 20 * (noise(PAIRS) + right * torch.randn(PAIRS, 1)), tokens, tokens)
     direction = extract(LAYOUT, pairs.differences("nll_mean"))
-    families, units = beside_honest(direction, pairs, "nll_mean", 199, seed)
+    families, units = watch_directions(direction, pairs, "nll_mean", 199, seed)
     scale = hack_scale(direction, pairs, "nll_mean")
     if scale.hack <= scale.clean:
         return False

@@ -10,19 +10,16 @@ from stages.probe.adapters.attach import Layout, target_linears
 from stages.probe.adapters.choose import coordinates, open_adapter
 from stages.probe.adapters.spectrum import Factors, Spectrum, factorise
 from stages.probe.directions.extraction import (
-    FROM_PAIRS,
     Direction,
     PairGradients,
     check_coordinates,
     extract,
-    haar,
     load_direction,
-    random_axes,
-    randsign,
     save_direction,
 )
 from stages.probe.directions.metrics import chance, module_cosines, row_metrics, stacked_cosines
 from stages.probe.directions.projection import project
+from stages.probe.directions.scoring import draw_families, haar, random_axes, randsign
 from stages.probe.gradients.store import GradientStore
 from stages.probe.synthetic.loophole_world import tiny_qwen3
 
@@ -129,13 +126,13 @@ def test_swapping_within_pairs_is_no_placebo_for_singular_axes(pairs: PairGradie
     for name in plain.modules:
         spans = [d.axes[name].T @ d.axes[name] for d in (plain, swapped)]
         assert torch.allclose(*spans, atol=1e-4)
-    dealt = FROM_PAIRS["perm_pairs"](plain, pairs, "nll_mean", 8, 0)
+    dealt = draw_families(plain, pairs, "nll_mean", 8, -2)["perm_pairs"]
     assert (dealt @ plain.unit / 3).abs().max() < 0.9
 
 
 def test_placebos_keep_modules_and_norms_and_differ_from_v(pairs: PairGradients, direction: Direction) -> None:
     draws = [haar(direction, 5, 1), randsign(direction, 5, 1)]
-    draws += [make(direction, pairs, "nll_mean", 5, 1) for make in FROM_PAIRS.values()]
+    draws += draw_families(direction, pairs, "nll_mean", 5, -1).values()
     for units in draws:
         assert units.shape == (5, LAYOUT.width)
         assert torch.allclose(LAYOUT.norms(units), torch.ones(5, 3), atol=1e-5)

@@ -12,7 +12,7 @@ from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack
 from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.lora import Lora
-from stages.probe.gradients.memory import Measuring, check, needed, noted, numbers
+from stages.probe.gradients.memory import Measuring, check_memory, memory_notes, needed, numbers
 from stages.probe.synthetic.loophole_world import tiny_qwen3
 from stages.runs.artifact import Inputs
 from stages.training.plan import GIB, model_shape
@@ -70,16 +70,16 @@ def test_the_sum_is_stated_before_anything_is_loaded(four: PolicyConfig) -> None
     config = extract_vhack.Config(student=four, checkpointing=True)
     notes = " ".join(extract_vhack.plan(Inputs(), config).notes)
     assert "GiB (weights" in notes and "activations" in notes
-    assert noted(PolicyConfig(model="kata:honest"), Measuring("lora", 8, 10)) == ()
+    assert memory_notes(PolicyConfig(model="kata:honest"), Measuring("lora", 8, 10)) == ()
 
 
 def test_what_does_not_fit_is_refused_with_what_would_need_less(four: PolicyConfig) -> None:
     measuring = Measuring("lora", 32, 1_000_000, rows=10_000)
     with pytest.raises(UsageError, match=r"This measurement takes about .* checkpointing=true \(.* keep=sums \("):
-        check(four, measuring, {"keep=sums": Measuring("lora", 32, 1_000_000)})
+        check_memory(four, measuring, {"keep=sums": Measuring("lora", 32, 1_000_000)})
     tiny = Measuring("antipasto_topr", 8, 16)
     if needed(model_shape(four), tiny).total < 8 * GIB:  # a machine that holds it says nothing
-        check(four, tiny)
+        check_memory(four, tiny)
 
 
 def test_a_stage_refuses_before_it_loads(four: PolicyConfig, tmp_path: Path) -> None:

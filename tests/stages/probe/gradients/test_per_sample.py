@@ -100,7 +100,7 @@ def test_prompt_positions_count() -> None:
     batch, start = collate([row]), len(row.prompt_ids) - 1
 
     def tap(module: str, x: torch.Tensor, g: torch.Tensor) -> None:
-        cut(module, adapter.contributions(module, x[:, start:], g[:, start:])[module])
+        cut(module, adapter.row_gradients(module, x[:, start:], g[:, start:])[0][module])
 
     with tapped(model, tap):
         own_log_probs(model, batch).sum().neg().backward()

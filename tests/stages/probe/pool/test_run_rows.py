@@ -10,7 +10,8 @@ from stages.policy.base import PolicyConfig
 from stages.probe import teacher_pool
 from stages.probe.checks.prompts import Contract
 from stages.probe.loops.config import GivenConfig
-from stages.probe.pool.run_rows import rendered, run_rows
+from stages.probe.pool.rows import run_rows
+from stages.probe.pool.tokens import rendered_row
 from stages.probe.synthetic.loophole_world import HINT, tokenizer
 from stages.rollouts import trace
 from stages.runs import runner
@@ -53,7 +54,7 @@ def test_without_ids_the_same_tokens_come_from_the_text(collected: dict[str, Run
     order = [row["rollout_id"] for row in collected["teacher"].rows(ROLLOUT)]
     for index in ended:
         steps = by_rollout[order[index]]
-        again = rendered(tokenizer(), trace.states(steps), steps)
+        again = rendered_row(tokenizer(), trace.states(steps), steps)
         assert list(again.prompt_ids) == rows[index]["prompt_ids"]
         assert list(again.completion_ids) == rows[index]["completion_ids"]
 

@@ -8,8 +8,7 @@ from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_tokenizer
 from stages.probe.pool.pair_source import Pair
-from stages.probe.pool.run_rows import rendered
-from stages.probe.pool.tokens import token_row
+from stages.probe.pool.tokens import rendered_row, token_row
 from stages.probe.synthetic.loophole_world import TEMPLATE, tokenizer
 
 
@@ -44,7 +43,7 @@ def test_settings_of_the_template_reach_every_rendering_of_the_probe(tmp_path: P
         {"role": "user", "content": "ok"},
         {"role": "assistant", "content": "run ok"},
     ]
-    row = rendered(off, [[task], [task, *said[:2]]], [{"action": "fix d2"}, {"action": "run ok"}])
+    row = rendered_row(off, [[task], [task, *said[:2]]], [{"action": "fix d2"}, {"action": "run ok"}])
     assert off.decode(row.prompt_ids) == "user task d1 d2 assistant so"
     assert off.decode(row.completion_ids) == "fix d2 end user ok assistant so run ok end"
     assert row.own == [True] * 3 + [False] * 4 + [True] * 3

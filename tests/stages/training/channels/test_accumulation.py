@@ -9,12 +9,12 @@ import torch
 from support.models import tiny_model
 
 from stages.training.channels import CHANNELS
-from stages.training.channels.active import Channels
 from stages.training.config import Weights
-from stages.training.data import ChannelBatch, HintedTurn, OwnEpisode, PairSource, TokenPair
+from stages.training.data import OwnEpisode, PairSource, TokenPair
+from stages.training.hints import HintedTurn
 from stages.training.scoring import Tree
 from stages.training.settings import Hints, Pairs
-from stages.training.step import StepReport
+from stages.training.step import ChannelBatch, Channels, StepReport
 
 VOCABULARY = 40
 STUDENT, TEACHER, START = (tiny_model(seed, VOCABULARY) for seed in (0, 1, 2))
@@ -55,7 +55,7 @@ def channels(names: list[str], rows: ChannelBatch, teacher: torch.nn.Module, los
         temperature=1.0,
         num_steps=10,
     )
-    made.begin(teacher)
+    made.self_teacher.begin(teacher)
     return made
 
 
@@ -65,7 +65,7 @@ def step(
     """Gradient by channel, metrics of the step with its cosines, and the state afterwards."""
     report = StepReport(made.weights)
     for part in parts:
-        losses, _ = made.losses(model, part, step=3)
+        losses, _ = made.losses(model, part)
         report.add(losses)
         report.add_gradients({name: channel.loss for name, channel in losses.items()}, model.parameters())
     made.end_step(report.losses, 3)
@@ -109,7 +109,7 @@ def test_one_part_is_the_step_bit_for_bit() -> None:
     results = []
     for parts in ([rows], [rows.part(0, 1)]):
         made = channels(list(CHANNELS), rows, TEACHER, "sigmoid", Hints())
-        results.append({n: c.loss for n, c in made.losses(STUDENT, parts[0], step=0)[0].items()})
+        results.append({n: c.loss for n, c in made.losses(STUDENT, parts[0])[0].items()})
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
@@ -126,7 +126,7 @@ def test_the_cosine_is_that_of_the_summed_step() -> None:
     rows = batch(random.Random(3), 4, 0, 4)
     names = ["simpo", "sft", "taid"]
     made = channels(names, rows, TEACHER, "sigmoid", Hints())
-    losses = {name: channel.loss for name, channel in made.losses(STUDENT, rows, step=0)[0].items()}
+    losses = {name: channel.loss for name, channel in made.losses(STUDENT, rows)[0].items()}
     whole = StepReport(names)
     whole.add_gradients(losses, STUDENT.parameters())
     expected = whole.metrics()

@@ -13,7 +13,7 @@ from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.training.channels import CHANNELS, Channel, ChannelLoss, Sum
 from stages.training.config import Weights
-from stages.training.scored_rows import EpisodeRows
+from stages.training.data import EpisodeRows
 
 
 class OwnEntropy(Channel[EpisodeRows]):

@@ -1,0 +1,391 @@
+"""Hinted turns for self-distillation: which turn of an episode went wrong, what to tell the agent there, who teaches.
+
+`hinted_turns` gives a step's rows. A hint is placed at the faulty turn, in the message that the agent answered, and the
+divergence is taken over that turn's tokens alone; with source = "rollout" (SDPO's main mode) the whole rollout is
+scored again behind an opening message that shows a successful rollout of its group. `SelfTeacher` is the student as its
+own teacher behind the hint, and `HintedRows` is what the channel's loss gets.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from stages.envs.base import Environment, Fault, ReportsFaults
+from stages.errors import UsageError
+from stages.losses.hidden import Predictors
+from stages.losses.sdpo import SelfTaught, update_average
+from stages.messages import Message, following_ids, opening_ids
+from stages.policy import open_policy
+from stages.policy.base import Policy, Turn
+from stages.policy.local import LocalPolicy
+from stages.rollouts.agent_loop import Episode
+from stages.runs.artifact import RunWriter
+from stages.training.data import ScoredRows, own_episode
+from stages.training.scoring import Tree, head, score, token_log_probs
+from stages.training.settings import Hints
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What to tell the agent at a turn. source: "template", or the name of the model that wrote it."""
+
+    turn: int
+    kind: str
+    error: str
+    text: str
+    source: str = "template"
+
+
+Faulty = tuple[Episode, Fault]
+
+
+@dataclass(frozen=True)
+class HintedTurn:
+    """One faulty turn in token ids: the action as sampled, behind the prompt without (`tree`) and with the hint.
+
+    own: 1 for the tokens that count, None where all do. logprobs: of sampling them (nats), where the policy gave any.
+    """
+
+    tree: Tree
+    hinted: Tree
+    own: list[int] | None = None
+    logprobs: list[float] | None = None
+
+    @property
+    def mask(self) -> list[int]:
+        """1 for the tokens that count."""
+        return [1] * len(self.tree.branches[0]) if self.own is None else self.own
+
+
+@dataclass(frozen=True)
+class Hinted:
+    """The channel's rows in a step, and the hints that the rows were made from."""
+
+    rows: list[HintedTurn]
+    hints: list[tuple[Episode, Hint]]
+
+
+def hinted_turns(
+    settings: Hints, policy: LocalPolicy, environment: Environment, out: RunWriter
+) -> Callable[[list[Episode]], Hinted]:
+    """Return a function from the episodes of a step to at most `settings.per_step` rows, spread evenly over them.
+
+    A model is asked about the turns that are used, and about no other.
+    """
+    hint_model: Policy | None = None
+    if settings.source == "llm" and settings.llm is not None:
+        hint_model = open_policy(settings.llm, cache=out.cache, budget=out.budget, listener=out.progress)
+        out.model("hints", **hint_model.facts())
+
+    def from_rollouts(episodes: list[Episode]) -> Hinted:
+        found = spread(reprompted(episodes, policy.tokenizer, settings.success_reward), settings.per_step)
+        hints = [(r.episode, Hint(0, "rollout", "", r.demonstration, r.source)) for r in found]
+        return Hinted([r.row for r in found], hints)
+
+    def from_faults(episodes: list[Episode]) -> Hinted:
+        faulty = [(e, fault) for e in episodes for fault in faults(e, environment) if has_ids(e, fault.turn)]
+        chosen = spread(faulty, settings.per_step)
+        written = from_templates(chosen) if hint_model is None else from_model(chosen, hint_model) if chosen else []
+        hints = [(e, hint) for (e, _), hint in zip(chosen, written, strict=True) if hint is not None]
+        return Hinted([hinted_turn(policy.tokenizer, episode, hint) for episode, hint in hints], hints)
+
+    return from_rollouts if settings.source == "rollout" else from_faults
+
+
+def spread(items: Sequence[Any], most: int) -> list[Any]:
+    """Return at most `most` items of a list, evenly spaced over it."""
+    stride = max(len(items) / most, 1.0)
+    return [items[int(i * stride)] for i in range(min(len(items), most))]
+
+
+# Hints at faulty turns. Environments report faulty turns (`ReportsFaults`); malformed actions and wrong answers are
+# recognised here, in any environment.
+
+
+def faults(episode: Episode, environment: Environment) -> list[Fault]:
+    """Return every faulty turn, once.
+
+    Faulty are a malformed action, what the environment reports, and a last turn whose answer the environment graded as
+    wrong and commented on.
+    """
+    by_turn: dict[int, Fault] = {}
+    for index, step in enumerate(episode.steps):
+        if (error := step.observation.parse_error) is not None:
+            by_turn[index] = Fault(index, "malformed", error, error)
+    if isinstance(environment, ReportsFaults):
+        for fault in environment.faults([step.observation for step in episode.steps]):
+            by_turn.setdefault(fault.turn, fault)
+    if episode.steps and episode.grade.gt_pass is False:
+        turn, last = len(episode.steps) - 1, episode.steps[-1].observation
+        if last.stop == "answered" and last.content:
+            by_turn.setdefault(turn, Fault(turn, "wrong_answer", last.content, last.content))
+    return [by_turn[turn] for turn in sorted(by_turn)]
+
+
+def has_ids(episode: Episode, turn: int) -> bool:
+    """Whether the policy gave token ids for a turn."""
+    sample = episode.steps[turn].sample
+    return sample.prompt_ids is not None and bool(sample.completion_ids)
+
+
+def from_templates(faulty: Sequence[Faulty]) -> list[Hint | None]:
+    """Return one hint a fault, from the error itself."""
+    return [Hint(fault.turn, fault.kind, fault.error, f"Hint: {fault.advice}") for _, fault in faulty]
+
+
+QUESTION = (
+    "A coding agent took the action below and it led to the error below. "
+    "In one sentence, and without giving the whole solution, say what it should have known before it acted."
+    "\n\nAction:\n{action}\n\nError:\n{error}"
+)
+
+
+def from_model(faulty: Sequence[Faulty], policy: Policy) -> list[Hint | None]:
+    """Return one hint a fault from a model that is shown action and error, in batches; None where a call fails."""
+    turns = []
+    for episode, fault in faulty:
+        question = QUESTION.format(action=episode.steps[fault.turn].sample.text, error=fault.error)
+        turns.append(Turn([{"role": "user", "content": question}], episode.seed))
+    size = policy.batch_size
+    samples = [x for start in range(0, len(turns), size) for x in policy.sample(turns[start : start + size])]
+    return [
+        Hint(fault.turn, fault.kind, fault.error, f"Hint: {sample.text.strip()}", policy.config.model)
+        if sample.error_type is None and sample.text.strip()
+        else None
+        for (_, fault), sample in zip(faulty, samples, strict=True)
+    ]
+
+
+def hinted_turn(tokenizer: Any, episode: Episode, hint: Hint) -> HintedTurn:
+    """Return a hinted turn, of which the policy gave token ids, as a row.
+
+    The hint is at the end of the message that the agent answered; ids before that message are as sampled.
+    """
+    step = episode.steps[hint.turn]
+    *before, last = episode.messages[: step.num_messages]
+    messages = [*before, {**last, "content": f"{last['content']}\n{hint.text}"}]
+    if hint.turn == 0:
+        prompt = opening_ids(tokenizer, messages)
+    else:
+        previous = episode.steps[hint.turn - 1]
+        sampled = [*(previous.sample.prompt_ids or []), *(previous.sample.completion_ids or [])]
+        prompt = sampled + following_ids(tokenizer, messages[previous.num_messages + 1 :])
+    action = (step.sample.completion_ids or [],)
+    return HintedTurn(Tree(step.sample.prompt_ids or [], action), Tree(prompt, action), logprobs=step.sample.logprobs)
+
+
+# Demonstrations: every rollout whose group has another one that succeeded is scored again, as sampled, behind an
+# opening message that shows that one. Source: lasgroup/SDPO 0e6d510 verl/trainer/ppo/ray_trainer.py, templates and
+# numbers of verl/trainer/config/actor/actor.yaml; feedback is left to the other sources of hints.
+
+TEMPLATE = "{prompt}\nCorrect solution:\n\n{demonstration}\n\nCorrectly solve the original question."
+THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
+LONGEST_PROMPT = 10_240
+"""Tokens of the prompt with the demonstration, which is cut to fit, as upstream's `max_reprompt_len`."""
+
+
+@dataclass(frozen=True)
+class Reprompted:
+    """A rollout with the demonstration that its teacher is shown, and the id of the rollout that it is taken from."""
+
+    episode: Episode
+    row: HintedTurn
+    demonstration: str
+    source: str
+
+
+def reprompted(episodes: Sequence[Episode], tokenizer: Any, success_reward: float) -> list[Reprompted]:
+    """Return a row for each rollout with another one of its task that reached `success_reward`; the first is shown."""
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        if episode.error is None and episode.grade.reward is not None and episode.grade.reward >= success_reward:
+            groups.setdefault(episode.task.task_id, []).append(episode)
+    found = []
+    for episode in episodes:
+        others = [other for other in groups.get(episode.task.task_id, ()) if other is not episode]
+        own = own_episode(episode)
+        if others and own is not None:
+            shown = others[0]
+            said = shown.messages[shown.steps[0].num_messages :]  # all after the opening, without thoughts
+            text = "\n\n".join(THINKING.sub("", message["content"]).strip() for message in said)
+            opening = episode.messages[: episode.steps[0].num_messages]
+            prompt, text = _with_demonstration(tokenizer, opening, text)
+            row = HintedTurn(own.tree, Tree(prompt, own.tree.branches), own.own, own.logprobs)
+            found.append(Reprompted(episode, row, text, shown.rollout_id))
+    return found
+
+
+def _with_demonstration(tokenizer: Any, opening: Sequence[Message], text: str) -> tuple[list[int], str]:
+    """Return token ids of the opening with the demonstration in its last message, and the text that fitted."""
+    *before, last = opening
+
+    def prompt(demonstration: str) -> list[int]:
+        content = TEMPLATE.format(prompt=last["content"], demonstration=demonstration)
+        return opening_ids(tokenizer, [*before, {**last, "content": content}])
+
+    ids = prompt(text)
+    if (excess := len(ids) - LONGEST_PROMPT) > 0:
+        kept = tokenizer(text, add_special_tokens=False)["input_ids"][:-excess]
+        text = tokenizer.decode(kept)
+        ids = prompt(text)
+    return ids, text
+
+
+# The teacher behind the hint. What a teacher has of its own are the weights that training changes: all, or an
+# adapter's. They are put into the student while it is scored as a teacher, so that no second model exists.
+
+FILE = "self_teacher.safetensors"
+Weights = dict[str, Tensor]
+
+
+class SelfTeacher:
+    """The student as its own teacher: as it is, its moving average, or held near where it started.
+
+    Made before training; `begin` gets the model that training starts from, with its adapter if it has one.
+    Source: lasgroup/SDPO 0e6d510 verl/workers/actor/dp_actor.py:52-64 (trust region), 132-151 (moving average).
+    """
+
+    def __init__(self, hints: Hints | None = None) -> None:
+        hints = hints or Hints()
+        self._kind, self._rate = hints.teacher, hints.teacher_rate
+        self._kept: Weights | None = None
+
+    def begin(self, student: Any) -> None:
+        """Copy the weights that training will change, unless a checkpoint gave them.
+
+        With an adapter, a trust region needs none: where training starts is the model with its adapter off.
+        """
+        if self._kind == "current" or (self._kind == "trust-region" and _has_adapter(student)):
+            return
+        trained = _trained(student)
+        if self._kept is None:
+            self._kept = {name: weight.detach().clone() for name, weight in trained.items()}
+        self._kept = {name: self._kept[name].to(weight.device) for name, weight in trained.items()}
+
+    @torch.no_grad()
+    def predictors(self, student: Any, trees: Sequence[Tree]) -> SelfTaught:
+        """Return hidden states and output head for all completion tokens, without gradient."""
+
+        def scored() -> Predictors:
+            return Predictors(score(student, trees).hidden, head(student))
+
+        if self._kind == "current":
+            return SelfTaught(scored())
+        if self._kind == "trust-region" and _has_adapter(student):
+            with _in_eval_mode(student), student.disable_adapter():
+                kept = scored()
+        else:
+            if self._kept is None:
+                self.begin(student)
+            with _in_eval_mode(student), _with_weights(student, self._kept or {}):
+                kept = scored()
+        return SelfTaught(kept) if self._kind == "ema" else SelfTaught(kept, scored(), self._rate)
+
+    def after_step(self, student: Any) -> None:
+        """Update the moving average; a student with weights that are no numbers is skipped, as upstream."""
+        if self._kept is None or self._kind != "ema":
+            return
+        trained = _trained(student)
+        if all(bool(weight.isfinite().all()) for weight in trained.values()):
+            update_average([self._kept[name] for name in trained], list(trained.values()), self._rate)
+
+    def save(self, folder: Path) -> None:
+        """Write the copied weights into a checkpoint."""
+        if self._kept is not None:
+            save_file({name: weight.clone() for name, weight in self._kept.items()}, folder / FILE)
+
+    def load(self, folder: Path) -> None:
+        """Continue from a checkpoint."""
+        if (folder / FILE).exists():
+            self._kept = load_file(folder / FILE)
+
+
+def _has_adapter(student: Any) -> bool:
+    return hasattr(student, "disable_adapter") and bool(getattr(student, "peft_config", None))
+
+
+def _trained(student: Any) -> Weights:
+    """Return the weights that are trained, by name, each once."""
+    return {name: weight for name, weight in student.named_parameters() if weight.requires_grad}
+
+
+@contextmanager
+def _in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off: a teacher drops nothing out."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+@contextmanager
+def _with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Replace a model's weights, tied ones in every module that has them; its own tensors are not written to."""
+    own = dict(model.named_parameters())
+    others = {id(own[name]): nn.Parameter(weight, requires_grad=False) for name, weight in weights.items()}
+    slots = [
+        (module, name, weight)
+        for module in model.modules()
+        for name, weight in module.named_parameters(recurse=False, remove_duplicate=False)
+        if id(weight) in others
+    ]
+    try:
+        for module, name, weight in slots:
+            setattr(module, name, others[id(weight)])
+        yield
+    finally:
+        for module, name, weight in slots:
+            setattr(module, name, weight)
+
+
+@dataclass(eq=False)
+class HintedRows(ScoredRows):
+    """Faulty turns, N tokens; `frozen`, the model itself behind the prompt with the hint, is the teacher."""
+
+    frozen: SelfTeacher
+
+    @property
+    def turns(self) -> Sequence[HintedTurn]:
+        """The rows."""
+        return self.rows
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that count, of all turns of the whole step."""
+        return sum(sum(turn.mask) for turn in self.whole)
+
+    @property
+    def mean_weights(self) -> Float[Tensor, " N"]:
+        """1 / tokens for every token that counts: a sum under these weights is this part's share of the step's mean."""
+        return self.tensor(x for turn in self.turns for x in turn.mask) * (1.0 / self.tokens)
+
+    @property
+    def sampled_logps(self) -> Float[Tensor, " N"]:
+        """Log-probs (nats) that the tokens were sampled with; `UsageError` where the policy gave none."""
+        if any(turn.logprobs is None for turn in self.turns):
+            raise UsageError(
+                "hints.importance_clip needs the log-probs of sampling, and the policy gave none for a hinted turn. "
+                "Leave importance_clip out."
+            )
+        return self.tensor(x for turn in self.turns for x in turn.logprobs or ())
+
+    def student_logps(self, temperature: float) -> Float[Tensor, " N"]:
+        """Log-probs (nats) of the tokens under the student, without gradient."""
+        with torch.no_grad():
+            return token_log_probs(self.model, self.scored, temperature)
+
+    @cached_property
+    def taught(self) -> SelfTaught:
+        """What predicts the same tokens behind the hint, without gradient."""
+        return self.frozen.predictors(self.model, [turn.hinted for turn in self.turns])

@@ -1,0 +1,93 @@
+"""Every field of TRL's can be set, what it refuses is refused before anything is loaded, and ours stay ours."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from trl.trainer.grpo_config import GRPOConfig
+
+from stages import train
+from stages.errors import UsageError
+from stages.runs import runner
+from stages.runs.artifact import Inputs
+from stages.training import setup
+from stages.training.settings import Optimisation
+from stages.training.setup import trl_config
+
+ENV = "support.environments:GuessEnv"
+
+
+def made(folder: Path, **more: Any) -> GRPOConfig:
+    size = Optimisation(steps=2, prompts_per_step=2, generations=4)
+    return trl_config(str(folder), size, seed=0, temperature=1.0, max_completion=64, device="cpu", more=more)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("warmup_steps", 3),
+        ("lr_scheduler_type", "cosine"),
+        ("weight_decay", 0.1),
+        ("epsilon_high", 0.28),
+        ("scale_rewards", False),
+        ("scale_rewards", "batch"),
+        ("num_iterations", 2),
+        ("importance_sampling_level", "sequence"),
+        ("vllm_importance_sampling_correction", False),
+        ("mask_truncated_completions", True),
+        ("adam_beta2", 0.95),
+    ],
+)
+def test_a_field_arrives(tmp_path: Path, key: str, value: Any) -> None:
+    expected = "none" if value is False and key == "scale_rewards" else value
+    assert getattr(made(tmp_path, **{key: value}), key) == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"epsilon_hihg": 0.2}, r"no field epsilon_hihg\. Did you mean trl\.epsilon_high"),
+        ({"learning_rate": 1e-6}, r"our own setting optimisation\.learning_rate stands for"),
+        ({"report_to": "wandb"}, r"trl\.report_to is what our own setting report_to stands for"),
+        ({"lr_scheduler_type": "cosin", "weight_decay": 0.1}, r"TRL refuses trl\.lr_scheduler_type = 'cosin': "),
+        ({"weight_decay": "much"}, r"trl\.weight_decay = 'much'"),
+        ({"num_iterations": 1.5}, r"trl\.num_iterations = 1\.5"),
+        ({"scale_rewards": "grop"}, r"trl\.scale_rewards is 'grop'.*Take group, batch, none"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_planning(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        train.plan(Inputs(), train.Config(trl=more))
+
+
+def test_an_unknown_loss_type_is_refused_by_the_name_of_our_setting(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"optimisation\.loss_type is 'dpao'"):
+        runner.execute("train", {}, train.Config(optimisation={"loss_type": "dpao"}), root=tmp_path)
+
+
+def test_the_lists_name_fields_of_this_trl() -> None:
+    known = {field.name for field in fields(GRPOConfig)}
+    assert known >= setup.OURS.keys() | setup.FIXED | setup.CHOICES.keys()
+
+
+def test_what_composer_sets_is_refused_or_a_default_of_ours(tmp_path: Path) -> None:
+    """The schedule and the project are set by us and free; whatever else we set, nobody can set behind our back."""
+    plain, ours = GRPOConfig(str(tmp_path), report_to=[], use_cpu=True, bf16=False), made(tmp_path)
+    differ = {f.name for f in fields(GRPOConfig) if f.init and getattr(plain, f.name) != getattr(ours, f.name)}
+    assert differ - setup.OURS.keys() - setup.FIXED == {"lr_scheduler_type", "project"}
+
+
+def test_a_schedule_with_warm_up_and_two_iterations_train(tmp_path: Path, tiny: Path) -> None:
+    config = train.Config(
+        env={"name": ENV},
+        policy={"model": str(tiny), "max_tokens": 20},
+        tasks=4,
+        optimisation={"steps": 4, "prompts_per_step": 2, "generations": 4},
+        trl={"lr_scheduler_type": "linear", "warmup_steps": 2, "num_iterations": 2, "epsilon_high": 0.3},
+    )
+    run = runner.execute("train", {}, config, root=tmp_path)
+    rows = [orjson.loads(line) for line in (run.path / "metrics.jsonl").read_bytes().splitlines()]
+    assert [row["learning_rate"] for row in rows] == pytest.approx([0.0, 1e-4, 2e-4, 1e-4])
+    assert ["reward" in row for row in rows] == [True, False] * 2, "every second step reuses the rollouts before it"
