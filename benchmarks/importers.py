@@ -43,7 +43,7 @@ def measure(path: Path, name: str, *, redact: bool) -> str:
     """Read a file as `composer import` does, in words."""
     began, rollouts, steps = time.perf_counter(), 0, 0
     sidecars = Sidecars(redact=redact)
-    for source, importer in reading.sort(files.find([str(path)]), name, sidecars).items():
+    for source, importer in reading.detect_formats(files.find([str(path)]), name, sidecars).items():
         for item in reading.read(source, importer, sidecars, FileCount("", "", "")):
             assert not isinstance(item, Drop), item
             rollouts, steps = rollouts + 1, steps + len(rows.payload(item, 0)["steps"])

@@ -17,7 +17,7 @@ losses/     - loss kernels, each checked against upstream's numbers
 training/   - the trainer and its channels
 diloco/     - replicas of a training that share nothing but a bucket
 evaluation/ - arms, statistics, verdict
-importers/, exporters/ - rollouts of and for other programs
+formats/ - rollouts in the files of other programs, read and written
 integrations/ - environments and losses inside TRL, OpenEnv, mini-swe-agent, prime-rl
 tiny_models/ - small models, trained here in seconds
 probe/      - the gradient probe: its stages, and what they are made of

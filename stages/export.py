@@ -10,15 +10,17 @@ from typing import Any, Literal
 
 from tabulate import tabulate
 
-from stages import formats
 from stages.errors import BadInput, UsageError
-from stages.formats import hub
-from stages.formats.hub import MERGED_FORMAT, merged_export, push, token
+from stages.formats import hub, writer
 from stages.formats.transcripts import Transcripts
-from stages.runs.artifact import Inputs, RunWriter, Slot
+from stages.policy import adapters
+from stages.policy.adapters import CheckpointInfo
+from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import CHECKPOINT, PAIR, ROLLOUT, STEP
 from stages.runs.stage import Plan, Stage
+
+MERGED = "merged"
 
 
 class Config(StageConfig):
@@ -45,7 +47,7 @@ class Config(StageConfig):
         if not self.repo:
             return []
         self.sends()
-        token(self.api_key_env)
+        hub.token(self.api_key_env)
         return [f"{self.api_key_env} holds a token for {self.repo}"]
 
     def sends(self) -> bool:
@@ -62,30 +64,36 @@ class Config(StageConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The rollouts to write, or the one model or folder."""
     if config.sends():
-        token(config.api_key_env)
+        hub.token(config.api_key_env)
     if config.format == hub.FORMAT:
         hub.one_run(inputs)
         return Plan(units=1, what="folders")
-    if config.format == MERGED_FORMAT:
+    if config.format == MERGED:
         return Plan(units=1, what="model")
     _check_rollouts(inputs, config)
     return Plan(units=len(inputs.one("rollouts").scan(ROLLOUT)), what="rollouts")
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Write every file of the format, then say what is in them and what is not."""
-    if config.format == MERGED_FORMAT:
-        merged_export(inputs.optional("checkpoint"), out)
+    """Write every file of the format, and a report of what they hold and lack."""
+    if config.format == MERGED:
+        _export_merged(inputs.optional("checkpoint"), out)
         return
     if config.format == hub.FORMAT:
-        _to_hub(inputs, config, out)
+        secret = hub.token(config.api_key_env) if config.sends() else ""
+        published = hub.one_run(inputs)
+        folder = hub.export_run(published, out)
+        if secret:
+            kind = "model" if published.holds(CHECKPOINT) else "dataset"
+            sent = hub.push(folder, config.repo, kind, endpoint=config.endpoint, secret=secret, private=config.private)
+            out.set_summary(repo=config.repo, **sent)
         return
     _check_rollouts(inputs, config)
     rollouts = inputs.one("rollouts")
     number = len(rollouts.scan(ROLLOUT))
-    exporter, dropped = formats.exporters_load(config.format), Counter[str]()
+    format_writer, dropped = writer(config.format), Counter[str]()
     written: list[tuple[int, str]] = []
-    for file in exporter.files(Transcripts(rollouts), dropped):
+    for file in format_writer.files(Transcripts(rollouts), dropped):
         out.raise_if_stopped()
         written.append((out.write_export(file.name, file.fill), file.name))
     if not written:
@@ -93,22 +101,11 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         raise BadInput(f"{rollouts.path} holds nothing that {config.format} could hold: {counted}.")
     reasons = sorted((+dropped).items())
     out.count(rollouts=number, files=len(written), **{f"dropped_{reason}": number for reason, number in reasons})
-    out.set_summary(format=config.format, lost=list(exporter.LOST), dropped=dict(+dropped))
+    out.set_summary(format=config.format, lost=list(format_writer.lost), dropped=dict(+dropped))
     lines = [f"{number} rollouts as {config.format}", tabulate(written, tablefmt="plain")]
     lines += ["not in these files", *(f"  {number} {reason}" for reason, number in reasons)]
-    lines += [f"  {what}" for what in exporter.LOST]
+    lines += [f"  {fact}" for fact in format_writer.lost]
     out.text("report.txt", "\n".join(lines) + "\n")
-
-
-def _to_hub(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Write the folder; send it where a repository is named."""
-    secret = token(config.api_key_env) if config.sends() else ""
-    run = hub.one_run(inputs)
-    folder = hub.export(run, out)
-    if secret:
-        kind = "model" if run.holds(CHECKPOINT) else "dataset"
-        sent = push(folder, config.repo, kind, endpoint=config.endpoint, secret=secret, private=config.private)
-        out.set_summary(repo=config.repo, **sent)
 
 
 def _check_rollouts(inputs: Inputs, config: Config) -> None:
@@ -116,6 +113,47 @@ def _check_rollouts(inputs: Inputs, config: Config) -> None:
         raise UsageError(
             f"{config.format} writes rollouts. Give a run that holds them: --from artifacts/collect/latest."
         )
+
+
+def _export_merged(checkpoint: Run | None, out: RunWriter) -> None:
+    """Write `merged/`, a plain Hugging Face folder: the adapter added to its base's weights, for any program.
+
+    Sums are rounded to the type of the base's weights; the report counts the weights that changed.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    from stages.policy.local import load_model
+
+    if checkpoint is None:
+        raise UsageError("merged writes a trained model. Give its run: --from artifacts/train/latest.")
+    folder = checkpoint.folder()
+    if not adapters.is_adapter(str(folder)):
+        raise BadInput(f"{checkpoint.path} holds a whole model, not an adapter. Use {folder} as it is.")
+    config = CheckpointInfo.of(checkpoint).start.model_copy(update={"model": str(folder)})
+    model: Any
+    model, tokenizer = load_model(config, cache=out.cache, listener=out.progress, merged=False)
+    changed = weights = 0
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            linear: Any = module.get_base_layer()
+            before = linear.weight.detach().clone()
+            module.merge()
+            changed += int((linear.weight != before).sum())
+            weights += before.numel()
+            model.set_submodule(name, linear)  # a plain Linear in the place of the adapted one
+
+    def fill(target: Any) -> None:
+        model.save_pretrained(target)
+        tokenizer.save_pretrained(target)
+
+    out.checkpoint(fill, MERGED)
+    out.count(adapted_weights=weights, changed_weights=changed)
+    out.set_summary(format=MERGED)
+    out.text(
+        "report.txt",
+        f"{folder} merged into {out.path / MERGED}\n"
+        f"{changed / weights:.1%} of the adapted weights differ from the base's in {str(model.dtype)[6:]}\n",
+    )
 
 
 STAGE = Stage(

@@ -1,11 +1,11 @@
 """import: bring rollouts of other programs into the records of this one.
 
-Answers: is somebody else's trace stream as clean as ours? Reads files of known formats, writes `tasks`, `rollouts`,
-`steps` and `origins`, the counts of every file, and the collection gate. Whatever a source cannot tell is null and
-named; whatever could not be read is dropped, named and counted. The unit is a rollout.
+Answers: is another program's trace stream as clean as ours? Reads files of known formats, writes `tasks`, `rollouts`,
+`steps` and `origins`, the counts of every file, and the collection gate. A fact that a source does not record is null
+and named; a record that cannot be read is dropped, named and counted. The unit is a rollout.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,13 +13,12 @@ from pydantic import Field, model_validator
 
 from stages.envs.swe import eval_logs
 from stages.errors import BadInput
-from stages.formats import FORMATS, files, reading, swe_logs
-from stages.formats import session as dealt
-from stages.formats.base import Importer
+from stages.formats import FORMATS, files, readers, reading, swebench
+from stages.formats.base import Reader
 from stages.formats.data_juicer import JuicerConfig
 from stages.formats.files import Source
 from stages.formats.reports import Sidecars
-from stages.formats.session import PREDICTIONS, Dealt, ImportSession, report
+from stages.formats.session import ImportSession, WorkerFiles, report, unit_of
 from stages.rollouts import gate
 from stages.rollouts.gate import Account
 from stages.runs.artifact import Inputs, RunWriter
@@ -64,45 +63,54 @@ class Config(StageConfig):
     def _first_word(cls, given: Any) -> Any:
         """`composer import FORMAT PATH...`: a first path that is a format's name, and no file, is the format."""
         paths = given.get("paths") if isinstance(given, dict) else None
-        formats = ("auto", *FORMATS, swe_logs.NAME)
-        if isinstance(paths, list) and paths and paths[0] in formats and "format" not in given:
+        if isinstance(paths, list) and paths and paths[0] in ("auto", *FORMATS) and "format" not in given:
             return given if Path(paths[0]).exists() else {**given, "format": paths[0], "paths": paths[1:]}
         return given
 
     def identity(self) -> dict[str, Any]:
-        """The content of the files stands for their paths: the same files elsewhere are the same work."""
+        """Replace the paths by the content of the files: the same files elsewhere are the same work."""
         contents = [[source.label, source.sha256] for source in self.sources()]
         off = {} if self.redact else {"redact": False}
         return {"format": self.format, "model": self.model, "files": contents, "dj": self.dj.identity(), **off}
 
     def sources(self) -> Sequence[Source]:
-        """The files to read; a saved log counts as one with all that lies around it."""
-        return swe_logs.find(self.paths) if self.format == swe_logs.NAME else files.find(self.paths)
+        """Return the files to read; a saved log counts as one with the files around it."""
+        return swebench.find_logs(self.paths) if self.format == swebench.LOGS else files.find(self.paths)
 
     def label(self) -> str:
-        """The format."""
+        """Return the format."""
         return self.format
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The files to read."""
+    """Count the files to read."""
     del inputs
     return Plan(units=len(config.sources()), what="files")
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Read every file, then tabulate and check everything."""
+    """Read every file, then write the tables, the gate's checks and the report."""
     del inputs
     sidecars = Sidecars(config.model, config.redact)
-    chosen = _sorted(config.sources(), config, sidecars)
-    if config.format != swe_logs.NAME:  # whose files are read while they are graded
-        out.spread([[dealt.unit(source)] for source in chosen], "files", Dealt.of(chosen, sidecars))
+    sources, chosen = config.sources(), dict[Source, Reader | None]()
+    if config.format == swebench.LOGS:
+        (reader,) = readers(config.format)
+        chosen = dict.fromkeys(sources, reader)
+    else:
+        detected = reading.detect_formats(list(sources), config.format, sidecars)
+        # Predictions come last: a prediction that repeats a trajectory is a duplicate.
+        chosen = dict(sorted(detected.items(), key=lambda pair: _is_of_predictions(pair[1])))
+        # Saved logs are read while they are graded, in this process.
+        out.spread([[unit_of(source)] for source in chosen], "files", WorkerFiles(list(chosen.items()), sidecars))
     session = ImportSession(out, sidecars)
-    for done, (source, importer) in enumerate(chosen.items()):
+    for done, (source, reader_of_file) in enumerate(chosen.items()):
         out.progress("files", done, len(chosen))
-        session.read(source, importer)
+        session.read(source, reader_of_file)
     out.progress("files", len(chosen), len(chosen))
-    agreement = _agreement([source for source in chosen if isinstance(source, swe_logs.Log)], out)
+    graded = [source.graded for source in chosen if isinstance(source, swebench.Log)]
+    if graded:
+        out.document("graded", [log.record() for log in graded])
+    agreement = ["", *eval_logs.agreement_report(graded)] if graded else []
     out.set_summary(reports=sidecars.reports.summary())
     _finish(session, config, out, [*agreement, *sidecars.reports.lines()])
 
@@ -110,27 +118,16 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Read a worker's files."""
     del inputs, config
-    found: Dealt = out.found
-    found.leave(out)
+    files_of_worker: WorkerFiles = out.found
+    files_of_worker.read_ahead(out)
 
 
-def _sorted(sources: Sequence[Source], config: Config, sidecars: Sidecars) -> Mapping[Source, Importer | None]:
-    if config.format == swe_logs.NAME:
-        return dict.fromkeys(sources, swe_logs)
-    chosen = reading.sort(list(sources), config.format, sidecars)
-    return dict(sorted(chosen.items(), key=lambda pair: pair[1] is not None and pair[1].NAME == PREDICTIONS))
-
-
-def _agreement(logs: Sequence[swe_logs.Log], out: RunWriter) -> list[str]:
-    """Writes `graded.json` with all logs and tests; returns how our verdicts compare with the harness's, in lines."""
-    if not logs:
-        return []
-    out.document("graded", [log.graded.record() for log in logs])
-    return ["", *eval_logs.account([log.graded for log in logs])]
+def _is_of_predictions(reader: Reader | None) -> bool:
+    return reader is not None and reader.name == swebench.PREDICTIONS
 
 
 def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: list[str]) -> None:
-    """Writes the tables in the order of the files, and the report with every file's counts and the gate's verdict."""
+    """Write the tables in the order of the files, and the report with every file's counts and the gate's checks."""
     if not session.rollouts:
         first = session.drops[0] if session.drops else None
         why = f" {first.file}, line {first.line}: {first.reason} ({first.detail})." if first else ""
@@ -138,34 +135,32 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
     if config.dj.recipe is not None:
         session.filter(config.dj)
     tasks: dict[str, Row] = {}
-    checks, told, models = gate.Gate(), Account(), set[str | None]()
+    checks, account, models = gate.Gate(), Account(), set[str | None]()
 
     def rollouts() -> Iterator[Row]:
         for unit in session.units():
             task = tasks.setdefault(unit["task"]["task_id"], unit["task"])
-            task["prompt"] = min((task["prompt"], unit["task"]["prompt"]), key=_plainness)
-            told.add(unit["rollout"], len(unit["steps"]))
+            prompts = (task["prompt"], unit["task"]["prompt"])
+            # The shortest wording of a task has the least of a harness's instructions around it.
+            task["prompt"] = min(prompts, key=lambda prompt: (prompt is None, len(prompt or "")))
+            account.add(unit["rollout"], len(unit["steps"]))
             checks.add(unit["rollout"], unit["steps"], unit["origin"]["missing"])
             models.add(unit["rollout"]["model"])
             yield unit["rollout"]
 
+    def origins() -> Iterator[Row]:
+        # Whether a rollout entered a batch is known where any file of batches was read.
+        any_batch = any(session.effective.values())
+        for origin in (unit["origin"] for unit in session.units()):
+            known = origin["effective"] is not None and any_batch
+            yield {**origin, "effective": session.effective[origin["rollout_id"]] if known else None}
+
     out.table(ROLLOUT, rollouts())
     out.table(TASK, tasks.values())
     out.table(STEP, (step for unit in session.units() for step in unit["steps"]))
-    out.table(ORIGIN, (_with_effective(unit["origin"], session.effective) for unit in session.units()))
+    out.table(ORIGIN, origins())
     about = f"{len(tasks)} tasks, {len(models)} models"
-    report(session.counts, session.drops, told, about, checks.checks(told.rollouts), remarks, out)
-
-
-def _plainness(prompt: str | None) -> tuple[bool, int]:
-    """The shortest wording of a task has the least of a harness's instructions around it."""
-    return prompt is None, len(prompt or "")
-
-
-def _with_effective(origin: Row, effective: dict[str, bool]) -> Row:
-    """Whether a rollout entered a batch is known where any file of batches was read."""
-    known = origin["effective"] is not None and any(effective.values())
-    return {**origin, "effective": effective[origin["rollout_id"]] if known else None}
+    report(session.counts, session.drops, account, about, checks.checks(account.rollouts), remarks, out)
 
 
 STAGE = Stage(

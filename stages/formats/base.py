@@ -1,11 +1,11 @@
-"""What an importer gives: trajectories, each with what its source does not record, and dropped records by reason."""
+"""The types that readers of formats return and are declared with: trajectories, dropped records, `Reader`."""
 
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from pydantic import ConfigDict, SkipValidation, with_config
 
@@ -17,14 +17,14 @@ Record = dict[str, Any]
 Numbered = tuple[int, Any]
 """A record and the line where it begins."""
 STRICT = ConfigDict(strict=True, revalidate_instances="always")
-"""`validation.check` looks into filled instances and converts nothing: 1 is a float, "1" and True are not."""
+"""`reading.check` validates filled instances and converts nothing: 1 is a float, "1" and True are not."""
 INSTANCE = re.compile(r"(?P<owner>[\w.-]+?)__(?P<name>[\w.-]+?)(?:-\d+|\.[0-9a-f]{8}(?:\.\w+)?)(?![\w-])")
 """An instance id: SWE-bench's `owner__name-NUMBER`, or SWE-smith's `owner__name.COMMIT.WHAT` and its environment's."""
 
 
 @dataclass(frozen=True)
 class Drop:
-    """A record that was not imported: where it stood, a name for the reason, and the reason in words."""
+    """A record that was not imported: its file and line, the name of the reason, and the reason in words."""
 
     file: str
     line: int
@@ -35,7 +35,7 @@ class Drop:
 @with_config(STRICT)
 @dataclass
 class ImportedTurn:
-    """One action of the policy and what came back before the next one. None means that the source does not say."""
+    """One action of the policy and the messages before the next one. None: the source does not record the field."""
 
     action: str
     observed: list[Message] = field(default_factory=list)
@@ -57,7 +57,7 @@ class ImportedTurn:
 @with_config(STRICT)
 @dataclass
 class Trajectory:
-    """One rollout of one policy on one task, in the words of its source. What is kept as JSON text may be any JSON."""
+    """One rollout of one policy on one task as its source records it. Fields stored as JSON text may hold any JSON."""
 
     task_id: str
     env: str
@@ -67,7 +67,7 @@ class Trajectory:
     own_id: str | None = None
     model: str | None = None
     statement: str | None = None
-    """The problem alone, without a harness's instructions around it."""
+    """The problem statement, without a harness's instructions around it."""
     family: str | None = None
     split: str | None = None
     reward: float | None = None
@@ -91,7 +91,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a record stands, and what lies around it. `file` is the name of the file in rows and reports."""
+    """The file and line of a record, and the sidecar files. `file` is the file's name in rows and reports."""
 
     path: Path
     file: str
@@ -100,50 +100,37 @@ class Origin:
     sidecars: Sidecars
 
     def drop(self, reason: str, detail: str) -> Drop:
-        """This record, dropped."""
+        """Return this record as dropped, for a reason."""
         return Drop(self.file, self.line, reason, detail)
 
 
-class Importer(Protocol):
-    """A module of this package: one format."""
+@dataclass(frozen=True)
+class Reader:
+    """One layout of a program's files. A module lists its readers in `READERS`."""
 
-    __name__: str
-    NAME: str
-    MISSING: frozenset[Fact]
-    """What no file of this format can tell."""
-
-    def recognises(self, record: Any) -> bool:
-        """Whether one record (a JSON document, a line, a row, a sample of an archive) is of this format."""
-        ...
-
-    def trajectories(self, record: Any, origin: Origin) -> Iterator[Trajectory | Drop]:
-        """Everything one record holds. `KeyError`, `TypeError` and their like mean that it is malformed."""
-        ...
-
-
-@runtime_checkable
-class JoiningImporter(Importer, Protocol):
-    """A format whose rollouts are several records of a file."""
-
-    def join(
-        self, records: Iterator[Numbered | Drop], drop: Callable[[int, str, str], Drop]
-    ) -> Iterator[Numbered | Drop]:
-        """The records put together; `drop` makes a drop from line, reason and detail."""
-        ...
+    name: str
+    """The name of the format, the value of the column `source`."""
+    missing: frozenset[Fact]
+    """Facts that no file of this layout records."""
+    recognises: Callable[[Any], bool]
+    """Whether one record (a JSON document, a line, a row, a sample of an archive) has this layout."""
+    trajectories: Callable[[Any, Origin], Iterator[Trajectory | Drop]]
+    """Yield the rollouts of one record. `KeyError`, `TypeError` and the like mean that the record is malformed."""
+    join: Callable[[Iterator[Numbered | Drop], Callable[[int, str, str], Drop]], Iterator[Numbered | Drop]] | None = (
+        None
+    )
+    """Put the records of a file together where several make one rollout; the second argument makes a drop from line,
+    reason and detail."""
 
 
 def family_of(task_id: str) -> str:
-    """What must stay together when tasks are split: the repository of a SWE-bench instance, else the task itself."""
+    """Return the unit of a split by task: the repository of a SWE-bench instance, else the task itself."""
     match = INSTANCE.fullmatch(task_id)
     return f"{match['owner']}/{match['name']}" if match else task_id
 
 
-# ---- spent
-# How long something took, from the timestamps that foreign records hold.
-
-
 def seconds(begin: Any, end: Any) -> float | None:
-    """Seconds between two ISO 8601 timestamps; None where either is none, or they do not follow each other."""
+    """Return the seconds between two ISO 8601 timestamps; None where one is invalid, or `end` is before `begin`."""
     try:
         passed = (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
     except (TypeError, ValueError):

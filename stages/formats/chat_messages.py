@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stages.formats.base import INSTANCE, Origin, Record, Trajectory, family_of
-from stages.formats.messages import message, turns
-from stages.messages import Message
+from stages.formats.base import INSTANCE, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.messages import first_question, message, split_turns
 from stages.rollouts import missing
 from stages.runs import store
 
@@ -22,7 +21,7 @@ MISSING = frozenset({missing.PARSE, missing.ELISION, missing.FINISH, missing.CAL
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a row mean what; of several names the first that is there."""
+    """The names of each column of a row; of several names the first that is there counts."""
 
     messages: tuple[str, ...] = ("messages", "trajectory", "conversations")
     role: tuple[str, ...] = ("role", "from")
@@ -40,68 +39,43 @@ class Columns:
 
 COLUMNS = Columns()
 OTHERS = frozenset({"info", "history", "trajectory_format", "replay_config", "environment", "completion", "session_id"})
-"""Keys of other programs' own records, which have importers of their own."""
+"""Keys of other programs' own records, which have readers of their own."""
 
 
 def recognises(record: Any) -> bool:
-    """A row whose messages are a list, empty or of messages with a role, and that names a task or a verdict."""
+    """Whether the messages of a row are a list, empty or of messages with a role, and it names a task or a verdict."""
     if not isinstance(record, dict) or OTHERS & record.keys():
         return False
-    items = _messages(record)
+    items = _list(record, COLUMNS.messages)
     named = any(_first(record, names) is not None for names in (COLUMNS.task, COLUMNS.resolved, COLUMNS.reward))
-    return items is not None and named and all(map(_is_message, items))
+    return (
+        items is not None
+        and named
+        and all(isinstance(item, dict) and isinstance(_first(item, COLUMNS.role), str) for item in items)
+    )
 
 
 def _first(record: Record, names: tuple[str, ...]) -> Any:
     return next((record[name] for name in names if record.get(name) is not None), None)
 
 
-def _messages(record: Record) -> list[Any] | None:
-    """The messages, which Parquet files often hold as JSON text; None where the row has none."""
-    value = _first(record, COLUMNS.messages)
+def _list(record: Record, names: tuple[str, ...]) -> list[Any] | None:
+    """Return a list, which Parquet files often hold as JSON text; None where the row has none."""
+    value = _first(record, names)
     value = json.loads(value) if isinstance(value, str) and value.startswith("[") else value
     return value if isinstance(value, list) else None
 
 
-def _is_message(item: Any) -> bool:
-    return isinstance(item, dict) and isinstance(_first(item, COLUMNS.role), str)
-
-
-def _message(item: Record) -> Message:
-    """One message, its role and text under the usual names."""
-    return message({**item, "role": _first(item, COLUMNS.role), "content": _first(item, COLUMNS.content)})
-
-
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
-    """The one rollout of a row. A row without any message of the model is one that failed before it spoke."""
-    opening, taken = turns([_message(item) for item in _messages(record) or []])
-    asked = next((item["content"] for item in opening if item["role"] == "user"), "")
-    task = _first(record, COLUMNS.task)
-    model, exit_status = _first(record, COLUMNS.model), _first(record, COLUMNS.exit_status)
+    """Yield the one rollout of a row. A row without any message of the model is a rollout that failed before it."""
+    raw = _list(record, COLUMNS.messages) or []
+    opening, turns = split_turns(
+        [message({**m, "role": _first(m, COLUMNS.role), "content": _first(m, COLUMNS.content)}) for m in raw]
+    )
+    task, model = _first(record, COLUMNS.task), _first(record, COLUMNS.model)
     instance = str(task) if task is not None else None
     is_instance = bool(INSTANCE.fullmatch(instance or ""))
-    reward, resolved = _judged(record, origin, instance, model)
-    yield Trajectory(
-        task_id=instance or f"{NAME}/{store.digest(asked)[:12]}",
-        env="swe-bench" if is_instance else NAME,
-        opening=opening,
-        turns=taken,
-        missing=set(MISSING) | ({missing.REWARD} if reward is None else set()),
-        own_id=_first(record, COLUMNS.own_id),
-        model=model,
-        statement=_first(record, COLUMNS.statement),
-        family=family_of(instance) if instance and is_instance else None,
-        reward=reward,
-        resolved=resolved,
-        submission=_first(record, COLUMNS.submission),
-        terminated_by=exit_status,
-        error=None if taken else ("no_actions", "the row holds no message of the model"),
-        tools=_tools(record),
-    )
-
-
-def _judged(record: Record, origin: Origin, instance: str | None, model: Any) -> tuple[float | None, bool | None]:
-    """Reward and verdict by the row itself, else by a report."""
+    # Reward and verdict are the row's own, else by a report.
     resolved, reward = _first(record, COLUMNS.resolved), _first(record, COLUMNS.reward)
     if resolved in (0, 1) and not isinstance(resolved, str):
         resolved = bool(resolved)
@@ -109,12 +83,24 @@ def _judged(record: Record, origin: Origin, instance: str | None, model: Any) ->
         raise TypeError(f"resolved is {resolved!r:.40}, neither true nor false")
     elif reward is None and (verdict := origin.sidecars.verdict(origin.path, instance, model)):
         resolved = verdict.resolved
-    if reward is not None:
-        return float(reward), resolved
-    return (None, None) if resolved is None else (float(resolved), resolved)
+    reward = resolved if reward is None else reward
+    yield Trajectory(
+        task_id=instance or f"{NAME}/{store.digest(first_question(opening))[:12]}",
+        env="swe-bench" if is_instance else NAME,
+        opening=opening,
+        turns=turns,
+        missing=set(MISSING) | ({missing.REWARD} if reward is None else set()),
+        own_id=_first(record, COLUMNS.own_id),
+        model=model,
+        statement=_first(record, COLUMNS.statement),
+        family=family_of(instance) if instance and is_instance else None,
+        reward=None if reward is None else float(reward),
+        resolved=resolved,
+        submission=_first(record, COLUMNS.submission),
+        terminated_by=_first(record, COLUMNS.exit_status),
+        error=None if turns else ("no_actions", "the row holds no message of the model"),
+        tools=_list(record, COLUMNS.tools) or [],
+    )
 
 
-def _tools(record: Record) -> list[Any]:
-    tools = _first(record, COLUMNS.tools)
-    tools = json.loads(tools) if isinstance(tools, str) and tools.startswith("[") else tools
-    return tools if isinstance(tools, list) else []
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)

@@ -1,9 +1,9 @@
 """Data-Juicer over rollouts, in an environment of its own: which rollouts a recipe keeps, and their statistics.
 
-Data-Juicer installs what an operator lacks while it runs, gigabytes of CUDA packages among it, so it must not live in
-this program's own environment, and here it may install nothing. Its own view of a rollout (text and messages) is thrown
-away: texts stay as they were imported, tool-call arguments included, and only keep, drop and statistics come back,
-joined by id. Why a rollout was dropped is read from Data-Juicer's tracer, which is opened for the operators that drop.
+Data-Juicer installs the packages that an operator lacks while it runs, gigabytes of CUDA among them, so it must not be
+in this program's own environment, and here it may install nothing. Its own texts and messages of a rollout are
+discarded: texts stay as they were imported, tool-call arguments included, and only keep, drop and statistics are read,
+joined by id. The reason for a drop is read from Data-Juicer's tracer, which is on for the operators that drop.
 
 Its trace files as py-data-juicer 1.6.1 writes them, `core/tracer/tracer.py`.
 """
@@ -33,15 +33,15 @@ OFFLINE = {
     "PIP_NO_CACHE_DIR": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
-"""What keeps it from installing anything on the way."""
+"""Environment variables that keep Data-Juicer from installing anything."""
 AT_MOST_S = 3600.0
 DROPPING = re.compile(rb"\b\w+_(?:filter|deduplicator|selector)\b")
-"""Operators that drop, by the end of their names; mappers change texts, which are not read back."""
+"""Names of operators that drop; mappers change texts, which are not read back."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a recipe made of rollouts, by their ids: statistics of those it keeps, the reasons for the others.
+    """The result of a recipe, by rollout id: the statistics of those it keeps, the reasons of those it drops.
 
     A rollout in neither was dropped without a reason that Data-Juicer traces, such as the third of equal ones.
     """
@@ -59,26 +59,28 @@ class JuicerConfig(Settings):
     """Data-Juicer's program, in an environment of its own."""
 
     def identity(self) -> dict[str, Any]:
-        """The content of the recipe stands for its path; where Data-Juicer lives does not matter."""
-        return {
-            "recipe": None if self.recipe is None else store.digest(_recipe(self.recipe).decode("utf-8", "replace"))
-        }
-
-
-def _recipe(path: str) -> bytes:
-    try:
-        return Path(path).expanduser().read_bytes()
-    except OSError as error:
-        raise BadInput(f"The Data-Juicer recipe {path} cannot be read: {error.strerror}.") from None
+        """Replace the path of the recipe by its content; the program's path does not count."""
+        if self.recipe is None:
+            return {"recipe": None}
+        return {"recipe": store.digest(_recipe(self.recipe).decode("utf-8", "replace"))}
 
 
 def judge(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConfig, folder: Path) -> Judged:
     """Run the recipe over rollouts (id, messages); its files stay in `folder`."""
     given, kept = folder / "rollouts.jsonl", folder / "kept" / "kept.jsonl"
     with store.sealing(given) as file:
-        store.write_lines(file, (_record(*rollout) for rollout in rollouts))
+        rows = (
+            {
+                "id": name,
+                "text": "\n\n".join(f"{one['role']}: {one['content']}" for one in messages),
+                "messages": messages,
+            }
+            for name, messages in rollouts
+        )
+        store.write_lines(file, rows)
     shutil.rmtree(kept.parent, ignore_errors=True)
-    words = ["--config", str(Path(config.recipe or "").expanduser()), "--dataset_path", str(given)]
+    recipe = Path(config.recipe or "").expanduser()
+    words = ["--config", str(recipe), "--dataset_path", str(given)]
     words += ["--export_path", str(kept), "--np", "1", "--keep_stats_in_res_ds", "true"]
     operators = sorted({found.decode() for found in DROPPING.findall(_recipe(config.recipe or ""))})
     if operators:
@@ -88,32 +90,29 @@ def judge(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConfig, f
     if not kept.exists():
         raise ComposerError(f"Data-Juicer ended without an error and without a result in {kept}.")
     with kept.open("rb") as lines:
-        rows = (orjson.loads(line) for line in lines if line.strip())
-        return Judged({row["id"]: row.get(STATS) or {} for row in rows}, _reasons(kept.parent))
-
-
-def _reasons(folder: Path) -> dict[str, str]:
-    """Which operator dropped each rollout that a trace file names, by id."""
+        results = [orjson.loads(line) for line in lines if line.strip()]
     reasons: dict[str, str] = {}
-    for path in sorted(folder.rglob("trace/*.jsonl")):
+    for path in sorted(kept.parent.rglob("trace/*.jsonl")):
         kind, _, operator = path.stem.partition("-")
         with path.open("rb") as file:
             for traced in map(orjson.loads, file):
                 if kind == "duplicate":
                     reasons[traced["dup2"]["id"]] = f"{operator}, like {traced['dup1']['id']}"
                 else:
-                    told = (f"{name} {value}" for name, value in sorted((traced.get(STATS) or {}).items()))
-                    reasons[traced["id"]] = f"{operator} ({', '.join(told)})"
-    return reasons
+                    statistics = (f"{name} {value}" for name, value in sorted((traced.get(STATS) or {}).items()))
+                    reasons[traced["id"]] = f"{operator} ({', '.join(statistics)})"
+    return Judged({row["id"]: row.get(STATS) or {} for row in results}, reasons)
 
 
-def _record(rollout_id: str, messages: list[Message]) -> dict[str, Any]:
-    text = "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
-    return {"id": rollout_id, "text": text, "messages": messages}
+def _recipe(path: str) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise BadInput(f"The Data-Juicer recipe {path} cannot be read: {error.strerror}.") from None
 
 
 def program(command: str) -> str:
-    """Data-Juicer's path; `UsageError` when it is absent, or lies where it could change what this program runs on."""
+    """Return Data-Juicer's path; raise `UsageError` when it is absent, or in this program's own environment."""
     found = shutil.which(os.path.expanduser(command))
     if found is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Chat messages of every dialect as role and text: content parts, reasoning, tool calls in their usual spellings."""
+"""Chat messages of every dialect as role and text: content parts, reasoning, tool calls, OpenAI Responses items."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +17,14 @@ ROLES = {
     "gpt": "assistant",
     "model": "assistant",
 }
+RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+"""Types of Responses items that hold the result of a call."""
+BOOKKEEPING = {"type", "id", "call_id", "status", "output", "outputs", "results"}
+"""Keys of a provider's own tool call in a Responses item that are no arguments."""
 
 
 def message(raw: Mapping[str, Any]) -> Message:
-    """One message as role and text; what is neither text nor a tool call leaves a mark in its place."""
+    """Return one message as role and text; a part that is neither text nor a tool call leaves a mark."""
     role = ROLES.get(raw["role"], raw["role"])
     if role == "assistant":
         return {"role": role, "content": write(spoken(raw))}
@@ -28,41 +32,37 @@ def message(raw: Mapping[str, Any]) -> Message:
 
 
 def spoken(raw: Mapping[str, Any]) -> Spoken:
-    """The parts of an assistant message."""
+    """Return the parts of an assistant message."""
     parts = raw["content"] if isinstance(raw.get("content"), list) else []
+    typed = [(str(part.get("type", "")) if isinstance(part, Mapping) else "", part) for part in parts]
     reasoning = [raw.get("reasoning_content") or raw.get("reasoning")]
-    reasoning += [_thought(part) for part in parts if _type(part) in ("reasoning", "thinking")]
-    shown = [part for part in parts if _type(part) not in ("reasoning", "thinking", "redacted_thinking", "tool_use")]
-    calls = [call(part) for part in parts if _type(part) == "tool_use" and "input" in part]
+    reasoning += [
+        part.get("reasoning") or part.get("thinking") or part.get("summary")
+        for kind, part in typed
+        if kind in ("reasoning", "thinking")
+    ]
+    shown = [part for kind, part in typed if kind not in ("reasoning", "thinking", "redacted_thinking", "tool_use")]
+    calls = [call(part) for kind, part in typed if kind == "tool_use" and "input" in part]
     calls += [call(item) for item in raw.get("tool_calls") or []]
     calls += [call(raw["function_call"])] if raw.get("function_call") else []
-    content = text(shown) if parts else text(raw.get("content"))
     thoughts = [thought for thought in reasoning if isinstance(thought, str) and thought]
-    return Spoken(content, tuple(calls), "\n".join(thoughts) or None)
-
-
-def _type(part: Any) -> str:
-    return str(part.get("type", "")) if isinstance(part, Mapping) else ""
-
-
-def _thought(part: Mapping[str, Any]) -> str | None:
-    return part.get("reasoning") or part.get("thinking") or part.get("summary")
+    return Spoken(text(shown) if parts else text(raw.get("content")), tuple(calls), "\n".join(thoughts) or None)
 
 
 def text(content: Any) -> str:
-    """The text of a message's content: a string, a list of parts, or nothing."""
+    """Return the text of a message's content: a string, one part, a list of parts, or nothing."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if isinstance(content, Mapping):
-        return _part(content)
+        return _part_text(content)
     if isinstance(content, Sequence):
-        return "\n".join(_part(part) for part in content)
+        return "\n".join(_part_text(part) for part in content)
     return json.dumps(content)
 
 
-def _part(part: Any) -> str:
+def _part_text(part: Any) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
@@ -76,7 +76,7 @@ def _part(part: Any) -> str:
 
 
 def call(raw: Any) -> ToolCall:
-    """A tool call: OpenAI's nested or flat form, Anthropic's, Inspect's, or any of them as JSON text."""
+    """Return a tool call from OpenAI's nested or flat form, Anthropic's, Inspect's, or any of them as JSON text."""
     raw = json.loads(raw) if isinstance(raw, str) else raw
     inner = raw["function"] if isinstance(raw.get("function"), Mapping) else raw
     name = inner.get("name") or inner.get("tool_name") or raw.get("function") or ""
@@ -85,33 +85,35 @@ def call(raw: Any) -> ToolCall:
 
 
 def arguments_text(arguments: Any) -> str:
-    """Arguments as text: what is text already stays as it is, anything else becomes JSON."""
+    """Return arguments as text: text as it is, anything else as JSON."""
     if isinstance(arguments, str):
         return arguments
     return json.dumps({} if arguments is None else arguments, ensure_ascii=False)
 
 
-def turns(messages: Sequence[Message]) -> tuple[list[Message], list[ImportedTurn]]:
-    """The opening messages, and one turn for every assistant message after them."""
+def split_turns(messages: Sequence[Message]) -> tuple[list[Message], list[ImportedTurn]]:
+    """Return the opening messages, and one turn for every assistant message after them."""
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
-    divided: list[ImportedTurn] = []
+    turns: list[ImportedTurn] = []
     for item in messages[first:]:
         if item["role"] == "assistant":
-            divided.append(ImportedTurn(item["content"]))
+            turns.append(ImportedTurn(item["content"]))
         else:
-            divided[-1].observed.append(item)
-    return list(messages[:first]), divided
+            turns[-1].observed.append(item)
+    return list(messages[:first]), turns
 
 
-# ---- responses
-# OpenAI Responses items as chat messages: all that the model gives between two inputs is one assistant message.
-
-BOOKKEEPING = {"type", "id", "call_id", "status", "output", "outputs", "results"}
+def first_question(opening: Sequence[Message]) -> str:
+    """Return the text of the first user message, empty without one; it identifies a task that has no name."""
+    return next((item["content"] for item in opening if item["role"] == "user"), "")
 
 
 @dataclass
 class Exchange:
-    """One assistant message in the making, with the items it is made of; for other roles, a finished message."""
+    """One assistant message built of Responses items; for other roles, a finished message.
+
+    Everything that the model returns between two inputs is one assistant message.
+    """
 
     reasoning: list[str] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
@@ -119,68 +121,56 @@ class Exchange:
     items: list[Mapping[str, Any]] = field(default_factory=list)
     other: Message | None = None
 
+    def add(self, kind: str, item: Mapping[str, Any]) -> None:
+        """Add an item of the model."""
+        self.items.append(item)
+        if kind == "message":
+            self.content.append(text(item.get("content")))
+        elif kind == "reasoning":
+            self.reasoning += [part for part in (text(item.get("summary")), text(item.get("content"))) if part]
+        elif "name" in item and ("arguments" in item or "input" in item):
+            # a function, or a free-form tool
+            arguments = item.get("arguments", item.get("input"))
+            self.calls.append(ToolCall(item["name"], arguments_text(arguments)))
+        else:
+            # one of the provider's own tools, named by the item's type
+            given = {key: value for key, value in item.items() if key not in BOOKKEEPING and value is not None}
+            self.calls.append(ToolCall(kind.removesuffix("_call"), arguments_text(given)))
+
     def message(self) -> Message:
-        """Role and text."""
+        """Return role and text."""
         if self.other is not None:
             return self.other
-        spoken = Spoken("\n".join(self.content), tuple(self.calls), "\n".join(self.reasoning) or None)
-        return {"role": "assistant", "content": write(spoken)}
+        parts = Spoken("\n".join(self.content), tuple(self.calls), "\n".join(self.reasoning) or None)
+        return {"role": "assistant", "content": write(parts)}
 
 
 def exchanges(items: Iterable[Mapping[str, Any]]) -> list[Exchange]:
-    """Items grouped into messages.
+    """Return Responses items grouped into messages.
 
     A new assistant message begins after an input, and where the model speaks or thinks after it has spoken or called.
     """
     grouped: list[Exchange] = []
     for item in items:
         kind = item.get("type") or "message"
-        if kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
-            grouped.append(_other({"role": "tool", "content": _output(item.get("output"))}))
+        if kind in RESULTS:
+            output = item.get("output")
+            shown = text(output) if isinstance(output, str | list) else json.dumps(output)
+            grouped.append(Exchange(other={"role": "tool", "content": shown}))
         elif kind == "message" and item.get("role") != "assistant":
-            grouped.append(_other(message(item)))
+            grouped.append(Exchange(other=message(item)))
         else:
-            _say(grouped, kind, item)
+            last = grouped[-1] if grouped else None
+            speaks = kind in ("message", "reasoning")
+            if last is None or last.other or (speaks and (last.calls or last.content)):
+                grouped.append(Exchange())
+            grouped[-1].add(kind, item)
     return grouped
 
 
-def one_message(items: Iterable[Mapping[str, Any]]) -> Message:
-    """The items of one response as one assistant message."""
-    whole = Exchange()
+def response_message(items: Iterable[Mapping[str, Any]]) -> Message:
+    """Return all items of one response as one assistant message."""
+    response = Exchange()
     for item in items:
-        _add(whole, item.get("type") or "message", item)
-    return whole.message()
-
-
-def _other(finished: Message) -> Exchange:
-    return Exchange(other=finished)
-
-
-def _output(output: Any) -> str:
-    return output if isinstance(output, str) else text(output) if isinstance(output, list) else json.dumps(output)
-
-
-def _say(grouped: list[Exchange], kind: str, item: Mapping[str, Any]) -> None:
-    speaks = kind in ("message", "reasoning")
-    last = grouped[-1] if grouped else None
-    if last is None or last.other or (speaks and (last.calls or last.content)):
-        grouped.append(Exchange())
-    _add(grouped[-1], kind, item)
-
-
-def _add(current: Exchange, kind: str, item: Mapping[str, Any]) -> None:
-    current.items.append(item)
-    if kind == "message":
-        current.content.append(text(item.get("content")))
-    elif kind == "reasoning":
-        current.reasoning += [part for part in (text(item.get("summary")), text(item.get("content"))) if part]
-    else:
-        current.calls.append(_call(kind, item))
-
-
-def _call(kind: str, item: Mapping[str, Any]) -> ToolCall:
-    """A call of a function, of a free-form tool, or of one of the provider's own tools (named by the item's type)."""
-    if "name" in item and ("arguments" in item or "input" in item):
-        return ToolCall(item["name"], arguments_text(item.get("arguments", item.get("input"))))
-    arguments = {key: value for key, value in item.items() if key not in BOOKKEEPING and value is not None}
-    return ToolCall(kind.removesuffix("_call"), arguments_text(arguments))
+        response.add(item.get("type") or "message", item)
+    return response.message()

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Record, Trajectory, family_of
-from stages.formats.messages import exchanges, message, one_message
+from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.messages import exchanges, first_question, message, response_message
 from stages.formats.reports import stem
 from stages.messages import Message
 from stages.rollouts import missing
@@ -29,7 +29,7 @@ ELIDED = re.compile(r"<elided_chars>\s*(\d+) characters elided")
 
 
 def recognises(record: Any) -> bool:
-    """Messages with the agent's own information beside them, or a bare list of messages."""
+    """Whether a record has messages and the agent's own information, or is a bare list of messages."""
     if isinstance(record, list):
         return bool(record) and all(
             isinstance(item, dict) and ("role" in item or item.get("object") == "response") for item in record
@@ -42,21 +42,25 @@ def recognises(record: Any) -> bool:
 
 
 def trajectories(record: Any, origin: Origin) -> Iterator[Trajectory]:
-    """The one rollout of a file. Whether it resolved its instance is known only from a report beside it."""
+    """Yield the one rollout of a file. Its verdict is known only from a report."""
     record = {"messages": record} if isinstance(record, list) else record
     info, (opening, turns) = record.get("info") or {}, _conversation(record["messages"])
-    asked = next((item["content"] for item in opening if item["role"] == "user"), "")
-    statement = STATEMENT.search(asked)
-    instance = record.get("instance_id") or _instance(origin)
+    question = first_question(opening)
+    statement = STATEMENT.search(question)
+    of_name = INSTANCE.match(stem(origin.path))
+    instance = record.get("instance_id") or (of_name.group() if of_name else None)
     verdict = origin.sidecars.verdict(origin.path, instance)
     resolved = verdict.resolved if verdict else None
+    lacks = set(MISSING) | ({missing.REWARD} if resolved is None else set())
+    lacks |= set() if any(turn.finish_reason for turn in turns) else {missing.FINISH}
+    lacks |= set() if any(turn.elided_chars is not None for turn in turns) else {missing.ELISION}
     config = (info.get("config") or {}).get("model") or {}
     yield Trajectory(
-        task_id=instance or f"{NAME}/{store.digest(asked)[:12]}",
+        task_id=instance or f"{NAME}/{store.digest(question)[:12]}",
         env="swe-bench" if instance else NAME,
         opening=opening,
         turns=turns,
-        missing=set(MISSING) | _unknown(turns, resolved),
+        missing=lacks,
         model=config.get("model_name") or (verdict.model if verdict else None),
         statement=statement.group(1) if statement else None,
         family=family_of(instance) if instance else None,
@@ -73,18 +77,6 @@ def trajectories(record: Any, origin: Origin) -> Iterator[Trajectory]:
     )
 
 
-def _instance(origin: Origin) -> str | None:
-    """An instance id from the file's name."""
-    match = INSTANCE.match(stem(origin.path))
-    return match.group() if match else None
-
-
-def _unknown(turns: list[ImportedTurn], resolved: bool | None) -> set[missing.Fact]:
-    unjudged = {missing.REWARD} if resolved is None else set()
-    unsaid = set() if any(turn.finish_reason for turn in turns) else {missing.FINISH}
-    return unjudged | unsaid | (set() if any(turn.elided_chars is not None for turn in turns) else {missing.ELISION})
-
-
 def _conversation(raw: list[Record]) -> tuple[list[Message], list[ImportedTurn]]:
     opening: list[Message] = []
     turns: list[ImportedTurn] = []
@@ -95,76 +87,57 @@ def _conversation(raw: list[Record]) -> tuple[list[Message], list[ImportedTurn]]
         if item.get("role") == "assistant" or item.get("object") == "response":
             turns.append(_turn(item, extra))
             continue
-        if lost := _lost(extra):
-            turns.append(_turn(lost, {**extra, "actions": []}))
-        observed = _input(item)
+        response = extra.get("response")
+        if extra.get("interrupt_type") == "FormatError" and isinstance(response, dict):
+            # the assistant message that was left out of the conversation
+            choices = response.get("choices") or []
+            if lost := choices[0]["message"] if choices else response if "output" in response else None:
+                turns.append(_turn(lost, {**extra, "actions": []}))
+        is_result = item.get("type") == "function_call_output"
+        observed = exchanges([item])[0].message() if is_result else message(item)
         if turns:
             turns[-1].observed.append(observed)
-            _observe(turns[-1], observed["content"], extra)
+            _add_output(turns[-1], observed["content"], extra)
         else:
             opening.append(observed)
     return opening, turns
 
 
-def _lost(extra: Record) -> Record | None:
-    """The assistant message that a format error stands for, where it was left out of the conversation."""
-    response = extra.get("response")
-    if extra.get("interrupt_type") != "FormatError" or not isinstance(response, dict):
-        return None
-    choices = response.get("choices") or []
-    return choices[0]["message"] if choices else response if "output" in response else None
-
-
-def _input(item: Record) -> Message:
-    if item.get("type") == "function_call_output":
-        return exchanges([item])[0].message()
-    return message(item)
-
-
 def _turn(item: Record, extra: Record) -> ImportedTurn:
-    answer = (
-        one_message(item["output"])
-        if "output" in item
-        else message({"role": "assistant", **item, **_thoughts(item, extra)})
-    )
+    """Return the turn of an assistant message or response, with the raw reply's finish reason, tokens and cost."""
+    is_response = "output" in item
+    response = item if is_response else extra.get("response")
+    if is_response:
+        answer = response_message(item["output"])
+    else:
+        thoughts: Record = {}
+        choices = response.get("choices") if isinstance(response, dict) else None
+        if choices and not (item.get("reasoning_content") or item.get("reasoning")):
+            # Version 1 leaves the reasoning of the raw reply out of the conversation.
+            reply = choices[0].get("message") or {}
+            thoughts = {k: reply[k] for k in ("reasoning_content", "reasoning") if isinstance(reply.get(k), str)}
+        answer = message({"role": "assistant", **item, **thoughts})
     actions = extra.get("actions")
     commands = [a["command"] for a in actions] if actions is not None else BLOCK.findall(answer["content"])
-    calls = item.get("tool_calls") or "output" in item
     turn = ImportedTurn(answer["content"], commands=commands, cost_usd=extra.get("cost"))
-    turn.parse_error = (
-        None if len(commands) == 1 or (calls and commands) else f"expected one action, found {len(commands)}"
-    )
-    response = item if "output" in item else extra.get("response")
-    return _with_reply(turn, response) if isinstance(response, dict) else turn
-
-
-def _thoughts(item: Record, extra: Record) -> Record:
-    """The reasoning of the raw reply where the conversation leaves it out, as version 1 does."""
-    if item.get("reasoning_content") or item.get("reasoning"):
-        return {}
-    response = extra.get("response")
-    choices = response.get("choices") if isinstance(response, dict) else None
-    said = (choices[0].get("message") or {}) if choices else {}
-    return {key: said[key] for key in ("reasoning_content", "reasoning") if isinstance(said.get(key), str)}
-
-
-def _with_reply(turn: ImportedTurn, response: Record) -> ImportedTurn:
-    """What the raw reply says: why it ended, its tokens, its cost."""
-    choice, usage = (response.get("choices") or [{}])[0], response.get("usage") or {}
-    held = choice.get("provider_specific_fields") or {}
-    turn.finish_reason = choice.get("finish_reason") or response.get("status")
-    turn.prompt_ids = response.get("prompt_token_ids") or None
-    turn.completion_ids = choice.get("token_ids") or held.get("token_ids") or None
-    content = (choice.get("logprobs") or {}).get("content") or []
-    turn.logprobs = [token["logprob"] for token in content] or None
-    turn.prompt_tokens = usage.get("prompt_tokens", usage.get("input_tokens"))
-    turn.completion_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
-    turn.cost_usd = turn.cost_usd if turn.cost_usd is not None else usage.get("cost")
+    if len(commands) != 1 and not (commands and (item.get("tool_calls") or is_response)):
+        turn.parse_error = f"expected one action, found {len(commands)}"
+    if isinstance(response, dict):
+        choice, usage = (response.get("choices") or [{}])[0], response.get("usage") or {}
+        held = choice.get("provider_specific_fields") or {}
+        turn.finish_reason = choice.get("finish_reason") or response.get("status")
+        turn.prompt_ids = response.get("prompt_token_ids") or None
+        turn.completion_ids = choice.get("token_ids") or held.get("token_ids") or None
+        content = (choice.get("logprobs") or {}).get("content") or []
+        turn.logprobs = [token["logprob"] for token in content] or None
+        turn.prompt_tokens = usage.get("prompt_tokens", usage.get("input_tokens"))
+        turn.completion_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
+        turn.cost_usd = turn.cost_usd if turn.cost_usd is not None else usage.get("cost")
     return turn
 
 
-def _observe(turn: ImportedTurn, content: str, extra: Record) -> None:
-    """What is known about the output of a command, from the record or else from the text that the agent saw."""
+def _add_output(turn: ImportedTurn, content: str, extra: Record) -> None:
+    """Add what is known of a command's output, from the record or else from the text that the agent was shown."""
     returned, elided = RETURNED.search(content), ELIDED.search(content)
     if extra.get("returncode") is not None:
         turn.returncode = extra["returncode"]
@@ -176,3 +149,6 @@ def _observe(turn: ImportedTurn, content: str, extra: Record) -> None:
         turn.elided_chars = int(elided.group(1)) if elided else 0
     if extra.get("interrupt_type") == "FormatError" and turn.parse_error is None:
         turn.parse_error = content.split("\n")[0]
+
+
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)

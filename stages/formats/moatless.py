@@ -1,27 +1,28 @@
 """moatless-tools: evaluation trajectories as steps, transitions or a tree of nodes, one instance a file.
 
-Neither the prompts nor the replies were kept, only what was understood of them: the problem opens the conversation, the
-action's own fields are the call, and its thoughts are the words before it. Of a tree, every path to a leaf is a
-rollout.
+The files hold neither prompts nor replies, only the parsed actions: the problem opens the conversation, the fields of
+an action are the call, and its thoughts are the text before it. Of a tree, every path to a leaf is a rollout.
 
 Format read from aorwall/moatless-tools at 68783da95, 135bbefb1, a1017b78e and 91f874186, `evaluations/*/trajs`.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stages.formats.base import ImportedTurn, Origin, Record, Trajectory, family_of
+from stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory, family_of
 from stages.messages import Spoken, ToolCall, write
 from stages.rollouts import missing
 
 NAME = "moatless"
 MISSING = frozenset({missing.OPENING, missing.PARSE, missing.ELISION, missing.FINISH, missing.CALL_IDS})
+Path = tuple[str, list[ImportedTurn], float | None]
+"""The problem, the turns, and the value of the leaf in a search tree."""
 THOUGHTS = ("scratch_pad", "thoughts", "thought", "reasoning")
 
 
 def recognises(record: Any) -> bool:
-    """Steps or transitions with actions and an instance id, or nodes with ids."""
+    """Whether a record has steps or transitions with actions and an instance id, or nodes with ids."""
     if not isinstance(record, dict):
         return False
     nodes = record.get("nodes")
@@ -36,12 +37,15 @@ def recognises(record: Any) -> bool:
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
-    """The rollout of a file, or one for every leaf of its tree; a verdict is one on the first of them."""
+    """Yield the rollout of a file, or one for every leaf of its tree; a verdict applies to the first of them."""
     about = record.get("info") or record.get("metadata") or {}
     instance = about["instance_id"]
     verdict = origin.sidecars.verdict(origin.path, instance)
-    paths = _tree(record["nodes"]) if record.get("nodes") else [_line(record)]
-    for number, (problem, turns, reward) in enumerate(paths):
+    states = [transition.get("state") or {} for transition in record.get("transitions") or []]
+    model = next((state["model"] for state in states if state.get("model")), None)
+    model = model or ((record.get("agent") or {}).get("completion") or {}).get("model")
+    paths: Iterable[Path] = _tree_paths(record["nodes"]) if record.get("nodes") else [_linear_path(record)]
+    for number, (problem, turns, value) in enumerate(paths):
         resolved = verdict.resolved if verdict and number == 0 else None
         yield Trajectory(
             task_id=instance,
@@ -49,7 +53,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
             opening=[{"role": "user", "content": problem}],
             turns=turns,
             missing=set(MISSING) | ({missing.REWARD} if resolved is None else set()),
-            model=_model(record) or (verdict.model if verdict else None),
+            model=model or (verdict.model if verdict else None),
             statement=problem.removeprefix("<task>\n").removesuffix("\n</task>"),
             family=family_of(instance),
             reward=None if resolved is None else float(resolved),
@@ -59,46 +63,33 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
             error=None if turns else ("no_actions", str(about.get("error") or "the file holds no action of the agent")),
             cost_usd=about.get("total_cost"),
             wall_s=about.get("duration"),
-            extra={"agent": NAME, "evaluation": about.get("evaluation_name"), "value": reward},
+            extra={"agent": NAME, "evaluation": about.get("evaluation_name"), "value": value},
         )
 
 
-def _model(record: Record) -> str | None:
-    states = [transition.get("state") or {} for transition in record.get("transitions") or []]
-    named = next((state["model"] for state in states if state.get("model")), None)
-    return named or ((record.get("agent") or {}).get("completion") or {}).get("model")
-
-
-def _line(record: Record) -> tuple[str, list[ImportedTurn], float | None]:
-    """The problem and the turns of a file of steps or transitions."""
+def _linear_path(record: Record) -> Path:
+    """Return the one path of a file of steps or transitions."""
     problem = record.get("initial_message") or (record.get("input") or {}).get("problem_statement") or ""
-    turns = [
-        _turn(action, str(action.get("name") or step["name"]), step)
-        for step in record.get("transitions") or record.get("steps") or []
-        for action in step.get("actions") or []
-    ]
+    turns = []
+    for step in record.get("transitions") or record.get("steps") or []:
+        for action in step.get("actions") or []:
+            fields = action.get("action") or action.get("input") or {}
+            output = action.get("output") if action.get("output") is not None else action.get("retry_message")
+            shown = output if output is None or isinstance(output, str) else json.dumps(output)
+            turns.append(
+                ImportedTurn(
+                    _action_text(str(action.get("name") or step["name"]), fields),
+                    [] if shown is None else [{"role": "tool", "content": shown}],
+                    prompt_tokens=action.get("input_tokens"),
+                    completion_tokens=action.get("output_tokens"),
+                    cost_usd=action.get("completion_cost", step.get("completion_cost")),
+                )
+            )
     return problem, turns, None
 
 
-def _turn(action: Record, name: str, step: Record) -> ImportedTurn:
-    done = action.get("action") or action.get("input") or {}
-    shown = action.get("output") if action.get("output") is not None else action.get("retry_message")
-    return ImportedTurn(
-        _said(name, done),
-        [] if shown is None else [{"role": "tool", "content": shown if isinstance(shown, str) else json.dumps(shown)}],
-        prompt_tokens=action.get("input_tokens"),
-        completion_tokens=action.get("output_tokens"),
-        cost_usd=action.get("completion_cost", step.get("completion_cost")),
-    )
-
-
-def _said(name: str, done: Record) -> str:
-    thoughts = "\n".join(str(done[key]) for key in THOUGHTS if done.get(key))
-    rest = {key: value for key, value in done.items() if key not in (*THOUGHTS, "action_args_class")}
-    return write(Spoken(thoughts, (ToolCall(name, json.dumps(rest, ensure_ascii=False)),)))
-
-
-def _tree(nodes: list[Record]) -> Iterator[tuple[str, list[ImportedTurn], float | None]]:
+def _tree_paths(nodes: list[Record]) -> Iterator[Path]:
+    """Yield the path to every leaf of a tree."""
     by_id = {node["node_id"]: node for node in nodes}
     parents = {node.get("parent_id") for node in nodes}
     for leaf in (node for node in nodes if node["node_id"] not in parents):
@@ -106,23 +97,30 @@ def _tree(nodes: list[Record]) -> Iterator[tuple[str, list[ImportedTurn], float 
         while path[0].get("parent_id") is not None and len(path) <= len(nodes):
             path.insert(0, by_id[path[0]["parent_id"]])
         value = (leaf.get("reward") or {}).get("value") if isinstance(leaf.get("reward"), dict) else None
-        yield str(path[0].get("message") or ""), [_node(node) for node in path if node.get("action")], value
+        turns = []
+        for node in path:
+            if not (action := node.get("action")):
+                continue
+            name = str(action.get("action_args_class") or "action").rpartition(".")[2]
+            observation = node.get("observation") or {}
+            usage = ((node.get("completions") or {}).get("build_action") or {}).get("usage") or {}
+            turns.append(
+                ImportedTurn(
+                    _action_text(name.removesuffix("Args").removesuffix("Arguments"), action),
+                    [{"role": "tool", "content": str(observation["message"])}] if observation.get("message") else [],
+                    prompt_tokens=usage.get("prompt_tokens"),
+                    completion_tokens=usage.get("completion_tokens"),
+                    cost_usd=usage.get("completion_cost"),
+                )
+            )
+        yield str(path[0].get("message") or ""), turns, value
 
 
-def _node(node: Record) -> ImportedTurn:
-    action = node["action"]
-    name = (
-        str(action.get("action_args_class") or "action")
-        .rpartition(".")[2]
-        .removesuffix("Args")
-        .removesuffix("Arguments")
-    )
-    observation = node.get("observation") or {}
-    usage = ((node.get("completions") or {}).get("build_action") or {}).get("usage") or {}
-    return ImportedTurn(
-        _said(name, action),
-        [{"role": "tool", "content": str(observation["message"])}] if observation.get("message") else [],
-        prompt_tokens=usage.get("prompt_tokens"),
-        completion_tokens=usage.get("completion_tokens"),
-        cost_usd=usage.get("completion_cost"),
-    )
+def _action_text(name: str, fields: Record) -> str:
+    """Return an action as text: its thoughts, then a call with the other fields."""
+    thoughts = "\n".join(str(fields[key]) for key in THOUGHTS if fields.get(key))
+    rest = {key: value for key, value in fields.items() if key not in (*THOUGHTS, "action_args_class")}
+    return write(Spoken(thoughts, (ToolCall(name, json.dumps(rest, ensure_ascii=False)),)))
+
+
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)

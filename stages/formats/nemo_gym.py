@@ -6,8 +6,8 @@ Format read from NVIDIA-NeMo/Gym at its state of 2026-08-22, `**/data/example_ro
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Record, Trajectory, family_of
-from stages.formats.messages import Exchange, exchanges
+from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.messages import exchanges
 from stages.formats.reports import stem
 from stages.messages import Message
 from stages.rollouts import missing
@@ -15,61 +15,68 @@ from stages.runs import store
 
 NAME = "nemo-gym"
 MISSING = frozenset({missing.PARSE, missing.ELISION, missing.CALL_IDS})
-KNOWN = {"responses_create_params", "response", "reward", "model_patch", "instance_config"}
+OWN_FIELDS = {"responses_create_params", "response", "reward", "model_patch", "instance_config"}
 GENERIC = ("example_rollouts", "rollouts", "data")
 
 
 def recognises(record: Any) -> bool:
-    """A request in the form of the Responses API, and a response to it or a reward for it."""
+    """Whether a record is a request in the form of the Responses API, with a response to it or a reward for it."""
     asked = isinstance(record, dict) and isinstance(record.get("responses_create_params"), dict)
     return asked and ("response" in record or "reward" in record)
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
-    """One rollout."""
+    """Yield the one rollout of a line."""
     asked, response = record["responses_create_params"], record.get("response") or {}
-    about, instance = asked.get("metadata") or {}, _instance(record)
-    opening, turns, rebuilt = _conversation(record)
-    _ended(turns, response)
-    env = (record.get("agent_ref") or {}).get("name") or _env(origin)
-    resolved, usage = _resolved(record, instance), response.get("usage") or {}
+    about, metadata = asked.get("metadata") or {}, record.get("metadata") or {}
+    ids = [place.get("instance_id") for place in (record, about, metadata) if isinstance(place, dict)]
+    instance = next((name for name in ids if isinstance(name, str) and INSTANCE.fullmatch(name)), None)
+    opening, turns = _conversation(record)
+    lacks = set(MISSING) | (set() if "reward" in record else {missing.REWARD})
+    if not opening:
+        # The agent's own request is not recorded: its system prompt and the problem, from the run's description.
+        lacks.add(missing.OPENING)
+        system = ((record.get("instance_config") or {}).get("agent_kwargs") or {}).get("system_prompt")
+        texts = (("system", system), ("user", about.get("problem_statement")))
+        opening = [{"role": role, "content": text} for role, text in texts if text]
+    reason = (response.get("incomplete_details") or {}).get("reason")
+    if turns and reason == "max_output_tokens":
+        turns[-1].finish_reason = "length"
+    elif turns and response.get("status") == "completed":
+        turns[-1].finish_reason = "stop"
+    lacks |= set() if response.get("incomplete_details") or response.get("status") == "completed" else {missing.FINISH}
+    # The environment is the agent's, else by the file's name where it is no general one, else by the folder's.
+    names = [stem(origin.path), *(parent.name for parent in origin.path.parents)]
+    env = (record.get("agent_ref") or {}).get("name")
+    env = env or next(name for name in names if name and not name.startswith(GENERIC))
+    report = (metadata.get("eval_report") or {}) if isinstance(metadata, dict) else {}
+    resolved = record.get("resolved", (report.get(instance) or {}).get("resolved"))
+    usage = response.get("usage") or {}
     yield Trajectory(
-        task_id=instance or f"{env}/{_key(record, origin)}",
+        task_id=instance or f"{env}/{_task_key(record, origin)}",
         env="swe-bench" if instance else env,
         opening=opening,
         turns=turns,
-        missing=set(MISSING) | _unsaid(response, rebuilt, record),
+        missing=lacks,
         model=response.get("model") or asked.get("model"),
         statement=about.get("problem_statement"),
         family=family_of(instance) if instance else None,
         reward=record.get("reward"),
-        resolved=resolved,
-        submission=record.get("model_patch") or (record.get("metadata") or {}).get("model_patch"),
-        terminated_by=(response.get("incomplete_details") or {}).get("reason"),
+        resolved=resolved if isinstance(resolved, bool) else None,
+        submission=record.get("model_patch") or metadata.get("model_patch"),
+        terminated_by=reason,
         error=_error(record, response, turns),
         sampling={name: asked.get(name) for name in ("temperature", "top_p", "max_output_tokens")},
         prompt_tokens=usage.get("input_tokens") or None,
         completion_tokens=usage.get("output_tokens") or None,
         wall_s=record.get("agent_run_time"),
         tools=asked.get("tools") or [],
-        extra={name: value for name, value in record.items() if name not in KNOWN} | {"agent": env},
+        extra={name: value for name, value in record.items() if name not in OWN_FIELDS} | {"agent": env},
     )
 
 
-def _instance(record: Record) -> str | None:
-    places = (record, record["responses_create_params"].get("metadata") or {}, record.get("metadata") or {})
-    named = [place.get("instance_id") for place in places if isinstance(place, dict)]
-    return next((name for name in named if isinstance(name, str) and INSTANCE.fullmatch(name)), None)
-
-
-def _env(origin: Origin) -> str:
-    """The file's name where it says something, else the folder's."""
-    names = [stem(origin.path), *(parent.name for parent in origin.path.parents)]
-    return next(name for name in names if name and not name.startswith(GENERIC))
-
-
-def _key(record: Record, origin: Origin) -> str:
-    """What the task is known by: what the user asked, pictures included; else its number in the run."""
+def _task_key(record: Record, origin: Origin) -> str:
+    """Return a digest of the user's messages, pictures included, which identify the task; else its number."""
     asked = record["responses_create_params"].get("input")
     items = asked if isinstance(asked, str) else [item for item in asked or [] if item.get("role") == "user"]
     if items:
@@ -78,72 +85,39 @@ def _key(record: Record, origin: Origin) -> str:
     return f"line-{origin.line}" if number is None else f"task-{number}"
 
 
-def _conversation(record: Record) -> tuple[list[Message], list[ImportedTurn], bool]:
-    """Opening messages, turns, and whether the opening had to be rebuilt from the run's description."""
-    asked, given = record["responses_create_params"], record["responses_create_params"].get("input") or []
-    opening = [{"role": "system", "content": asked["instructions"]}] if asked.get("instructions") else []
-    opening += (
-        [{"role": "user", "content": given}]
-        if isinstance(given, str)
-        else [item.message() for item in exchanges(given)]
-    )
-    turns: list[ImportedTurn] = []
-    for exchange in exchanges(_output(record)):
-        if exchange.other is None:
-            turns.append(_turn(exchange))
-        else:
-            (turns[-1].observed if turns else opening).append(exchange.message())
-    return (opening, turns, False) if opening else (_rebuilt(record), turns, True)
-
-
-def _output(record: Record) -> list[Record]:
-    """The items of the response; where they come as transitions, each the conversation so far, those of the last."""
+def _conversation(record: Record) -> tuple[list[Message], list[ImportedTurn]]:
+    """Return opening messages and turns."""
+    asked = record["responses_create_params"]
+    given = asked.get("input") or []
+    opening: list[Message] = [{"role": "system", "content": asked["instructions"]}] if asked.get("instructions") else []
+    if isinstance(given, str):
+        opening.append({"role": "user", "content": given})
+    else:
+        opening += [item.message() for item in exchanges(given)]
     output = (record.get("response") or {}).get("output") or []
-    return output[-1] if output and isinstance(output[0], list) else output
-
-
-def _rebuilt(record: Record) -> list[Message]:
-    """The agent's system prompt and the problem, where the request that the agent made is not recorded."""
-    system = ((record.get("instance_config") or {}).get("agent_kwargs") or {}).get("system_prompt")
-    problem = (record["responses_create_params"].get("metadata") or {}).get("problem_statement")
-    return [{"role": role, "content": text} for role, text in (("system", system), ("user", problem)) if text]
-
-
-def _turn(exchange: Exchange) -> ImportedTurn:
-    """Tokens stand on one of the items of a call."""
-    turn = ImportedTurn(exchange.message()["content"])
-    for item in exchange.items:
-        if item.get("generation_token_ids"):
-            turn.prompt_ids, turn.completion_ids = item.get("prompt_token_ids"), item["generation_token_ids"]
-            turn.logprobs = item.get("generation_log_probs") or None
-    return turn
-
-
-def _ended(turns: list[ImportedTurn], response: Record) -> None:
-    if turns and (response.get("incomplete_details") or {}).get("reason") == "max_output_tokens":
-        turns[-1].finish_reason = "length"
-    elif turns and response.get("status") == "completed":
-        turns[-1].finish_reason = "stop"
-
-
-def _resolved(record: Record, instance: str | None) -> bool | None:
-    report = (
-        ((record.get("metadata") or {}).get("eval_report") or {}) if isinstance(record.get("metadata"), dict) else {}
-    )
-    resolved = record.get("resolved", (report.get(instance) or {}).get("resolved"))
-    return resolved if isinstance(resolved, bool) else None
-
-
-def _unsaid(response: Record, rebuilt: bool, record: Record) -> set[missing.Fact]:
-    ends = response.get("incomplete_details") or response.get("status") == "completed"
-    unsaid = set() if ends else {missing.FINISH}
-    return unsaid | ({missing.OPENING} if rebuilt else set()) | (set() if "reward" in record else {missing.REWARD})
+    if output and isinstance(output[0], list):
+        output = output[-1]  # transitions, each of which is the conversation so far
+    turns: list[ImportedTurn] = []
+    for exchange in exchanges(output):
+        if exchange.other is not None:
+            (turns[-1].observed if turns else opening).append(exchange.other)
+            continue
+        turn = ImportedTurn(exchange.message()["content"])
+        for item in exchange.items:
+            if item.get("generation_token_ids"):  # tokens are on one of the items of a call
+                turn.prompt_ids, turn.completion_ids = item.get("prompt_token_ids"), item["generation_token_ids"]
+                turn.logprobs = item.get("generation_log_probs") or None
+        turns.append(turn)
+    return opening, turns
 
 
 def _error(record: Record, response: Record, turns: list[ImportedTurn]) -> tuple[str, str] | None:
-    """A rollout that the run itself keeps out of training, or one without any answer."""
+    """Return the error of a rollout that the run keeps out of training, or of one without any answer."""
     if record.get("mask_sample"):
         return str(record.get("error_kind") or "masked"), "the run masked this rollout"
     if response.get("error"):
         return "error", str(response["error"])
     return None if turns else ("no_actions", "the response holds no item of the model")
+
+
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)

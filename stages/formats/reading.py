@@ -1,11 +1,18 @@
-"""Which format a file has, and everything in it: trajectories with secrets removed, and dropped records by reason."""
+"""Which format a file has, and all its trajectories, with secrets removed and types checked; dropped records by reason.
+
+`detect_formats` chooses a reader for every file, `read` yields what one file holds. Every record is cleaned first: what
+is likely a secret is replaced by its kind, and what JSON or UTF-8 cannot hold is made storable. Likely is what begins
+as the keys of a provider do, and, where no such prefix is known (passwords in addresses, authorization headers), what
+is random enough and no placeholder: a test's `userid:password@example.com` is left alone.
+"""
 
 import base64
 import binascii
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,36 +21,169 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from stages.errors import BadInput
-from stages.formats import FORMATS, load
-from stages.formats.base import Drop, Importer, JoiningImporter, Origin, Trajectory
+from stages.formats import FORMATS, readers
+from stages.formats.base import Drop, Origin, Reader, Trajectory
 from stages.formats.files import Source
 from stages.formats.reports import Place, Sidecars
 
-# ---- validation
-# Whether a trajectory's fields have the types that rows need, since sources hold any JSON.
-#
-# The types are those of the dataclasses in `base.py`, checked strictly: no text for a number, no bool for a number.
+LOOK = 20
+"""Records of a file that are examined to detect its format."""
+PREVIEWS = 50
+SHOWN = 12
+"""Keys of a record that a drop lists."""
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+TRAJECTORY = TypeAdapter(Trajectory)
 
-_TRAJECTORY = TypeAdapter(Trajectory)
+
+@dataclass
+class FileCount:
+    """Counts of one file. `traces` = rollouts + the sum of `dropped`."""
+
+    file: str
+    format: str
+    sha256: str
+    records: int = 0
+    traces: int = 0
+    rollouts: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    redacted: Counter[str] = field(default_factory=Counter)
+    previews: list[str] = field(default_factory=list)
+    """Kind, line and surrounding text of the first `PREVIEWS` redactions."""
+    missing: set[str] = field(default_factory=set)
+
+    def add(self, trace: Trajectory | Drop) -> None:
+        """Count a trajectory or a drop."""
+        self.traces += 1
+        if isinstance(trace, Drop):
+            self.dropped[trace.reason] += 1
+
+
+@dataclass(frozen=True)
+class ReadTrajectory:
+    """A trajectory, its record, and the name of its format. `redacted`: a secret was removed from the record."""
+
+    trajectory: Trajectory
+    origin: Origin
+    format: str
+    index: int
+    """Its index among the trajectories of one record."""
+    redacted: bool
+
+
+def detect_formats(sources: list[Source], wanted: str, sidecars: Sidecars) -> dict[Source, Reader | None]:
+    """Return the reader of every file of trajectories, None where no format fits; add all other files to the sidecars.
+
+    Raises `BadInput` where no file holds trajectories.
+    """
+    candidates = readers(wanted)
+    chosen: dict[Source, Reader | None] = {}
+    for source in sources:
+        records = list(islice((r[1] for r in source.records() if not isinstance(r, Drop)), LOOK))
+        fitting = next((i for record in records for i in candidates if not source.beside and _fits(i, record)), None)
+        if fitting is not None or (not _add_to_sidecars(source, sidecars) and not source.beside):
+            chosen[source] = fitting
+
+    def instances(folder: Path | None) -> Iterator[str]:
+        """Yield the tasks of all trajectories below a folder; of all with None."""
+        for source, reader in chosen.items():
+            if reader is not None and (folder is None or source.path.is_relative_to(folder)):
+                for item in read(source, reader, Sidecars(), FileCount("", "", "")):
+                    if isinstance(item, ReadTrajectory):
+                        yield item.trajectory.task_id
+
+    sidecars.reports.settle(instances)
+    if not chosen:
+        raise BadInput("There is nothing to import: the files only describe or judge trajectories that are not here.")
+    return chosen
+
+
+def _fits(reader: Reader, record: Any) -> bool:
+    """Whether a record has the layout of a reader; False where examining it fails."""
+    try:
+        return reader.recognises(record)
+    except MALFORMED:
+        return False
+
+
+def _add_to_sidecars(source: Source, sidecars: Sidecars) -> bool:
+    """Add all records of a file to the sidecars; return whether any was of use there."""
+    place, useful = Place(source.path, source.label, source.root), False
+    for record in source.records():
+        if not isinstance(record, Drop):
+            try:
+                useful |= sidecars.add(place, record[1])
+            except MALFORMED:
+                continue
+    return useful
+
+
+def read(
+    source: Source, reader: Reader | None, sidecars: Sidecars, count: FileCount
+) -> Iterator[ReadTrajectory | Drop]:
+    """Yield all trajectories and drops of a file, and count them. Without a reader every record is dropped."""
+    records = source.records()
+    if reader is not None and reader.join is not None:
+        records = reader.join(records, source.drop)
+    for record in records:
+        count.records += 1
+        if reader is None and not isinstance(record, Drop):
+            known = ", ".join(name for name, one in FORMATS.items() if one.detected)
+            record = source.drop(record[0], "unknown_format", f"{_describe(record[1])}; that is none of {known}")
+        if reader is None or isinstance(record, Drop):
+            assert isinstance(record, Drop)  # noqa: S101
+            count.add(record)
+            yield record
+            continue
+        secrets = Redactions()
+        origin = Origin(source.path, source.label, source.sha256, record[0], sidecars)
+        for index, trajectory in enumerate(_trajectories(reader, record[1], origin, secrets)):
+            count.add(trajectory)
+            if isinstance(trajectory, Drop):
+                yield trajectory
+            else:
+                yield ReadTrajectory(trajectory, origin, reader.name, index, bool(secrets))
+        count.redacted.update(secrets)
+        shown = [f"line {origin.line}: {preview}" for _, preview in secrets.previews]
+        count.previews += shown[: max(0, PREVIEWS - len(count.previews))]
+
+
+def _describe(record: Any) -> str:
+    """Describe a record of no known format by its type or keys."""
+    if not isinstance(record, dict):
+        return f"it is of the type {type(record).__name__}"
+    more = f" and {len(record) - SHOWN} more" if len(record) > SHOWN else ""
+    return f"its keys are {', '.join(sorted(map(str, record))[:SHOWN])}{more}"
+
+
+def _trajectories(reader: Reader, record: Any, origin: Origin, secrets: "Redactions") -> Iterator[Trajectory | Drop]:
+    """Clean a record and yield its trajectories, checked."""
+    try:
+        record = clean(record, secrets if origin.sidecars.redact else None)
+        if not _fits(reader, record):
+            yield origin.drop("foreign_record", f"not of the format {reader.name}; {_describe(record)}")
+            return
+        for trajectory in reader.trajectories(record, origin):
+            yield trajectory if isinstance(trajectory, Drop) else check(trajectory)
+    except MALFORMED as error:
+        yield origin.drop("malformed_record", f"{type(error).__name__}: {error}")
 
 
 def check(trajectory: Trajectory) -> Trajectory:
-    """The same trajectory; `TypeError` names the first field that has a wrong type, and its value."""
+    """Return the same trajectory if its fields have the types that rows need, since sources hold any JSON.
+
+    The types are those of the dataclasses in `base.py`, checked strictly: no text for a number, no bool for a number.
+    Raises `TypeError` that names the first field of a wrong type, and its value.
+    """
     try:
-        _TRAJECTORY.validate_python(trajectory)
+        TRAJECTORY.validate_python(trajectory)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise TypeError(f"{field} is {first['input']!r:.60}") from None
+        name = ".".join(map(str, first["loc"]))
+        raise TypeError(f"{name} is {first['input']!r:.60}") from None
     return trajectory
 
 
-# ---- redaction
-# What is likely a secret replaced by its kind, and what JSON or UTF-8 cannot hold made storable.
-#
-# Likely is what begins as the keys of a provider do, and, where no such beginning is known (passwords in addresses,
-# authorization headers), what is random enough and no placeholder. A test's `userid:password@example.com` is left
-# alone.
+# Redaction
 
 SHAPES = {
     "private-key": ("", r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----.{16,8000}?-----END (?:[A-Z]+ )*PRIVATE KEY-----"),
@@ -65,7 +205,7 @@ SHAPES = {
     "authorization": (r"(?i:authorization[\"'\\]*: *[\"'\\]*(?:bearer|token|basic) )", r"[\w.~+/=-]{20,}"),
     "url-password": (r"://[\w.%+-]{1,64}:", r"[^\s:/@'\"{}<>$\\]{6,64}(?=@[\w.-])"),
 }
-"""What stands before a secret and stays, and the secret, by kind. Private keys may have escaped line ends."""
+"""By kind, the pattern before a secret, which is kept, and that of the secret. Line ends of keys may be escaped."""
 SECRET = re.compile(
     "|".join(
         f"(?P<{name.replace('-', '_')}>{before}(?P<{name.replace('-', '_')}_>{it}))"
@@ -74,7 +214,7 @@ SECRET = re.compile(
     re.DOTALL,
 )
 DOUBTFUL = frozenset({"aws-secret", "authorization", "url-password"})
-"""Kinds without a beginning of their own."""
+"""Kinds without a known prefix, for which randomness decides."""
 PLACEHOLDER = re.compile(
     r"pass|pwd|secret|example|test|user|token|dummy|fake|sample|change|admin|root|guest|foo|bar|1234|abcd|xxx|key|login",
     re.IGNORECASE,
@@ -83,22 +223,22 @@ NOWHERE = re.compile(
     r"@(?:[\w.-]*\.)?(?:example(?:\.\w+)?|test|invalid|localhost|local)\b|@(?:host|server|domain)\b|@127\.", re.I
 )
 LEAST_BITS, RANDOM_BITS = 24.0, 100.0
-"""Of randomness in a secret: Shannon's entropy of its characters times their number. From the second number on, words
-in it are chance.
-"""
+"""Randomness of a secret in bits, at least: Shannon's entropy of its characters times their number. From the second
+number on, words of `PLACEHOLDER` in it are chance."""
 BESIDE = 24
 """Characters of a preview before and after what was replaced."""
 HINT = re.compile(
     r"PRIVATE KEY|sk-|gh[pousr]_|github_pat_|glpat-|hf_|AKIA|ASIA|(?i:aws_secret)|AIza|xox|k_live_|npm_|pypi-AgE|SG\."
     r"|eyJ|(?i:authorization)|://[^\s/@]{1,64}:[^\s/@]{1,64}@"
 )
-"""What every shape contains: most strings have none of it and are passed over quickly."""
+"""A pattern that every shape contains: most strings have none of it and are skipped quickly."""
 DEEPEST = 200
+"""Levels of nesting that a JSON value may have."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Redactions(Counter[str]):
-    """How many were replaced by kind, and each as (kind, preview): what stood around it, but not the secret."""
+    """Numbers of redacted secrets by kind, and a preview (kind, surrounding text without the secret) of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +246,7 @@ class Redactions(Counter[str]):
 
 
 def redact(text: str, counts: Counter[str]) -> str:
-    """A text with `[redacted: KIND]` in place of what is likely a secret, which is counted by kind."""
+    """Return a text with `[redacted: KIND]` for everything that is likely a secret, and count these by kind."""
     if not HINT.search(text):
         return text
 
@@ -126,7 +266,7 @@ def redact(text: str, counts: Counter[str]) -> str:
 
 
 def _likely(kind: str, secret: str, match: re.Match[str], text: str) -> bool:
-    """Whether it is likely a secret rather than an example of one."""
+    """Whether a match is likely a secret rather than an example of one."""
     if kind == "aws-key":
         return not secret.endswith("EXAMPLE")
     if kind not in DOUBTFUL:
@@ -134,29 +274,23 @@ def _likely(kind: str, secret: str, match: re.Match[str], text: str) -> bool:
     if kind == "url-password" and NOWHERE.match(text, match.end()):
         return False
     if kind == "authorization" and "basic" in match[0].lower():
-        secret = _password(secret) or secret
+        with suppress(binascii.Error, ValueError):
+            # The base64 of USER:PASSWORD: the randomness that counts is the password's.
+            secret = base64.b64decode(secret, validate=True).decode().partition(":")[2] or secret
     mixed = any(c.isdigit() for c in secret) and any(c.isalpha() for c in secret)
     random = bits(secret)
     chosen = "example" in secret.lower() or (random < RANDOM_BITS and PLACEHOLDER.search(secret) is not None)
     return mixed and not chosen and random >= LEAST_BITS
 
 
-def _password(basic: str) -> str | None:
-    """What stands behind the colon in the base64 of a basic authorization; None where it is none."""
-    try:
-        return base64.b64decode(basic, validate=True).decode().partition(":")[2]
-    except (binascii.Error, ValueError):
-        return None
-
-
 def bits(text: str) -> float:
-    """Shannon's entropy of a text's characters, times their number."""
+    """Return Shannon's entropy of a text's characters, times their number."""
     counts, length = Counter(text).values(), len(text)
     return -sum(count * math.log2(count / length) for count in counts)
 
 
 def clean(value: Any, counts: Counter[str] | None, depth: int = 0) -> Any:
-    """A JSON value with its texts redacted (not with None for the counts) and everything made storable.
+    """Return a JSON value with its texts redacted (unless `counts` is None) and every part storable.
 
     NaN and infinities become null, integers beyond 64 bits text, and lone surrogates U+FFFD.
 
@@ -176,153 +310,3 @@ def clean(value: Any, counts: Counter[str] | None, depth: int = 0) -> Any:
     if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
         return str(value)
     return value
-
-
-LOOK = 20
-"""Records of a file that are looked at to tell its format."""
-PREVIEWS = 50
-SHOWN = 12
-"""Keys of a record that a refusal lists."""
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-
-
-@dataclass
-class FileCount:
-    """What one file held. `traces` = rollouts + the sum of what was dropped."""
-
-    file: str
-    format: str
-    sha256: str
-    records: int = 0
-    traces: int = 0
-    rollouts: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    redacted: Counter[str] = field(default_factory=Counter)
-    previews: list[str] = field(default_factory=list)
-    """Of what was redacted: kind, line, and what stood around it, for the first `PREVIEWS`."""
-    missing: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class ReadTrajectory:
-    """A trajectory, where it stood and who read it. `redacted` says that a secret was taken out of its record."""
-
-    trajectory: Trajectory
-    origin: Origin
-    importer: str
-    index: int
-    """Its place among the trajectories of one record."""
-    redacted: bool
-
-
-def sort(sources: list[Source], wanted: str, sidecars: Sidecars) -> dict[Source, Importer | None]:
-    """The importer of every file of trajectories, None where no format fits; other useful files fill the sidecars."""
-    importers = load(wanted)
-    chosen: dict[Source, Importer | None] = {}
-    for source in sources:
-        records = list(islice((r[1] for r in source.records() if not isinstance(r, Drop)), LOOK))
-        fitting = next((i for record in records for i in importers if not source.beside and _fits(i, record)), None)
-        if fitting is not None or (not _beside(source, sidecars) and not source.beside):
-            chosen[source] = fitting
-    sidecars.reports.settle(lambda folder: _instances(chosen, folder))
-    if not any(chosen.values()) and not chosen:
-        raise BadInput("There is nothing to import: the files only describe or judge trajectories that are not here.")
-    return chosen
-
-
-def _instances(chosen: Mapping[Source, Importer | None], folder: Path | None) -> Iterator[str]:
-    """The tasks of all trajectories below a folder, or of all."""
-    for source, importer in chosen.items():
-        if importer is not None and (folder is None or source.path.is_relative_to(folder)):
-            for item in read(source, importer, Sidecars(), FileCount("", "", "")):
-                if isinstance(item, ReadTrajectory):
-                    yield item.trajectory.task_id
-
-
-def _fits(importer: Importer, record: Any) -> bool:
-    """Whether a record is of a format; one that is too odd to be asked is not."""
-    try:
-        return importer.recognises(record)
-    except MALFORMED:
-        return False
-
-
-def _beside(source: Source, sidecars: Sidecars) -> bool:
-    """Whether a file says something about others; all its records are taken in."""
-    taken = [_takes(sidecars, source, record[1]) for record in source.records() if not isinstance(record, Drop)]
-    return any(taken)
-
-
-def _takes(sidecars: Sidecars, source: Source, record: Any) -> bool:
-    try:
-        return sidecars.add(Place(source.path, source.label, source.root), record)
-    except MALFORMED:
-        return False
-
-
-def read(
-    source: Source, importer: Importer | None, sidecars: Sidecars, count: FileCount
-) -> Iterator[ReadTrajectory | Drop]:
-    """Everything a file holds, counted. The records of a file of no known format are dropped."""
-    if importer is None:
-        yield from _unknown(source, count)
-        return
-    records = source.records()
-    if isinstance(importer, JoiningImporter):
-        records = importer.join(records, source.drop)
-    for record in records:
-        count.records += 1
-        if isinstance(record, Drop):
-            _count(record, count)
-            yield record
-            continue
-        secrets = Redactions()
-        place = Origin(source.path, source.label, source.sha256, record[0], sidecars)
-        for index, trajectory in enumerate(_trajectories(importer, record[1], place, secrets)):
-            _count(trajectory, count)
-            yield (
-                trajectory
-                if isinstance(trajectory, Drop)
-                else ReadTrajectory(trajectory, place, importer.NAME, index, bool(secrets))
-            )
-        count.redacted.update(secrets)
-        shown = [f"line {place.line}: {preview}" for _, preview in secrets.previews]
-        count.previews += shown[: max(0, PREVIEWS - len(count.previews))]
-
-
-def _unknown(source: Source, count: FileCount) -> Iterator[Drop]:
-    """Every record of a file of no known format, dropped, with the reason where it cannot even be read."""
-    for record in source.records():
-        count.records += 1
-        if not isinstance(record, Drop):
-            why = f"{_keys(record[1])}; that is none of {', '.join(FORMATS)}"
-            record = source.drop(record[0], "unknown_format", why)
-        _count(record, count)
-        yield record
-
-
-def _keys(value: Any) -> str:
-    """What a record that nobody knows looks like."""
-    if not isinstance(value, dict):
-        return f"it is of the type {type(value).__name__}"
-    more = f" and {len(value) - SHOWN} more" if len(value) > SHOWN else ""
-    return f"its keys are {', '.join(sorted(map(str, value))[:SHOWN])}{more}"
-
-
-def _trajectories(importer: Importer, value: Any, origin: Origin, secrets: Redactions) -> Iterator[Trajectory | Drop]:
-    """What one record holds, its secrets taken out first."""
-    try:
-        value = clean(value, secrets if origin.sidecars.redact else None)
-        if not _fits(importer, value):
-            yield origin.drop("foreign_record", f"not of the format {importer.NAME}; {_keys(value)}")
-            return
-        for trajectory in importer.trajectories(value, origin):
-            yield trajectory if isinstance(trajectory, Drop) else check(trajectory)
-    except MALFORMED as error:
-        yield origin.drop("malformed_record", f"{type(error).__name__}: {error}")
-
-
-def _count(trace: Trajectory | Drop, count: FileCount) -> None:
-    count.traces += 1
-    if isinstance(trace, Drop):
-        count.dropped[trace.reason] += 1

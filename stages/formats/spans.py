@@ -1,6 +1,6 @@
 """Exported tracing spans of an agent: model calls and tool calls in the order of time, one session a file.
 
-Tool results carry no call id; they follow the model call that asked for them. Calls of a judging model are not part of
+Tool results carry no call id; they follow the model call that asked for them. Calls of a judge model are not part of
 the rollout.
 
 Format read from piyushhhxyz/vorflux-swe-benchmarks at 9e2acad91, `evaluation/verified/*/trajs`.
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import ImportedTurn, Origin, Record, Trajectory, family_of
+from stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory, family_of
 from stages.formats.messages import message, spoken, text
 from stages.messages import write
 from stages.rollouts import missing
@@ -20,7 +20,7 @@ MISSING = frozenset({missing.OPENING, missing.PARSE, missing.ELISION, missing.FI
 
 
 def recognises(record: Any) -> bool:
-    """A session whose trajectory is a list of typed spans."""
+    """Whether a record is a session whose trajectory is a list of typed spans."""
     spans = record.get("trajectory") if isinstance(record, dict) else None
     return (
         isinstance(spans, list)
@@ -30,7 +30,7 @@ def recognises(record: Any) -> bool:
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
-    """The one rollout of a session."""
+    """Yield the one rollout of a session."""
     instance = str(record["instance_id"])
     verdict = origin.sidecars.verdict(origin.path, instance)
     resolved = verdict.resolved if verdict else None
@@ -58,16 +58,15 @@ def _turns(spans: list[Record]) -> list[ImportedTurn]:
     turns: list[ImportedTurn] = []
     for span in spans:
         if span["type"] == "llm_call" and span.get("output"):
-            turns.append(ImportedTurn(write(spoken({"role": "assistant", **_output(span["output"])}))))
+            output = span["output"] if isinstance(span["output"], dict) else {"content": text(span["output"])}
+            turns.append(ImportedTurn(write(spoken({"role": "assistant", **output}))))
         elif span["type"] == "tool_call" and turns:
             result = span.get("result")
-            turns[-1].observed.append(
-                {"role": "tool", "content": result if isinstance(result, str) else json.dumps(result)}
-            )
+            shown = result if isinstance(result, str) else json.dumps(result)
+            turns[-1].observed.append({"role": "tool", "content": shown})
             if isinstance(result, dict) and isinstance(result.get("exitCode"), int):
                 turns[-1].returncode = result["exitCode"]
     return turns
 
 
-def _output(output: Any) -> Record:
-    return output if isinstance(output, dict) else {"content": text(output)}
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)

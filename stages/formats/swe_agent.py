@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from stages.formats.base import INSTANCE, ImportedTurn, Origin, Record, Trajectory, family_of
-from stages.formats.messages import message, turns
+from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.messages import message, split_turns
 from stages.formats.reports import stem
 from stages.messages import Message
 from stages.rollouts import missing
@@ -21,7 +21,7 @@ ISSUE = re.compile(r"^ISSUE:\n(.*?)\n+^INSTRUCTIONS:", re.DOTALL | re.MULTILINE)
 
 
 def recognises(record: Any) -> bool:
-    """A history of messages, steps of action and observation (none in a run that failed), or attempts with them."""
+    """Whether a record has a history, steps of action and observation (none in a failed run), or attempts with them."""
     if not isinstance(record, dict):
         return False
     if isinstance(record.get("attempts"), list):
@@ -31,15 +31,13 @@ def recognises(record: Any) -> bool:
         return all(isinstance(item, dict) and "role" in item for item in history)
     if steps == [] and isinstance(record.get("info"), dict):
         return True
-    return isinstance(steps, list) and bool(steps) and all(map(_is_step, steps))
-
-
-def _is_step(step: Any) -> bool:
-    return isinstance(step, dict) and isinstance(step.get("action"), str) and isinstance(step.get("observation"), str)
+    if not isinstance(steps, list) or not steps or not all(isinstance(step, dict) for step in steps):
+        return False
+    return all(isinstance(step.get("action"), str) and isinstance(step.get("observation"), str) for step in steps)
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
-    """One rollout an attempt; a verdict on the file is one on the attempt that was chosen."""
+    """Yield one rollout an attempt; a verdict on the file applies to the attempt that was chosen."""
     attempts = record.get("attempts") or [record]
     chosen = (record.get("info") or {}).get("best_attempt_idx", 0)
     for index, attempt in enumerate(attempts):
@@ -47,18 +45,23 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 
 
 def _rollout(attempt: Record, origin: Origin, *, judged: bool) -> Trajectory:
-    info, config = attempt.get("info") or {}, _replay_config(attempt)
-    opening, taken = _conversation(attempt)
-    statement = _statement(config, opening)
-    instance = _instance(config, origin)
+    info, config = attempt.get("info") or {}, attempt.get("replay_config") or {}
+    config = json.loads(config) if isinstance(config, str) else config
+    opening, turns = _conversation(attempt)
+    problem = config.get("problem_statement") or {}
+    question = next((item["content"] for item in reversed(opening) if item["role"] == "user"), "")
+    issue = ISSUE.search(question)
+    statement = problem.get("text") or (issue.group(1) if issue else None)
+    names = (problem.get("id"), (config.get("agent") or {}).get("name"), stem(origin.path))
+    instance = next((name for name in names if name and INSTANCE.fullmatch(str(name))), None)
     verdict = origin.sidecars.verdict(origin.path, instance) if judged else None
     resolved = verdict.resolved if verdict else None
     stats = {name: value for name, value in (info.get("model_stats") or {}).items() if value}
     return Trajectory(
-        task_id=instance or f"{NAME}/{store.digest((statement or _asked(opening)).split())[:12]}",
+        task_id=instance or f"{NAME}/{store.digest((statement or question).split())[:12]}",
         env="swe-bench" if instance else NAME,
         opening=opening,
-        turns=taken,
+        turns=turns,
         missing=set(MISSING) | ({missing.REWARD} if resolved is None else set()),
         model=((config.get("agent") or {}).get("model") or {}).get("name") or (verdict.model if verdict else None),
         statement=statement,
@@ -67,7 +70,7 @@ def _rollout(attempt: Record, origin: Origin, *, judged: bool) -> Trajectory:
         resolved=resolved,
         submission=info.get("submission"),
         terminated_by=info.get("exit_status"),
-        error=None if taken else ("no_actions", str(info.get("exit_status") or "the file holds no step of the agent")),
+        error=None if turns else ("no_actions", str(info.get("exit_status") or "the file holds no step of the agent")),
         prompt_tokens=stats.get("tokens_sent"),
         completion_tokens=stats.get("tokens_received"),
         cost_usd=stats.get("instance_cost"),
@@ -75,52 +78,27 @@ def _rollout(attempt: Record, origin: Origin, *, judged: bool) -> Trajectory:
     )
 
 
-def _replay_config(attempt: Record) -> Record:
-    config = attempt.get("replay_config") or {}
-    return json.loads(config) if isinstance(config, str) else config
-
-
-def _statement(config: Record, opening: list[Message]) -> str | None:
-    given = config.get("problem_statement") or {}
-    match = ISSUE.search(_asked(opening))
-    return given.get("text") or (match.group(1) if match else None)
-
-
-def _asked(opening: list[Message]) -> str:
-    return next((item["content"] for item in reversed(opening) if item["role"] == "user"), "")
-
-
-def _instance(config: Record, origin: Origin) -> str | None:
-    named = [
-        (config.get("problem_statement") or {}).get("id"),
-        (config.get("agent") or {}).get("name"),
-        stem(origin.path),
-    ]
-    return next((name for name in named if name and INSTANCE.fullmatch(str(name))), None)
-
-
 def _conversation(attempt: Record) -> tuple[list[Message], list[ImportedTurn]]:
-    """From the history, demonstrations being part of the opening; else from the steps alone."""
+    """Return opening and turns of the history, with demonstrations in the opening; else of the steps alone."""
     history, steps = attempt.get("history") or [], attempt.get("trajectory") or []
     if not history:
-        return _from_steps(steps)
+        query: list[Record] = next((step["query"] for step in steps if step.get("query")), [])
+        turns = [
+            ImportedTurn(
+                step.get("response") or step["action"],
+                [{"role": "user", "content": step["observation"]}],
+                commands=[step["action"].strip()],
+            )
+            for step in steps
+        ]
+        return [message(item) for item in query if "role" in item], turns
     demonstrations = [i for i, item in enumerate(history) if item.get("is_demo")]
     start = demonstrations[-1] + 1 if demonstrations else 0
-    opening, taken = turns([message(item) for item in history[start:]])
-    commands = [item.get("action") for item in history[start:] if item["role"] == "assistant"]
-    for turn, action in zip(taken, commands, strict=True):
+    opening, turns = split_turns([message(item) for item in history[start:]])
+    actions = [item.get("action") for item in history[start:] if item["role"] == "assistant"]
+    for turn, action in zip(turns, actions, strict=True):
         turn.commands = None if action is None else [action.strip()] if action.strip() else []
-    return [message(item) for item in history[:start]] + opening, taken
+    return [message(item) for item in history[:start]] + opening, turns
 
 
-def _from_steps(steps: list[Record]) -> tuple[list[Message], list[ImportedTurn]]:
-    query: list[Record] = next((step["query"] for step in steps if step.get("query")), [])
-    taken = [
-        ImportedTurn(
-            step.get("response") or step["action"],
-            [{"role": "user", "content": step["observation"]}],
-            commands=[step["action"].strip()],
-        )
-        for step in steps
-    ]
-    return [message(item) for item in query if "role" in item], taken
+READERS = (Reader(NAME, MISSING, recognises, trajectories),)

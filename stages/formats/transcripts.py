@@ -1,10 +1,10 @@
-"""Rollouts read back from rows: opening, actions, what was observed, tokens; and chat messages in OpenAI's form."""
+"""Rollouts read back from rows for writers of formats: opening, actions, observations, tokens; and `Writer`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import orjson
 
@@ -17,21 +17,22 @@ from stages.runs.artifact import Run
 from stages.runs.records import ORIGIN, TASK, Row
 
 MARK = ("rollout_id", "task_id", "env", "family", "split")
-"""What identifies a rollout, its task and its family; formats with room for it carry it, and importers read it back."""
+"""Columns that identify a rollout, its task and its family; formats with room for them carry them, and readers read
+them back."""
 
-ORIGINS = ["rollout_id", "submission", "tools_json"]
-"""What is exported of where a rollout comes from."""
+ORIGIN_COLUMNS = ["rollout_id", "submission", "tools_json"]
+"""Columns of `origins` that are exported."""
 
 BROKEN = ("env_error", "model_error")
-"""Ends that are nobody's work."""
+"""Values of `terminated_by` after which the workspace is no submission."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file to be written: its name below the run, and what writes it and returns how many records that were.
+    """A file to write: its name below the run, and a function that writes it and returns its number of records.
 
-    `fill` is called once, with a file that is open. It keeps keys of servers out of what it writes, as `json_lines` and
-    `whole` do.
+    `fill` is called once, with an open file. It removes keys of servers from the data, as `json_lines` and
+    `small_file` do.
     """
 
     name: str
@@ -39,12 +40,12 @@ class File:
 
 
 def json_lines(name: str, rows: Iterable[Row]) -> File:
-    """A file of one JSON object a line, which are taken one after the other."""
+    """Return a file of JSON Lines, whose rows are taken one after the other."""
     return File(name, lambda file: store.write_lines(file, rows))
 
 
-def whole(name: str, data: bytes, records: int) -> File:
-    """A small file."""
+def small_file(name: str, data: bytes, records: int) -> File:
+    """Return a file of these bytes."""
 
     def fill(file: BinaryIO) -> int:
         file.write(redacted_bytes(data))
@@ -55,7 +56,7 @@ def whole(name: str, data: bytes, records: int) -> File:
 
 @dataclass(frozen=True)
 class ExportedTurn:
-    """One step with what was observed after it, and the token ids before it where they are known."""
+    """One step row, the messages observed after it, and the token ids before it (None where not recorded)."""
 
     step: Row
     observed: list[Message]
@@ -64,7 +65,7 @@ class ExportedTurn:
 
 @dataclass(frozen=True)
 class ExportedTranscript:
-    """One rollout with everything that is known about it."""
+    """One rollout with its rows and messages."""
 
     rollout: Row
     task: Row
@@ -74,47 +75,53 @@ class ExportedTranscript:
 
     @property
     def mark(self) -> Row:
-        """Who this rollout is."""
+        """The columns that identify the rollout."""
         return {name: self.rollout[name] for name in MARK}
 
     @property
     def tools(self) -> list[Row]:
-        """What the model could call, as its environment, or the program that it was imported from, declared it."""
+        """The tools that the model could call, as its environment or the imported file declared them."""
         declared: list[Row] = orjson.loads(self.origin.get("tools_json") or self.rollout.get("tools_json") or "[]")
         return declared
 
     @property
     def submission(self) -> str | None:
-        """What was handed in, else what the episode left behind when a limit ended it; None of one that broke down."""
+        """The submitted patch, else the workspace's patch when a limit ended the episode; None if it broke down."""
         left = None if self.rollout["terminated_by"] in BROKEN else self.rollout.get("patch")
         known = (self.origin.get("submission"), self.rollout.get("submission"), left)
         return next((text for text in known if text is not None), None)
 
     @property
     def has_tokens(self) -> bool:
-        """Whether every step has ids and log-probs, each prompt going on from the one before."""
+        """Whether every step has token ids and log-probs, and each prompt extends the one before."""
         return bool(self.turns) and all(
             turn.prompt is not None and turn.step["logprobs"] is not None and turn.step["prefix_ok"]
             for turn in self.turns
         )
 
+    def chat(self) -> tuple[list[Row], list[Row]]:
+        """Return the opening and the rest as OpenAI chat messages, with numbered calls and results in their order."""
+        numbers = iter(range(10**9))
+        opening = messages.numbered(self.opening, numbers)
+        rest: list[Message] = []
+        for turn in self.turns:
+            rest += [{"role": "assistant", "content": turn.step["action"]}, *turn.observed]
+        return opening, messages.numbered(rest, numbers)
 
-class Exporter(Protocol):
-    """A module of this package: one format."""
 
-    LOST: Sequence[str]
-    """What the format has no room for."""
+@dataclass(frozen=True)
+class Writer:
+    """How a format is written. A module declares its writer as `WRITER`."""
 
-    def files(self, transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
-        """The files; what is not in them is counted, by reason, by the time that all are filled.
-
-        `transcripts` may be gone through several times, and are then read again.
-        """
-        ...
+    lost: Sequence[str]
+    """Facts that the format has no room for, for the report."""
+    files: Callable[[Iterable[ExportedTranscript], Counter[str]], Iterable[File]]
+    """Return the files. Rollouts left out are counted by reason in the second argument by the time all files are
+    filled. The transcripts may be iterated several times, and are read from the run each time."""
 
 
 class Transcripts:
-    """All rollouts of a run in their order, read one after the other whenever they are gone through."""
+    """All rollouts of a run in their order, read from the run one after the other at every iteration."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -122,44 +129,29 @@ class Transcripts:
 
     def __iter__(self) -> Iterator[ExportedTranscript]:
         imported = self._run.holds(ORIGIN)
-        origins = self._run.scan(ORIGIN).rows(ORIGINS) if imported else repeat({})
+        origins = self._run.scan(ORIGIN).rows(ORIGIN_COLUMNS) if imported else repeat({})
         for (rollout, steps), origin in zip(rollout_rows(self._run), origins, strict=bool(imported)):
             yield _transcript(rollout, steps, self._tasks[rollout["task_id"]], origin)
 
 
-def transcripts(
-    rollouts: Sequence[Row], steps: Sequence[Row], tasks: Sequence[Row], origins: Sequence[Row]
+def transcripts_of_rows(
+    rollouts: Sequence[Row], steps: Sequence[Row], tasks: Sequence[Row]
 ) -> list[ExportedTranscript]:
-    """All rollouts of rows that are in memory, in their order; those that are not imported have no origin."""
+    """Return the transcripts of rows in memory, in the order of the rollouts, without origins."""
     grouped, known = by_rollout(list(steps)), {row["task_id"]: row for row in tasks}
-    came = {row["rollout_id"]: row for row in origins}
-    return [
-        _transcript(row, grouped.get(row["rollout_id"], []), known[row["task_id"]], came.get(row["rollout_id"], {}))
-        for row in rollouts
-    ]
+    return [_transcript(row, grouped.get(row["rollout_id"], []), known[row["task_id"]], {}) for row in rollouts]
 
 
 def _transcript(rollout: Row, steps: list[Row], task: Row, origin: Row) -> ExportedTranscript:
     gains = [orjson.loads(row["new_messages_json"]) for row in steps]
     opening, after = (gains[0] if gains else []), [gain[1:] for gain in gains[1:]]
-    last = steps[-1]["observation"] if steps else ""
-    after += [[{"role": _role(steps, after), "content": last}] if last else []]
-    prompts = prompt_ids(steps)
-    turns = [ExportedTurn(*parts) for parts in zip(steps, after[: len(steps)], prompts, strict=True)]
+    if steps:
+        last: list[Message] = []
+        if steps[-1]["observation"]:
+            # The last observation is in no state; its role is that of the others, else a tool's where one was called.
+            role = next((gain[0]["role"] for gain in reversed(after) if gain), None)
+            role = role or ("tool" if messages.read(steps[-1]["action"]).calls else "user")
+            last = [{"role": role, "content": steps[-1]["observation"]}]
+        after.append(last)
+    turns = [ExportedTurn(*parts) for parts in zip(steps, after, prompt_ids(steps), strict=True)]
     return ExportedTranscript(rollout, task, origin, opening, turns)
-
-
-def _role(steps: list[Row], after: list[list[Message]]) -> str:
-    """The role of the last observation: that of the others, else a tool's where one was called."""
-    shown = next((gain[0]["role"] for gain in reversed(after) if gain), None)
-    return shown or ("tool" if messages.read(steps[-1]["action"]).calls else "user")
-
-
-def chat(transcript: ExportedTranscript) -> tuple[list[Row], list[Row]]:
-    """Opening and the rest as OpenAI chat messages; calls are numbered, and their results follow in the same order."""
-    numbers = iter(range(10**9))
-    opening = messages.numbered(transcript.opening, numbers)
-    rest = [
-        m for turn in transcript.turns for m in ({"role": "assistant", "content": turn.step["action"]}, *turn.observed)
-    ]
-    return opening, messages.numbered(rest, numbers)

@@ -1,22 +1,33 @@
-"""verifiers before 0.4: `results.jsonl`, one rollout a line, with the run's description in `metadata.json` beside it.
+"""verifiers: `results.jsonl` of versions before 0.4, and `traces.jsonl` of 0.4 and PRIME-RL, also written.
 
-The id of an example identifies neither the problem nor the question everywhere (it may be a row number, and one prompt
-may hide several answers), so a task is known by its environment, the user's messages and the answer.
+Before 0.4 a line is one rollout, and `metadata.json` in the same folder describes the run. The id of an example
+identifies neither the problem nor the question everywhere (it may be a row number, and one prompt may hide several
+answers), so a task is identified by its environment, the user's messages and the answer.
 
-Format read from PrimeIntellect-ai/verifiers at a60a606ec, `verifiers/legacy/utils/save_utils.py`, and from its recorded
-runs.
+Since 0.4 a line is one Episode, or one Trace. A trace is a graph of messages whose leaves are branches (compaction,
+sub-agents). Each branch is a rollout, the final one first; an action that several branches share is a step of one of
+them only, and context of the others, so that nothing is trained on twice. Token ids are on each message as its delta;
+log-probs are rounded to 4 decimals by their writers.
+
+The writer writes one Episode with one Trace a line. It does not know which of the tokens before an answer belong to
+which message, so all of them are on the answer that followed. What it notes under `info.composer` is read back.
+
+Formats read from PrimeIntellect-ai/verifiers at a60a606ec, `verifiers/legacy/utils/save_utils.py` and
+`verifiers/v1/{trace,episode,graph}.py`, from its recorded runs, and from PrimeIntellect-ai/prime-rl at 559b44772,
+`monitors/file.py`.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from stages import messages as stages_messages
-from stages.formats import messages
-from stages.formats.base import ImportedTurn, Origin, Record, Trajectory
-from stages.formats.transcripts import ExportedTranscript, ExportedTurn, File, json_lines
+from stages import messages
+from stages.formats.base import Drop, ImportedTurn, Origin, Reader, Record, Trajectory
+from stages.formats.messages import message, split_turns
+from stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
 from stages.messages import Message
 from stages.rollouts import missing
 from stages.runs import store
@@ -24,128 +35,11 @@ from stages.runs.records import Row
 
 NAME = "verifiers"
 MISSING = frozenset({missing.PARSE, missing.ELISION, missing.CALL_IDS})
-KNOWN = {
-    "prompt",
-    "completion",
-    "info",
-    "tool_defs",
-    "trajectory",
-    "answer",
-    "reward",
-    "error",
-    "error_chain",
-    "long_error_chain",
+RESULT_COLUMNS = {
+    *("prompt", "completion", "info", "tool_defs", "trajectory", "answer", "reward"),
+    *("error", "error_chain", "long_error_chain"),
 }
-
-
-def recognises(record: Any) -> bool:
-    """Prompt, completion and reward, and none of the columns that only TRL's logs have."""
-    return (
-        isinstance(record, dict)
-        and {"prompt", "completion", "reward"} <= record.keys()
-        and not {"advantage", "step", "rollout_id"} & record.keys()
-    )
-
-
-def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
-    """One rollout.
-
-    A completion that never came is a rollout without steps and with an error, whatever reward stands beside it.
-    """
-    about = origin.sidecars.description(origin.path)
-    env, opening = _env(about, origin), _conversation(record["prompt"], "user")
-    lead, turns = messages.turns(_conversation(record["completion"], "assistant"))
-    _attach(turns, record)
-    lacks = set(MISSING) | (set() if "is_truncated" in record else {missing.FINISH})
-    timing, usage, info = record.get("timing") or {}, record.get("token_usage") or {}, record.get("info") or {}
-    yield Trajectory(
-        task_id=f"{env}/{_key(env, record)}",
-        env=env,
-        opening=[*opening, *lead],
-        turns=turns,
-        missing=lacks,
-        model=about.get("model") or _named(origin, 1),
-        reward=record["reward"],
-        terminated_by=record.get("stop_condition"),
-        error=_error(record, turns),
-        sampling=about.get("sampling_args"),
-        prompt_tokens=_whole(usage.get("input_tokens")),
-        completion_tokens=_whole(usage.get("output_tokens")),
-        wall_s=_seconds(record.get("total_ms"), timing),
-        task_data={name: record[name] for name in ("answer", "info") if record.get(name)},
-        tools=record.get("tool_defs") or (info.get("oai_tools") if isinstance(info, dict) else None) or [],
-        extra={name: value for name, value in record.items() if name not in KNOWN},
-    )
-
-
-def _conversation(value: Any, role: str) -> list[Message]:
-    """Messages, also where a base model has plain text instead."""
-    if isinstance(value, str):
-        return [{"role": role, "content": value}] if value else []
-    return [messages.message(item) for item in value or []]
-
-
-def _env(about: Record, origin: Origin) -> str:
-    return about.get("env_id") or about.get("env") or _named(origin, 0) or "verifiers"
-
-
-def _named(origin: Origin, part: int) -> str | None:
-    """Environment (0) or model (1) from the folder that runs are kept in: `ENV--MODEL/ID` or `ENV--MODEL__ID`."""
-    for folder in (origin.path.parent.name, origin.path.parent.parent.name):
-        env, dashes, rest = folder.partition("--")
-        if dashes:
-            return (env, rest.split("__")[0].replace("--", "/"))[part]
-    return None
-
-
-def _key(env: str, record: Record) -> str:
-    prompt = record["prompt"]
-    asked = prompt if isinstance(prompt, str) else [item["content"] for item in prompt or [] if item["role"] == "user"]
-    info = record.get("info")
-    known_by = record.get("answer") or (
-        {k: v for k, v in info.items() if k != "oai_tools"} if isinstance(info, dict) else info
-    )
-    return store.digest([env, asked, known_by])[:12]
-
-
-def _attach(turns: list[ImportedTurn], record: Record) -> None:
-    """What a run keeps of each call: the last finish reason, and token ids where it kept the column `trajectory`."""
-    if turns and record.get("is_truncated"):
-        turns[-1].finish_reason = "length"
-    calls = record.get("trajectory") or []
-    if len(calls) == len(turns):
-        for turn, call in zip(turns, calls, strict=True):
-            tokens = call.get("tokens") or {}
-            turn.prompt_ids = tokens.get("prompt_ids") or None
-            turn.completion_ids = tokens.get("completion_ids") or None
-            turn.logprobs = tokens.get("completion_logprobs") or None
-
-
-def _error(record: Record, turns: list[ImportedTurn]) -> tuple[str, str] | None:
-    error = record.get("error")
-    if isinstance(error, dict):
-        return str(error.get("error") or "error"), str(error.get("message") or error)
-    if error:
-        return "error", str(error)
-    return None if turns else ("empty_completion", "the run recorded no completion; its reward says nothing")
-
-
-def _seconds(total_ms: float | None, timing: Record) -> float | None:
-    total = timing.get("total_ms", total_ms)
-    return total / 1000 if total else timing.get("total")
-
-
-def _whole(number: float | None) -> int | None:
-    return None if number is None else int(number)
-
-
-# ---- verifiers
-# verifiers 0.4 and PRIME-RL: `traces.jsonl`, one Episode with one Trace a line, token ids as what each message adds.
-#
-# Which of the tokens before an answer belong to which message is not known here, so all of them stand before the
-# answer
-# that followed.
-
+LIMITS = {"max_turns": "max_steps", "max_output_tokens": "max_tokens", "max_total_tokens": "max_tokens"}
 LOST = (
     "return codes, commands and what was elided",
     "what a tool's declaration has beyond name, description and parameters",
@@ -155,8 +49,233 @@ LOST = (
 ENDS = {"stop", "length", "tool_calls"}
 
 
+def is_result(record: Any) -> bool:
+    """Whether a record has prompt, completion and reward, and none of the columns that only TRL's logs have."""
+    return (
+        isinstance(record, dict)
+        and {"prompt", "completion", "reward"} <= record.keys()
+        and not {"advantage", "step", "rollout_id"} & record.keys()
+    )
+
+
+def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
+    """Yield the one rollout of a result.
+
+    An empty completion is a rollout without steps and with an error, whatever reward is recorded with it.
+    """
+    about = origin.sidecars.description(origin.path)
+    env_of_folder, model_of_folder = _folder_names(origin)
+    env = about.get("env_id") or about.get("env") or env_of_folder or NAME
+    opening = _result_messages(record["prompt"], "user")
+    lead, turns = split_turns(_result_messages(record["completion"], "assistant"))
+    if turns and record.get("is_truncated"):
+        turns[-1].finish_reason = "length"
+    calls = record.get("trajectory") or []
+    if len(calls) == len(turns):  # only some runs keep this column, the calls with their token ids
+        for turn, call in zip(turns, calls, strict=True):
+            tokens = call.get("tokens") or {}
+            turn.prompt_ids = tokens.get("prompt_ids") or None
+            turn.completion_ids = tokens.get("completion_ids") or None
+            turn.logprobs = tokens.get("completion_logprobs") or None
+    prompt, info, timing = record["prompt"], record.get("info"), record.get("timing") or {}
+    asked = prompt if isinstance(prompt, str) else [item["content"] for item in prompt or [] if item["role"] == "user"]
+    described = {k: v for k, v in info.items() if k != "oai_tools"} if isinstance(info, dict) else info
+    task = store.digest([env, asked, record.get("answer") or described])[:12]
+    usage = record.get("token_usage") or {}
+    read, written = usage.get("input_tokens"), usage.get("output_tokens")
+    total_ms = timing.get("total_ms", record.get("total_ms"))
+    yield Trajectory(
+        task_id=f"{env}/{task}",
+        env=env,
+        opening=[*opening, *lead],
+        turns=turns,
+        missing=set(MISSING) | (set() if "is_truncated" in record else {missing.FINISH}),
+        model=about.get("model") or model_of_folder,
+        reward=record["reward"],
+        terminated_by=record.get("stop_condition"),
+        error=_result_error(record.get("error"), turns),
+        sampling=about.get("sampling_args"),
+        prompt_tokens=None if read is None else int(read),
+        completion_tokens=None if written is None else int(written),
+        wall_s=total_ms / 1000 if total_ms else timing.get("total"),
+        task_data={name: record[name] for name in ("answer", "info") if record.get(name)},
+        tools=record.get("tool_defs") or (info.get("oai_tools") if isinstance(info, dict) else None) or [],
+        extra={name: value for name, value in record.items() if name not in RESULT_COLUMNS},
+    )
+
+
+def _result_messages(value: Any, role: str) -> list[Message]:
+    """Return messages, also where a base model has plain text instead."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}] if value else []
+    return [message(item) for item in value or []]
+
+
+def _folder_names(origin: Origin) -> tuple[str | None, str | None]:
+    """Return environment and model by the folder in which runs are kept: `ENV--MODEL/ID` or `ENV--MODEL__ID`."""
+    for folder in (origin.path.parent.name, origin.path.parent.parent.name):
+        env, dashes, rest = folder.partition("--")
+        if dashes:
+            return env, rest.split("__")[0].replace("--", "/")
+    return None, None
+
+
+def _result_error(error: Any, turns: list[ImportedTurn]) -> tuple[str, str] | None:
+    if isinstance(error, dict):
+        return str(error.get("error") or "error"), str(error.get("message") or error)
+    if error:
+        return "error", str(error)
+    return None if turns else ("empty_completion", "the run recorded no completion; its reward says nothing")
+
+
+@dataclass(frozen=True)
+class TraceRun:
+    """The fields of an Episode, or of the folder of a bare Trace, that apply to a trace."""
+
+    env: str
+    group: str | None
+    effective: bool | None
+
+
+def is_trace(record: Any) -> bool:
+    """Whether a record is an Episode, which has traces, or a Trace, which has nodes that hold messages."""
+    if not isinstance(record, dict):
+        return False
+    nodes = record.get("nodes")
+    bare = isinstance(nodes, list) and "task" in record and all("message" in node for node in nodes)
+    return bare or (isinstance(record.get("traces"), list) and ("task" in record or "env" in record))
+
+
+def trace_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
+    """Yield one rollout a branch of every trace; an episode that failed before any trace is one without steps."""
+    env, folder = record.get("env") or {}, origin.path.parent.name
+    named = env.get("name") or env.get("id") or (folder.split("--")[0] if "--" in folder else None)
+    run = TraceRun(
+        env=named or record["task"].get("type") or NAME,
+        group=(record.get("group") or {}).get("id"),
+        # PRIME-RL's folders of the rollouts that entered a training batch, and of all
+        effective={"effective": True, "all": False}.get(folder),
+    )
+    if "traces" not in record:
+        yield from _branches(record, run, origin)
+    elif record["traces"]:
+        for trace in record["traces"]:
+            yield from _branches({**trace, "task": trace.get("task") or record["task"]}, run, origin)
+    else:
+        yield _trace_rollout(record, run, [], [], own_id=record["id"])
+
+
+def _branches(trace: Record, run: TraceRun, origin: Origin) -> Iterator[Trajectory | Drop]:
+    nodes = trace.get("nodes") or []
+    parents = {node.get("parent") for node in nodes}
+    leaves = [index for index in range(len(nodes)) if index not in parents]
+    calls = {call["node"]: call for call in trace.get("calls") or [] if call.get("node") is not None}
+    taken: set[int] = set()
+    if not leaves:
+        yield _trace_rollout(trace, run, [], [], own_id=trace["id"])
+    for number, leaf in enumerate([*leaves[-1:], *leaves[:-1]]):
+        path: list[int] = []
+        at: int | None = leaf
+        while at is not None:
+            if at in path:
+                raise ValueError(f"node {at} is its own ancestor")
+            path.append(at)
+            at = nodes[at].get("parent")
+        opening: list[Message] = []
+        turns: list[ImportedTurn] = []
+        held: list[int] = []
+        for index in reversed(path):
+            node = nodes[index]
+            if node.get("sampled") and index not in taken:
+                turns.append(_trace_turn(node, held, calls.get(index) or {}))
+            else:
+                (turns[-1].observed if turns else opening).append(message(node["message"]))
+            held = held + (node.get("token_ids") or [])
+        own_id = trace["id"] if number == 0 else f"{trace['id']}/{leaf}"
+        if turns or number == 0:
+            yield _trace_rollout(trace, run, opening, turns, own_id=own_id)
+        else:
+            detail = f"trace {trace['id']}, leaf {leaf}: all its actions are on other branches"
+            yield origin.drop("branch_without_actions", detail)
+        taken |= {index for index in path if nodes[index].get("sampled")}
+
+
+def _trace_turn(node: Record, held: list[int], call: Record) -> ImportedTurn:
+    """Return the turn of a sampled node, after the token ids `held` by the nodes before it."""
+    usage, time = call.get("usage") or {}, call.get("time") or {}
+    read = usage.get("prompt_tokens")
+    turn = ImportedTurn(
+        message(node["message"])["content"],
+        finish_reason=call.get("finish_reason"),
+        prompt_tokens=None if read is None else read + (usage.get("cached_input_tokens") or 0),
+        completion_tokens=usage.get("completion_tokens"),
+        cost_usd=usage.get("cost"),
+        latency_s=time["end"] - time["start"] if time.get("end") else None,
+    )
+    ids, mask = node.get("token_ids") or [], node.get("mask") or []
+    if True in mask and len(ids) == len(mask):
+        first, after = mask.index(True), len(mask) - mask[::-1].index(True)
+        if all(mask[first:after]):
+            turn.prompt_ids, turn.completion_ids = held + ids[:first], ids[first:after]
+            turn.logprobs = node.get("logprobs") or None
+    return turn
+
+
+def _trace_rollout(
+    trace: Record, run: TraceRun, opening: list[Message], turns: list[ImportedTurn], *, own_id: str
+) -> Trajectory:
+    task = trace["task"]
+    data = task.get("data") or {}
+    marked = (trace.get("info") or {}).get("composer") or {}
+    key = task.get("key") or task.get("hash") or store.digest(data)[:16]
+    rewards, calls, lacks = trace.get("rewards") or {}, trace.get("calls") or [], set(MISSING)
+    lacks |= {missing.EXACT_LOGPROBS} if any(turn.logprobs for turn in turns) else set()
+    lacks |= set() if rewards or "traces" in trace else {missing.REWARD}
+    # The reward is the weighted sum of what was scored; a bare number counts with weight 1.
+    scored = [reward for reward in rewards.values() if reward is not None]
+    values = [r["score"] * r.get("weight", 1.0) if isinstance(r, dict) else float(r) for r in scored]
+    asked = next((call["model"] for call in calls if call.get("model")), None)
+    configured = ((trace.get("agent") or {}).get("config") or {}).get("model")
+    return Trajectory(
+        task_id=marked.get("task_id") or data.get("instance_id") or f"{run.env}/{key}",
+        env=run.env,
+        opening=opening,
+        turns=turns,
+        missing=lacks,
+        own_id=own_id,
+        model=asked or (configured if isinstance(configured, str) else None),
+        statement=data["prompt"] if isinstance(data.get("prompt"), str) else None,
+        family=marked.get("family"),
+        split=marked.get("split"),
+        reward=sum(values) if values else None,
+        resolved=marked.get("gt_pass"),
+        submission=marked.get("submission"),
+        terminated_by=LIMITS.get(str(trace.get("stop_condition")), trace.get("stop_condition")),
+        error=_trace_error(trace, turns),
+        sampling=next((call.get("sampling") for call in calls if call.get("sampling")), None),
+        effective=run.effective,
+        task_data=data,
+        tools=trace.get("tools") or [],
+        extra={
+            "rewards": rewards,
+            "metrics": trace.get("metrics") or {},
+            "info": trace.get("info") or {},
+            "group": run.group,
+        },
+    )
+
+
+def _trace_error(trace: Record, turns: list[ImportedTurn]) -> tuple[str, str] | None:
+    errors = trace.get("errors") or ([trace["error"]] if trace.get("error") else [])
+    if trace.get("ok") is False and errors:
+        return str(errors[-1].get("type")), str(errors[-1].get("message"))
+    if trace.get("ok") is False and trace.get("is_completed") is not True:
+        return "not_ok", str(trace.get("stop_condition") or "the trace did not complete")
+    return None if turns else ("no_actions", "the trace holds no action of the policy")
+
+
 def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
-    """All rollouts, also those that failed before they did anything."""
+    """Return `traces.jsonl` with all rollouts, also those that failed before any step."""
 
     def episodes() -> Iterator[Row]:
         for t in transcripts:
@@ -167,30 +286,14 @@ def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> I
 
 
 def _episode(transcript: ExportedTranscript) -> Row:
-    rollout, task = transcript.rollout, transcript.task
-    fields = {
-        "type": "Task",
-        "data": {"prompt": task["prompt"], **orjson.loads(task["data_json"])},
-        "key": task["task_id"],
-    }
+    rollout, task_row = transcript.rollout, transcript.task
+    data = {"prompt": task_row["prompt"], **orjson.loads(task_row["data_json"])}
+    task = {"type": "Task", "data": data, "key": task_row["task_id"]}
     ok = rollout["error_type"] is None
     errors = [] if ok else [{"type": rollout["error_type"], "message": rollout["error"] or ""}]
-    episode = {
-        "id": f"episode-{rollout['rollout_id']}",
-        "env": {"id": rollout["env"]},
-        "task": fields,
-        "ok": ok,
-        "errors": errors,
-    }
-    return {**episode, "group": {"id": rollout["group_id"]}, "traces": [_trace(transcript, fields, errors)]}
-
-
-def _trace(transcript: ExportedTranscript, task: Row, errors: list[Row]) -> Row:
-    rollout = transcript.rollout
     nodes = _nodes(transcript)
-    unscored = {} if rollout["reward"] is None else {"reward": {"score": rollout["reward"], "weight": 1.0}}
-    marked = {**transcript.mark, "gt_pass": rollout["gt_pass"], "submission": transcript.submission}
-    return {
+    sampled = [index for index, node in enumerate(nodes) if node["sampled"]]
+    trace = {
         "version": 1,
         "id": rollout["rollout_id"],
         "verifiers": {"version": "0.4.0"},
@@ -198,65 +301,76 @@ def _trace(transcript: ExportedTranscript, task: Row, errors: list[Row]) -> Row:
         "agent": {"config": {"model": rollout["model"]}, "name": "agent", "trainable": True},
         "tools": [_tool(tool) for tool in transcript.tools],
         "nodes": nodes,
-        "calls": _calls(transcript, [i for i, node in enumerate(nodes) if node["sampled"]]),
-        "rewards": unscored,
+        "calls": [_call(turn.step, node) for turn, node in zip(transcript.turns, sampled, strict=True)],
+        "rewards": {} if rollout["reward"] is None else {"reward": {"score": rollout["reward"], "weight": 1.0}},
         "metrics": {},
-        "info": {"composer": marked},
+        "info": {"composer": {**transcript.mark, "gt_pass": rollout["gt_pass"], "submission": transcript.submission}},
         "is_completed": True,
-        "ok": not errors,
+        "ok": ok,
         "stop_condition": rollout["terminated_by"],
         "errors": errors,
+    }
+    return {
+        "id": f"episode-{rollout['rollout_id']}",
+        "env": {"id": rollout["env"]},
+        "task": task,
+        "ok": ok,
+        "errors": errors,
+        "group": {"id": rollout["group_id"]},
+        "traces": [trace],
     }
 
 
 def _tool(tool: Row) -> Row:
-    """A tool as verifiers declares it, from OpenAI's nested or flat form."""
+    """Return a tool as verifiers declares it, from OpenAI's nested or flat form."""
     inner = tool["function"] if isinstance(tool.get("function"), dict) else tool
-    fields = {"name": str(inner.get("name") or tool.get("type")), "description": inner.get("description") or ""}
-    return {**fields, "parameters": inner.get("parameters") or inner.get("inputSchema") or {}}
+    return {
+        "name": str(inner.get("name") or tool.get("type")),
+        "description": inner.get("description") or "",
+        "parameters": inner.get("parameters") or inner.get("inputSchema") or {},
+    }
 
 
 def _nodes(transcript: ExportedTranscript) -> list[Row]:
-    """A chain of messages. Tokens that a state gained stand, unsampled, before the answer given in it."""
-    nodes = [_node(message, sampled=False) for message in transcript.opening]
+    """Return a chain of messages. Tokens that a state gained are, unsampled, before the answer given in it."""
+    nodes, has_tokens = [_node(opening) for opening in transcript.opening], transcript.has_tokens
     for turn in transcript.turns:
-        action: Message = {"role": "assistant", "content": turn.step["action"]}
-        nodes.append(_node(action, sampled=True) | (_tokens(turn) if transcript.has_tokens else {}))
-        nodes += [_node(message, sampled=False) for message in turn.observed]
+        answer = {**_node({"role": "assistant", "content": turn.step["action"]}), "sampled": True}
+        if has_tokens:
+            gained, sampled = turn.step["prompt_delta_token_ids"], turn.step["completion_token_ids"]
+            answer["token_ids"] = [*gained, *sampled]
+            answer["mask"] = [False] * len(gained) + [True] * len(sampled)
+            answer["logprobs"] = turn.step["logprobs"]
+        nodes += [answer, *map(_node, turn.observed)]
     return [node if index == 0 else {"parent": index - 1, **node} for index, node in enumerate(nodes)]
 
 
-def _node(message: Message, *, sampled: bool) -> Row:
-    return {"message": _message(message), "sampled": sampled, "token_ids": [], "mask": [], "logprobs": []}
-
-
-def _message(message: Message) -> Row:
-    if message["role"] == "tool":
-        return {"role": "tool", "tool_call_id": "", "content": message["content"]}
-    if message["role"] != "assistant":
-        return {"role": message["role"] if message["role"] == "system" else "user", "content": message["content"]}
-    spoken = stages_messages.read(message["content"])
-    calls = [{"id": f"call_{i}", "name": c.name, "arguments": c.arguments} for i, c in enumerate(spoken.calls)]
-    thought = {} if spoken.reasoning is None else {"reasoning_content": spoken.reasoning}
-    return {"role": "assistant", "content": spoken.content, **thought, **({"tool_calls": calls} if calls else {})}
-
-
-def _tokens(turn: ExportedTurn) -> Row:
-    gained, sampled = turn.step["prompt_delta_token_ids"], turn.step["completion_token_ids"]
-    mask = [False] * len(gained) + [True] * len(sampled)
-    return {"token_ids": [*gained, *sampled], "mask": mask, "logprobs": turn.step["logprobs"]}
-
-
-def _calls(transcript: ExportedTranscript, nodes: list[int]) -> list[Row]:
-    return [_call(turn.step, node) for turn, node in zip(transcript.turns, nodes, strict=True)]
+def _node(one: Message) -> Row:
+    """Return a message as a node without tokens."""
+    role, content = one["role"], one["content"]
+    shown: Row = {"role": role if role == "system" else "user", "content": content}
+    if role == "tool":
+        shown = {"role": "tool", "tool_call_id": "", "content": content}
+    elif role == "assistant":
+        spoken = messages.read(content)
+        calls = [{"id": f"call_{i}", "name": c.name, "arguments": c.arguments} for i, c in enumerate(spoken.calls)]
+        thought = {} if spoken.reasoning is None else {"reasoning_content": spoken.reasoning}
+        shown = {"role": role, "content": spoken.content, **thought, **({"tool_calls": calls} if calls else {})}
+    return {"message": shown, "sampled": False, "token_ids": [], "mask": [], "logprobs": []}
 
 
 def _call(step: Row, node: int) -> Row:
-    """A call names the model, why it ended, and what it took, as far as is known."""
+    """Return the call of an answer: the model, why it ended, and its usage, as far as they are known."""
     fields = {"node": node, "model": step["model"], "sampling": orjson.loads(step["sampling_json"] or "null")}
     fields["finish_reason"] = step["finish_reason"] if step["finish_reason"] in ENDS else None
     if step["prompt_tokens"] is not None and step["completion_tokens"] is not None:
-        fields["usage"] = {name: step[name] for name in ("prompt_tokens", "completion_tokens")} | {
-            "cost": step["cost_usd"]
-        }
+        usage = {name: step[name] for name in ("prompt_tokens", "completion_tokens")}
+        fields["usage"] = {**usage, "cost": step["cost_usd"]}
     return {name: value for name, value in fields.items() if value is not None}
+
+
+READERS = (
+    Reader(NAME, MISSING, is_trace, trace_trajectories),
+    Reader(NAME, MISSING, is_result, result_trajectories),
+)
+WRITER = Writer(LOST, files)

@@ -4,5 +4,4 @@ agent_loop.py - play and grade episodes, in lock step or each at its own pace
 trace.py - episodes as rows; rollouts, states and pairs read back from rows
 gate.py - the collection gate: counted checks over rollout and step rows, and sums for the report
 missing.py - names of the facts that a source may not record
-substrates.py - two substrates of rollouts compared by the checks of the gate
 """

@@ -9,7 +9,7 @@ import pytest
 from support.foreign import INSTANCE, PATCH, REAL, document, jsonl, needs_real
 
 from stages.errors import BadInput
-from stages.formats import FORMATS, load, swe_logs
+from stages.formats import FORMATS, readers
 from stages.import_traces import Config
 from stages.rollouts.trace import by_rollout, states
 from stages.runs import runner
@@ -201,5 +201,6 @@ def test_the_first_word_may_name_the_format(tmp_path: Path) -> None:
 
 
 def test_every_format_can_be_typed() -> None:
-    assert set(get_args(Config.model_fields["format"].annotation)) == {"auto", *FORMATS, swe_logs.NAME}
-    assert all(callable(module.recognises) and module.MISSING for name in FORMATS for module in load(name))
+    assert set(get_args(Config.model_fields["format"].annotation)) == {"auto", *FORMATS}
+    assert all(readers(name) and all(reader.missing for reader in readers(name)) for name in FORMATS)
+    assert {reader.name for reader in readers("auto")} == {*FORMATS} - {"swe-logs"}

@@ -38,7 +38,7 @@ def read(path: Path, wanted: str = "auto") -> tuple[list[Trajectory], list[Drop]
     sidecars, total = Sidecars(), FileCount("all", wanted, "")
     found: list[Trajectory] = []
     drops: list[Drop] = []
-    for source, importer in reading.sort(files.find([str(path)]), wanted, sidecars).items():
+    for source, importer in reading.detect_formats(files.find([str(path)]), wanted, sidecars).items():
         for one in reading.read(source, importer, sidecars, total):
             drops.append(one) if isinstance(one, Drop) else found.append(one.trajectory)
     assert total.traces == len(found) + len(drops) and total.dropped.total() == len(drops)
@@ -48,7 +48,7 @@ def read(path: Path, wanted: str = "auto") -> tuple[list[Trajectory], list[Drop]
 def payloads(path: Path, wanted: str = "auto") -> list[dict[str, Any]]:
     """The rows of every trajectory in a file."""
     sidecars, count = Sidecars(), FileCount("all", wanted, "")
-    sources = reading.sort(files.find([str(path)]), wanted, sidecars).items()
+    sources = reading.detect_formats(files.find([str(path)]), wanted, sidecars).items()
     found = [one for source, importer in sources for one in reading.read(source, importer, sidecars, count)]
     return [rows.payload(one, 0) for one in found if not isinstance(one, Drop)]
 

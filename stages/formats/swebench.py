@@ -1,0 +1,164 @@
+"""SWE-bench: predictions, read and written, and saved test logs of its harnesses, which are graded again.
+
+A prediction is a rollout without steps: the submitted patch, and the verdict on it by a report in the same folder. A
+file holds one patch a line, or an object of them by instance. The writer makes a folder a model with `all_preds.jsonl`
+and, where the rollouts were judged, `report.json`. A file may hold an instance once, so a model's further rollouts of
+an instance go into folders of their own. Of a rollout that a limit ended, the patch is its changes until then.
+
+`composer import swe-logs FOLDER [ROWS]` returns a rollout without steps for every log that has a verdict. The lists of
+tests come from instance rows near the logs, else from the harness's report, else from rows in a file that the user
+names, else from files named after SWE-bench next to the folder.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from stages.envs.swe import eval_logs
+from stages.envs.swe.eval_logs import EvalLog, GradedLog
+from stages.errors import BadInput
+from stages.formats.base import Drop, Numbered, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.files import Source
+from stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines, small_file
+from stages.rollouts import missing
+
+PREDICTIONS, LOGS = "swebench-preds", "swe-logs"
+MISSING = frozenset({missing.STEPS, missing.OPENING, missing.FINISH, missing.PARSE, missing.ELISION})
+LOST = ("everything but what was handed in and the verdict on it",)
+VERDICTS = {"resolved_ids": True, "unresolved_ids": False}
+"""Keys of a written report."""
+
+
+def is_prediction(record: Any) -> bool:
+    """Whether a record is a patch with its instance, or an object of such records."""
+    if not isinstance(record, dict) or not record:
+        return False
+    if "model_patch" in record and "instance_id" in record:
+        return "responses_create_params" not in record
+    return all(isinstance(value, dict) and "model_patch" in value for value in record.values())
+
+
+def predicted_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
+    """Yield one rollout a prediction."""
+    if "model_patch" not in record:
+        for instance, prediction in record.items():
+            yield from predicted_trajectories({"instance_id": instance, **prediction}, origin)
+        return
+    instance = str(record["instance_id"])
+    verdict = origin.sidecars.verdict(origin.path, instance, record.get("model_name_or_path"))
+    resolved = verdict.resolved if verdict else None
+    yield Trajectory(
+        task_id=instance,
+        env="swe-bench",
+        opening=[],
+        turns=[],
+        missing=set(MISSING) | ({missing.REWARD} if resolved is None else set()),
+        model=record.get("model_name_or_path"),
+        statement=origin.sidecars.statements.get(instance),
+        family=family_of(instance),
+        reward=None if resolved is None else float(resolved),
+        resolved=resolved,
+        submission=record["model_patch"] or None,
+    )
+
+
+class Prediction(NamedTuple):
+    """The submission of one rollout, and the strict verdict on it (None without one)."""
+
+    task_id: str
+    patch: str
+    passed: bool | None
+
+
+def prediction_files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
+    """Return one folder for every model and sample, of the rollouts with a submission."""
+    runs: dict[tuple[str, int], list[Prediction]] = defaultdict(list)
+    seen: Counter[tuple[str, str]] = Counter()
+    for transcript in transcripts:
+        rollout = transcript.rollout
+        model, task = rollout["model"] or "unknown", rollout["task_id"]
+        if transcript.submission is None:
+            dropped["no_submission"] += 1
+            continue
+        runs[model, seen[model, task]].append(Prediction(task, transcript.submission, rollout["gt_pass"]))
+        seen[model, task] += 1
+    for (model, sample), members in runs.items():
+        name = re.sub(r"[^\w.-]+", "-", model).strip("-") + (f".{sample + 1}" if sample else "")
+        lines = [{"instance_id": m.task_id, "model_name_or_path": model, "model_patch": m.patch} for m in members]
+        yield json_lines(f"{name}/all_preds.jsonl", lines)
+        judged = {m.task_id: m.passed for m in members if m.passed is not None}
+        if judged:
+            report = {key: [i for i, passed in judged.items() if passed is is_it] for key, is_it in VERDICTS.items()}
+            yield small_file(f"{name}/report.json", orjson.dumps(report, option=orjson.OPT_INDENT_2), len(judged))
+
+
+@dataclass(frozen=True)
+class Log(Source):
+    """A saved log as a file to import. Its digest is that of everything its verdict depends on."""
+
+    eval_log: EvalLog = field(compare=False)
+
+    @cached_property
+    def graded(self) -> GradedLog:
+        """The verdict on the log, computed at the first access."""
+        return eval_logs.grade_log(self.eval_log)
+
+    def records(self) -> Iterator[Numbered | Drop]:
+        """Yield the graded log as one record."""
+        yield 1, self.graded.record()
+
+
+def find_logs(paths: Sequence[str]) -> list[Log]:
+    """Return the logs below folders; files among the paths are rows of instances."""
+    given = [Path(path).expanduser() for path in paths]
+    rows, folders = [path for path in given if path.is_file()], [path for path in given if not path.is_file()]
+    if not folders:
+        raise BadInput(
+            f"{paths[0]} is a file. Name the folder that holds the logs; files beside it are rows of instances."
+        )
+    return [
+        Log((folder / log.file).resolve(), f"{folder.resolve().name}/{log.file}", log.digest, log)
+        for folder in folders
+        for log in eval_logs.find_logs(folder, rows)
+    ]
+
+
+def is_graded_log(record: Any) -> bool:
+    """Whether a record is a graded log."""
+    return isinstance(record, dict) and {"instance_id", "resolved", "grader", "tests_status"} <= record.keys()
+
+
+def log_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
+    """Yield one rollout without steps, or a drop that names the instance."""
+    instance, resolved = record["instance_id"], record["resolved"]
+    if resolved is None:
+        reason = "validation_log" if record["problem"] == eval_logs.VALIDATION else "ungraded_log"
+        yield origin.drop(reason, f"{instance}: {record['problem']}")
+        return
+    yield Trajectory(
+        task_id=instance,
+        env="swe-bench",
+        opening=[],
+        turns=[],
+        missing=set(MISSING),
+        model=record["model"],
+        statement=None,
+        family=family_of(instance),
+        reward=float(resolved),
+        resolved=resolved,
+        submission=record["patch"] or None,
+        extra={name: record[name] for name in ("said", "agrees", "tests_agree", "problem", "grader", "tests_status")},
+    )
+
+
+READERS = (
+    Reader(PREDICTIONS, MISSING, is_prediction, predicted_trajectories),
+    Reader(LOGS, MISSING, is_graded_log, log_trajectories),
+)
+WRITER = Writer(LOST, prediction_files)

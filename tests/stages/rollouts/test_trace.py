@@ -1,0 +1,88 @@
+"""States are stored as what they gained and read back as shown; rollouts are read one after the other."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import row, written
+
+from stages.errors import BadInput
+from stages.rollouts.agent_loop import state_sha256
+from stages.rollouts.trace import pairs_with_states, prompt_ids, read_states, rollout_rows, state_id, state_rows, states
+from stages.runs import store
+from stages.runs.artifact import Run
+from stages.runs.records import PAIR, ROLLOUT, STATE, STEP, TEXT, TOKENS, Kind
+
+
+def steps(count: int, history: str | None = None, ids: bool = True, broken_at: int = -1) -> list[dict[str, Any]]:
+    """One rollout; at `broken_at` a prompt does not go on from the one before."""
+    rows = []
+    for i in range(count):
+        gained = [{"role": "assistant", "content": f"a{i}"}, {"role": "user", "content": f"long output {i} " * 9}]
+        new = gained if i else [{"role": "user", "content": "q"}]
+        about: dict[str, Any] = {"rollout_id": "r", "step": i, "history": history}
+        about |= {"new_messages_json": store.encode(new).decode(), "prefix_ok": i != broken_at}
+        about |= {"prompt_delta_token_ids": [i, 7], "completion_token_ids": [i + 100]} if ids else {}
+        rows.append(row(STEP, about))
+    for one, messages in zip(rows, states(rows), strict=True):
+        one["state_sha256"] = state_sha256(messages)
+    return rows
+
+
+@pytest.mark.parametrize(
+    "made", [{}, {"history": "last 2"}, {"ids": False}, {"broken_at": 3}, {"history": "last 1", "broken_at": 2}]
+)
+@pytest.mark.parametrize("last", [0, 4, 5])
+def test_states_are_read_back_as_they_were_shown(made: dict[str, Any], last: int) -> None:
+    rollout = steps(6, **made)
+    rows = list(state_rows(rollout, last))
+    assert (
+        list(read_states(rows))
+        == [
+            (state_id(one), messages, prompt)
+            for one, messages, prompt in zip(rollout, states(rollout), prompt_ids(rollout), strict=True)
+        ][: last + 1]
+    )
+
+
+def test_a_long_rollout_takes_room_for_what_is_said_and_no_more() -> None:
+    rollout = steps(200)
+    stored = sum(len(one["new_messages_json"]) + 4 * len(one["new_token_ids"]) for one in state_rows(rollout, 199))
+    assert stored < 1.05 * sum(len(one["new_messages_json"]) + 12 for one in rollout)
+
+
+def test_pairs_come_with_the_states_that_they_name(tmp_path: Path) -> None:
+    rollout = steps(3)
+    pairs = [{"pair_id": str(i), "state_id": f"r/{i % 3}", "state_sha256": "x"} for i in (2, 0, 2)]
+    run = Run(written(tmp_path, "extract-pairs/run", [(PAIR, pairs), (STATE, list(state_rows(rollout, 2)))]))
+    found = list(pairs_with_states(run))
+    assert [one["pair_id"] for one in found] == ["2", "0", "2"]
+    assert [one["messages_json"] for one in found] == [store.encode(states(rollout)[i]).decode() for i in (2, 0, 2)]
+    assert [one["prompt_token_ids"] for one in found] == [prompt_ids(rollout)[i] for i in (2, 0, 2)]
+
+
+def test_pairs_of_the_version_before_have_their_states_in_their_rows(tmp_path: Path) -> None:
+    older = Kind("pair", 3, {"pair_id": TEXT, "messages_json": TEXT, "prompt_token_ids": TOKENS})
+    rows = [{"pair_id": "p", "messages_json": "[]", "prompt_token_ids": [1]}]
+    assert list(pairs_with_states(Run(written(tmp_path, "extract-pairs/run", [(older, rows)])))) == rows
+
+
+def run(folder: Path, rollouts: list[str], steps: list[tuple[str, int]]) -> Run:
+    rows = [{"rollout_id": name} for name in rollouts], [{"rollout_id": name, "step": step} for name, step in steps]
+    return Run(written(folder, "collect/run", list(zip((ROLLOUT, STEP), rows, strict=True))))
+
+
+def test_each_rollout_comes_with_its_steps_in_order(tmp_path: Path) -> None:
+    found = rollout_rows(run(tmp_path, ["b", "none", "a", "last"], [("b", 1), ("b", 0), ("a", 0)]))
+    assert [(rollout["rollout_id"], [step["step"] for step in steps]) for rollout, steps in found] == [
+        ("b", [0, 1]),
+        ("none", []),
+        ("a", [0]),
+        ("last", []),
+    ]
+
+
+@pytest.mark.parametrize("steps", [[("a", 0), ("b", 0)], [("b", 0), ("a", 0), ("b", 1)], [("stranger", 0)]])
+def test_steps_in_another_order_than_the_rollouts_are_refused(tmp_path: Path, steps: list[tuple[str, int]]) -> None:
+    with pytest.raises(BadInput, match="do not lie in the order of the rollouts"):
+        list(rollout_rows(run(tmp_path, ["b", "a"], steps)))

@@ -1,0 +1,177 @@
+"""At zero weights the composed trainer is plain GRPOTrainer bit for bit; losses add up, and cosines are right."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.environments import GuessEnv
+from support.models import tiny_model, tiny_tokenizer
+from trl import GRPOTrainer
+
+from stages.errors import BadInput
+from stages.policy.base import PolicyConfig
+from stages.policy.local import LocalPolicy
+from stages.training.channels import ChannelLoss
+from stages.training.config import Weights
+from stages.training.rollouts import Rollouts, environment_reward
+from stages.training.scoring import group, score, statistics
+from stages.training.settings import Hints, Optimisation, Pairs
+from stages.training.setup import task_dataset, trl_config
+from stages.training.step import ChannelBatch, Channels, ComposedTrainer, StepReport, collate, compose_loss
+
+SETTINGS = Optimisation(steps=2, prompts_per_step=2, generations=4, learning_rate=1e-3)
+
+
+def policy() -> LocalPolicy:
+    tokenizer = tiny_tokenizer("ab")
+    return LocalPolicy(tiny_model(vocabulary=len(tokenizer)), tokenizer, PolicyConfig(model="tiny", max_tokens=12))
+
+
+def rollouts() -> Rollouts:
+    tasks = {task.task_id: task for task in GuessEnv().tasks("train", 4, 0)}
+    return Rollouts(GuessEnv, tasks, seed=0, max_steps=2, before_turn=lambda: None)
+
+
+def arguments(folder: Path) -> dict[str, Any]:
+    args = trl_config(str(folder), SETTINGS, seed=0, temperature=1.0, max_completion=64, device="cpu")
+    return {"args": args, "train_dataset": task_dataset(GuessEnv().tasks("train", 4, 0), GuessEnv, SETTINGS, 0)}
+
+
+def composed(folder: Path) -> ComposedTrainer:
+    held = policy()
+    channels = Channels(Weights(), Pairs(), Hints(), source=None, teacher=None, temperature=1.0, num_steps=2)
+    return ComposedTrainer(
+        policy=held,
+        rollouts=rollouts(),
+        channels=channels,
+        channel_rows=lambda e, s: ChannelBatch(),
+        gradient_cosine_every=0,
+        **arguments(folder),
+    )
+
+
+class PlainTrainer(GRPOTrainer):
+    """TRL's trainer as it is; only the rows are kept, so that its rollout function finds their tasks."""
+
+    rows: list[dict[str, Any]]
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self.rows = inputs
+        return super()._generate_and_score_completions(inputs)
+
+
+def plain(folder: Path) -> PlainTrainer:
+    held, source = policy(), rollouts()
+    return PlainTrainer(
+        model=held.model,
+        processing_class=held.tokenizer,
+        reward_funcs=environment_reward,
+        rollout_func=lambda prompts, trainer: source.play(trainer.rows, held, trainer.state.global_step),
+        **arguments(folder),
+    )
+
+
+def gradients_of_first_step(trainer: GRPOTrainer) -> tuple[list[torch.Tensor], list[torch.Tensor], float]:
+    """Gradients as the first optimiser step sees them, the weights after all steps, and the first logged loss."""
+    seen: list[torch.Tensor] = []
+    trainer.create_optimizer()
+    step = trainer.optimizer.step
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        if not seen:
+            seen.extend(p.grad.clone() for p in trainer.model.parameters() if p.grad is not None)
+        return step(*args, **kwargs)
+
+    trainer.optimizer.step = recording
+    trainer.train()
+    return seen, [p.detach().clone() for p in trainer.model.parameters()], trainer.state.log_history[0]["loss"]
+
+
+def test_zero_weights_are_plain_grpo_bit_for_bit(tmp_path: Path) -> None:
+    ours = gradients_of_first_step(composed(tmp_path / "a"))
+    theirs = gradients_of_first_step(plain(tmp_path / "b"))
+    assert ours[2] == theirs[2]
+    assert len(ours[0]) == len(theirs[0]) > 0
+    assert any(g.abs().max() > 0 for g in ours[0])
+    assert all(torch.equal(a, b) for a, b in zip(ours[0], theirs[0], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(ours[1], theirs[1], strict=True))
+
+
+def test_two_runs_give_the_same_weights(tmp_path: Path) -> None:
+    first, second = (gradients_of_first_step(composed(tmp_path / name))[1] for name in "ab")
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_scored_together_is_scored_as_trl_does(tmp_path: Path) -> None:
+    """The pass that channels share with GRPO's groups gives TRL's log-probs and entropies, gradients included."""
+    trainer = composed(tmp_path)
+    model = trainer.model.double()
+    torch.manual_seed(0)
+    inputs = {
+        "prompt_ids": torch.tensor([[0, 1, 2], [3, 1, 2], [0, 1, 2]]),
+        "prompt_mask": torch.tensor([[0, 1, 1], [1, 1, 1], [0, 1, 1]]),
+        "completion_ids": torch.tensor([[1, 2, 3, 0], [2, 2, 0, 0], [3, 3, 3, 3]]),
+        "completion_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]]),
+    }
+    ids, mask = (torch.cat([inputs[f"prompt_{x}"], inputs[f"completion_{x}"]], 1) for x in ("ids", "mask"))
+    theirs, their_entropy, _ = trainer._get_per_token_logps_and_entropies(model, ids, mask, 4, compute_entropy=True)
+    groups = group(inputs)
+    assert len(groups.trees) == 2
+    ours, entropy = (x.float() for x in statistics(model, groups, score(model, groups.trees), trainer.temperature))
+    kept = inputs["completion_mask"].bool()
+    torch.testing.assert_close(ours[kept], theirs[kept], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy[kept], their_entropy[kept], rtol=1e-5, atol=1e-5)
+    weights = torch.randn(ours.shape) * kept
+    mine, other = (
+        torch.autograd.grad((x * weights).sum(), list(model.parameters()), allow_unused=True) for x in (ours, theirs)
+    )
+    for a, b in zip(mine, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_without_weights_the_base_itself_comes_back() -> None:
+    base = torch.tensor(1.5, requires_grad=True)
+    channel = {"dpo": ChannelLoss(torch.tensor(2.0), 3, {})}
+    assert compose_loss(base, channel, {}) is base
+    assert compose_loss(base, channel, {"dpo": 0.0}) is base
+
+
+def test_an_empty_channel_adds_nothing_even_when_it_is_nan() -> None:
+    base = torch.tensor(1.5)
+    assert compose_loss(base, {"dpo": ChannelLoss(torch.tensor(math.nan), 0, {})}, {"dpo": 1.0}) is base
+
+
+def test_losses_are_weighted() -> None:
+    channels = {"dpo": ChannelLoss(torch.tensor(2.0), 1, {}), "sft": ChannelLoss(torch.tensor(3.0), 1, {})}
+    total = compose_loss(torch.tensor(1.0), channels, {"dpo": 0.5, "sft": 2.0})
+    assert float(total) == 1.0 + 0.5 * 2.0 + 2.0 * 3.0
+
+
+def test_cosines_of_parallel_opposite_and_orthogonal_gradients() -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    report = StepReport(["a", "b", "c", "none"])
+    report.add_gradients({"a": x[0] * 3, "b": -x[0], "c": x[1], "none": (x * 0).sum()}, [x])
+    found = report.metrics()
+    assert [found[f"gradient/norm/{name}"] for name in ("a", "b", "c", "none")] == [3.0, 1.0, 1.0, 0.0]
+    assert found["gradient/cosine/a~b"] == pytest.approx(-1.0)
+    assert found["gradient/cosine/a~c"] == 0.0
+    assert math.isnan(found["gradient/cosine/a~none"])
+    (x.sum()).backward()
+    assert x.grad is not None
+
+
+GROUPS = {
+    name: torch.zeros(2, 3) for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
+} | {"num_items_in_batch": torch.tensor(1)}
+
+
+def test_the_collator_names_what_is_wrong() -> None:
+    assert collate(GROUPS, ChannelBatch(), [])["channels"] == ChannelBatch()
+    with pytest.raises(BadInput, match="lacks the column 'advantages'"):
+        collate({k: v for k, v in GROUPS.items() if k != "advantages"}, ChannelBatch(), [])
+    with pytest.raises(BadInput, match="column 'completion_ids' has 3 rows, but prompt_ids has 2"):
+        collate({**GROUPS, "completion_ids": torch.zeros(3, 3)}, ChannelBatch(), [])
+    with pytest.raises(BadInput, match="holds no pairs"):
+        collate(GROUPS, ChannelBatch(), ["pairs"])
