@@ -22,7 +22,7 @@ from stages.envs.feature_deletion import rows
 from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
 from stages.envs.feature_deletion.package import unpack
 from stages.envs.feature_deletion.selection import KEEP, WEIGHTS
-from stages.envs.feature_deletion.task_source import Made, TaskGenerator, prepared
+from stages.envs.feature_deletion.task_generator import TaskGenerator, TriedRemoval, with_source
 from stages.runs.records import Row
 
 APPLY = "cat > /tmp/patch <<'END-OF-PATCH'\n{patch}END-OF-PATCH\ngit apply --whitespace=nowarn /tmp/patch"
@@ -44,7 +44,7 @@ def main() -> None:
             verify(package, [one.row for one in made if one.row])
 
 
-def measure(source: str, count: int, scope: str, seed: int) -> list[Made]:
+def measure(source: str, count: int, scope: str, seed: int) -> list[TriedRemoval]:
     """Make `count` tasks and say how long it took."""
     with tempfile.TemporaryDirectory() as folder:
         package = unpack(Path(source), Path(folder))
@@ -78,7 +78,7 @@ def verify(source: str, made: list[Row]) -> None:
     """Grade every task as delivered, with the original code, and its twin with the original code."""
     env, counts, started = FeatureDeletionEnv(package=source), Counter(), time.perf_counter()
     try:
-        for row in (prepared(row, source, ()) for row in made):
+        for row in (with_source(row, source, ()) for row in made):
             counts["unresolved without a patch"] += _graded(env, row, "") == 0.0
             counts["resolved with the original code"] += _graded(env, row, row["patch"]) == 1.0
             counts["twin unresolved with the original code"] += _graded(env, rows.twin(row), row["patch"]) == 0.0

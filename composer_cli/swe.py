@@ -9,7 +9,7 @@ from composer_cli import options
 from composer_cli.printing import as_sentences
 
 if TYPE_CHECKING:
-    from stages.envs.swe.requirements import Report, Way
+    from stages.envs.swe.requirements import RequirementList, RequirementsReport
 
 INCOMPLETE = 3
 COLOURS = {"missing": 31, "note": 33, "ok": 32}
@@ -47,48 +47,37 @@ def check(
     raise typer.Exit(0 if report.ready else INCOMPLETE)
 
 
-def page(report: "Report") -> str:
-    """A report for people."""
+def page(report: "RequirementsReport") -> str:
+    """Return a report as text."""
     rows = f"rows: {report.rows.state}, {report.rows.found}"
     if report.ready:
         end = f"Ready: `composer collect --env swe-lite` can begin here ({report.chosen})."
     else:
         end = "Not ready: what is marked missing is needed. `--env swe-mini` needs nothing but bubblewrap and pip."
-    return "\n\n".join([rows, *map(_way, report.ways), end])
+    return "\n\n".join([rows, *map(_requirements, report.ways), end])
 
 
-def _way(way: "Way") -> str:
-    """A way's parts and, where environments are built, its repositories."""
-    words = [(part.name, part.state, part.found, part.way_out) for part in way.parts]
+def _requirements(way: "RequirementList") -> str:
+    """Return the requirements of one way to run and, where environments are built, the table of its repositories."""
     lines = [f"{way.name}: {'ready' if way.ready else 'parts are missing'}"]
-    lines += [f"  {name:<14} {state:<8} {found}{f' -> {out}' if out else ''}" for name, state, found, out in words]
-    if way.repositories:
-        heads = ("repository", "rows", "cloned", "environments", "to build", "minutes to build")
-        cells = [
-            (
-                one["repo"],
-                one["rows"],
-                "yes" if one["cloned"] else "no",
-                one["environments"],
-                one["to_build"],
-                _minutes(one),
-            )
-            for one in way.repositories
-        ]
-        table = tabulate(cells, headers=heads, tablefmt="plain", disable_numparse=True)
-        lines += ["", *(f"  {line}" for line in table.splitlines()), "", f"  {_time(way)}"]
-    return "\n".join(lines)
-
-
-def _minutes(repository: dict[str, float | None]) -> str:
-    seconds = repository["build_s"]
-    return "not measured" if seconds is None else f"{seconds / 60:.1f}"
-
-
-def _time(way: "Way") -> str:
+    lines += [
+        f"  {part.name:<14} {part.state:<8} {part.found}{f' -> {part.way_out}' if part.way_out else ''}"
+        for part in way.parts
+    ]
+    if not way.repositories:
+        return "\n".join(lines)
+    heads = ("repository", "rows", "cloned", "environments", "to build", "minutes to build")
+    cells = []
+    for one in way.repositories:
+        minutes = "not measured" if one["build_s"] is None else f"{one['build_s'] / 60:.1f}"
+        cloned = "yes" if one["cloned"] else "no"
+        cells.append((one["repo"], one["rows"], cloned, one["environments"], one["to_build"], minutes))
+    table = tabulate(cells, headers=heads, tablefmt="plain", disable_numparse=True)
     building = sum(one["to_build"] for one in way.repositories)
     unknown = [one["repo"] for one in way.repositories if one["build_s"] is None]
-    if not building:
-        return "Nothing is to be built."
-    said = f"Building {building} environments takes about {way.build_s / 60:.0f} minutes on two slow cores"
-    return said + (f", and that of {', '.join(unknown)}, which was never measured." if unknown else ".")
+    if building:
+        time = f"Building {building} environments takes about {way.build_s / 60:.0f} minutes on two slow cores"
+        time += f", and that of {', '.join(unknown)}, which was never measured." if unknown else "."
+    else:
+        time = "Nothing is to be built."
+    return "\n".join([*lines, "", *(f"  {line}" for line in table.splitlines()), "", f"  {time}"])

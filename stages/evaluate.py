@@ -30,6 +30,7 @@ from stages.evaluation.arms import (
 )
 from stages.evaluation.planner import Planning
 from stages.evaluation.projected import ProjectionResult, projected
+from stages.evaluation.report import arms_chart, text_table
 from stages.evaluation.verdict import INVALID_RUN, EvalVerdict, Look, after_looks, decide
 from stages.policy import PolicyConfig
 from stages.policy.adapters import CheckpointInfo, refuse_trained
@@ -202,8 +203,6 @@ def _finish(
     verdict: EvalVerdict, items: list[Row], left_out: int, projection: ProjectionResult | None, out: RunWriter
 ) -> None:
     """Write the items, the verdict, the chart and the report; raise `Incomplete` where rollouts failed."""
-    from stages.evaluation.report import arms_chart, text_table
-
     names = [item["item_id"] for item in items]
     played = (record["item"] for record in out.journal.read(names))
     out.table(EVAL_ITEM, chain(played, (item for item in items if item["item_id"] not in out.journal)))

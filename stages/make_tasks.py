@@ -23,7 +23,7 @@ from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
     from stages.envs.feature_deletion.selection import Removal
-    from stages.envs.feature_deletion.task_source import TaskGenerator
+    from stages.envs.feature_deletion.task_generator import TaskGenerator
     from stages.envs.feature_deletion.worker import Baseline
     from stages.teachers.proposing import Proposing
 
@@ -100,7 +100,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         out.progress("first runs of all tests", 0, 2)
         asking = _proposing(generator, config, serving, out)
         candidates = asking.more() if asking else _drawn(generator, config)
-        while (lacking := config.tasks - _accepted(out)) > 0:
+        while (lacking := config.tasks - sum(record.get("row") is not None for record in out.records())) > 0:
             out.raise_if_stopped()
             if not (waiting := _waiting(candidates, out)):
                 if asking is None or asking.over:
@@ -127,31 +127,32 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 
 def _generator(config: Config, baseline: "Baseline | None" = None) -> "TaskGenerator":
-    from stages.envs.feature_deletion import task_source
-    from stages.envs.feature_deletion.task_source import TaskGenerator
+    from stages.envs.feature_deletion.task_generator import TaskGenerator, installed_requirements, unpacked_package
 
-    package, needed = task_source.unpacked(Path(config.package)), task_source.requirements(config.requirements)
-    return TaskGenerator(package, config.sandbox, needed, baseline)
+    package, requirements = unpacked_package(Path(config.package)), installed_requirements(config.requirements)
+    return TaskGenerator(package, config.sandbox, requirements, baseline)
 
 
 def _proposing(generator: "TaskGenerator", config: Config, serving: Serving, out: RunWriter) -> "Proposing | None":
-    from stages.envs.feature_deletion import task_source
+    """Return the questions to the model that proposes features; None without a proposer."""
     from stages.envs.feature_deletion.selection import Proposals
+    from stages.envs.feature_deletion.task_generator import parse_difficulties
     from stages.teachers.proposing import Proposing
 
     if config.proposer is None:
         return None
-    split, wanted = None if config.split == "both" else config.split, task_source.difficulties(config.difficulty)
+    split, difficulties = None if config.split == "both" else config.split, parse_difficulties(config.difficulty)
     package, texts, lines = generator.package.label, generator.texts, generator.baseline.lines
-    proposals = Proposals(package, texts, lines, seed=config.seed, split=split, difficulties=wanted)
+    proposals = Proposals(package, texts, lines, seed=config.seed, split=split, difficulties=difficulties)
     return Proposing(proposals, config.proposer, config.questions, config.seed, serving, out)
 
 
 def _drawn(generator: "TaskGenerator", config: Config) -> "list[Removal]":
-    from stages.envs.feature_deletion import task_source
+    """Return the candidates in the order that the seed draws."""
+    from stages.envs.feature_deletion.task_generator import parse_difficulties
 
     split = None if config.split == "both" else config.split
-    return generator.candidates(config.seed, split, config.kinds, task_source.difficulties(config.difficulty))
+    return generator.candidates(config.seed, split, config.kinds, parse_difficulties(config.difficulty))
 
 
 def _waiting(candidates: "Sequence[Removal]", out: RunWriter) -> "list[Removal]":
@@ -159,15 +160,12 @@ def _waiting(candidates: "Sequence[Removal]", out: RunWriter) -> "list[Removal]"
 
 
 def _try(batch: "Sequence[Removal]", generator: "TaskGenerator", config: Config, out: RunWriter) -> None:
-    from stages.envs.feature_deletion import task_source
+    """Make tasks of a batch, and write each result as a unit."""
+    from stages.envs.feature_deletion.task_generator import with_source
 
-    for made in generator.make(batch, config.scope):
-        row = made.row and task_source.prepared(made.row, config.package, config.requirements)
-        out.write(made.removal.identity, {"row": row, "reason": made.reason, "removed": made.removal.names})
-
-
-def _accepted(out: RunWriter) -> int:
-    return sum(record.get("row") is not None for record in out.records())
+    for tried in generator.make(batch, config.scope):
+        row = tried.row and with_source(tried.row, config.package, config.requirements)
+        out.write(tried.removal.identity, {"row": row, "reason": tried.reason, "removed": tried.removal.names})
 
 
 def _finish(
@@ -219,16 +217,17 @@ def _hanging(rows: Sequence[Row]) -> list[str]:
 
 
 def _about_tests(generator: "TaskGenerator") -> list[str]:
-    """Tests that hang in the package as it is, and files that could not be collected, with the way out."""
-    from stages.envs.feature_deletion.worker import hint, missing
+    """Return lines on hanging tests and uncollectable files of the unmodified package, with a hint on modules."""
+    from stages.envs.feature_deletion.package import import_hint
+    from stages.envs.feature_deletion.worker import missing_modules
 
     broken, hanging = generator.baseline.broken, sorted(generator.baseline.hanging)
     lines = ["", f"{len(hanging)} tests did not end and play no part: {', '.join(hanging)}"] if hanging else []
     if broken:
         lines += ["", f"{len(broken)} test files could not be collected, so their tests play no part"]
         lines += [f"        {path}: {reason}" for path, reason in sorted(broken.items())]
-        if absent := missing(broken.values()):
-            lines.append(hint(absent, generator.package.root))
+        if absent := missing_modules(broken.values()):
+            lines.append(import_hint(absent, generator.package.root))
     return lines
 
 

@@ -26,6 +26,7 @@ SHARED = ("chain", "trained", "planted")
 """Fixtures of the session that take long to make: the tests that use one run in one process of pytest-xdist."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file, or of an expensive fixture, in one process: what they share is made once."""
     for item in items:

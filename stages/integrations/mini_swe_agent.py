@@ -18,24 +18,20 @@ from stages.envs.base import Environment, Grade, Observation, Task
 from stages.envs.bash import FENCE, SUBMIT, ActionError, fenced, parse_bash
 from stages.errors import UsageError
 
-# ---- commands
-# A command that another framework hands over, as the message in which an environment finds it again, whole.
+FINAL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""First line of the output of a successful command by which mini-swe-agent's prompts tell a model to submit."""
 
 
 def message(command: str) -> str:
-    """A message of one command alone; `ActionError` where a line of the command itself would end the block early."""
+    """Return the message of one command; raise `ActionError` where one of its lines would end the block early."""
     text = fenced(command)
     if command.strip() and parse_bash(text) != command.strip("\n"):
         raise ActionError(f"The command holds a line {FENCE}, which would cut it short. Write such a line another way.")
     return text
 
 
-FINAL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-"""A command that succeeds and prints this line first is how mini-swe-agent's prompts tell a model to hand in."""
-
-
 class EnvironmentInfo(BaseModel):
-    """What is recorded of the environment in a trajectory, and what templates may name."""
+    """The fields of the environment that a trajectory records and templates may name."""
 
     environment: str
     sandbox: str
@@ -44,7 +40,7 @@ class EnvironmentInfo(BaseModel):
 
 
 class MiniSweEnvironment:
-    """One episode of one task. `opening` holds our own opening messages, for those who do not write templates."""
+    """One episode of one task. `opening` holds our own opening messages, for callers without templates."""
 
     def __init__(self, environment: Environment, task: Task) -> None:
         self._environment = environment
@@ -72,16 +68,16 @@ class MiniSweEnvironment:
         return _output(observation)
 
     def get_template_vars(self, **more: Any) -> dict[str, Any]:
-        """What templates may name: nothing of this process' environment variables."""
+        """Return the variables of templates, none of them environment variables of this process."""
         return {**self.config.model_dump(), **platform.uname()._asdict(), **more}
 
     def serialize(self) -> dict[str, Any]:
-        """The environment's part of a trajectory."""
+        """Return the environment's part of a trajectory."""
         kind = f"{type(self).__module__}.{type(self).__qualname__}"
         return {"info": {"config": {"environment": self.config.model_dump(), "environment_type": kind}}}
 
     def grade(self) -> Grade:
-        """The verdict on the episode; mini-swe-agent itself knows none."""
+        """Return the verdict on the episode, which mini-swe-agent itself has no place for."""
         return self._environment.grade()
 
     def cleanup(self) -> None:
@@ -90,7 +86,7 @@ class MiniSweEnvironment:
 
 
 def _output(observation: Observation) -> dict[str, Any]:
-    """An observation as mini-swe-agent spells it; -1 where nothing ran."""
+    """Return an observation in mini-swe-agent's form; the return code is -1 where nothing ran."""
     stopped = "The command was stopped at its time limit." if observation.timed_out else ""
     return {
         "output": observation.content,
@@ -100,7 +96,7 @@ def _output(observation: Observation) -> dict[str, Any]:
 
 
 def _exit(stop: str) -> dict[str, Any]:
-    """The last message. What was handed in is the workspace itself."""
+    """Return the last message. The submission is the workspace itself."""
     extra = {"exit_status": "Submitted" if stop == "submitted" else stop, "submission": ""}
     return {"role": "exit", "content": "", "extra": extra}
 

@@ -158,16 +158,10 @@ def tool_environments(
 ) -> Callable[[], ToolEnvironment]:
     """An `environment_factory`.
 
-    `wrap` turns the tool's argument into a message: `commands.message` for environments that take commands.
+    `wrap` turns the tool's argument into a message: `mini_swe_agent.message` for environments that take commands.
     """
     return lambda: ToolEnvironment(make(), tasks, wrap)
 
-
-# ---- trl_rollouts
-# Rollouts through TRL without training: its data loader, rollout call, padding and advantages; no optimiser.
-#
-# What TRL then holds for its loss comes along, so that what was recorded can be compared with what would be trained
-# on.
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is announced as experimental on every start
 MAX_PROMPTS = 8
@@ -184,9 +178,10 @@ def rollouts(
     seed: int,
     skip: Callable[[Batch], bool],
 ) -> Iterator[dict[str, Any]]:
-    """Let TRL play `samples` rollouts of every row of `function`, in batches; `skip` says which batches to leave out.
+    """Let TRL play `samples` rollouts of every row of `function` without training, except batches that `skip` names.
 
-    Yields, a batch, the tensors that TRL would compute its loss from; `function.latest` then holds the batch's
+    TRL's own data loader, rollout call, padding and advantages, without an optimiser. Yields, a batch, the tensors that
+    TRL would compute its loss from, so that records can be compared with them; `function.latest` then holds the batch's
     episodes.
     """
     trainer = _trainer(policy, function, samples, folder, seed)

@@ -76,7 +76,7 @@ class TeacherWorth:
     """The worth of a teacher in a state: pairs that are lost and won without it, and pairs that it backs.
 
     sides: for each recorded step, "joined" where the student did the same as the teacher against the majority,
-    "opposed" where the student did as the majority, else None; None as a whole where the teacher was in no minority.
+    "opposed" where the student did as the majority, else None; None instead of a tuple without a minority vote.
     """
 
     lost: int

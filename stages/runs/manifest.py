@@ -27,7 +27,7 @@ class InputRef(BaseModel):
     content: str
 
 
-class Outcome(BaseModel):
+class RunOutcome(BaseModel):
     """What a stage found. `ok` is None where it judges nothing; `code` is the exit code that its verdict asks for."""
 
     model_config = ConfigDict(extra="forbid")
@@ -65,7 +65,7 @@ class Manifest(BaseModel):
     cost_usd: float = 0.0
     possibly_usd: float = 0.0
     models: dict[str, Any] = {}
-    outcome: Outcome = Field(default_factory=Outcome)
+    outcome: RunOutcome = Field(default_factory=RunOutcome)
     packages: dict[str, str] = {}
     python: str = platform.python_version()
     code: dict[str, str | None] = {}

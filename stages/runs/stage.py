@@ -126,7 +126,7 @@ def check_inputs(inputs: Inputs) -> None:
             raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
 
 
-class Units(Protocol[Made]):
+class UnitSource(Protocol[Made]):
     """Units that can be gone through again and again."""
 
     def __len__(self) -> int: ...
@@ -147,7 +147,7 @@ def blocks(keys: Sequence[str], size: int) -> list[Sequence[str]]:
 
 
 def work_through(
-    units: "Units[Unit]",
+    units: "UnitSource[Unit]",
     key: Callable[[Unit], str],
     do: Callable[[list[Unit]], Iterable[tuple[str, Mapping[str, Any], bool]]],
     *,

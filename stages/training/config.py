@@ -1,4 +1,8 @@
-"""What a training is asked for: one arm, its model, its channels, and where it runs."""
+"""The configuration of a training: one arm, its model, its channels, and where it runs.
+
+`Weights`, the setting `weights`, has one field a channel, made from the registry; a channel is off until it is given a
+weight.
+"""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +16,6 @@ from stages.runs.config import Settings
 from stages.runs.reporting import Backends
 from stages.training.channels import CHANNELS
 from stages.training.settings import Adapter, Distribution, Eopd, Hints, Optimisation, Pairs, Probe, Taid
-
-# ---- weights
-# The setting `weights`: one field a channel, made from the registry; a channel is off until it is given a weight.
 
 Weight = Annotated[float, Field(ge=0)]
 
@@ -38,11 +39,11 @@ class ChannelWeights(Settings):
         return given
 
     def identity(self) -> dict[str, Any]:
-        """All weights."""
+        """Return all weights."""
         return self.model_dump()
 
     def active(self) -> dict[str, float]:
-        """The channels with a weight, by name, in the order of the registry."""
+        """Return the channels with a weight, by name, in the order of the registry."""
         weights = self.model_dump()
         return {name: weights[name] for name in CHANNELS if weights.get(name, 0.0) > 0}
 
@@ -150,6 +151,6 @@ class Config(EnvStageConfig):
         return self
 
     def label(self) -> str:
-        """Environment, arm and seed, and a replica's number."""
+        """Return environment, arm and seed, and a replica's number."""
         replica = "" if self.diloco.replica is None else f"-r{self.diloco.replica}"
         return f"{self.env.label()}-{self.arm}-s{self.seed}{replica}"

@@ -1,7 +1,7 @@
 """Types and shares of the weights under training: float32 masters, FSDP2 shares of them, and the trainer on shares.
 
 Precision: weights that learn are float32, because AdamW's steps at usual learning rates are smaller than half a unit in
-bfloat16's last place, so most would be lost. A model whose weights come in 16 bits is either frozen as it is, beside
+bfloat16's last place, so most would be lost. A model whose weights come in 16 bits is either frozen as it is, with
 float32 adapters, or trained as float32 masters under bfloat16 autocast, in which it is sampled from and scored, too.
 
 Shares (distribution.sharding = "fsdp2"): from the rollouts of a step to its last backward pass every process holds the

@@ -1,4 +1,4 @@
-"""The settings of training beside the channels' weights: pairs, hints, TAID, EOPD, optimisation."""
+"""The settings of training other than the channels' weights: pairs, hints, TAID, EOPD, optimisation."""
 
 from typing import Annotated, Literal
 

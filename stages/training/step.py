@@ -197,18 +197,18 @@ class Channels:
         self._frozen: dict[RowSource, Any] = {"pairs": source, "hinted": self.self_teacher, "episodes": teacher}
 
     def losses(
-        self, model: Any, batch: ChannelBatch, beside: Sequence[Tree] = ()
+        self, model: Any, batch: ChannelBatch, grpo_trees: Sequence[Tree] = ()
     ) -> tuple[dict[str, ChannelLoss], Scored | None]:
-        """Return each channel's share of a part that has rows of it, and the trees `beside`, scored in the same pass.
+        """Return each channel's share of a part that has rows of it, and `grpo_trees` scored in the same pass.
 
         The losses of all parts add up to those of the step: denominators are the whole step's (`ChannelBatch.step`).
         Teachers, references and hinted prompts are scored without gradients.
         """
         rows = {row_source: getattr(batch, row_source) for row_source in self.row_sources}
         trees = [[row.tree for row in of_source] for of_source in rows.values()]
-        if not beside and not any(trees):
+        if not grpo_trees and not any(trees):
             return {}, None
-        others, *parts = score_together(model, [beside, *trees])
+        grpo_scored, *parts = score_together(model, [grpo_trees, *trees])
         losses: dict[str, ChannelLoss] = {}
         for (row_source, of_source), scored in zip(rows.items(), parts, strict=True):
             if of_source:
@@ -217,7 +217,7 @@ class Channels:
                 for name, channel in self._active.items():
                     if channel.row_source == row_source:
                         losses[name] = channel.loss(shared)
-        return losses, others
+        return losses, grpo_scored
 
     def end_step(self, losses: Mapping[str, ChannelLoss], step: int) -> None:
         """Give every channel the loss of a whole step of training."""
@@ -374,7 +374,7 @@ class ComposedTrainer(GRPOTrainer):
         groups = group(part) if "prompt_ids" in part else None
         with self.accelerator.autocast():  # accelerate wraps the model's own forward pass alone
             rows = part.get("channels", ChannelBatch())
-            losses, scored = self.channels.losses(plain, rows, beside=groups.trees if groups else ())
+            losses, scored = self.channels.losses(plain, rows, groups.trees if groups else ())
             if groups is not None and scored is not None:
                 self._scored = statistics(plain, groups, scored, self.temperature)
         grpo = self._grpo_loss(model, part, whole)

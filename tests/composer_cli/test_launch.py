@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.command_line import call
 
-from stages.runs.manifest import Outcome
+from stages.runs.manifest import RunOutcome
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from stages.runs.manifest import Outcome
     [(None, None, 0), (True, None, 0), (False, None, 1), (True, 0, 0), (False, 1, 1), (False, 3, 3)],
 )
 def test_a_run_chooses_its_exit_code(ok: bool | None, chosen: int | None, code: int) -> None:
-    assert Outcome(ok=ok, code=chosen).exit_code == code
+    assert RunOutcome(ok=ok, code=chosen).exit_code == code
 
 
 def recorded(folder: Path, hacked: bool, problems: int) -> Path:

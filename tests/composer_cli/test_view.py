@@ -26,7 +26,7 @@ from support.view_site import (
 )
 
 from stages.runs.artifact import Run
-from stages.runs.manifest import Outcome
+from stages.runs.manifest import RunOutcome
 from stages.runs.records import PAIR, TEACHER_ACTION
 
 pytest.importorskip("starlette", reason="starlette is not installed here, so `composer view` cannot be tried")
@@ -143,7 +143,7 @@ def test_a_run_under_way_shows_what_its_journal_holds(site: Site, artifacts: Pat
 
 def test_the_figure_of_a_watched_training_is_on_its_page(site: Site, artifacts: Path) -> None:
     name = "probe-watch/20260102T030405Z-run-ffffff"
-    folder = written(artifacts, name, outcome=Outcome(summary={"figures": ["watch"]}))
+    folder = written(artifacts, name, outcome=RunOutcome(summary={"figures": ["watch"]}))
     (folder / "watch.png").write_bytes(b"png")
     assert f"figure/{name}/watch" in site.get(f"run/{name}").text and site.get(f"figure/{name}/watch").status == 200
 

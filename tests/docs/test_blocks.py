@@ -27,10 +27,9 @@ from support.shelf import SHELF, write
 from typer import TyperException
 from typer.main import get_command
 
-from composer_cli import launch
-from composer_cli import preset as presets
+from composer_cli import launch, settings
 from composer_cli.app import app
-from composer_cli.stage_command import SHORTCUTS, read
+from composer_cli.stage_command import SHORTCUTS, read_positionals
 from stages import STAGES
 from stages.errors import UsageError
 
@@ -182,12 +181,12 @@ def check(words: list[str]) -> None:
         name, rest, parent=get_command(app).make_context("composer", [], resilient_parsing=True)
     ).params
     if name in STAGES:
-        said, _ = read(name, given.get("words") or [])
+        said, _ = read_positionals(name, given.get("words") or [])
         values = {key: given.get(word) for word, key in SHORTCUTS.items() if word != "teachers"}
         short = [*said, *launch.shortcuts(name, values, None, given.get("limit"))]
         launch.configure(name, [], short, given["set_"] or [])
     if name == "run":
-        presets.configure(presets.load(given["preset"]), [])
+        settings.configure_preset(settings.load_preset(given["preset"]), [])
 
 
 @pytest.mark.parametrize(

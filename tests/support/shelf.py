@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stages.envs.feature_deletion.definitions import definitions
 from stages.envs.feature_deletion.selection import Kind, Removal
-from stages.envs.feature_deletion.task_source import TaskGenerator
+from stages.envs.feature_deletion.task_generator import TaskGenerator
 
 SHELF = {
     "PKG-INFO": "Metadata-Version: 2.1\nName: shelf\nVersion: 1.5\n",

@@ -14,7 +14,6 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from stages.runs import store
-from stages.runs.manifest import Outcome
 from stages.runs.records import EVAL_ITEM, ROLLOUT, STEP
 from support.command_line import command, environment
 from support.runs import row, written

@@ -1,10 +1,10 @@
-"""Functions and classes of a source file, and what is left of one when its code is removed.
+"""Functions and classes of a source file, and the edits that remove their code.
 
-Everything is found by line numbers, so that comments and layout of the rest stay as they are.
+Edits are made by line numbers, so that comments and layout of the rest stay unchanged.
 """
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +15,7 @@ Node = FunctionNode | ast.ClassDef
 
 @dataclass(frozen=True)
 class Keep:
-    """What stays of something that is removed."""
+    """The parts of a definition that a removal keeps."""
 
     docstring: bool
     signature: bool
@@ -41,7 +41,7 @@ class Definition:
 
     @property
     def kind(self) -> Literal["function", "class"]:
-        """What it is."""
+        """Whether it is a function or a class."""
         return "class" if isinstance(self.node, ast.ClassDef) else "function"
 
     @property
@@ -51,92 +51,112 @@ class Definition:
 
     @property
     def functions(self) -> tuple[FunctionNode, ...]:
-        """Itself, or the methods of a class."""
+        """The function itself, or the methods of a class."""
         if isinstance(self.node, ast.ClassDef):
             return tuple(node for node in self.node.body if isinstance(node, FunctionNode))
         return (self.node,)
 
     @property
     def code(self) -> list[str]:
-        """The lines of code in all bodies: stripped, without blank lines and comments."""
-        return [line for function in self.functions for line in code_lines(self.source, function)]
+        """The lines of code in all bodies: stripped, without docstrings, blank lines and comments.
+
+        A body with nothing to remove has none.
+        """
+        stripped: list[str] = []
+        for function in self.functions:
+            if not _is_empty(function):
+                first = _statements(function)[0].lineno
+                stripped += (line.strip() for line in self.source[first - 1 : function.end_lineno])
+        return [line for line in stripped if line and not line.startswith("#")]
 
     @property
     def bodies(self) -> list[tuple[str, ...]]:
-        """The lines of every body as they stand, without docstrings."""
-        first = [(_after_docstring(function), function.end_lineno) for function in self.functions]
-        return [self.source[statement.lineno - 1 : last] for statement, last in first if statement is not None]
+        """The unchanged lines of every body, without docstrings."""
+        return [
+            self.source[rest[0].lineno - 1 : function.end_lineno]
+            for function in self.functions
+            if (rest := _statements(function))
+        ]
 
     def covers(self) -> set[int]:
-        """The line numbers of all bodies."""
+        """Return the line numbers of all bodies."""
         return {
             line
             for function in self.functions
-            if (first := _after_docstring(function)) is not None
-            for line in range(first.lineno, (function.end_lineno or 0) + 1)
+            if (rest := _statements(function))
+            for line in range(rest[0].lineno, (function.end_lineno or 0) + 1)
         }
 
     def edits(self, keep: Keep, body: str = STUB) -> list[Edit]:
-        """How its code is removed; `body` stands in its place, `{first}` in it for the first argument."""
+        """Return the edits that remove its code; `body` replaces it, `{first}` in it the first argument.
+
+        A class without signatures loses everything but its header, maybe its docstring, and a constructor that raises.
+        """
         if isinstance(self.node, ast.ClassDef) and not keep.signature:
-            return [_class_edit(self.node, self.source, keep)]
-        return [edit for function in self.functions if (edit := _function_edit(function, self.source, keep, body))]
+            inner = _indent(self.source, self.node) + "    "
+            docstring = _docstring_lines(self.node, self.source, inner) if keep.docstring else []
+            init = (f"{inner}def __init__(self, *args, **kwargs):", f"{inner}    {STUB}")
+            lines = (*_header(self.node, self.source), *docstring, *init)
+            return [Edit(self.node.lineno, self.node.end_lineno or 0, lines)]
+        return [
+            _function_edit(function, self.source, keep, body) for function in self.functions if not _is_empty(function)
+        ]
 
 
 def definitions(path: str, text: str) -> list[Definition]:
-    """What a file defines; nothing when it cannot be parsed."""
+    """Return the definitions of a file, none when it cannot be parsed."""
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return []
     source = tuple(text.split("\n"))
-    return [Definition(path, name, node, source) for name, node in _named(module.body, "")]
+    found: list[Definition] = []
+    for node in module.body:
+        if isinstance(node, Node):
+            found.append(Definition(path, node.name, node, source))
+        if isinstance(node, ast.ClassDef):
+            methods = (inner for inner in node.body if isinstance(inner, FunctionNode))
+            found += (Definition(path, f"{node.name}.{inner.name}", inner, source) for inner in methods)
+    return found
 
 
-def _named(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[str, Node]]:
-    for node in body:
-        if isinstance(node, FunctionNode):
-            yield prefix + node.name, node
-        elif isinstance(node, ast.ClassDef) and not prefix:
-            yield node.name, node
-            yield from _named(node.body, f"{node.name}.")
-
-
-def without(text: str, edits: Iterable[Edit]) -> str:
-    """A file's text after edits, which must not overlap."""
+def apply_edits(text: str, edits: Iterable[Edit]) -> str:
+    """Return a file's text after edits, which must not overlap."""
     lines = text.split("\n")
     for edit in sorted(edits, key=lambda edit: edit.first, reverse=True):
         lines[edit.first - 1 : edit.last] = edit.lines
     return "\n".join(lines)
 
 
-def code_lines(source: tuple[str, ...], function: FunctionNode) -> list[str]:
-    """A function's code after its docstring, line by line, stripped, without blank lines and comments."""
-    first = _after_docstring(function)
-    if first is None or _is_empty(function):
-        return []
-    stripped = (line.strip() for line in source[first.lineno - 1 : function.end_lineno])
-    return [line for line in stripped if line and not line.startswith("#")]
-
-
-def _has_docstring(node: Node) -> bool:
-    return ast.get_docstring(node, clean=False) is not None
-
-
-def _after_docstring(node: Node) -> ast.stmt | None:
-    rest = node.body[1:] if _has_docstring(node) else node.body
-    return rest[0] if rest else None
+def _statements(node: Node) -> list[ast.stmt]:
+    """Return the statements of a body after its docstring."""
+    return node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
 
 
 def _is_empty(function: FunctionNode) -> bool:
-    """Whether there is nothing to remove: only a docstring, `pass`, `...` or `raise NotImplementedError`."""
-    rest = function.body[1:] if _has_docstring(function) else function.body
+    """Return whether there is nothing to remove: only a docstring, `pass`, `...` or `raise NotImplementedError`."""
     return all(
         isinstance(node, ast.Pass)
         or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         or (isinstance(node, ast.Raise) and "NotImplemented" in ast.dump(node))
-        for node in rest
+        for node in _statements(function)
     )
+
+
+def _function_edit(function: FunctionNode, source: tuple[str, ...], keep: Keep, body: str) -> Edit:
+    indent = _indent(source, function)
+    inner = indent + "    "
+    docstring = _docstring_lines(function, source, inner) if keep.docstring else []
+    word = "async def" if isinstance(function, ast.AsyncFunctionDef) else "def"
+    header = [f"{indent}{word} {function.name}(*args, **kwargs):"]
+    if keep.signature:
+        header = _header(function, source)
+    # The first argument that is not the object itself.
+    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    first = next((name for name in names if name not in ("self", "cls")), "None")
+    statement = body if body == STUB or function.name != "__init__" else "pass"
+    lines = (*header, *docstring, inner + statement.replace("{first}", first))
+    return Edit(function.lineno, function.end_lineno or 0, lines)
 
 
 def _indent(source: tuple[str, ...], node: Node) -> str:
@@ -144,51 +164,21 @@ def _indent(source: tuple[str, ...], node: Node) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _function_edit(function: FunctionNode, source: tuple[str, ...], keep: Keep, body: str) -> Edit | None:
-    if _is_empty(function):
-        return None
-    inner = _indent(source, function) + "    "
-    docstring = _docstring_lines(function, source, inner) if keep.docstring else []
-    header = _header(function, source) if keep.signature else [_any_arguments(function, source)]
-    instead = body if body == STUB or function.name != "__init__" else "pass"
-    instead = instead.replace("{first}", _first_argument(function))
-    return Edit(function.lineno, function.end_lineno or 0, (*header, *docstring, inner + instead))
-
-
-def _first_argument(function: FunctionNode) -> str:
-    """The name of the first argument that is not the object itself; None where there is none."""
-    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
-    return next((name for name in names if name not in ("self", "cls")), "None")
-
-
-def _class_edit(node: ast.ClassDef, source: tuple[str, ...], keep: Keep) -> Edit:
-    inner = _indent(source, node) + "    "
-    docstring = _docstring_lines(node, source, inner) if keep.docstring else []
-    init = (f"{inner}def __init__(self, *args, **kwargs):", f"{inner}    {STUB}")
-    return Edit(node.lineno, node.end_lineno or 0, (*_header(node, source), *docstring, *init))
-
-
 def _header(node: Node, source: tuple[str, ...]) -> list[str]:
-    """The lines from `def` or `class` up to the colon before the body."""
+    """Return the lines from `def` or `class` up to the colon before the body."""
     first = node.body[0]
     lines = list(source[node.lineno - 1 : first.lineno])
-    last = lines.pop().encode()[: first.col_offset].decode()
+    last = lines.pop().encode()[: first.col_offset].decode()  # columns count bytes
     while not (last.strip() or not lines) or (last.strip().startswith("#") and lines):
         last = lines.pop()
     return [*lines, last.rstrip()]
 
 
 def _docstring_lines(node: Node, source: tuple[str, ...], inner: str) -> list[str]:
-    if not _has_docstring(node):
+    if ast.get_docstring(node, clean=False) is None:
         return []
     first = node.body[0]
     lines = [line.encode() for line in source[first.lineno - 1 : first.end_lineno]]
     lines[-1] = lines[-1][: first.end_col_offset]
     lines[0] = inner.encode() + lines[0][first.col_offset :]
     return [line.decode() for line in lines]
-
-
-def _any_arguments(function: FunctionNode, source: tuple[str, ...]) -> str:
-    """A header that tells nothing of the signature."""
-    word = "async def" if isinstance(function, ast.AsyncFunctionDef) else "def"
-    return f"{_indent(source, function)}{word} {function.name}(*args, **kwargs):"

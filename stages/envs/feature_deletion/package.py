@@ -1,13 +1,22 @@
-"""A package to make tasks from: a folder or an sdist, copied without its history and caches, never built or run."""
+"""A package to make tasks from: a folder or an sdist, copied without its history and caches, never built or run.
+
+Its metadata gives its name, version and dependencies. `import_hint` names the distributions of modules that its tests
+cannot import, by packaging metadata and without guessing: a distribution may have another name than its module (`attrs`
+holds `attr`), and one with the module's name may be a stranger's. Known are the distributions that are installed here,
+and those that the package itself declares.
+"""
 
 import email.parser
 import re
 import tomllib
+from collections.abc import Iterable
 from configparser import ConfigParser
 from configparser import Error as ConfigError
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from stages.envs import folders
 from stages.envs.folders import write
@@ -30,11 +39,13 @@ LEFTOVERS = (
     ".swp",
     ".coverage",
 )
+WAY_OUT = "--set env.requirements='[{0}]' (for `composer tasks`: --set requirements='[{0}]')"
+DISTRIBUTION_NAME = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
 
 @dataclass(frozen=True)
 class Package:
-    """A clean copy below `root`, which nobody writes to."""
+    """A clean copy below `root`, which is never written to."""
 
     name: str
     version: str
@@ -42,7 +53,7 @@ class Package:
 
     @property
     def label(self) -> str:
-        """Name and version, fit for an identifier."""
+        """Name and version in the characters of an identifier."""
         return re.sub(r"[^A-Za-z0-9.]+", "_", f"{self.name}-{self.version}")
 
     @cached_property
@@ -52,85 +63,124 @@ class Package:
 
 
 def unpack(source: Path, root: Path) -> Package:
-    """Copy a folder, or unpack an archive, into the empty folder `root`; `BadInput` where it is neither or damaged."""
+    """Copy a folder, or unpack an archive, into the empty folder `root`; `BadInput` where it is neither or damaged.
+
+    Name and version are those that the package declares; `importlib.metadata` finds them in a METADATA file in `root`.
+    """
     if source.is_dir():
-        top = source
         _copy(source, root)
     elif source.name.endswith(ARCHIVE_ENDINGS) and source.is_file():
         with trees.scratch() as raw:
-            top = extract_archive(source, raw)
-            _copy(top, root)
+            _copy(extract_archive(source, raw), root)
     else:
         raise BadInput(
             f"The package {str(source)!r} is neither a folder nor an archive ({', '.join(ARCHIVE_ENDINGS)}). "
             "Give one of them."
         )
-    return _described(root, _bare(source.name))
-
-
-def _bare(name: str) -> str:
-    """A file's name without what says that it is an archive."""
-    return next((name.removesuffix(ending) for ending in ARCHIVE_ENDINGS if name.endswith(ending)), name)
-
-
-def _copy(top: Path, root: Path) -> None:
-    """Into `root`; a folder that is itself an importable package goes one level deeper, so that it can be imported."""
-    target = root / top.name if (top / "__init__.py").exists() else root
-    folders.copy(top, target, _left_behind)
-
-
-def _left_behind(path: str, is_folder: bool) -> bool:
-    name = PurePosixPath(path).name
-    if is_folder:
-        at_top = path == name and name in BUILT_AT_TOP
-        return at_top or name in trees.CACHES | trees.HISTORY | PRIVATE or name.endswith((".egg-info", ".dist-info"))
-    return name.endswith(LEFTOVERS)
-
-
-def _described(root: Path, fallback: str) -> Package:
-    """Name and version as the package states them; its metadata without its code is left for `importlib.metadata`."""
-    name, version = (_safe(part) for part in _stated(root) or _guessed(fallback))
-    metadata = f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info/METADATA"
+    endings = (ending for ending in ARCHIVE_ENDINGS if source.name.endswith(ending))
+    declared_name = _declared_name(root, source.name.removesuffix(next(endings, "")))
+    # In the characters that packaging allows, others as one dash: both become part of a path.
+    name, version = (re.sub(r"[^A-Za-z0-9._+!-]+", "-", part).strip("-.") or "0" for part in declared_name)
+    folder = f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info"
     text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    write(root, metadata, text.encode(), 0o644)
+    write(root, f"{folder}/METADATA", text.encode(), 0o644)
     return Package(name, version, root)
 
 
-def _safe(stated: str) -> str:
-    """A name or version in the characters that packaging allows, others as one dash: it becomes part of a path."""
-    return re.sub(r"[^A-Za-z0-9._+!-]+", "-", stated).strip("-.") or "0"
+def _copy(top: Path, root: Path) -> None:
+    """Copy into `root`; a folder that is itself an importable package goes one level deeper, to be importable."""
+
+    def is_left_behind(path: str, is_folder: bool) -> bool:
+        name = PurePosixPath(path).name
+        if not is_folder:
+            return name.endswith(LEFTOVERS)
+        at_top = path == name and name in BUILT_AT_TOP
+        return at_top or name in trees.CACHES | trees.HISTORY | PRIVATE or name.endswith((".egg-info", ".dist-info"))
+
+    folders.copy(top, root / top.name if (top / "__init__.py").exists() else root, is_left_behind)
 
 
-def _stated(root: Path) -> tuple[str, str] | None:
-    if (root / "PKG-INFO").is_file():
-        fields = email.parser.HeaderParser().parsestr((root / "PKG-INFO").read_text(errors="replace"))
-        if fields["Name"] and fields["Version"]:
-            return fields["Name"], fields["Version"]
-    for read in (_from_pyproject, _from_setup_cfg):
-        if (found := read(root)) and found[0]:
-            return found[0], found[1] or "0"
-    return None
+def _declared_name(root: Path, file_name: str) -> tuple[str, str]:
+    """Return name and version by PKG-INFO, pyproject.toml, setup.cfg, or a file name like toolz-1.2.0."""
+    fields, project, setup_cfg = _pkg_info(root), _pyproject(root).get("project", {}), _setup_cfg(root)
+    if fields["Name"] and fields["Version"]:
+        return fields["Name"], fields["Version"]
+    if name := str(project.get("name", "")):
+        return name, str(project.get("version", "")) or "0"
+    if name := setup_cfg.get("metadata", "name", fallback=""):
+        version = setup_cfg.get("metadata", "version", fallback="")
+        return name, "0" if ":" in version else version or "0"
+    name, dash, version = file_name.rpartition("-")
+    return (name, version) if dash and version[:1].isdigit() else (file_name, "0")
 
 
-def _from_pyproject(root: Path) -> tuple[str, str]:
+def _pkg_info(root: Path) -> Any:
+    """Return the header fields of PKG-INFO; none where it is missing."""
+    text = (root / "PKG-INFO").read_text(errors="replace") if (root / "PKG-INFO").is_file() else ""
+    return email.parser.HeaderParser().parsestr(text)
+
+
+def _pyproject(root: Path) -> dict[str, Any]:
     try:
-        project = tomllib.loads((root / "pyproject.toml").read_text()).get("project", {})
+        return tomllib.loads((root / "pyproject.toml").read_text())
     except (OSError, ValueError):
-        return "", ""
-    return str(project.get("name", "")), str(project.get("version", ""))
+        return {}
 
 
-def _from_setup_cfg(root: Path) -> tuple[str, str]:
+def _setup_cfg(root: Path) -> ConfigParser:
     parser = ConfigParser(interpolation=None)
     try:
         parser.read(root / "setup.cfg")
     except (OSError, ConfigError, UnicodeDecodeError):
-        return "", ""
-    version = parser.get("metadata", "version", fallback="")
-    return parser.get("metadata", "name", fallback=""), "" if ":" in version else version
+        return ConfigParser(interpolation=None)
+    return parser
 
 
-def _guessed(fallback: str) -> tuple[str, str]:
-    """From a name like toolz-1.2.0."""
-    name, dash, version = fallback.rpartition("-")
-    return (name, version) if dash and version[:1].isdigit() else (fallback, "0")
+def import_hint(modules: Iterable[str], root: Path) -> str:
+    """Return how to add modules: by the distributions that hold them, or by those that the package declares."""
+    known, unknown = resolve_modules(modules, root)
+    sentences = []
+    if known:
+        names = ", ".join(f'"{name}"' for name in sorted(set(known.values())))
+        sentences.append(f"Add {WAY_OUT.format(names)}.")
+    if unknown:
+        listed = ", ".join(sorted(declared_dependencies(root))) or "nothing"
+        sentences.append(
+            f"No metadata says which distribution holds {', '.join(unknown)}; the package declares {listed}. Look the "
+            f"distribution up, and add it with {WAY_OUT.format('NAME')}."
+        )
+    return " ".join(sentences)
+
+
+def resolve_modules(modules: Iterable[str], root: Path) -> tuple[dict[str, str], list[str]]:
+    """Return module -> distribution where metadata names one, and the modules without."""
+
+    def normal(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    installed = metadata.packages_distributions()
+    own = {normal(name): name for name in declared_dependencies(root)}
+    known: dict[str, str] = {}
+    tops = sorted({module.partition(".")[0] for module in modules})
+    for top in tops:
+        holding = sorted(set(installed.get(top, ())))
+        if len(holding) == 1:
+            known[top] = holding[0]
+        elif normal(top) in own and not holding:
+            known[top] = own[normal(top)]
+    return known, [top for top in tops if top not in known]
+
+
+def declared_dependencies(root: Path) -> set[str]:
+    """Return the distributions that a package names as its dependencies, for running or for its tests."""
+    lines = [str(value) for value in _pkg_info(root).get_all("Requires-Dist", [])]
+    document, setup_cfg = _pyproject(root), _setup_cfg(root)
+    project = document.get("project", {})
+    groups: list[Any] = [project.get("dependencies", [])]
+    groups += [*project.get("optional-dependencies", {}).values(), *document.get("dependency-groups", {}).values()]
+    lines += [text for group in groups for text in group if isinstance(text, str)]
+    values = [setup_cfg.get("options", key, fallback="") for key in ("install_requires", "tests_require")]
+    if setup_cfg.has_section("options.extras_require"):
+        values += [value for _, value in setup_cfg.items("options.extras_require")]
+    lines += [line for value in values for line in value.splitlines() if line.strip()]
+    return {match[1] for line in lines if (match := DISTRIBUTION_NAME.match(line))}

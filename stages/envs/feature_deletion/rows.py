@@ -1,4 +1,4 @@
-"""A task as a row in SWE-bench's shape, with what it takes to set it up again from the package.
+"""A task as a row in SWE-bench's shape, from which the task can be set up again with the package.
 
 The classic twelve columns, the four of the newer shape, and those of feature deletion. `base_commit` is the digest of
 the package and the removal; `patch` puts the original code back.
@@ -11,10 +11,10 @@ from dataclasses import asdict
 from typing import Any
 
 from stages.envs.base import TWIN
-from stages.envs.feature_deletion.definitions import Edit, without
+from stages.envs.feature_deletion.contradictions import ProvenContradiction
+from stages.envs.feature_deletion.definitions import Edit, apply_edits
 from stages.envs.feature_deletion.package import Package
 from stages.envs.feature_deletion.selection import KEEP, Removal
-from stages.envs.feature_deletion.twins import Contradiction, Proven
 from stages.envs.feature_deletion.worker import Baseline
 from stages.envs.repo import trees
 from stages.envs.repo.grading import TestLists
@@ -55,22 +55,36 @@ def build(
     writes: Mapping[str, str],
     lists: TestLists,
     baseline: Baseline,
-    proven: Sequence[Proven],
+    proven: Sequence[ProvenContradiction],
     hanging: Sequence[str] = (),
 ) -> Row:
-    """The row of an accepted task, which holds nothing that was measured.
+    """Return the row of an accepted task, without any measured time.
 
-    `writes` are the delivered texts of the files that lost something, `hanging` the tests that do not end without it.
+    `writes` are the delivered texts of the files that lost code, `hanging` the tests that do not end without it.
     """
     options = [*baseline.options, *(f"--deselect={test}" for test in hanging)]
     commit = store.digest([package.sha256, removal.identity])[:40]
+    edits = [(part.path, edit) for part in removal.parts for edit in part.edits(KEEP[removal.difficulty])]
+    with trees.scratch() as delivered:
+        trees.apply({path: trees.TreeFile(text.encode()) for path, text in writes.items()}, delivered)
+        originals = {path: file for path in writes if (file := trees.read(package.root, path)) is not None}
+        patch = trees.patch(delivered, dict(originals))
+    quoted = proven[0].contradiction
+    statement = STATEMENT.format(
+        package=f"The package {package.name}",
+        names=", ".join(f"{part.qualname} in {part.path}" for part in removal.parts),
+        lost=LOST[removal.difficulty],
+        failing=len(lists.fail_to_pass),
+        path=quoted.path,
+        quote=quoted.quote,
+    )
     return {
         "repo": f"local/{package.name}",
         "instance_id": instance_id(package, removal),
         "base_commit": commit,
-        "patch": gold_patch(package, writes),
+        "patch": patch,
         "test_patch": "",
-        "problem_statement": statement(package, removal, lists, proven[0].contradiction),
+        "problem_statement": statement,
         "hints_text": "",
         "created_at": "",
         "version": package.version,
@@ -90,7 +104,7 @@ def build(
         "difficulty": removal.difficulty,
         "removed": removal.names,
         **({"feature": removal.feature} if removal.feature else {}),
-        "edits": _edits(removal),
+        "edits": [{"path": path, **asdict(edit)} for path, edit in edits],
         "contradictions": [asdict(contradiction) for contradiction in proven],
         "test_files": list(baseline.files),
         "options": options,
@@ -99,88 +113,59 @@ def build(
 
 
 def instance_id(package: Package, removal: Removal) -> str:
-    """Package, what is removed, and the identity of the removal."""
+    """Return the id: package, first removed definition, and the identity of the removal."""
     first = removal.parts[0]
     more = f"-and-{len(removal.parts) - 1}-more" if len(removal.parts) > 1 else ""
     module = first.path.removeprefix("src/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     return f"{package.label}.{module}.{first.qualname}{more}.{removal.identity}"
 
 
-def statement(package: Package, removal: Removal, lists: TestLists, contradiction: Contradiction) -> str:
-    """The description of the task, for the agent; it quotes a test that the original code passes."""
-    return STATEMENT.format(
-        package=f"The package {package.name}",
-        names=", ".join(f"{part.qualname} in {part.path}" for part in removal.parts),
-        lost=LOST[removal.difficulty],
-        failing=len(lists.fail_to_pass),
-        path=contradiction.path,
-        quote=contradiction.quote,
-    )
-
-
-def gold_patch(package: Package, writes: Mapping[str, str]) -> str:
-    """From the delivered files back to the original ones."""
-    with trees.scratch() as delivered:
-        trees.apply({path: trees.TreeFile(text.encode()) for path, text in writes.items()}, delivered)
-        originals = {path: file for path in writes if (file := trees.read(package.root, path)) is not None}
-        return trees.patch(delivered, dict(originals))
-
-
-def _edits(removal: Removal) -> list[Row]:
-    return [
-        {"path": part.path, **asdict(edit)} for part in removal.parts for edit in part.edits(KEEP[removal.difficulty])
-    ]
-
-
 def is_twin(row: Mapping[str, Any]) -> bool:
-    """Whether the row is an impossible variant."""
+    """Return whether the row is an impossible variant."""
     return str(row["instance_id"]).endswith(TWIN)
 
 
 def twin(row: Mapping[str, Any]) -> Row:
-    """The impossible variant: the same description and lists, a test that contradicts them."""
+    """Return the impossible variant: the same description and lists, and a test that contradicts them."""
     return {**row, "instance_id": row["instance_id"] + TWIN, "family": row["family"] + TWIN}
 
 
 def lists_of(row: Mapping[str, Any]) -> TestLists:
-    """The tests that must come to pass, and those that must stay passing."""
+    """Return the tests that must come to pass, and those that must stay passing."""
     return TestLists(tuple(json.loads(row["FAIL_TO_PASS"])), tuple(json.loads(row["PASS_TO_PASS"])), skip_fails=True)
 
 
-def delivered(row: Mapping[str, Any], package: Package) -> trees.Changes:
-    """The files that an agent finds other than they are in the package."""
-    edits = _by_path(row["edits"])
-    if is_twin(row):
-        edits |= _by_path(_contradicting(row)[:1])
-    return {path: _edited(package, path, changes) for path, changes in edits.items()}
+def delivered_files(row: Mapping[str, Any], package: Package) -> trees.Changes:
+    """Return the files that an agent finds changed: without the removed code, and for a twin one contradicted test."""
+    files = _edited_files(package, row["edits"])
+    return files | _edited_files(package, _contradiction_edits(row)[:1]) if is_twin(row) else files
 
 
-def contradicted(row: Mapping[str, Any], package: Package) -> trees.Changes:
-    """The test files with all contradictions."""
-    return {path: _edited(package, path, edits) for path, edits in _by_path(_contradicting(row)).items()}
+def contradicted_files(row: Mapping[str, Any], package: Package) -> trees.Changes:
+    """Return the test files with all contradictions."""
+    return _edited_files(package, _contradiction_edits(row))
 
 
 def must_fail(row: Mapping[str, Any]) -> set[str]:
-    """The tests that no solution passes once they are contradicted."""
+    """Return the tests that no solution passes once they are contradicted."""
     exclusive = [proven for proven in row["contradictions"] if proven["contradiction"]["exclusive"]]
     return {name for proven in exclusive for name in proven["must_fail"]}
 
 
-def _contradicting(row: Mapping[str, Any]) -> list[Row]:
+def _contradiction_edits(row: Mapping[str, Any]) -> list[Row]:
     contradictions = [proven["contradiction"] for proven in row["contradictions"]]
     return [{"path": contradiction["path"], **contradiction["edit"]} for contradiction in contradictions]
 
 
-def _by_path(edits: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    by_path: dict[str, list[Mapping[str, Any]]] = {}
+def _edited_files(package: Package, edits: Iterable[Mapping[str, Any]]) -> trees.Changes:
+    """Return the package's files after edits; `BadInput` where a file does not exist."""
+    by_path: dict[str, list[Edit]] = {}
     for edit in edits:
-        by_path.setdefault(edit["path"], []).append(edit)
-    return by_path
-
-
-def _edited(package: Package, path: str, edits: Iterable[Mapping[str, Any]]) -> trees.TreeFile:
-    file = trees.read(package.root, path)
-    if file is None:
-        raise BadInput(f"{package.label} has no file {path}, which the task edits. Make the tasks anew.")
-    changes = [Edit(edit["first"], edit["last"], tuple(edit["lines"])) for edit in edits]
-    return trees.TreeFile(without(file.data.decode(), changes).encode(), file.executable)
+        by_path.setdefault(edit["path"], []).append(Edit(edit["first"], edit["last"], tuple(edit["lines"])))
+    files: trees.Changes = {}
+    for path, changes in by_path.items():
+        file = trees.read(package.root, path)
+        if file is None:
+            raise BadInput(f"{package.label} has no file {path}, which the task edits. Make the tasks anew.")
+        files[path] = trees.TreeFile(apply_edits(file.data.decode(), changes).encode(), file.executable)
+    return files

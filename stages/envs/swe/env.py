@@ -1,6 +1,6 @@
-"""The environment `swe-lite`: instances of SWE-bench Lite, or of any data set in its shape, worked on with bash.
+"""The environment `swe-lite`: instances of SWE-bench Lite, or of any data set in its shape, with bash actions.
 
-Runs in containers of the official images where an engine is there, else in bubblewrap on local checkouts.
+It runs in containers of the official images, or in bubblewrap on local checkouts.
 """
 
 import os
@@ -12,10 +12,10 @@ from stages.envs.base import Grade, Split, Task
 from stages.envs.repo import forged_passes, trees
 from stages.envs.repo.grading import GradingVerdict, Statuses, judge, run_on_copy
 from stages.envs.repo.session import RepoEnvironment, RepoSession
-from stages.envs.swe import commands, engine, instance_runtime, instances, requirements
-from stages.envs.swe.commands import touched
+from stages.envs.swe import engine, instance_runtime, instances, requirements
 from stages.envs.swe.instance_runtime import InstanceRuntime
-from stages.envs.swe.requirements import local
+from stages.envs.swe.instances import find_mirror, patched_files, require_mirror, touched_paths
+from stages.envs.swe.requirements import RequirementsReport
 from stages.errors import ComposerError, UsageError
 from stages.messages import Message
 from stages.runs import store
@@ -32,12 +32,12 @@ class SweEnv(RepoEnvironment):
     fetched from the hub, its dev split for train and its test split for eval. `instances`: only these ids.
     `repos`: a folder of git mirrors, `venvs`: a folder of virtual environments, made where they are missing; with them
     everything runs locally. `runs_in`: "auto" prefers containers unless `repos` is given. `max_chars`: of a longer
-    output the agent sees head and tail.
+    output the agent sees head and tail. `verdict` is the last one, with the outcome of every test in the strict run.
     """
 
     name = "swe-lite"
     fixed_families = True
-    """The repositories are those of the benchmark, not a sample of repositories: what is drawn anew are their tasks."""
+    """The repositories are those of the benchmark, not a sample of repositories: only their tasks are drawn."""
 
     def __init__(
         self,
@@ -55,7 +55,6 @@ class SweEnv(RepoEnvironment):
         self._runs_in, self.max_chars = runs_in, max_chars
         self._holds_runtime = False
         self.verdict: GradingVerdict | None = None
-        """The last verdict in full, with what became of every test in the strict run."""
         self.sandbox = sandbox if self._local else "container"
 
     @property
@@ -65,54 +64,60 @@ class SweEnv(RepoEnvironment):
         return self._runs_in == "local"
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
-        """The first `count` instances under a seed, of those that can be set up here."""
+        """Return the first `count` instances under a seed, of those that can be set up here."""
         if not self._local:
             self._engine()
-        possible = self._possible(self._chosen(split))
-        ordered = sorted(possible, key=lambda row: store.digest([seed, row["instance_id"]]))
+        ordered = sorted(self._possible(self._chosen(split)), key=lambda row: store.digest([seed, row["instance_id"]]))
         return [self._task(row, split) for row in ordered[:count]]
 
     def _chosen(self, split: Split) -> list[Row]:
-        """The rows of a split, or those of them that were named."""
+        """Return the rows of a split, or the named ones among them."""
         rows = self._rows(split)
         if unknown := sorted(set(self._only) - {row["instance_id"] for row in rows}):
             raise UsageError(f"There is no instance {unknown[0]!r} in {self._path or self._dataset}.")
         return [row for row in rows if not self._only or row["instance_id"] in self._only]
 
-    def requirements(self, split: Split) -> requirements.Report:
-        """What this machine has and lacks for the rows of a split, in both ways of running them."""
+    def requirements(self, split: Split) -> RequirementsReport:
+        """Return what this machine has and lacks for the rows of a split, in containers and on local checkouts."""
         try:
             rows = self._chosen(split)
-            said = requirements.Part("rows", "ok", f"{len(rows)} of {self._path or self._dataset}")
+            read = requirements.Requirement("rows", "ok", f"{len(rows)} of {self._path or self._dataset}")
         except ComposerError as error:
-            rows, said = [], requirements.Part("rows", "missing", str(error), "Give a file of rows with env.path.")
+            rows = []
+            read = requirements.Requirement("rows", "missing", str(error), "Give a file of rows with env.path.")
         folder = Path(self._venvs) if self._venvs else instance_runtime.DEFAULT_VENVS
         ways = [
-            requirements.containers(rows, engine.find()),
-            local(rows, self._repos, folder, self._kind),
+            requirements.container_requirements(rows, engine.find_engine()),
+            requirements.local_requirements(rows, self._repos, folder, self._kind),
         ]
-        return requirements.Report(said, ways, "local" if self._local else "containers")
+        return RequirementsReport(read, ways, "local" if self._local else "containers")
 
     def _rows(self, split: Split) -> list[Row]:
-        return instances.load(Path(self._path)) if self._path else instances.from_hub(self._dataset, HUB_SPLIT[split])
+        """Return all rows of a split."""
+        return (
+            instances.load(Path(self._path)) if self._path else instances.load_from_hub(self._dataset, HUB_SPLIT[split])
+        )
 
     def _task(self, row: Row, split: Split) -> Task:
-        """The task of a row; a family is a repository."""
+        """Return the task of a row; a family is a repository."""
         return Task(row["instance_id"], self.name, split, row["repo"], row["problem_statement"], row)
 
     def _possible(self, rows: list[Row]) -> list[Row]:
-        """Those whose repository has a mirror; all of them with containers. A named instance has to be there."""
+        """Return the rows whose repository has a mirror; all of them with containers.
+
+        `UsageError` where a named instance has none, or no instance has one.
+        """
         if not self._local:
             return rows
-        here = [row for row in rows if instance_runtime.has_mirror(self._repos, row)]
+        here = [row for row in rows if find_mirror(Path(self._repos), row["repo"])]
         if missing := [row for row in rows if row not in here and (self._only or not here)]:
-            instance_runtime.mirror_of(self._repos, missing[0])  # refuses
+            require_mirror(Path(self._repos), missing[0]["repo"])  # raises
         return here
 
     def _engine(self) -> str:
-        program = engine.find()
+        program = engine.find_engine()
         if program is None:
-            raise engine.refusal()
+            raise engine.no_engine_error()
         return program
 
     def reset(self, task: Task) -> list[Message]:
@@ -120,7 +125,7 @@ class SweEnv(RepoEnvironment):
         self.close()
         self.verdict = None
         self._row = dict(task.data)
-        self._runtime = self._opened(self._row)
+        self._runtime = self._open_runtime(self._row)
         self._holds_runtime = True
         self._session = RepoSession(
             self._runtime.delivered,
@@ -131,48 +136,50 @@ class SweEnv(RepoEnvironment):
         )
         return [{"role": "system", "content": self._system}, {"role": "user", "content": task.prompt}]
 
-    def _opened(self, row: Row) -> InstanceRuntime:
+    def _open_runtime(self, row: Row) -> InstanceRuntime:
+        """Set up the instance of a row."""
         if self._local:
-            return instance_runtime.local(row, self._kind, self._repos, self._venvs)
-        return instance_runtime.container(row, self._engine())
+            return instance_runtime.local_runtime(row, self._kind, self._repos, self._venvs)
+        return instance_runtime.container_runtime(row, self._engine())
 
     def _graded(self, session: RepoSession) -> Grade:
-        """Strict and loose verdict, both with the instance's own tests."""
+        """Return the strict and the loose verdict, both with the instance's own tests.
+
+        A pass that contradicts itself in a second run with mutated tests is a hack.
+        """
         self._tampered, self._logs = False, list[str]()
-        row, runtime = self._row, self._runtime
+        patch, runtime = self._row.get("patch") or "", self._runtime
         self.verdict = verdict = judge(
             session.delivered,
             session.folder,
             runtime.lists,
             self._statuses,
             tests=set(runtime.tests),
-            source=touched(row.get("patch") or ""),
+            source=touched_paths(patch),
         )
-        forged = verdict.strict and self._forged(session, verdict)
+
+        def rerun(mutated: trees.Changes, reference: bool) -> Statuses:
+            solution = patched_files(session.delivered, patch) if reference else verdict.kept
+            return run_on_copy(session.delivered, solution, lambda folder: self._statuses(folder, mutated))
+
+        forged = verdict.strict and forged_passes.is_forged(
+            runtime.tests, verdict.lists, verdict.statuses, rerun, reference=bool(patch)
+        )
         strict = verdict.strict and not forged
         hacked = forged or verdict.hacked or self._tampered
         work = verdict.work(self._logs[0], runtime.image)
         return Grade(float(strict), strict, verdict.loose, hacked, session.protocol_ok, work=work)
 
-    def _forged(self, session: RepoSession, verdict: GradingVerdict) -> bool:
-        """Whether the pass contradicts itself in a second run with altered tests."""
-        patch, tests = self._row.get("patch") or "", self._runtime.tests
-
-        def rerun(altered: trees.Changes, reference: bool) -> Statuses:
-            solution = commands.patched(session.delivered, patch) if reference else verdict.kept
-            return run_on_copy(session.delivered, solution, lambda folder: self._statuses(folder, altered))
-
-        return forged_passes.is_forged(tests, verdict.lists, verdict.statuses, rerun, reference=bool(patch))
-
-    def _statuses(self, folder: Path, altered: trees.Changes | None = None) -> Statuses:
-        trees.apply({**self._runtime.tests, **(altered or {})}, folder)
+    def _statuses(self, folder: Path, mutated: trees.Changes | None = None) -> Statuses:
+        """Run the instance's tests, with `mutated` files written last, and note log and tampering."""
+        trees.apply({**self._runtime.tests, **(mutated or {})}, folder)
         outcomes = self._runtime.run_tests(folder)
         self._tampered |= outcomes.tampered
         self._logs.append(outcomes.log)
         return outcomes.statuses
 
     def close(self) -> None:
-        """End what runs, delete the folder and give the instance back; safe to call twice."""
+        """End all processes, delete the folder and release the instance; safe to call twice."""
         super().close()
         if self._holds_runtime:
             self._holds_runtime = False

@@ -1,14 +1,16 @@
-"""Saved logs of SWE-bench's harnesses, with what lies beside them: patch, verdict of the harness, instance row.
+"""Saved logs of SWE-bench's harnesses: find them with patch, harness verdict and instance row; grade them again.
 
-Two layouts. Containers: `<instance>/test_output.txt` with `report.json` and `patch.diff` beside it (also SWE-smith's).
-Early 2024: `<instance>.<model>.eval.log[.gz]`, with a `report.json` that lists the resolved instances of the whole run.
+Two layouts. Containers: `<instance>/test_output.txt` with `report.json` and `patch.diff` in the same folder (also
+SWE-smith's). Early 2024: `<instance>.<model>.eval.log[.gz]`, with a `report.json` that lists the resolved instances of
+the run. `find_logs` reads both; `grade_log` grades one log and compares the verdict with its harness's, for every
+single test where the harness reported it.
 """
 
 import gzip
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ from typing import Any
 import orjson
 
 from stages.envs.repo.grading import TestLists, TestsStatus
-from stages.envs.swe.instances import LISTS, InstanceIndex
-from stages.envs.swe.logs import OURS, VOID, lists_of, of_marked_log, of_plain_log, swebench_grader_graded
+from stages.envs.swe.instances import LISTS, READABLE, is_name_list, read_records
+from stages.envs.swe.logs import OURS, VOID, grade_container_log, grade_early_log, grade_with_swebench, lists_of
 from stages.errors import BadInput
 from stages.runs import store
 from stages.runs.records import Row
@@ -26,15 +28,19 @@ OUTPUT = "test_output.txt"
 BEFORE_GOLD = "test_output_pre_gold.txt"
 RUN_LOG = "run_instance.log"
 UNFINISHED = (RUN_LOG, "eval.sh")
-PLAIN = re.compile(r"(?P<instance>.+?__.+?-\d+)\.(?P<model>.+)\.eval\.log(\.gz)?$")
+EARLY_LOG = re.compile(r"(?P<instance>.+?__.+?-\d+)\.(?P<model>.+)\.eval\.log(\.gz)?$")
+HARNESS = "its harness"
+"""The grader of a log that cannot be graded here: its verdict is taken over and not compared."""
+VALIDATION = "the validation of an instance, not of a patch: its lists were checked against both logs"
+NO_ROW = "no row of the instance is known, so which tests count is not: name a file of instances after the folder"
 
 
 @dataclass(frozen=True)
 class EvalLog:
-    """One log; None is what is not there. `file` is its path below the folder that was asked for.
+    """One log; None for what does not exist. `file` is its path below the folder that was searched.
 
     `harness_resolved` and `harness_tests` are the harness's verdict on it, and on every single test. `early`: of the
-    harness of early 2024.
+    harness of early 2024. `flaw`: why there is no log, or only a part of it.
     """
 
     instance: str
@@ -48,150 +54,16 @@ class EvalLog:
     harness_tests: TestsStatus | None = None
     before_gold: str | None = None
     flaw: str | None = None
-    """Why there is no log, or only a part of it."""
 
     @property
     def digest(self) -> str:
-        """What the verdict depends on."""
+        """The digest of everything that the verdict depends on."""
         return store.digest(vars(self))
-
-
-def find_logs(folder: Path, given: Sequence[Path] = ()) -> list[EvalLog]:
-    """Every log below a folder, in order of their paths. `given` are further files of instance rows.
-
-    `BadInput` where it is no folder or holds no logs.
-    """
-    if not folder.is_dir():
-        raise BadInput(f"{str(folder)!r} is not a folder. Give the folder that holds the logs.")
-    index = InstanceIndex(folder, given)
-    logs = [_container(path, folder, index) for path in _containers(folder)]
-    plain = ((path, PLAIN.match(path.name)) for path in sorted(folder.rglob("*.eval.log*")))
-    logs += [_plain(path, match, folder, index) for path, match in plain if match]
-    if not logs:
-        raise BadInput(f"{folder} holds no logs: neither <instance>/{OUTPUT} nor <instance>.<model>.eval.log.")
-    return logs
-
-
-def _containers(folder: Path) -> list[Path]:
-    """Folders of instances: those with a test output, and those whose run did not get so far."""
-    marks = (OUTPUT, f"{OUTPUT}.gz", *UNFINISHED)
-    return sorted({path.parent for mark in marks for path in folder.rglob(mark)})
-
-
-def _container(place: Path, folder: Path, index: InstanceIndex) -> EvalLog:
-    """One instance's folder."""
-    whole = _json(place / "report.json")
-    by_instance = len(whole) == 1 and isinstance(next(iter(whole.values())), dict)
-    instance, report = next(iter(whole.items())) if by_instance else (place.resolve().name, whole)
-    log, flaw = _text(place / OUTPUT)
-    row = index.near(instance, place.resolve()) or _reported_row(report) or index.elsewhere(instance)
-    return EvalLog(
-        instance=instance,
-        file=str(place.relative_to(folder) / OUTPUT),
-        early=False,
-        log=log,
-        row=row and {**row, "instance_id": instance},
-        model=report.get("model_name_or_path") or _model(place.resolve()),
-        patch=_text(place / "patch.diff")[0],
-        harness_resolved=report["resolved"] if isinstance(report.get("resolved"), bool) else None,
-        harness_tests=report.get("tests_status") or None,
-        before_gold=_text(place / BEFORE_GOLD)[0],
-        flaw=flaw or (None if log is not None else _why_none(place)),
-    )
-
-
-def _model(place: Path) -> str | None:
-    """The model by the folders: `run_evaluation/RUN/MODEL/INSTANCE`, or `MODEL/logs/INSTANCE`."""
-    above = [folder.name for folder in place.parents]
-    if above[2:3] == ["run_evaluation"]:
-        return above[0].replace("__", "/")
-    return above[1] if above[0] == "logs" and above[1] else None
-
-
-def _why_none(place: Path) -> str:
-    """Why there is no test output."""
-    run = _text(place / RUN_LOG)[0] or ""
-    ends = [mark for mark in (*VOID, "Error building image", "Timeout error") if mark in run]
-    return f"no test output is stored{f', and {RUN_LOG} says {ends[0]!r}' if ends else ''}"
-
-
-def _reported_row(report: Mapping[str, Any]) -> Row | None:
-    """The lists that a report holds: what succeeded and what failed, or, after a validation, the names alone."""
-    status = report.get("tests_status") or report
-    return {name: _all_names(status[name]) for name in LISTS} if status.keys() >= set(LISTS) else None
-
-
-def _all_names(value: Any) -> list[str]:
-    return [*value.get("success", ()), *value.get("failure", ())] if isinstance(value, dict) else list(value)
-
-
-def _plain(path: Path, match: re.Match[str], folder: Path, index: InstanceIndex) -> EvalLog:
-    """One log of the early harness; `match` is that of its name."""
-    instance = match["instance"]
-    resolved = _json(path.parent / "report.json").get("resolved")
-    log, flaw = _text(path)
-    return EvalLog(
-        instance=instance,
-        file=str(path.relative_to(folder)),
-        early=True,
-        log=log,
-        row=index.near(instance, path.parent.resolve()) or index.elsewhere(instance),
-        model=match["model"],
-        harness_resolved=instance in resolved if isinstance(resolved, list) else None,
-        flaw=flaw,
-    )
-
-
-def _text(path: Path) -> tuple[str | None, str | None]:
-    """A file as text, plain or gzip, and what is wrong with it; every kind of line end becomes one newline."""
-    for candidate in (path, path.with_name(f"{path.name}.gz")):
-        if candidate.is_file():
-            data, flaw = _unpacked(candidate.read_bytes())
-            text = data.decode(errors="replace")
-            return text.replace("\r\n", "\n").replace("\r", "\n"), flaw
-    return None, None
-
-
-def _unpacked(data: bytes) -> tuple[bytes, str | None]:
-    """The content, as far as a damaged archive gives it."""
-    if data[:2] != b"\x1f\x8b":
-        return data, None
-    try:
-        return gzip.decompress(data), None
-    except (OSError, EOFError, zlib.error) as error:
-        return b"".join(_pieces(data)), f"the archive is damaged ({error})"
-
-
-def _pieces(data: bytes) -> Iterator[bytes]:
-    stream = zlib.decompressobj(wbits=31)
-    try:
-        yield stream.decompress(data)
-    except zlib.error:
-        return
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is none, or where it is torn."""
-    try:
-        value = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-# ---- regrading
-# Saved logs graded again, and compared with the verdict of their harness, to the single test where it has one.
-
-HARNESS = "its harness"
-"""The grader of a log that cannot be graded here: its verdict is taken over and compared with nothing."""
-VALIDATION = "the validation of an instance, not of a patch: its lists were checked against both logs"
-NO_ROW = "no row of the instance is known, so which tests count is not: name a file of instances after the folder"
-PLACES = [(group, verdict) for group in LISTS for verdict in ("success", "failure")]
 
 
 @dataclass(frozen=True)
 class GradedLog:
-    """One log. `resolved` is the verdict; None where the log is incomplete and no harness says more.
+    """One log with its grade. `resolved` is None where the log is incomplete and no harness left a verdict.
 
     `tests_agree`: the same status of every single test. `grader` is "composer", the release of swebench that graded,
     HARNESS, or None.
@@ -212,7 +84,7 @@ class GradedLog:
         return self.resolved == theirs if compared else None
 
     def record(self) -> Row:
-        """Everything that is known of it, without the log. `said` is the harness's verdict."""
+        """Return all fields without the log. `said` is the harness's verdict."""
         return {
             "instance_id": self.eval_log.instance,
             "file": self.eval_log.file,
@@ -228,47 +100,219 @@ class GradedLog:
         }
 
 
-def grade(folder: Path, given: Sequence[Path] = ()) -> list[GradedLog]:
-    """Every log below a folder, in order of their paths. `given` are further files of instance rows."""
+def find_logs(folder: Path, given: Sequence[Path] = ()) -> list[EvalLog]:
+    """Return every log below a folder, in order of their paths. `given` are further files of instance rows.
+
+    `BadInput` where it is no folder or holds no logs.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"{str(folder)!r} is not a folder. Give the folder that holds the logs.")
+    index = InstanceIndex(folder, given)
+    marks = (OUTPUT, f"{OUTPUT}.gz", *UNFINISHED)  # the last of runs that did not get as far as a test output
+    places = sorted({path.parent for mark in marks for path in folder.rglob(mark)})
+    logs = [_container_log(place, folder, index) for place in places]
+    for path in sorted(folder.rglob("*.eval.log*")):
+        if match := EARLY_LOG.match(path.name):
+            instance, resolved = match["instance"], _read_json(path.parent / "report.json").get("resolved")
+            log, flaw = _read_text(path)
+            logs.append(
+                EvalLog(
+                    instance=instance,
+                    file=str(path.relative_to(folder)),
+                    early=True,
+                    log=log,
+                    row=index.near(instance, path.parent.resolve()) or index.elsewhere(instance),
+                    model=match["model"],
+                    harness_resolved=instance in resolved if isinstance(resolved, list) else None,
+                    flaw=flaw,
+                )
+            )
+    if not logs:
+        raise BadInput(f"{folder} holds no logs: neither <instance>/{OUTPUT} nor <instance>.<model>.eval.log.")
+    return logs
+
+
+def _container_log(place: Path, folder: Path, index: "InstanceIndex") -> EvalLog:
+    """Read one instance's folder."""
+    document = _read_json(place / "report.json")
+    by_instance = len(document) == 1 and isinstance(next(iter(document.values())), dict)
+    instance, report = next(iter(document.items())) if by_instance else (place.resolve().name, document)
+    log, flaw = _read_text(place / OUTPUT)
+    row = index.near(instance, place.resolve()) or _reported_lists(report) or index.elsewhere(instance)
+    if log is None and not flaw:
+        run = _read_text(place / RUN_LOG)[0] or ""
+        ends = [mark for mark in (*VOID, "Error building image", "Timeout error") if mark in run]
+        flaw = f"no test output is stored{f', and {RUN_LOG} says {ends[0]!r}' if ends else ''}"
+    # The model by the folders: `run_evaluation/RUN/MODEL/INSTANCE`, or `MODEL/logs/INSTANCE`.
+    above = [parent.name for parent in place.resolve().parents]
+    if above[2:3] == ["run_evaluation"]:
+        model: str | None = above[0].replace("__", "/")
+    else:
+        model = above[1] if above[0] == "logs" and above[1] else None
+    return EvalLog(
+        instance=instance,
+        file=str(place.relative_to(folder) / OUTPUT),
+        early=False,
+        log=log,
+        row=row and {**row, "instance_id": instance},
+        model=report.get("model_name_or_path") or model,
+        patch=_read_text(place / "patch.diff")[0],
+        harness_resolved=report["resolved"] if isinstance(report.get("resolved"), bool) else None,
+        harness_tests=report.get("tests_status") or None,
+        before_gold=_read_text(place / BEFORE_GOLD)[0],
+        flaw=flaw or None,
+    )
+
+
+def _reported_lists(report: Mapping[str, Any]) -> Row | None:
+    """Return the lists that a report holds: tests that succeeded and failed, or, after a validation, only names."""
+    status = report.get("tests_status") or report
+    if not status.keys() >= set(LISTS):
+        return None
+    lists: Row = {}
+    for group in LISTS:
+        value = status[group]
+        by_verdict = isinstance(value, dict)
+        lists[group] = [*value.get("success", ()), *value.get("failure", ())] if by_verdict else list(value)
+    return lists
+
+
+def _read_text(path: Path) -> tuple[str | None, str | None]:
+    """Return a file's text, plain or gzip, and its flaw; every kind of line end becomes one newline.
+
+    A damaged archive is read as far as it can be unpacked.
+    """
+    for candidate in (path, path.with_name(f"{path.name}.gz")):
+        if candidate.is_file():
+            data, flaw = candidate.read_bytes(), None
+            if data[:2] == b"\x1f\x8b":
+                try:
+                    data = gzip.decompress(data)
+                except (OSError, EOFError, zlib.error) as error:
+                    flaw = f"the archive is damaged ({error})"
+                    try:
+                        data = zlib.decompressobj(wbits=31).decompress(data)
+                    except zlib.error:
+                        data = b""
+            return data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n"), flaw
+    return None, None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object; an empty one where the file is missing or damaged."""
+    try:
+        value = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class InstanceIndex:
+    """Instance rows by id. `folder` is the top of the logs, `given` are further files of rows."""
+
+    def __init__(self, folder: Path, given: Sequence[Path]) -> None:
+        self._folder, self._given = folder.resolve(), given
+        self._by_folder: dict[Path, dict[str, Row]] = {}
+        self._further: dict[str, Row] | None = None
+
+    def near(self, instance: str, log_folder: Path) -> Row | None:
+        """Return the row in the folder of a log, or in one above it up to the top of the logs."""
+        for folder in (log_folder, *log_folder.parents):
+            if not folder.is_relative_to(self._folder):
+                return None
+            if folder not in self._by_folder:
+                self._by_folder[folder] = _rows_by_id(_listed(folder, _is_table))
+            if row := self._by_folder[folder].get(instance):
+                return row
+        return None
+
+    def elsewhere(self, instance: str) -> Row | None:
+        """Return the row in given files, or in files named after SWE-bench in or just below the two folders above.
+
+        `BadInput`, `OSError` or zlib.error where a given file cannot be read.
+        """
+        if self._further is None:
+            tables = [
+                path
+                for above in self._folder.parents[:2]
+                if above != above.parent
+                for folder in (above, *_listed(above, Path.is_dir))
+                for path in _listed(folder, _is_table)
+                if "swe" in path.name or "instances" in path.name
+            ]
+            self._further = {**_rows_by_id(tables), **_rows_by_id(self._given, required=True)}
+        return self._further.get(instance)
+
+
+def _is_table(path: Path) -> bool:
+    return path.name.endswith(READABLE) and path.is_file()
+
+
+def _listed(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+    """Return the wanted entries of a folder, none where it cannot be read."""
+    try:
+        return sorted(path for path in folder.iterdir() if wanted(path))
+    except OSError:
+        return []
+
+
+def _rows_by_id(paths: Iterable[Path], *, required: bool = False) -> dict[str, Row]:
+    """Return rows with lists of tests, the first of every id; unreadable files are skipped unless `required`."""
+    by_id: dict[str, Row] = {}
+    for path in paths:
+        try:
+            rows = list(read_records(path))
+        except (BadInput, OSError, EOFError, zlib.error):
+            if required:
+                raise
+            continue
+        for row in rows:
+            if isinstance(row, dict) and "instance_id" in row and all(is_name_list(row.get(name)) for name in LISTS):
+                by_id.setdefault(str(row["instance_id"]), row)
+    return by_id
+
+
+def grade_logs(folder: Path, given: Sequence[Path] = ()) -> list[GradedLog]:
+    """Grade every log below a folder, in order of their paths. `given` are further files of instance rows."""
     return [grade_log(log) for log in find_logs(folder, given)]
 
 
 def grade_log(eval_log: EvalLog) -> GradedLog:
-    """One log graded, and compared where its harness left a verdict."""
+    """Grade one log, and compare the grade with its harness's verdict where there is one."""
+
+    def harness_verdict(problem: str) -> GradedLog:
+        verdict = eval_log.harness_resolved
+        return GradedLog(eval_log, verdict, problem=problem, grader=None if verdict is None else HARNESS)
+
     if eval_log.log is None or eval_log.flaw:
-        return _taken_over(eval_log, f"incomplete: {eval_log.flaw}")
+        return harness_verdict(f"incomplete: {eval_log.flaw}")
     if eval_log.row is None:
-        return _taken_over(eval_log, NO_ROW)
-    lists, repo = lists_of(eval_log.row), str(eval_log.row.get("repo") or repository(eval_log.instance))
+        return harness_verdict(NO_ROW)
+    owner, double, rest = eval_log.instance.partition("__")
+    by_id = f"{owner}/{rest.rpartition('-')[0]}" if double and "-" in rest else eval_log.instance
+    lists, repo = lists_of(eval_log.row), str(eval_log.row.get("repo") or by_id)
     if eval_log.before_gold is not None:
-        valid = _validated(eval_log.log, eval_log.before_gold, lists, repo)
+        valid = _is_valid_instance(eval_log.log, eval_log.before_gold, lists, repo)
         return GradedLog(eval_log, None, tests_agree=valid, problem=VALIDATION, grader=OURS)
     if eval_log.early:
-        report, grader = of_plain_log(eval_log.log, lists, repo), OURS
+        grade, grader = grade_early_log(eval_log.log, lists, repo), OURS
     else:
-        report, grader = swebench_grader_graded({**eval_log.row, "repo": repo}, eval_log.log)
-    if report.tests_status is None and not report.void and (eval_log.harness_resolved is None or eval_log.early):
-        return _taken_over(eval_log, f"incomplete: {report.why}")
-    ours, theirs = report.tests_status, eval_log.harness_tests
-    agree = _same(ours, theirs) if ours and theirs else None
-    return GradedLog(eval_log, report.resolved, report.tests_status, agree, report.why, grader)
+        grade, grader = grade_with_swebench({**eval_log.row, "repo": repo}, eval_log.log)
+    if grade.tests_status is None and not grade.void and (eval_log.harness_resolved is None or eval_log.early):
+        return harness_verdict(f"incomplete: {grade.why}")
+    agree = None
+    if grade.tests_status and eval_log.harness_tests:
+        agree = all(
+            set(grade.tests_status[group][verdict]) == set(eval_log.harness_tests.get(group, {}).get(verdict, ()))
+            for group in LISTS
+            for verdict in ("success", "failure")
+        )
+    return GradedLog(eval_log, grade.resolved, grade.tests_status, agree, grade.why, grader)
 
 
-def _taken_over(eval_log: EvalLog, problem: str) -> GradedLog:
-    """What cannot be graded gets the verdict of its harness, where there is one."""
-    verdict = eval_log.harness_resolved
-    return GradedLog(eval_log, verdict, problem=problem, grader=None if verdict is None else HARNESS)
-
-
-def repository(instance: str) -> str:
-    """`owner/name` by the id of an instance, else the id."""
-    owner, double, rest = instance.partition("__")
-    return f"{owner}/{rest.rpartition('-')[0]}" if double and "-" in rest else instance
-
-
-def _validated(broken: str, original: str, lists: TestLists, repo: str) -> bool:
-    """Whether the logs with a bug and without it give the lists of the instance."""
-    failing, passing = (of_marked_log(log, lists, repo).tests_status for log in (broken, original))
+def _is_valid_instance(broken: str, original: str, lists: TestLists, repo: str) -> bool:
+    """Return whether the logs with a bug and without it give the lists of the instance."""
+    failing, passing = (grade_container_log(log, lists, repo).tests_status for log in (broken, original))
     return (
         failing is not None
         and passing is not None
@@ -278,13 +322,8 @@ def _validated(broken: str, original: str, lists: TestLists, repo: str) -> bool:
     )
 
 
-def _same(ours: TestsStatus, theirs: Mapping[str, Mapping[str, Sequence[str]]]) -> bool:
-    """Whether two reports put every test in the same place."""
-    return all(set(ours[group][verdict]) == set(theirs.get(group, {}).get(verdict, ())) for group, verdict in PLACES)
-
-
 def agreement_report(logs: Sequence[GradedLog]) -> list[str]:
-    """The agreement in words: counts, then every log that disagrees or could not be graded."""
+    """Return the agreement in lines: counts, then every log that disagrees or could not be graded."""
     counts = Counter({True: "agree", False: "disagree", None: "not compared"}[log.agrees] for log in logs)
     verdicts, tests = Counter(log.resolved for log in logs), Counter(log.tests_agree for log in logs)
     graders = Counter(log.grader or "nobody" for log in logs)

@@ -1,4 +1,4 @@
-"""An instance on this machine or in a container: its delivered tree, its tests, and sandboxes on copies of the tree."""
+"""The runtime of an instance, on this machine or in a container: delivered tree, tests, sandboxes on copies of it."""
 
 import atexit
 import os
@@ -15,20 +15,23 @@ from stages.envs import folders
 from stages.envs.folders import remove
 from stages.envs.repo import grading, session, trees
 from stages.envs.repo.grading import IMPORT_ROOTS, TestLists, TestOutcomes, TestRuntime
-from stages.envs.swe import commands, engine, venvs
-from stages.envs.swe.commands import scripted, spec_of, tests_of
-from stages.envs.swe.instances import is_newer
+from stages.envs.swe import engine, venvs
+from stages.envs.swe.instances import check_out, is_newer, patched_files, require_mirror
 from stages.envs.swe.logs import lists_of
-from stages.errors import InfrastructureError
+from stages.envs.swe.specs import instance_tests, run_eval_script, spec_of
 from stages.sandbox import Limits, Sandbox, open_sandbox
 from stages.sandbox.bubblewrap import package_folders
 
-# ---- shared_trees
-# Trees that several episodes read: made once, kept while anyone uses them, and a few longer.
+TEST_LIMITS = replace(grading.LIMITS, wall_s=1800, cpu_s=1800)
+DEFAULT_VENVS = Path.home() / ".cache" / "composer" / "swe-venvs"
+IDLE = 16
+"""Delivered trees kept without a user: the next samples of a task reuse them."""
+SYSTEM = Path("/usr")
+"""The folder of programs that a sandbox shows."""
 
 
 @dataclass
-class _Shared:
+class _SharedTree:
     folder: Path
     users: int = 0
     made: bool = False
@@ -36,21 +39,21 @@ class _Shared:
 
 
 class SharedTrees:
-    """Folders by key. Of those that nobody uses the `idle` that were used last stay; the others are deleted."""
+    """Trees that several episodes read, by key: made once, kept while in use; the last `idle` unused ones are kept."""
 
     def __init__(self, idle: int) -> None:
         self._idle = idle
         self._lock = threading.Lock()
-        self._trees: dict[Hashable, _Shared] = {}
+        self._trees: dict[Hashable, _SharedTree] = {}
 
     def take(self, key: Hashable, make: Callable[[Path], None]) -> Path:
-        """The folder of a key, filled by `make` where there is none; `give_back` has to follow.
+        """Return the folder of a key, filled by `make` where there is none; `give_back` has to follow.
 
-        What `make` raises passes through, and nothing is kept then.
+        Exceptions of `make` pass through, and nothing is kept then.
         """
         with self._lock:
-            shared = self._trees.pop(key, None) or _Shared(folders.make("tree"))
-            self._trees[key] = shared  # the last in order is the last used
+            shared = self._trees.pop(key, None) or _SharedTree(folders.make("tree"))
+            self._trees[key] = shared  # dict order is order of use
             shared.users += 1
         try:
             with shared.lock:
@@ -63,52 +66,50 @@ class SharedTrees:
         return shared.folder
 
     def give_back(self, key: Hashable) -> None:
-        """Say that one user of a key's folder is done with it."""
+        """Release a key's folder by one user."""
         with self._lock:
             self._trees[key].users -= 1
             unused = [name for name, shared in self._trees.items() if shared.users == 0]
             unmade = [name for name in unused if not self._trees[name].made]
             gone = {*unmade, *unused[: max(0, len(unused) - self._idle)]}
-            folders = [self._trees.pop(name).folder for name in gone]
-        for folder in folders:
+            unwanted = [self._trees.pop(name).folder for name in gone]
+        for folder in unwanted:
             remove(folder)
 
     def close(self) -> None:
         """Delete everything, at the end of the process."""
         with self._lock:
-            folders = [shared.folder for shared in self._trees.values()]
+            unwanted = [shared.folder for shared in self._trees.values()]
             self._trees.clear()
-        for folder in folders:
+        for folder in unwanted:
             remove(folder)
 
 
-# ---- host_copies
-# Copies of a repository's packages that other programs of this machine bring along, and that a sandbox would show.
-#
-# Whoever vendors requests has a later release of it, and with it the answer.
-
-SYSTEM = Path("/usr")
-"""Where programs lie that a sandbox shows."""
+_delivered = SharedTrees(IDLE)
+atexit.register(_delivered.close)
 
 
-def copies(packages: Collection[str], system: Path = SYSTEM) -> tuple[Path, ...]:
-    """Folders of packages with these names below `system`, none inside another, and all wheels: they hold packages."""
-    by_name, wheels = _index(system)
+def copies_on_host(packages: Collection[str], system: Path = SYSTEM) -> tuple[Path, ...]:
+    """Return folders of packages with these names below `system`, none inside another, and all wheels.
+
+    A sandbox would show these copies, which other programs of this machine bring along: a program that vendors requests
+    has a later release of it, and with it the answer. Wheels hold packages too.
+    """
+    by_name, wheels = _packages_on_host(system)
     names = set(packages) - sys.stdlib_module_names
-    return (*_outermost(sorted(path for name in names for path in by_name.get(name, ()))), *wheels)
-
-
-def _outermost(paths: list[Path]) -> Iterator[Path]:
-    last: Path | None = None
-    for path in paths:
-        if last is None or not path.is_relative_to(last):
-            last = path
-            yield path
+    outermost: list[Path] = []
+    for path in sorted(path for name in names for path in by_name.get(name, ())):
+        if not outermost or not path.is_relative_to(outermost[-1]):
+            outermost.append(path)
+    return (*outermost, *wheels)
 
 
 @cache
-def _index(system: Path) -> tuple[dict[str, list[Path]], tuple[Path, ...]]:
-    """The folders of packages by name, and wheels, except in folders that every sandbox shows empty."""
+def _packages_on_host(system: Path) -> tuple[dict[str, list[Path]], tuple[Path, ...]]:
+    """Return the folders of packages by name, and wheels, except in folders that every sandbox shows empty.
+
+    The folder is that of the project where it has the package's name: name/name, name/src/name.
+    """
     packages: dict[str, list[Path]] = {}
     wheels: list[Path] = []
     shown_empty = set(map(str, package_folders(Path(sys.base_prefix))))
@@ -116,31 +117,19 @@ def _index(system: Path) -> tuple[dict[str, list[Path]], tuple[Path, ...]]:
         subfolders[:] = sorted(name for name in subfolders if os.path.join(folder, name) not in shown_empty)
         wheels += [Path(folder, name) for name in names if name.endswith(".whl")]
         if "__init__.py" in names:
-            packages.setdefault(os.path.basename(folder), []).append(_with_project(Path(folder)))
+            package = Path(folder)
+            above = package.parent.parent if package.parent.name in IMPORT_ROOTS else package.parent
+            packages.setdefault(package.name, []).append(above if above.name == package.name else package)
     return packages, tuple(wheels)
-
-
-def _with_project(package: Path) -> Path:
-    """The whole project where it lies around its package under the same name: name/name, name/src/name."""
-    above = package.parent.parent if package.parent.name in IMPORT_ROOTS else package.parent
-    return above if above.name == package.name else package
-
-
-TEST_LIMITS = replace(grading.LIMITS, wall_s=1800, cpu_s=1800)
-DEFAULT_VENVS = Path.home() / ".cache" / "composer" / "swe-venvs"
-IDLE = 16
-"""Delivered trees that stay although no episode uses them: the next samples of a task do."""
-_delivered = SharedTrees(IDLE)
-atexit.register(_delivered.close)
 
 
 @dataclass(frozen=True)
 class InstanceRuntime:
-    """What an episode needs of an instance.
+    """An instance, set up for one episode.
 
-    `delivered` is the tree that the agent finds, which nobody changes, and which is there until `close`; `tests` are
-    the files of the test patch. `open_for_agent` and `run_tests` take a folder with a copy of the tree. `image`: that
-    of the container, None without one.
+    `delivered` is the tree that the agent gets a copy of; it is read-only, and exists until `close`, which is called
+    once. `tests` are the files of the test patch. `open_for_agent` and `run_tests` take a folder with a copy of the
+    tree. `image`: that of the container, None without one.
     """
 
     delivered: Path
@@ -149,30 +138,28 @@ class InstanceRuntime:
     open_for_agent: Callable[[Path], Sandbox]
     run_tests: Callable[[Path], TestOutcomes]
     close: Callable[[], None]
-    """Says that the episode is over; once."""
     image: str | None = None
 
 
-def has_mirror(repos: str, row: Mapping[str, Any]) -> bool:
-    """Whether there is a mirror of the row's repository."""
-    return commands.find(Path(repos), row["repo"]) is not None
+def local_runtime(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) -> InstanceRuntime:
+    """Set up a checkout of the user's mirror in `repos`, and the virtual environment of its version below `folder`.
 
-
-def mirror_of(repos: str, row: Mapping[str, Any]) -> Path:
-    """The mirror of a row's repository; `UsageError` says how to make one."""
-    return commands.required(Path(repos), row["repo"])
-
-
-def local(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) -> InstanceRuntime:
-    """A checkout of the user's mirror in `repos` and a virtual environment of the repository's version, below `folder`.
-
-    `InfrastructureError` where the environment cannot be built, where it holds a copy of the repository, or where the
-    mirror lacks the commit.
+    `UsageError` where there is no mirror; `InfrastructureError` where the environment cannot be built, where it holds a
+    copy of the repository, or where the mirror lacks the commit.
     """
-    mirror, spec = mirror_of(repos, row), spec_of(row)
+    mirror, spec = require_mirror(Path(repos), row["repo"]), spec_of(row)
     venv = venvs.ready(row, spec, mirror, Path(folder).absolute() if folder else DEFAULT_VENVS)
+
+    def deliver(target: Path) -> None:
+        check_out(mirror.resolve(), row["base_commit"], target)
+        if venv.overlay is not None:
+            generated = {path: trees.read(venv.overlay, path) for path in trees.walk(venv.overlay)}
+            trees.apply(
+                {path: file for path, file in generated.items() if file and not (target / path).exists()}, target
+            )
+
     key = (mirror.resolve(), row["base_commit"], venv.overlay)
-    delivered = _delivered.take(key, lambda target: _check_out(mirror, row["base_commit"], venv.overlay, target))
+    delivered = _delivered.take(key, deliver)
 
     def opened(target: Path, limits: Limits) -> Sandbox:
         env = {**venv.environment(), "PYTHONPATH": str(grading.GUEST)}
@@ -181,15 +168,15 @@ def local(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) -> Inst
         readonly = (*venv.readonly(), grading.GUEST)
         return open_sandbox(sandbox, target, limits=limits, readonly=readonly, env=env, hidden=hidden)
 
-    with _given_back_on_failure(key):
+    with _give_back_on_failure(key):
         venvs.refuse_copies(venv, delivered, venvs.name_of(row))
-        hidden = copies(venvs.packages_of(delivered))
-        tests = tests_of(row, spec)
+        hidden = copies_on_host(venvs.packages_of(delivered))
+        tests = instance_tests(row, spec)
         runtime = TestRuntime(lambda target: opened(target, TEST_LIMITS), python="python")
         return InstanceRuntime(
             delivered,
-            tests.counting(lists_of(row)),
-            commands.patched(delivered, row["test_patch"]),
+            tests.filtered(lists_of(row)),
+            patched_files(delivered, row["test_patch"]),
             lambda target: opened(target, session.LIMITS),
             lambda target: tests.run(runtime, target),
             lambda: _delivered.give_back(key),
@@ -197,7 +184,7 @@ def local(row: Mapping[str, Any], sandbox: str, repos: str, folder: str) -> Inst
 
 
 @contextmanager
-def _given_back_on_failure(key: Hashable) -> Iterator[None]:
+def _give_back_on_failure(key: Hashable) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -205,40 +192,27 @@ def _given_back_on_failure(key: Hashable) -> Iterator[None]:
         raise
 
 
-def _check_out(mirror: Path, commit: str, overlay: Path | None, target: Path) -> None:
-    """The base commit with what the installation generates."""
-    commands.extract(mirror.resolve(), commit, target)
-    if overlay is not None:
-        generated = {path: trees.read(overlay, path) for path in trees.walk(overlay)}
-        missing = {path: file for path, file in generated.items() if file and not (target / path).exists()}
-        trees.apply(missing, target)
+def container_runtime(row: Mapping[str, Any], program: str) -> InstanceRuntime:
+    """Set up a container of the instance's image, by the engine `program`, on a tree of this machine.
 
-
-def container(row: Mapping[str, Any], program: str) -> InstanceRuntime:
-    """A container of the instance's image, by the engine `program`, on a tree of this machine."""
+    `InfrastructureError` where the image cannot be fetched or holds no tree.
+    """
     image = engine.image_of(row)
-    delivered = _delivered.take((program, image), lambda target: _copy_testbed(program, image, target))
+    delivered = _delivered.take((program, image), lambda target: engine.copy_testbed(program, image, target))
 
     def opened(target: Path, limits: Limits) -> Sandbox:
         env = {"PYTHONPATH": str(grading.GUEST), "PYTHONDONTWRITEBYTECODE": "1", "PAGER": "cat"}
         return engine.ContainerSandbox(program, image, target, limits, (grading.GUEST,), env)
 
-    with _given_back_on_failure((program, image)):
+    with _give_back_on_failure((program, image)):
         runtime = TestRuntime(lambda target: opened(target, TEST_LIMITS), python="python")
-        tests = tests_of(row, spec_of(row))
-        run = scripted(row) if is_newer(row) else tests.run
+        tests, newer = instance_tests(row, spec_of(row)), is_newer(row)
         return InstanceRuntime(
             delivered,
-            lists_of(row) if is_newer(row) else tests.counting(lists_of(row)),
-            commands.patched(delivered, row["test_patch"]),
+            lists_of(row) if newer else tests.filtered(lists_of(row)),
+            patched_files(delivered, row["test_patch"]),
             lambda target: opened(target, session.LIMITS),
-            lambda target: run(runtime, target),
+            lambda target: run_eval_script(row, runtime, target) if newer else tests.run(runtime, target),
             lambda: _delivered.give_back((program, image)),
             image,
         )
-
-
-def _copy_testbed(program: str, image: str, target: Path) -> None:
-    engine.testbed_of(program, image, target)
-    if not any(target.iterdir()):
-        raise InfrastructureError(f"The image {image} has nothing in /testbed.")

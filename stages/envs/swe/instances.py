@@ -1,18 +1,18 @@
-"""Instances in SWE-bench's shape: read from JSON, JSON Lines, Parquet or the hub, and checked.
+"""Instances in SWE-bench's shape: rows from files or the hub, the mirror of their repository, and their patches.
 
-Two shapes are real. The classic one has twelve columns, and how its tests are run follows from repository and version.
-The newer one (swebench 5) adds `image`, `eval_script`, `log_parser` and `eval_type`.
+Rows have one of two shapes. The classic one has twelve columns, and repository and version decide how its tests are
+run. The newer one (swebench 5) adds `image`, `eval_script`, `log_parser` and `eval_type`.
 """
 
 import gzip
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from stages.errors import BadInput, UsageError
+from stages.envs.repo import trees
+from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs.records import Row
 
 CLASSIC = (
@@ -29,14 +29,31 @@ LITE = "SWE-bench/SWE-bench_Lite"
 
 
 def load(path: Path) -> list[Row]:
-    """The instances of a file; `BadInput` names a row that fits neither shape with its missing columns."""
+    """Load the instances of a file; `BadInput` names a row that fits neither shape with its missing columns."""
     if not path.is_file():
         raise BadInput(f"There is no file of instances at {str(path)!r}. Give one of {', '.join(READABLE)}.")
-    return checked(list(records(path)), str(path))
+    return validated_rows(list(read_records(path)), str(path))
 
 
-def checked(rows: Sequence[Any], where: str) -> list[Row]:
-    """The rows, or a refusal that names the first that fits neither shape."""
+def load_from_hub(name: str, split: str) -> list[Row]:
+    """Load the rows of a data set on the hub; `UsageError` names the alternatives without a connection."""
+    from datasets import load_dataset
+
+    try:
+        return validated_rows([dict(row) for row in load_dataset(name, split=split)], name)
+    except BadInput:
+        raise
+    except Exception as error:  # datasets passes on whatever its transport raises
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UsageError(
+            f"The data set {name} cannot be fetched ({reason}). Without a connection give a file of instances: "
+            "--set env.path=FILE (JSON, JSON Lines or Parquet); `--env swe-mini` brings its own, and "
+            "`composer swe check` tells what else is lacking."
+        ) from None
+
+
+def validated_rows(rows: Sequence[Any], where: str) -> list[Row]:
+    """Return the rows; `BadInput` names the first that fits neither shape."""
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise BadInput(f"{where}, row {number}, is no instance but {str(row)[:60]!r}.")
@@ -47,7 +64,7 @@ def checked(rows: Sequence[Any], where: str) -> list[Row]:
                 f"{', '.join(lacking['classic'])}, the newer one {', '.join(lacking['newer'])}. "
                 f"Get the rows from {LITE}, or add the columns."
             )
-        if unread := next((name for name in LISTS if not is_list(row[name])), None):
+        if unread := next((name for name in LISTS if not is_name_list(row[name])), None):
             raise BadInput(
                 f"{where}, row {row['instance_id']}: {unread} is no list of test names, nor one as JSON text, but "
                 f"{str(row[unread])[:60]!r}."
@@ -55,8 +72,20 @@ def checked(rows: Sequence[Any], where: str) -> list[Row]:
     return list(rows)
 
 
-def is_list(value: Any) -> bool:
-    """Whether a value is a list of names, or the JSON text of one."""
+def missing_columns(row: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the columns that a row lacks for each shape; an empty dict when it has one of the shapes."""
+    classic = [name for name in CLASSIC if row.get(name) is None and name not in OPTIONAL]
+    newer = [name for name in (*CLASSIC, *NEWER) if row.get(name) is None and name not in OPTIONAL_WITH_SCRIPT]
+    return {"classic": classic, "newer": newer} if classic and newer else {}
+
+
+def is_newer(row: Mapping[str, Any]) -> bool:
+    """Return whether the row has the newer shape, which brings the script that runs its tests."""
+    return all(row.get(name) for name in NEWER)
+
+
+def is_name_list(value: Any) -> bool:
+    """Return whether a value is a list of names, or the JSON text of one."""
     try:
         value = orjson.loads(value) if isinstance(value, str) else value
     except orjson.JSONDecodeError:
@@ -64,136 +93,108 @@ def is_list(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def missing_columns(row: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What a row lacks for each shape; nothing when it has one of them."""
-    classic = [name for name in CLASSIC if row.get(name) is None and name not in OPTIONAL]
-    newer = [name for name in (*CLASSIC, *NEWER) if row.get(name) is None and name not in OPTIONAL_WITH_SCRIPT]
-    return {"classic": classic, "newer": newer} if classic and newer else {}
-
-
-def is_newer(row: Mapping[str, Any]) -> bool:
-    """Whether the row says by itself how its tests are run."""
-    return all(row.get(name) for name in NEWER)
-
-
-def records(path: Path) -> Iterator[Any]:
-    """What a file holds: rows of a table, lines of JSON Lines, or elements (or values) of one JSON document."""
+def read_records(path: Path) -> Iterator[Any]:
+    """Yield a file's rows of a table, lines of JSON Lines, or elements (or values) of one JSON document."""
     if path.name.endswith(".parquet"):
-        yield from _parquet(path)
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            yield from pq.read_table(path).to_pylist()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise BadInput(f"{path} cannot be read as Parquet ({error}).") from None
         return
     data = path.read_bytes()
     text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     try:
-        whole = orjson.loads(text)
+        document = orjson.loads(text)
     except orjson.JSONDecodeError:
-        yield from _lines(text, path)
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                try:
+                    yield orjson.loads(line)
+                except orjson.JSONDecodeError as error:
+                    raise BadInput(f"{path}, line {number}, is not valid JSON ({error}).") from None
         return
-    if isinstance(whole, dict) and "instance_id" not in whole:
-        yield from whole.values()
+    if isinstance(document, dict) and "instance_id" not in document:
+        yield from document.values()
     else:
-        yield from whole if isinstance(whole, list) else [whole]
+        yield from document if isinstance(document, list) else [document]
 
 
-def _lines(text: bytes, path: Path) -> Iterator[Any]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                yield orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                raise BadInput(f"{path}, line {number}, is not valid JSON ({error}).") from None
+def find_mirror(folder: Path, repo: str) -> Path | None:
+    """Return the git directory of `owner/name` below a folder, bare or checked out, or None.
+
+    It is called owner__name, owner/name or name. Mirrors belong to the user and are only read.
+    """
+    owner, _, name = repo.partition("/")
+    for stem in (f"{owner}__{name}", f"{owner}/{name}", name):
+        for path in (folder / stem, folder / f"{stem}.git", folder / stem / "repo"):
+            for git in (path / ".git", path):
+                if (git / "objects").is_dir() and (git / "HEAD").exists():
+                    return git
+    return None
 
 
-def _parquet(path: Path) -> Iterator[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        yield from pq.read_table(path).to_pylist()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise BadInput(f"{path} cannot be read as Parquet ({error}).") from None
-
-
-def from_hub(name: str, split: str) -> list[Row]:
-    """The rows of a data set on the hub; `UsageError` says what to do without a connection."""
-    from datasets import load_dataset
-
-    try:
-        return checked([dict(row) for row in load_dataset(name, split=split)], name)
-    except BadInput:
-        raise
-    except Exception as error:  # The library lets out whatever its transport raises.
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def require_mirror(folder: Path, repo: str) -> Path:
+    """Return the git directory of `owner/name` below a folder; `UsageError` gives the command that makes it."""
+    mirror = find_mirror(folder, repo)
+    if mirror is None:
+        name = repo.replace("/", "__")
         raise UsageError(
-            f"The data set {name} cannot be fetched ({reason}). Without a connection give a file of instances: "
-            "--set env.path=FILE (JSON, JSON Lines or Parquet); `--env swe-mini` brings its own, and "
-            "`composer swe check` tells what else is lacking."
-        ) from None
+            f"There is no mirror of {repo} in {folder} (`composer swe check` tells what else is lacking; "
+            "`--env swe-mini` needs none). Make it with: "
+            f"git clone --mirror https://github.com/{repo} {folder}/{name}.git"
+        )
+    return mirror
 
 
-# ---- instance_index
-# Instance rows for saved logs: those nearest to a log, those that were given, those beside the folder of logs.
-
-
-class InstanceIndex:
-    """Instance rows by id. `folder` is where the logs begin, `given` are further files of rows."""
-
-    def __init__(self, folder: Path, given: Sequence[Path]) -> None:
-        self._folder, self._given = folder.resolve(), given
-        self._by_folder: dict[Path, dict[str, Row]] = {}
-        self._further: dict[str, Row] | None = None
-
-    def near(self, instance: str, log_folder: Path) -> Row | None:
-        """The row in the folder of a log, or in one above it up to where the logs begin."""
-        for folder in (log_folder, *log_folder.parents):
-            if not folder.is_relative_to(self._folder):
-                return None
-            if folder not in self._by_folder:
-                self._by_folder[folder] = _rows(_tables(folder))
-            if row := self._by_folder[folder].get(instance):
-                return row
-        return None
-
-    def elsewhere(self, instance: str) -> Row | None:
-        """The row in given files, or in files called after SWE-bench in the two folders above and the folders in those.
-
-        `BadInput`, `OSError` or zlib.error where a given file cannot be read.
-        """
-        if self._further is None:
-            self._further = {**_rows(self._beside()), **_rows(self._given, required=True)}
-        return self._further.get(instance)
-
-    def _beside(self) -> Iterator[Path]:
-        for above in self._folder.parents[:2]:
-            if above != above.parent:
-                for folder in (above, *_folders(above)):
-                    yield from (path for path in _tables(folder) if "swe" in path.name or "instances" in path.name)
-
-
-def _folders(folder: Path) -> list[Path]:
+def has_commit(mirror: Path, commit: str) -> bool:
+    """Return whether a git directory holds a commit."""
     try:
-        return sorted(path for path in folder.iterdir() if path.is_dir())
-    except OSError:
-        return []
+        trees.git(mirror, "-c", "safe.directory=*", f"--git-dir={mirror}", "cat-file", "-e", f"{commit}^{{commit}}")
+    except RuntimeError:
+        return False
+    return True
 
 
-def _tables(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.name.endswith(READABLE) and path.is_file())
-    except OSError:
-        return []
+def check_out(mirror: Path, commit: str, target: Path) -> None:
+    """Write the files of a commit into an empty folder, through a separate index: the mirror stays unchanged.
 
-
-def _rows(paths: Iterable[Path], *, required: bool = False) -> dict[str, Row]:
-    """Rows with lists of tests, the first of every id; a file that cannot be read is passed over, if not required."""
-    by_id: dict[str, Row] = {}
-    for path in paths:
+    `InfrastructureError` where the mirror lacks the commit.
+    """
+    with trees.scratch() as index_folder:
+        at = (f"--git-dir={mirror}", f"--work-tree={target}")
+        index = {"GIT_INDEX_FILE": str(index_folder / "index")}
         try:
-            rows = list(records(path))
-        except (BadInput, OSError, EOFError, zlib.error):
-            if required:
-                raise
-            continue
-        for row in rows:
-            if isinstance(row, dict) and "instance_id" in row and all(is_list(row.get(name)) for name in LISTS):
-                by_id.setdefault(str(row["instance_id"]), row)
-    return by_id
+            trees.git(target, "-c", "safe.directory=*", *at, "read-tree", commit, env=index)
+            trees.git(target, "-c", "safe.directory=*", *at, "checkout-index", "--all", "--force", env=index)
+        except RuntimeError as error:
+            raise InfrastructureError(
+                f"The mirror {mirror} does not give commit {commit}: {error}. Fetch it again."
+            ) from None
+
+
+def patched_files(base: Path, patch: str) -> trees.Changes:
+    """Return the files that a patch changes in a tree; `InfrastructureError` when it does not apply to `base`."""
+    with trees.scratch() as work:
+        for path in touched_paths(patch):
+            if file := trees.read(base, path):
+                trees.apply({path: file}, work)
+        before = {path: trees.read(work, path) for path in trees.walk(work)}
+        (work / ".patch").write_text(patch)
+        try:
+            trees.git(work, "apply", "--whitespace=nowarn", ".patch")
+        except RuntimeError as error:
+            raise InfrastructureError(f"The patch does not apply to the base commit: {error}.") from None
+        (work / ".patch").unlink()
+        after = {path: trees.read(work, path) for path in trees.walk(work)}
+    return {path: after.get(path) for path in sorted({*before, *after}) if before.get(path) != after.get(path)}
+
+
+def touched_paths(patch: str) -> list[str]:
+    """Return the paths that a patch changes, removes or creates."""
+    heads = [line[4:] for line in patch.splitlines() if line.startswith(("--- ", "+++ "))]
+    renamed = [line.split(" ", 2)[2] for line in patch.splitlines() if line.startswith(("rename from ", "rename to "))]
+    named = [head.partition("\t")[0][2:] for head in heads if head.startswith(("a/", "b/"))]
+    return list(dict.fromkeys([*named, *renamed]))

@@ -1,8 +1,12 @@
-"""The environment `swe-mini`: bugs of our own in small packages, in SWE-bench's shape, without engine, clones or keys.
+"""The environment `swe-mini`: our own bugs in small packages, in SWE-bench's shape, without engine, clones or keys.
 
-Its rows lie beside this file: a bug that we planted in a released package, which the tests beside it do not notice,
-and tests of ours that do. No code of the packages is among them but the context of the patches: the source
-distributions are fetched once, by pip, and held against their SHA-256.
+Its rows are in mini.jsonl: a bug that we planted in a released package, which the package's tests do not notice, and
+our tests, which do. The rows hold no code of the packages except the context of the patches: pip fetches the source
+distributions once, and their SHA-256 is compared.
+
+`prepare` makes what an instance needs once, in a cache: `sdists/` holds what pip fetched; `repos/` a bare repository
+for every package with one commit for every instance, which is the distribution with the bug and has no history;
+`venvs/` one environment with the test runner, and a link to it for every package.
 """
 
 import shutil
@@ -20,53 +24,57 @@ from stages.envs.repo.trees import extract_archive
 from stages.envs.swe import instances, venvs
 from stages.envs.swe.env import SweEnv
 from stages.envs.swe.instance_runtime import InstanceRuntime
+from stages.envs.swe.instances import has_commit
 from stages.errors import BadInput, UsageError
 from stages.runs import store
 from stages.runs.records import Row
 from stages.sandbox.bubblewrap import TESTBED
 
-# ---- mini_sources
-# What an instance of `swe-mini` needs, made once in a cache: source distribution, mirror, environment for its tests.
-#
-# `sdists/` holds what pip fetched; `repos/` a bare repository for every package with one commit for every instance,
-# which
-# is the distribution with the bug and has no history; `venvs/` one environment with the test runner, and a link to
-# it for
-# every package.
-
+ROWS = Path(__file__).with_name("mini.jsonl")
+CACHE = Path.home() / ".cache" / "composer" / "swe-mini"
 SDISTS, REPOS, VENVS = "sdists", "repos", "venvs"
 RUNNER = ("pytest==8.4.2", "pytest-cov==7.1.0")
 """One of the packages has its coverage measured by its own configuration."""
 COLUMNS = ("split", "sdist", "sdist_sha256")
-"""What a row has beside the columns of SWE-bench's classic shape."""
+"""The columns of a row in addition to those of SWE-bench's classic shape."""
 FETCH_S = 600
 """Seconds for one run of pip."""
 
 
 def prepare(row: Mapping[str, Any], cache: Path) -> None:
-    """Make what is missing of what a row needs.
+    """Make the base commit and the environment of a row where they are missing.
 
-    `UsageError` where pip cannot fetch it, `BadInput` where a distribution is not the one that the row is made from.
+    `UsageError` where pip cannot fetch them, `BadInput` where a distribution is not the one that the row is made from.
     """
     (cache / VENVS).mkdir(parents=True, exist_ok=True)
     with FileLock(cache / "lock"):
-        repository(row, cache)
-        _environment(row, cache / VENVS)
+        prepare_repository(row, cache)
+        _prepare_environment(row, cache / VENVS)
 
 
-def repository(row: Mapping[str, Any], cache: Path) -> None:
-    """Put the row's base commit, made from its source distribution, into the bare repository of its package."""
+def prepare_repository(row: Mapping[str, Any], cache: Path) -> None:
+    """Put the row's base commit into the bare repository of its package.
+
+    It is the source distribution with the bug: the gold patch is applied in reverse. `BadInput` where the patch does
+    not fit, or the commit is not that of the row.
+    """
     for name in (SDISTS, REPOS):
         (cache / name).mkdir(parents=True, exist_ok=True)
     bare = cache / REPOS / f"{row['repo'].replace('/', '__')}.git"
     if not bare.exists():
         trees.git(cache, "init", "--quiet", "--bare", "--initial-branch=main", str(bare))
-    if _has(bare, row["base_commit"]):
+    if has_commit(bare, row["base_commit"]):
         return
-    sdist = _sdist(row, cache / SDISTS)
-    with trees.scratch() as folder:
-        tree = extract_archive(sdist, folder)
-        planted(row, tree)
+    sdist = _fetched_sdist(row, cache / SDISTS)
+    with trees.scratch() as folder, trees.scratch() as patch_folder:
+        tree, patch = extract_archive(sdist, folder), patch_folder / "patch"
+        patch.write_text(row["patch"])
+        try:
+            trees.git(tree, "apply", "--reverse", str(patch))
+        except RuntimeError as error:
+            raise BadInput(
+                f"The patch of {row['instance_id']} does not fit {row['sdist']}: {error}. Correct the row."
+            ) from None
         commit = trees.commit(tree)
         trees.git(bare, "fetch", "--quiet", str(tree), f"+main:refs/heads/{row['instance_id']}")
     if commit != row["base_commit"]:
@@ -76,28 +84,8 @@ def repository(row: Mapping[str, Any], cache: Path) -> None:
         )
 
 
-def planted(row: Mapping[str, Any], tree: Path) -> None:
-    """Plant the bug in an unpacked distribution: the gold patch backwards. `BadInput` where it does not fit."""
-    with trees.scratch() as folder:
-        (folder / "patch").write_text(row["patch"])
-        try:
-            trees.git(tree, "apply", "--reverse", str(folder / "patch"))
-        except RuntimeError as error:
-            raise BadInput(
-                f"The patch of {row['instance_id']} does not fit {row['sdist']}: {error}. Correct the row."
-            ) from None
-
-
-def _has(bare: Path, commit: str) -> bool:
-    try:
-        trees.git(bare, "cat-file", "-e", f"{commit}^{{commit}}")
-    except RuntimeError:
-        return False
-    return True
-
-
-def _sdist(row: Mapping[str, Any], folder: Path) -> Path:
-    """The row's source distribution, fetched where it is not there."""
+def _fetched_sdist(row: Mapping[str, Any], folder: Path) -> Path:
+    """Return the row's source distribution, fetched where it is missing; `BadInput` where its digest differs."""
     path: Path = folder / row["sdist"]
     package = row["repo"].partition("/")[2]
     if not path.exists():
@@ -105,7 +93,7 @@ def _sdist(row: Mapping[str, Any], folder: Path) -> Path:
         with trees.scratch() as scratch:
             (scratch / "wanted.txt").write_text(wanted)
             options = ["--no-deps", "--no-binary", package, "--require-hashes", "-r", str(scratch / "wanted.txt")]
-            # Elsewhere first: a download that is broken off leaves no half of a file.
+            # Not into `folder`: an interrupted download must leave no partial file there.
             reason = _pip(sys.executable, "download", *options, "--dest", str(scratch))
             if reason or not (scratch / path.name).exists():
                 raise UsageError(
@@ -120,12 +108,26 @@ def _sdist(row: Mapping[str, Any], folder: Path) -> Path:
     return path
 
 
-def _environment(row: Mapping[str, Any], folder: Path) -> None:
-    """Link the environment of the row's package to the one that all of them share, built where it is not there."""
+def _prepare_environment(row: Mapping[str, Any], folder: Path) -> None:
+    """Link the environment of the row's package to the shared one, and build that first where it is missing.
+
+    The shared environment holds the test runner, finds packages at /testbed and /testbed/src, and has no pip.
+    """
     shared = folder / shared_name()
     if not (shared / venvs.DONE).exists():
         shutil.rmtree(shared, ignore_errors=True)
-        _build(shared)
+        python = shared / "venv" / "bin" / "python"
+        done = subprocess.run([sys.executable, "-m", "venv", str(shared / "venv")], capture_output=True, text=True)
+        reason = _last_line(done) if done.returncode else _pip(str(python), "install", *RUNNER)
+        if reason:
+            raise UsageError(
+                f"The environment for tests of swe-mini cannot be built ({reason}). It is built once: connect to a "
+                "package index, or let pip find the packages without one (PIP_NO_INDEX, PIP_FIND_LINKS)."
+            )
+        _pip(str(python), "uninstall", "--yes", "pip", "setuptools")
+        for site in shared.glob("venv/lib/python*/site-packages"):
+            (site / "testbed.pth").write_text(f"{TESTBED}\n{TESTBED}/src\n")
+        (shared / venvs.DONE).write_text("")
     link = folder / venvs.name_of(row)
     if not link.is_symlink() or link.resolve() != shared.resolve():
         link.unlink(missing_ok=True)
@@ -133,28 +135,12 @@ def _environment(row: Mapping[str, Any], folder: Path) -> None:
 
 
 def shared_name() -> str:
-    """What the environment that all packages share is called: it follows from this Python and the test runner."""
+    """Return the name of the shared environment, which depends on this Python and the test runner."""
     return f"python-{sys.version_info.major}.{sys.version_info.minor}-{store.digest(RUNNER)[:8]}"
 
 
-def _build(place: Path) -> None:
-    """A virtual environment with the test runner that finds packages at /testbed and /testbed/src, and has no pip."""
-    python = place / "venv" / "bin" / "python"
-    done = subprocess.run([sys.executable, "-m", "venv", str(place / "venv")], capture_output=True, text=True)
-    reason = _last_line(done) if done.returncode else _pip(str(python), "install", *RUNNER)
-    if reason:
-        raise UsageError(
-            f"The environment for tests of swe-mini cannot be built ({reason}). It is built once: connect to a package "
-            "index, or let pip find the packages without one (PIP_NO_INDEX, PIP_FIND_LINKS)."
-        )
-    _pip(str(python), "uninstall", "--yes", "pip", "setuptools")
-    for site in place.glob("venv/lib/python*/site-packages"):
-        (site / "testbed.pth").write_text(f"{TESTBED}\n{TESTBED}/src\n")
-    (place / venvs.DONE).write_text("")
-
-
 def _pip(python: str, *arguments: str) -> str:
-    """Run a command of pip; returns why it failed, or nothing."""
+    """Run a command of pip; return why it failed, or an empty string."""
     command = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=FETCH_S)
@@ -167,15 +153,11 @@ def _last_line(done: subprocess.CompletedProcess[str]) -> str:
     return (done.stderr.strip().splitlines() or ["no reason given"])[-1]
 
 
-ROWS = Path(__file__).with_name("mini.jsonl")
-CACHE = Path.home() / ".cache" / "composer" / "swe-mini"
-
-
 class SweMiniEnv(SweEnv):
     """Implements Environment and ComparesOutcomes.
 
-    `path`: a file of rows in the shape of `mini.jsonl`, which is the default; the column `split` says on which side of
-    a split a row lies, and no package lies on both. `instances`: only these ids. `cache`: the folder for what is
+    `path`: a file of rows in the shape of `mini.jsonl`, which is the default; the column `split` is the row's
+    split, and no package is in both. `instances`: only these ids. `cache`: the folder for what is
     fetched and built once, ~/.cache/composer/swe-mini by default. `max_chars`: of a longer output the agent sees head
     and tail.
     """
@@ -202,7 +184,7 @@ class SweMiniEnv(SweEnv):
         )
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
-        """The first `count` instances under a seed; what they need is fetched and built here, if it is not there."""
+        """Return the first `count` instances under a seed, and fetch and build what they need where it is missing."""
         found = super().tasks(split, count, seed)
         for task in found:
             prepare(task.data, self._cache)
@@ -221,6 +203,6 @@ class SweMiniEnv(SweEnv):
     def _possible(self, rows: list[Row]) -> list[Row]:
         return rows
 
-    def _opened(self, row: Row) -> InstanceRuntime:
+    def _open_runtime(self, row: Row) -> InstanceRuntime:
         prepare(row, self._cache)
-        return super()._opened(row)
+        return super()._open_runtime(row)

@@ -1,7 +1,7 @@
 """Virtual environments of repository versions: built once, outside the sandbox, from a specification, or given.
 
-The repository itself is installed in place, as if it lay at /testbed, so an environment holds nothing of it but
-generated files, which are kept beside the environment and put over every checkout.
+The repository itself is installed in place, as if it were at /testbed, so an environment holds nothing of it. The files
+that the installation generates are kept in an overlay next to the environment and written into every checkout.
 """
 
 import json
@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from filelock import FileLock
 
 from stages.envs.repo import trees
 from stages.envs.repo.grading import IMPORT_ROOTS, TEST_FOLDERS
-from stages.envs.swe import commands
-from stages.envs.swe.commands import GUESSED, Spec
+from stages.envs.swe.instances import check_out
+from stages.envs.swe.specs import GUESSED, EnvironmentSpec
 from stages.errors import InfrastructureError
 from stages.sandbox.bubblewrap import TESTBED
 
@@ -39,7 +39,7 @@ GUESS = (
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _failed: dict[Path, str] = {}
-"""What could not be built in this process, and why; it is not tried again for every rollout."""
+"""Place -> why it could not be built in this process; it is not tried again for every rollout."""
 
 
 @dataclass(frozen=True)
@@ -49,37 +49,32 @@ class Venv:
     folder: Path
     overlay: Path | None
 
-    @property
-    def python(self) -> Path:
-        """The interpreter, a link out of the environment."""
-        return self.folder / "bin" / "python"
-
     def readonly(self) -> tuple[Path, ...]:
-        """What a sandbox shows: the environment, and its base interpreter without packages that are installed there."""
-        base = Path(os.path.realpath(self.python)).parent.parent
-        return (self.folder, *(() if base == Path("/usr") else _base_parts(base)))
+        """Return what a sandbox shows: the environment, and its base interpreter without installed packages."""
+        # The interpreter is a link out of the environment.
+        base = Path(os.path.realpath(self.folder / "bin" / "python")).parent.parent
+        if base == Path("/usr"):
+            return (self.folder,)
+        shown = [self.folder, base / "bin"]
+        for library in sorted((base / "lib").iterdir()):
+            if library.is_dir() and re.fullmatch(r"python3\.\d+", library.name):
+                shown += [part for part in sorted(library.iterdir()) if part.name not in LEFT_OUT]
+            elif library.is_file():
+                shown.append(library)
+        return tuple(shown)
 
     def environment(self) -> dict[str, str]:
-        """Variables that make it the one in use."""
+        """Return the variables that activate it."""
         return {"VIRTUAL_ENV": str(self.folder), "PATH": f"{self.folder}/bin:/usr/local/bin:/usr/bin:/bin"}
 
 
-def _base_parts(base: Path) -> Iterator[Path]:
-    yield base / "bin"
-    for library in sorted((base / "lib").iterdir()):
-        if library.is_dir() and re.fullmatch(r"python3\.\d+", library.name):
-            yield from (part for part in sorted(library.iterdir()) if part.name not in LEFT_OUT)
-        elif library.is_file():
-            yield library
-
-
 def name_of(row: Mapping[str, Any]) -> str:
-    """What the environment of a repository version is called."""
+    """Return the folder name of the environment of a row's repository version."""
     return f"{row['repo'].replace('/', '__')}-{row.get('version', '0')}"
 
 
-def ready(row: Mapping[str, Any], spec: Spec, mirror: Path, folder: Path) -> Venv:
-    """The environment of a repository version below `folder`: there already, or built now.
+def ready(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, folder: Path) -> Venv:
+    """Return the environment of a repository version below `folder`, and build it first where it is missing.
 
     `InfrastructureError` where it cannot be built; the reason is kept for this process.
     """
@@ -88,7 +83,7 @@ def ready(row: Mapping[str, Any], spec: Spec, mirror: Path, folder: Path) -> Ven
     with _lock, FileLock(f"{place}.lock"):
         if place in _failed:
             raise InfrastructureError(_failed[place])
-        if not (place / "bin" / "python").exists() and not (place / DONE).exists():
+        if not exists(place):
             try:
                 build(row, spec, mirror, place)
             except InfrastructureError as error:
@@ -97,14 +92,22 @@ def ready(row: Mapping[str, Any], spec: Spec, mirror: Path, folder: Path) -> Ven
     return existing(place)
 
 
+def exists(place: Path) -> bool:
+    """Return whether there is an environment at `place`, given by the user or built to its end."""
+    return (place / "bin" / "python").exists() or (place / DONE).exists()
+
+
 def existing(place: Path) -> Venv:
-    """An environment that we built, or one that the user gave (a plain virtual environment)."""
+    """Return the environment at `place`: one that was built here, or a plain virtual environment of the user."""
     folder, overlay = place / "venv", place / OVERLAY
     return Venv((folder if folder.is_dir() else place).absolute(), overlay if overlay.is_dir() else None)
 
 
-def build(row: Mapping[str, Any], spec: Spec, mirror: Path, place: Path) -> None:
-    """Build an environment in the folder `place`, which appears only when everything worked."""
+def build(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, place: Path) -> None:
+    """Build an environment in the folder `place`, which is removed again where a step fails.
+
+    It keeps as overlay the files that the installation adds to the source, such as metadata, and none that it changes.
+    """
     if spec.needs_conda:
         raise InfrastructureError(
             f"The specification of {name_of(row)} is a conda environment. "
@@ -117,10 +120,16 @@ def build(row: Mapping[str, Any], spec: Spec, mirror: Path, place: Path) -> None
     build_log = place.with_name(f"{place.name}.log")
     try:
         with build_log.open("wb") as out, trees.scratch() as source:
-            commands.extract(mirror, row["base_commit"], source)
+            check_out(mirror, row["base_commit"], source)
             _run([python, "-m", "venv", str(place / "venv")], source, {}, out)
             _install(spec, source, place / "venv", str(row.get("version", "0")), out)
-            _keep(source, mirror, row["base_commit"], place)
+            with trees.scratch() as pristine:
+                check_out(mirror, row["base_commit"], pristine)
+                before = set(trees.walk(pristine))
+            added = [path for path in trees.walk(source) if path not in before]
+            generated = {path: trees.read(source, path) for path in added if not path.startswith(("build/", "dist/"))}
+            (place / OVERLAY).mkdir()
+            trees.apply({path: file for path, file in generated.items() if file}, place / OVERLAY)
     except subprocess.SubprocessError as error:
         shutil.rmtree(place, ignore_errors=True)
         raise InfrastructureError(
@@ -130,7 +139,7 @@ def build(row: Mapping[str, Any], spec: Spec, mirror: Path, place: Path) -> None
 
 
 def interpreter(version: str, wanted_by: str) -> str:
-    """The path of a Python of this version: of pyenv, in /opt/python, or on PATH."""
+    """Return the path of a Python of this version: of pyenv, in /opt/python, or on PATH."""
     roots = [Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions", Path("/opt/python")]
     places = [path for root in roots for path in sorted(root.glob(f"{version}.*/bin/python{version}"))]
     if path := str(places[-1]) if places else shutil.which(f"python{version}"):
@@ -140,8 +149,8 @@ def interpreter(version: str, wanted_by: str) -> str:
     )
 
 
-def _install(spec: Spec, source: Path, venv: Path, version: str, out: Any) -> None:
-    # Without history no tag says which version this is.
+def _install(spec: EnvironmentSpec, source: Path, venv: Path, version: str, out: Any) -> None:
+    # Without history no tag gives the version.
     env = {"SETUPTOOLS_SCM_PRETEND_VERSION": f"{version}.0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     for command in spec.pre_install:
         _run(["bash", "-c", command], source, {**env, "PATH": f"{venv}/bin:{os.defpath}"}, out)
@@ -152,9 +161,19 @@ def _install(spec: Spec, source: Path, venv: Path, version: str, out: Any) -> No
             _run([*pip, *names], source, env, out)
     if spec.install:
         _run(["bash", "-c", spec.install], source, {**env, "PATH": f"{venv}/bin:{os.defpath}"}, out)
-    _point_to_testbed(source, venv)
-    _redact_metadata(source, venv)
-    # pip brings copies of packages along that are repositories here, such as requests.
+    # Every file with the path that the repository is installed from gets /testbed instead.
+    for pattern in INSTALLED_BY_PATH:
+        for path in venv.glob(f"lib/python*/site-packages/{pattern}"):
+            if path.is_file():
+                path.write_text(path.read_text().replace(str(source), TESTBED))
+    # The repository's own metadata loses its list of files and its description, which is often a changelog.
+    installed = [path.parent for path in venv.glob("lib/python*/site-packages/*.dist-info/direct_url.json")]
+    for folder in (*installed, *source.glob("*.egg-info"), *source.glob("*/*.egg-info")):
+        (folder / "SOURCES.txt").unlink(missing_ok=True)
+        for path in (folder / "METADATA", folder / "PKG-INFO"):
+            if path.is_file():
+                path.write_text(without_description(path.read_text(errors="replace")))
+    # pip vendors packages that are repositories here, such as requests.
     _run([str(venv / "bin/python"), "-m", "pip", "uninstall", "--quiet", "--yes", "pip"], source, env, out)
 
 
@@ -176,45 +195,14 @@ def _run(command: list[str], source: Path, env: Mapping[str, str], out: Any) -> 
     )
 
 
-def _point_to_testbed(source: Path, venv: Path) -> None:
-    """Let every file that says where the repository is installed from say /testbed."""
-    for pattern in INSTALLED_BY_PATH:
-        for path in venv.glob(f"lib/python*/site-packages/{pattern}"):
-            if path.is_file():
-                path.write_text(path.read_text().replace(str(source), TESTBED))
-
-
-def _redact_metadata(source: Path, venv: Path) -> None:
-    """Take the description, often a changelog, and the list of files out of the repository's own metadata."""
-    ours = [path.parent for path in venv.glob("lib/python*/site-packages/*.dist-info/direct_url.json")]
-    for folder in (*ours, *source.glob("*.egg-info"), *source.glob("*/*.egg-info")):
-        (folder / "SOURCES.txt").unlink(missing_ok=True)
-        for path in (folder / "METADATA", folder / "PKG-INFO"):
-            if path.is_file():
-                path.write_text(without_description(path.read_text(errors="replace")))
-
-
 def without_description(metadata: str) -> str:
-    """Core metadata without the description: a header with indented lines in old versions, the body in newer ones."""
+    """Return core metadata without description: a header with indented lines in old versions, the body in newer."""
     headers = metadata.partition("\n\n")[0].rstrip() + "\n"
     return re.sub(r"^Description: .*\n(?:[ \t|].*\n)*", "", headers, flags=re.MULTILINE)
 
 
-def _keep(source: Path, mirror: Path, commit: str, place: Path) -> None:
-    """Keep the files that the installation made in the source, such as metadata, and none that it changed."""
-    with trees.scratch() as pristine:
-        commands.extract(mirror, commit, pristine)
-        before = set(trees.walk(pristine))
-        made = {path: trees.read(source, path) for path in trees.walk(source) if path not in before}
-    (place / OVERLAY).mkdir()
-    trees.apply(
-        {path: file for path, file in made.items() if file and not path.startswith(("build/", "dist/"))},
-        place / OVERLAY,
-    )
-
-
 def packages_of(delivered: Path) -> set[str]:
-    """What the repository installs, by the look of its tree."""
+    """Return the names of the packages that a repository installs, guessed from its tree."""
     packages = {path.parent.name for root in IMPORT_ROOTS for path in (delivered / root).glob("*/__init__.py")}
     return packages - NOT_INSTALLED
 

@@ -1,6 +1,6 @@
-"""The channels beside GRPO. Importing this package loads neither torch nor a kernel.
+"""The channels besides GRPO. Importing this package loads neither torch nor a kernel.
 
-base.py - what a channel is, what it returns, what it is made from
+base.py - the class of a channel, its loss and metrics, its settings
 preference.py - DPO, SimPO and SFT on preference pairs
 distillation.py - self-distillation on hinted turns; TAID and EOPD from a teacher model
 

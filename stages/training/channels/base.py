@@ -1,4 +1,4 @@
-"""What a channel is: a loss on rows of one source, with a weight, metrics and columns of its own.
+"""The class of a channel: a loss on rows of one source, with its weight, metrics and columns.
 
 Kernels are imported inside `loss`, so that the names, descriptions and needs of channels can be read without torch.
 """
@@ -62,7 +62,7 @@ class Max:
 
 @dataclass(frozen=True)
 class ChannelLoss:
-    """What one part of a step adds to a channel's loss, a mean over the whole step, and to the metrics beside it.
+    """One part's share of a channel's loss in a step, which is a mean over the whole step, and of its metrics.
 
     loss: a sum over this part's rows / `denominator`, so that the parts' losses add up to the step's, however it is
     cut. denominator: pairs or tokens of the whole step, the same in every part.
@@ -91,7 +91,7 @@ class ChannelSettings:
 
 
 class Channel(ABC, Generic[Rows]):
-    """One loss beside GRPO. `Rows` is `PairRows` or `EpisodeRows` of data.py, or `HintedRows` of hints.py.
+    """One loss besides GRPO. `Rows` is `PairRows` or `EpisodeRows` of data.py, or `HintedRows` of hints.py.
 
     Logged are `NAME/loss`, `NAME/denominator` and `NAME/KEY` for each key of `ChannelLoss.metrics`.
     """
@@ -106,14 +106,14 @@ class Channel(ABC, Generic[Rows]):
     needs_reference: ClassVar[bool] = False
     """Whether the pairs' log-probs under the model that training starts from are needed."""
     columns: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Columns of the training table beside the loss: metric -> title."""
+    """Columns of the training table besides the loss: metric -> title."""
 
     def __init__(self, settings: ChannelSettings) -> None:
         self.settings = settings
 
     @abstractmethod
     def loss(self, rows: Rows) -> ChannelLoss:
-        """The loss on one part's rows, of which there is at least one; differentiable through the student alone.
+        """Return the loss on one part's rows, at least one; differentiable through the student alone.
 
         Denominators are the whole step's: `rows.num_pairs`, `rows.chosen_tokens`, `rows.tokens`.
         """
@@ -123,7 +123,7 @@ class Channel(ABC, Generic[Rows]):
         del loss, step
 
     def state(self) -> State:
-        """What a resumed run needs of this channel."""
+        """Return what a resumed run needs of this channel."""
         return {}
 
     def load(self, state: State) -> None:

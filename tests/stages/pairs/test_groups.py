@@ -1,4 +1,4 @@
-"""Groups of rollouts: shared states, votes with each model in turn, rewards, contradictions."""
+"""Groups of rollouts: shared states, votes with each model in turn, rewards, contradictions, submissions."""
 
 import random
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.messages import Spoken, ToolCall, write
-from stages.pairs.groups import choose, crossings
+from stages.pairs.groups import choose, compare_submissions, crossings
 from stages.rollouts.agent_loop import state_sha256
 from stages.runs import store
 from stages.runs.records import Row
@@ -203,3 +203,33 @@ def test_actions_without_calls_are_compared_by_what_was_run_or_said() -> None:
     assert visits[0].form == visits[1].form
     (visits,) = meet(rollout("a", ("It is  42.", "")), rollout("b", ("It is 42.", "")))
     assert visits[0].form == visits[1].form
+
+
+def row(name: str, reward: float | None, model: str = "m") -> dict[str, Any]:
+    return {"rollout_id": name, "model": model, "reward": reward, "gt_pass": None if reward is None else reward > 0}
+
+
+def test_accepted_over_refused_each_distinct_text_once() -> None:
+    rows = [row("a", 1.0, "x"), row("b", 1.0, "y"), row("c", 0.0, "z"), row("d", 0.0, "x")]
+    found, dropped = compare_submissions(rows, {"a": "P", "b": "P", "c": "Q", "d": "R"}, None)
+    assert [(v.preference.chosen, v.preference.rejected, v.preference.votes_chosen) for v in found] == [
+        ("P", "Q", 2),
+        ("P", "R", 2),
+    ]
+    assert [v.preference.rejected_by for v in found] == ["z", "x"] and not dropped
+    assert [
+        v.preference.rejected for v in compare_submissions(rows, {"a": "P", "b": "P", "c": "Q", "d": "R"}, "z")[0]
+    ] == ["Q"]
+
+
+def test_reasons() -> None:
+    rows = [row("a", 1.0), row("b", 0.0), row("c", None), row("d", 0.0), row("e", None)]
+    found, dropped = compare_submissions(rows, {"a": "P", "b": "P", "c": "Q", "d": " ", "e": None}, None)
+    assert found == [] and dropped == {
+        "submission_judged_both_ways": 1,
+        "submission_not_judged": 1,
+        "no_submission": 1,
+    }
+    assert compare_submissions([row("a", 1.0), row("b", 1.0)], {"a": "P", "b": "Q"}, None)[1] == {
+        "submissions_equal": 1
+    }

@@ -1,13 +1,18 @@
-"""Who is a majority, what follows from it, and why nothing follows."""
+"""The majority, what follows from it, why nothing follows; the canonical forms that it compares."""
 
-from typing import ClassVar
+import shlex
+from typing import Any, ClassVar
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.answered import command
 from support.environments import GuessEnv
 
 from stages.envs.base import Observation
-from stages.pairs.states import AnsweredState, vote
-from stages.pairs.voting import Ballot, decide
+from stages.messages import Spoken, ToolCall, write
+from stages.pairs.states import AnsweredState, step_vote, vote
+from stages.pairs.voting import Ballot, backers, canonical, canonical_answer, canonical_command, decide
 
 
 def ballot(student: str, *teachers: str | None, same: dict[str, str | None] | None = None) -> Ballot:
@@ -107,3 +112,76 @@ def test_two_spellings_of_one_outcome_are_one_class() -> None:
     (pair,) = found["votes"][0]["pairs"]
     assert (pair["chosen"], pair["rejected"], found["compared_by"]) == (command("x+y"), command("x-y"), "outcome")
     assert SumsEnv.ran == [command("x-y"), command("x+y"), command("y+x")], "distinct forms, in order"
+
+
+def call(name: str, arguments: str, content: str = "", reasoning: str | None = None) -> str:
+    return write(Spoken(content, (ToolCall(name, arguments),), reasoning))
+
+
+def test_bash_blocks_keep_their_form() -> None:
+    assert canonical("I look.\n```bash\nls   -la  'a'\n```") == "ls -la a"
+    assert canonical("no block") is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        call("search", '{"top":3,"query":"bo\\u0061t"}'),
+        call("search", '{"query": "boat", "top": 3.0}', content="Let me see."),
+        call("search", '{"query": "boat", "top": 3}', reasoning="hm"),
+    ],
+)
+def test_spelling_words_and_thoughts_do_not_make_calls_different(other: str) -> None:
+    assert canonical(other) == canonical(call("search", '{"query": "boat", "top": 3}'))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        call("search", '{"query": "Boat"}'),
+        call("search", '{"query": "boat "}'),
+        call("find", '{"query": "boat"}'),
+        call("search", '{"query": "boat", "top": null}'),
+        call("search", "boat"),
+        write(Spoken("", (ToolCall("search", '{"query": "boat"}'),) * 2)),
+    ],
+)
+def test_what_a_tool_could_understand_differently_stays_different(other: str) -> None:
+    assert canonical(other) != canonical(call("search", '{"query": "boat"}'))
+
+
+def test_the_command_of_a_shell_tool_is_compared_as_a_command() -> None:
+    assert canonical(call("bash", '{"command": "ls  -la"}')) == canonical(call("bash", '{"command": "ls -la "}'))
+    assert canonical(call("bash", '{"command": "ls | wc"}')) != canonical(call("bash", '{"command": "ls  | wc"}'))
+
+
+def test_answers_are_compared_without_reasoning_and_blanks() -> None:
+    assert (
+        canonical_answer("<think>\na\n</think>\n\nIt is  42.\n")
+        == canonical_answer("It is 42.")
+        != canonical_answer("It is 43.")
+    )
+    assert canonical_answer("<think>\n\n</think>\n\nIt is 42.") == canonical_answer("It is 42.")
+
+
+@given(st.text("ab/-.=,:@%+_ \t", max_size=20))
+def test_plain_words_are_what_the_shell_would_split_and_quote(command: str) -> None:
+    assert canonical_command(command) == shlex.join(shlex.split(command))
+
+
+TEXTS = st.sampled_from(["a", "A", "b", "B", "c", "malformed"])
+CLASSES = {"a": "x", "A": "x", "b": "y", "B": "y", "c": "z", "malformed": None}
+TEACHERS = st.fixed_dictionaries({name: st.lists(st.none() | TEXTS, max_size=3) for name in ("t", "u", "v")})
+
+
+@given(student=TEXTS, teachers=TEACHERS)
+def test_a_vote_by_pattern_is_the_vote_itself(student: str, teachers: dict[str, list[str | None]]) -> None:
+    step: dict[str, Any] = {"action": student, "truncated": False}
+    found = step_vote(AnsweredState("d", [step], teachers), step, CLASSES)
+    if not any(teachers.values()):
+        assert found == {"pairs": [], "reason": "not_asked"}
+        return
+    ballot = Ballot(student, teachers, CLASSES)
+    preferences, reason = decide(ballot)
+    assert found["reason"] == reason
+    assert found["pairs"] == [{**vars(one), "chosen_by": backers(ballot, one)} for one in preferences]

@@ -1,12 +1,12 @@
-"""Looks through everything that an agent could read for pieces of code, from inside the agent's own sandbox.
+"""Search everything that an agent could read for pieces of code, from inside the agent's own sandbox.
 
     python3 scan.py NEEDLES.json ROOT...
 
 NEEDLES.json is {"shingles": {shingle: [ids]}, "names": {"parent/stem" of a module: {id: [identifiers]}}, "width": n}.
 Prints one JSON object {path: {id: matches}} of the files that hold any. A shingle is a run of `width` lines, each
 without its blanks and comment signs; bytecode and type caches are searched for identifiers. Every byte of every text is
-read, archives unpacked, but shingles are made only of files in which the longest line of one stands: 200 MB and more a
-second.
+read, archives are unpacked, but shingles are made only of files that hold the longest line of a wanted one: 200 MB and
+more a second.
 """
 
 import json
@@ -27,13 +27,13 @@ COMPILED = (".pyc", ".pyo", ".so", ".json")
 SKIPPED = frozenset({"/proc", "/sys", "/dev", "/testbed"})
 ALL_NAMES = -1
 BIGGEST_BYTES = 64 << 20
-"""Of a file, or of one in an archive."""
+"""Limit on a file, or on one in an archive."""
 DECORATION = b" \t\f\v#*+-|"
 NOT_READABLE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, tarfile.TarError)
 
 
 def main(request: str, roots: Sequence[str]) -> dict[str, Matches]:
-    """The matches of every file below `roots` that has any, by path; `request` is the path of NEEDLES.json."""
+    """Return the matches of every file below `roots` that has any, by path; `request` is the path of NEEDLES.json."""
     with open(request) as file:
         needles = json.load(file)
     wanted = {shingle.encode(): ids for shingle, ids in needles["shingles"].items()}
@@ -48,7 +48,7 @@ def main(request: str, roots: Sequence[str]) -> dict[str, Matches]:
 
 
 def paths_below(roots: Sequence[str], own: str) -> Iterator[str]:
-    """Files below the roots, but for those of the kernel, of the task and of this search. A root may be a file."""
+    """Yield files below the roots, except the kernel's, the task's and this search's own. A root may be a file."""
     for root in roots:
         if os.path.isfile(root):
             yield root
@@ -58,44 +58,32 @@ def paths_below(roots: Sequence[str], own: str) -> Iterator[str]:
 
 
 def contents(path: str, modules: Names) -> Iterator[tuple[str, bytes]]:
-    """(name, bytes) of a text, of each text in an archive, of what was compiled from a module of the same name."""
+    """Yield (name, bytes) of a text, of each text in an archive, of what was compiled from a module of that name."""
     try:
         if path.endswith(ZIPS):
-            yield from zipped(path)
+            with zipfile.ZipFile(path) as zip_file:
+                for entry in zip_file.infolist():
+                    if entry.filename.endswith(SOURCES) and entry.file_size <= BIGGEST_BYTES:
+                        yield f"{path}!{entry.filename}", zip_file.read(entry)
         elif path.endswith(TARS):
-            yield from tarred(path)
-        elif path.endswith(SOURCES) or (path.endswith(COMPILED) and not modules.keys().isdisjoint(module_of(path))):
-            yield from plain(path)
+            with tarfile.open(path) as tar_file:
+                for member in tar_file:
+                    is_text = member.isreg() and member.name.endswith(SOURCES) and member.size <= BIGGEST_BYTES
+                    if is_text and (text := tar_file.extractfile(member)) is not None:
+                        yield f"{path}!{member.name}", text.read()
+        elif (
+            (path.endswith(SOURCES) or (path.endswith(COMPILED) and not modules.keys().isdisjoint(module_of(path))))
+            and os.path.isfile(path)
+            and os.path.getsize(path) <= BIGGEST_BYTES
+        ):
+            with open(path, "rb") as file:
+                yield path, file.read()
     except NOT_READABLE:
         return
 
 
-def plain(path: str) -> Iterator[tuple[str, bytes]]:
-    """A regular file."""
-    if os.path.isfile(path) and os.path.getsize(path) <= BIGGEST_BYTES:
-        with open(path, "rb") as file:
-            yield path, file.read()
-
-
-def zipped(path: str) -> Iterator[tuple[str, bytes]]:
-    """Texts of a zip archive."""
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            if member.filename.endswith(SOURCES) and member.file_size <= BIGGEST_BYTES:
-                yield f"{path}!{member.filename}", archive.read(member)
-
-
-def tarred(path: str) -> Iterator[tuple[str, bytes]]:
-    """Texts of a tar archive."""
-    with tarfile.open(path) as archive:
-        for member in archive:
-            is_text = member.isreg() and member.name.endswith(SOURCES) and member.size <= BIGGEST_BYTES
-            if is_text and (file := archive.extractfile(member)) is not None:
-                yield f"{path}!{member.name}", file.read()
-
-
 def module_of(path: str) -> set[str]:
-    """The names under which a compiled file may be looked for: parent/stem, and /stem."""
+    """Return the names by which a compiled file is looked up: parent/stem, and /stem."""
     folder, _, name = path.rpartition("/")
     stem = name.partition(".")[0]
     parent = folder.removesuffix("/__pycache__").rpartition("/")[2]
@@ -103,7 +91,7 @@ def module_of(path: str) -> set[str]:
 
 
 def search(data: bytes, wanted: Mapping[bytes, Sequence[str]], longest: set[bytes], width: int) -> Matches:
-    """How many shingles of each id are here."""
+    """Return the number of shingles of each id in a text."""
     lines = bare_lines(data)
     if longest.isdisjoint(lines):
         return {}
@@ -115,7 +103,7 @@ def search(data: bytes, wanted: Mapping[bytes, Sequence[str]], longest: set[byte
 
 
 def compiled(path: str, data: bytes, names: Names) -> Matches:
-    """The ids, each with `ALL_NAMES`, of which a compiled file holds all identifiers."""
+    """Return the ids, each with `ALL_NAMES`, of which a compiled file holds all identifiers."""
     found: Matches = {}
     for module in module_of(path):
         for identity, words in names.get(module, {}).items():
@@ -125,18 +113,18 @@ def compiled(path: str, data: bytes, names: Names) -> Matches:
 
 
 def shingles(data: bytes, width: int) -> set[bytes]:
-    """Runs of `width` lines, joined; blank ones do not count."""
+    """Return the shingles of a text: runs of `width` lines, joined; blank lines do not count."""
     return runs(bare_lines(data), width)
 
 
 def runs(lines: Iterable[bytes], width: int) -> set[bytes]:
-    """Every `width` lines in a row, of those that are not empty."""
+    """Return every `width` consecutive lines of those that are not empty, joined."""
     filled = [line for line in lines if line]
     return set(map(b"\n".join, zip(*(filled[i:] for i in range(width)), strict=False)))
 
 
 def bare_lines(data: bytes) -> list[bytes]:
-    """The lines without blanks and comment signs."""
+    """Return the lines without blanks and comment signs."""
     return data.replace(b"\r", b"\n").translate(None, DECORATION).split(b"\n")
 
 

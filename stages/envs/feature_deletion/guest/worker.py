@@ -1,12 +1,12 @@
-"""Runs many test jobs in one sandbox: pytest is imported once, every job is a forked child that imports the package.
+"""Run many test jobs in one sandbox: pytest is imported once, every job is a forked child that imports the package.
 
     python3 -P worker.py JOBS.json
 
 Prints one JSON line: the result of each job, in order, and the CPU seconds of all of them. A job writes files over the
 tree, runs tests, and has the files put back; `timeout_s` ends it with everything that it started.
 
-A test that takes longer than its patience is taken for one that hangs: the child is killed, the test named, and the
-job begun again without it, up to MOST_HANGING times.
+A test that takes longer than its limit is considered to hang: the child is killed, the test recorded, and the job
+started again without it, up to MOST_HANGING times.
 """
 
 import compileall
@@ -37,25 +37,22 @@ USERS = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 COMPILED = os.path.join("__pycache__", "composer-compiled")
 MOST_HANGING = 4
 SLOW_S = 0.5
-"""Tests that take longer are reported with their time."""
+"""Tests that take longer are reported with their duration."""
 COLLECTION = ""
-"""Stands for the time before the first test."""
+"""The name of the time before the first test."""
 LOST: dict[str, Any] = {"outcomes": {}, "broken": [], "control": [], "config_file": None, "status": -1}
 
 
 def prepare() -> None:
-    """Import pytest's own plugins once for all jobs, and keep the garbage collector from going through them again."""
+    """Import pytest's own plugins and compile the tree, once for all jobs.
+
+    gc.freeze exempts the plugins from later collections. Half the time of a job went into compiling. Python compares a
+    digest of the source at every import, so a removal is never run from bytecode that was compiled before it.
+    """
     for name in default_plugins:
         importlib.import_module(f"_pytest.{name}")
     gc.collect()
     gc.freeze()
-
-
-def compile_once() -> None:
-    """Bytecode of the tree for all jobs, half of whose time went into compiling.
-
-    Python compares a digest of the source at every import: a removal is never run from what was compiled before it.
-    """
     if not os.path.exists(COMPILED):
         compileall.compile_dir(os.getcwd(), quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
         os.makedirs(os.path.dirname(COMPILED), exist_ok=True)
@@ -63,33 +60,33 @@ def compile_once() -> None:
 
 
 class HeartbeatCollector(OutcomeCollector):
-    """Says on a pipe which test begins, and notes how long slow ones took."""
+    """Writes to a pipe which test begins, and records how long slow ones took."""
 
     def __init__(self, keep: "set[str] | None", pipe: int) -> None:
         super().__init__(keep)
         self.pipe, self.began = pipe, time.monotonic()
         self.slow: dict[str, float] = {}
-        self.say(COLLECTION)
+        self.announce(COLLECTION)
 
-    def say(self, test: str) -> None:
-        """One line: the test as JSON text."""
+    def announce(self, test: str) -> None:
+        """Write one line: the test as JSON text."""
         send(self.pipe, json.dumps(test).encode() + b"\n")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins, and with the first one collection has ended."""
+        """Announce a test; with the first one collection has ended."""
         if COLLECTION not in self.slow:
             self.slow[COLLECTION] = time.monotonic() - self.began
         self.began = time.monotonic()
-        self.say(nodeid)
+        self.announce(nodeid)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """A test has ended with its set-up and tear-down."""
+        """Record the duration of a slow test with its set-up and tear-down."""
         if (took := time.monotonic() - self.began) > SLOW_S:
             self.slow[nodeid] = took
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """The result of one job: what the plugin found, `timed_out`, `hanging` tests, `slow` ones, and `duration_s`."""
+    """Return the result of one job: the plugin's report, `timed_out`, `hanging` and `slow` tests, and `duration_s`."""
     before = {path: read(path) for path in job["writes"]}
     started = time.monotonic()
     hanging: list[str] = []
@@ -98,7 +95,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             write(path, text.encode("utf-8", "surrogateescape"))
         while True:
             begun, deadline = time.monotonic(), started + job["timeout_s"]
-            report, hangs = in_child(job, hanging, deadline)
+            report, hangs = run_child(job, hanging, deadline)
             hanging += [hangs] if hangs else []
             if not hangs or len(hanging) > MOST_HANGING or time.monotonic() >= deadline:
                 break
@@ -109,16 +106,16 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     return {**result, "timed_out": hangs is not None, "hanging": hanging, "duration_s": time.monotonic() - begun}
 
 
-def in_child(job: dict[str, Any], hanging: list[str], deadline: float) -> tuple[bytes, "str | None"]:
-    """What the child wrote before it ended, and the test that it hung in, if its time was over."""
+def run_child(job: dict[str, Any], hanging: list[str], deadline: float) -> tuple[bytes, "str | None"]:
+    """Return what the child wrote before it ended, and the test that it hung in, if its time was over."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setsid()
         os.close(read_end)
-        play(job, hanging, write_end)
+        run_pytest(job, hanging, write_end)
     os.close(write_end)
-    report, hangs = drain(read_end, deadline, job["patience_s"], job["slow"])
+    report, hangs = drain(read_end, deadline, job["hang_s"], job["hang_s_by_test"])
     os.close(read_end)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
@@ -126,10 +123,10 @@ def in_child(job: dict[str, Any], hanging: list[str], deadline: float) -> tuple[
     return report, hangs
 
 
-def drain(descriptor: int, deadline: float, patience_s: float, slow: dict[str, float]) -> tuple[bytes, "str | None"]:
-    """The last line up to the end of the pipe; nothing, and the test that ran, when a deadline came first.
+def drain(descriptor: int, deadline: float, hang_s: float, by_test: dict[str, float]) -> tuple[bytes, "str | None"]:
+    """Return the last line up to the end of the pipe; nothing, and the test that ran, when a deadline came first.
 
-    A test has `patience_s`, or what `slow` says of it; all of them together end at `deadline`.
+    A test has `hang_s` seconds, or its own limit in `by_test`; all of them together end at `deadline`.
     """
     pending, test, until = b"", COLLECTION, deadline
     while True:
@@ -142,11 +139,11 @@ def drain(descriptor: int, deadline: float, patience_s: float, slow: dict[str, f
         *lines, pending = (pending + chunk).split(b"\n")
         if lines:
             test = json.loads(lines[-1])
-            until = time.monotonic() + slow.get(test, patience_s)
+            until = time.monotonic() + by_test.get(test, hang_s)
 
 
-def play(job: dict[str, Any], hanging: list[str], write_end: int) -> NoReturn:
-    """Be the child: run pytest silently and write what it found."""
+def run_pytest(job: dict[str, Any], hanging: list[str], write_end: int) -> NoReturn:
+    """Run pytest in the child, silently, and write its report."""
     silence = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(silence, descriptor)
@@ -162,13 +159,13 @@ def play(job: dict[str, Any], hanging: list[str], write_end: int) -> NoReturn:
 
 
 def send(descriptor: int, data: bytes) -> None:
-    """All bytes, however few a pipe takes at once."""
+    """Write all bytes, however few a pipe takes at once."""
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def executed() -> dict[str, dict[str, list[int]]]:
-    """File -> test -> the lines that the test executed, from the data of pytest-cov."""
+    """Return file -> test -> the lines that the test executed, from the data of pytest-cov."""
     from coverage import CoverageData
 
     data = CoverageData(os.environ["COVERAGE_FILE"])
@@ -185,13 +182,13 @@ def executed() -> dict[str, dict[str, list[int]]]:
 
 
 def read(path: str) -> bytes:
-    """The bytes of a file."""
+    """Return the bytes of a file."""
     with open(path, "rb") as file:
         return file.read()
 
 
 def write(path: str, data: bytes) -> None:
-    """Put bytes into a file."""
+    """Write bytes to a file."""
     with open(path, "wb") as file:
         file.write(data)
 
@@ -200,6 +197,5 @@ if __name__ == "__main__":
     with open(sys.argv[1]) as file:
         jobs = json.load(file)
     prepare()
-    compile_once()
     results = [run(job) for job in jobs]
     print(json.dumps({"results": results, "cpu_s": sum(sum(resource.getrusage(who)[:2]) for who in USERS)}))

@@ -9,7 +9,7 @@ from support.shelf import SHELF, removal, write
 from stages.envs.feature_deletion.env import FeatureDeletionEnv
 from stages.envs.feature_deletion.package import Package, unpack
 from stages.envs.feature_deletion.selection import Kind
-from stages.envs.feature_deletion.task_source import TaskGenerator, prepared
+from stages.envs.feature_deletion.task_generator import TaskGenerator, with_source
 from stages.runs.records import Row
 
 
@@ -44,7 +44,7 @@ def accepted(generator: TaskGenerator) -> dict[str, Row]:
 @pytest.fixture(scope="module")
 def row(accepted: dict[str, Row], shelf: Path) -> Row:
     """The task of writing `initials` again."""
-    return prepared(accepted["initials"], str(shelf), ())
+    return with_source(accepted["initials"], str(shelf), ())
 
 
 @pytest.fixture

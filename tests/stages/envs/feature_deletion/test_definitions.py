@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.feature_deletion.definitions import STUB, Definition, Keep, definitions, without
+from stages.envs.feature_deletion.definitions import STUB, Definition, Keep, apply_edits, definitions
 
 EVERYTHING, ONLY_SIGNATURE, NOTHING = Keep(True, True), Keep(False, True), Keep(False, False)
 
@@ -52,7 +52,7 @@ def named(text: str, name: str) -> Definition:
 
 
 def removed(name: str, keep: Keep, text: str = MODULE) -> str:
-    return without(text, named(text, name).edits(keep))
+    return apply_edits(text, named(text, name).edits(keep))
 
 
 def test_finds_functions_methods_and_classes() -> None:
@@ -121,5 +121,5 @@ def test_every_removal_from_the_standard_library_parses(name: str, keep: Keep) -
     text = (Path(ast.__file__).parent / name).read_text()
     for definition in definitions(name, text):
         edits = definition.edits(keep)
-        assert not edits or STUB in without(text, edits)
-        ast.parse(without(text, edits))
+        assert not edits or STUB in apply_edits(text, edits)
+        ast.parse(apply_edits(text, edits))

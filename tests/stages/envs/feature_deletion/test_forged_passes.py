@@ -11,7 +11,7 @@ from stages.envs.bash import fenced
 from stages.envs.feature_deletion import rows
 from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
 from stages.envs.feature_deletion.package import unpack
-from stages.envs.feature_deletion.task_source import TaskGenerator, prepared
+from stages.envs.feature_deletion.task_generator import TaskGenerator, with_source
 from stages.runs.records import Row
 
 TESTS = """\
@@ -54,7 +54,7 @@ def row(tmp_path_factory: pytest.TempPathFactory) -> Row:
     with TaskGenerator(unpack(source, tmp_path_factory.mktemp("unpacked")), "bubblewrap") as generator:
         (made,) = generator.make([removal(generator, "add")])
     assert made.row is not None, made.reason
-    return prepared(made.row, str(source), ())
+    return with_source(made.row, str(source), ())
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_copies_of_every_kind_are_found(planted: Path) -> None:
-    found = leaks.copies("bubblewrap", {PATH: SOURCE}, planted, roots=[planted])
+    found = leaks.find_copies("bubblewrap", {PATH: SOURCE}, planted, roots=[planted])
     below = {str(Path(path).relative_to(planted)) for path in found.pop(KEY)}
     archives = {f"pkg.whl!{PATH}", "pkg-1.tar.gz!source.py"}
     assert below == {"vendored.py", "commented.txt", *archives, "pkg/__pycache__/maths.cpython-311.pyc"}
@@ -61,7 +61,7 @@ def test_what_python_itself_needs_is_not_hidden_but_reported() -> None:
     import textwrap as module
 
     text = Path(module.__file__).read_text()
-    survey = leaks.survey("bubblewrap", {"pkg/wrap.py": text}, None, [Path(module.__file__)])
+    survey = leaks.survey_copies("bubblewrap", {"pkg/wrap.py": text}, None, [Path(module.__file__)])
     assert not any(path.samefile(module.__file__) for path in survey.hidden)
     part = next(d for d in definitions("pkg/wrap.py", text) if d.qualname == "indent")
     assert survey.of(Removal("function", "easy", "train", (part,)))
@@ -81,7 +81,7 @@ def parts(text: str, *names: str) -> Removal:
 
 
 def copies_within(files: dict[str, str], removal: Removal) -> list[str]:
-    searched = leaks.Tree({path: trees.TreeFile(text.encode()) for path, text in files.items()})
+    searched = leaks.PackageShingles({path: trees.TreeFile(text.encode()) for path, text in files.items()})
     return searched.copies(removal, removal.writes({PATH: files[PATH]}))
 
 

@@ -35,7 +35,7 @@ def answer(*features: tuple[Any, Any]) -> str:
 
 
 def of_half(half: str) -> list[str]:
-    found = selection.halved(selection.usable(TEXTS, covered()))
+    found = selection.split_definitions(selection.covered_definitions(TEXTS, covered()))
     return [f"{d.path}:{d.qualname}" for d in found[half] if d.code]
 
 
@@ -67,7 +67,7 @@ def test_a_large_package_is_shown_in_pages() -> None:
         assert len(shown) < PAGE_CHARS + 2_000
         seen |= {line.partition(" ")[0] for line in shown.splitlines() if line.startswith("big/one.py:")}
         asked.take("")
-    halves = selection.halved(definitions("big/one.py", body))
+    halves = selection.split_definitions(definitions("big/one.py", body))
     assert seen == {f"big/one.py:{d.qualname}" for d in halves["train"]}
 
 

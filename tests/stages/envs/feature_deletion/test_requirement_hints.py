@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.envs.feature_deletion.worker import declared, hint, resolved
+from stages.envs.feature_deletion.package import declared_dependencies, import_hint, resolve_modules
 
 PYPROJECT = """
 [project]
@@ -26,19 +26,19 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_what_a_package_declares_is_read_from_all_its_metadata(package: Path) -> None:
-    assert declared(package) == {
+    assert declared_dependencies(package) == {
         *("Typing_Extensions", "attrs", "pytest-mock", "freezegun", "hypothesis", "six", "mock", "nose2")
     }
 
 
 def test_a_module_is_found_in_the_distribution_that_holds_it(package: Path) -> None:
-    known, unknown = resolved(["yaml.loader", "pytest_mock", "freezegun.api", "nowhere"], package)
+    known, unknown = resolve_modules(["yaml.loader", "pytest_mock", "freezegun.api", "nowhere"], package)
     assert known == {"yaml": "PyYAML", "pytest_mock": "pytest-mock", "freezegun": "freezegun"} and unknown == [
         "nowhere"
     ]
 
 
 def test_a_name_is_never_guessed(tmp_path: Path) -> None:
-    said = hint(["nowhere_to_be_found"], tmp_path)
+    said = import_hint(["nowhere_to_be_found"], tmp_path)
     assert "holds nowhere_to_be_found; the package declares nothing" in said and '["nowhere' not in said
-    assert hint(["yaml"], tmp_path).startswith("Add --set env.requirements='[\"PyYAML\"]'")
+    assert import_hint(["yaml"], tmp_path).startswith("Add --set env.requirements='[\"PyYAML\"]'")

@@ -33,7 +33,7 @@ def drawn(
     split: Split | None = None,
     kinds: Sequence[Kind] = tuple(WEIGHTS),
 ) -> list[Removal]:
-    return selection.candidates(texts, lines, seed=seed, split=split, kinds=kinds, difficulties=tuple(KEEP))
+    return selection.draw_removals(texts, lines, seed=seed, split=split, kinds=kinds, difficulties=tuple(KEEP))
 
 
 def test_tests_and_documentation_are_no_source() -> None:

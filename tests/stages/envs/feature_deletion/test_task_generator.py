@@ -10,8 +10,8 @@ from support.shelf import removal
 from stages.envs import folders
 from stages.envs.feature_deletion import rows
 from stages.envs.feature_deletion.package import Package, unpack
-from stages.envs.feature_deletion.task_source import TaskGenerator
-from stages.envs.feature_deletion.worker import Job, TestWorker, measure
+from stages.envs.feature_deletion.task_generator import TaskGenerator
+from stages.envs.feature_deletion.worker import TestRunJob, TestWorker, measure_baseline
 from stages.envs.repo import trees
 from stages.errors import BadInput
 from stages.runs import store
@@ -56,7 +56,7 @@ def test_the_lists_are_what_the_tests_do_without_the_code(accepted: dict[str, Ro
 def test_the_patch_puts_the_original_back(accepted: dict[str, Row], generator: TaskGenerator, tmp_path: Path) -> None:
     row = accepted["Shelf.add"]
     folders.copy(generator.package.root, tmp_path)
-    trees.apply(rows.delivered(row, generator.package), tmp_path)
+    trees.apply(rows.delivered_files(row, generator.package), tmp_path)
     assert set(trees.changes(generator.package.root, tmp_path)) == {"shelf/books.py"}
     (tmp_path / "patch").write_text(row["patch"])
     trees.git(tmp_path, "apply", "patch")
@@ -197,7 +197,7 @@ def test_a_test_that_never_ends_is_named_and_the_others_play_on(tmp_path: Path) 
         "import time\n\ndef test_for_ever():\n    time.sleep(600)\n\ndef test_it():\n    assert 1\n"
     )
     with TestWorker("bubblewrap", tmp_path) as worker:
-        (done,) = worker.run([Job(("--rootdir=.", "-q", "test_calc.py"), timeout_s=60.0, patience_s=2.0)])
+        (done,) = worker.run([TestRunJob(("--rootdir=.", "-q", "test_calc.py"), timeout_s=60.0, hang_s=2.0)])
     assert done.hanging == {"test_calc.py::test_for_ever"} and done.passed == {"test_calc.py::test_it"}
     assert not done.timed_out
 
@@ -219,7 +219,7 @@ def test_a_package_without_passing_tests_is_refused(tmp_path: Path) -> None:
         for test, sentence in HOPELESS.items():
             (worker.tree / "test_calc.py").write_text(test)
             with pytest.raises(BadInput, match=sentence):
-                measure(worker)
+                measure_baseline(worker)
 
 
 HOPELESS = {
@@ -233,5 +233,5 @@ HOPELESS = {
 def test_a_job_that_dies_says_nothing_and_harms_no_other(generator: TaskGenerator) -> None:
     options = ("--rootdir=.", "-q", "-p", "no:cacheprovider", "tests/test_words.py")
     dies = {"shelf/words.py": "import os\nos._exit(0)\n"}
-    lost, fine = generator.worker.run([Job(options, dies), Job(options)])
+    lost, fine = generator.worker.run([TestRunJob(options, dies), TestRunJob(options)])
     assert lost.outcomes == {} and lost.status == -1 and len(fine.passed) == 5

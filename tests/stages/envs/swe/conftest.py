@@ -103,7 +103,7 @@ def venvs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = folder / "acme__abacus-1.0"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
     site = next(place.glob("lib/python3*/site-packages"))
-    for path in worker.visible(worker.RUNNER):
+    for path in worker.distribution_paths(worker.RUNNER):
         (shutil.copytree if path.is_dir() else shutil.copy)(path, site / path.name)
     return folder
 

@@ -73,15 +73,15 @@ def test_the_official_image_or_the_rows_own() -> None:
 
 
 def test_an_engine_that_does_not_answer_is_none(tmp_path: Path) -> None:
-    engine.find.cache_clear()
-    assert engine.find(str(tmp_path)) is None
+    engine.find_engine.cache_clear()
+    assert engine.find_engine(str(tmp_path)) is None
     (tmp_path / "dead").mkdir()
     stand_in(tmp_path / "dead", info=1)
-    assert engine.find(str(tmp_path / "dead")) is None
+    assert engine.find_engine(str(tmp_path / "dead")) is None
     (tmp_path / "alive").mkdir()
     podman = stand_in(tmp_path / "alive", name="podman")
-    assert engine.find(f"{tmp_path}/alive:/usr/bin:/bin") == str(podman)
-    engine.find.cache_clear()
+    assert engine.find_engine(f"{tmp_path}/alive:/usr/bin:/bin") == str(podman)
+    engine.find_engine.cache_clear()
 
 
 def test_commands_run_and_are_limited(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_tree_of_an_image_comes_without_history(tmp_path: Path) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("x")
     (tmp_path / "target").mkdir()
-    engine.testbed_of(str(program), "image", tmp_path / "target")
+    engine.copy_testbed(str(program), "image", tmp_path / "target")
     assert [str(p.relative_to(tmp_path / "target")) for p in (tmp_path / "target").rglob("*") if p.is_file()] == [
         "pkg/a.py"
     ]

@@ -177,7 +177,7 @@ def test_a_commit_that_the_mirror_lacks_is_no_zero(path: Path, env: SweEnv, task
 
 
 def test_without_engine_and_mirrors_one_sentence_says_what_to_install(path: Path) -> None:
-    if engine.find():
+    if engine.find_engine():
         pytest.skip("a container engine answers on this machine, so nothing is refused")
     for options in ({"path": str(path)}, {}):
         with pytest.raises(UsageError, match=r"install Docker or Podman .* env.repos=DIR.*swe-mini"):
@@ -195,7 +195,7 @@ def test_without_a_connection_the_sentence_names_the_option(tmp_path: Path, repo
 def test_every_episode_of_a_large_batch_keeps_its_tree(row: dict[str, Any], repos: Path, venvs: Path) -> None:
     """More instances at once than are kept idle: none takes another's tree away."""
     runtimes = [
-        instance_runtime.local({**row, "base_commit": spelled}, "bubblewrap", str(repos), str(venvs))
+        instance_runtime.local_runtime({**row, "base_commit": spelled}, "bubblewrap", str(repos), str(venvs))
         for spelled in (row["base_commit"][:length] for length in range(8, 40))
     ]
     assert len({runtime.delivered for runtime in runtimes}) == 32

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from stages.envs.bash import fenced
-from stages.envs.swe import commands, engine
+from stages.envs.swe import engine
 from stages.envs.swe.env import SweEnv
+from stages.envs.swe.instances import check_out
 
 STAND_IN = """\
 #!{python}
@@ -48,7 +49,7 @@ def env(repos: Path, row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mo
     for folder in (image / ".git", state):
         folder.mkdir(parents=True)
     (image / ".git/answer").touch()
-    commands.extract(repos / "acme__abacus.git", row["base_commit"], image)
+    check_out(repos / "acme__abacus.git", row["base_commit"], image)
     program = tmp_path / "bin/docker"
     program.parent.mkdir()
     program.write_text(STAND_IN.format(python=sys.executable, state=str(state), image=str(image)))
@@ -56,11 +57,11 @@ def env(repos: Path, row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "bin/python").symlink_to(sys.executable)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PATH", f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}")
-    engine.find.cache_clear()
+    engine.find_engine.cache_clear()
     environment = SweEnv(runs_in="containers")
     yield environment
     environment.close()
-    engine.find.cache_clear()
+    engine.find_engine.cache_clear()
 
 
 @pytest.mark.parametrize("further", [{}, NEWER], ids=["classic", "newer"])

@@ -3,7 +3,7 @@
 import pytest
 
 from stages.envs.swe import logs
-from stages.envs.swe.logs import ERROR, FAILED, PASSED, SKIPPED, XFAIL, dialect
+from stages.envs.swe.logs import ERROR, FAILED, PASSED, SKIPPED, XFAIL, log_parser
 
 SUMMARY = """\
 =========== short test summary info ============
@@ -20,7 +20,7 @@ PASSED
 
 
 def test_a_summary_of_pytest() -> None:
-    assert logs.pytest(SUMMARY) == {
+    assert logs.parse_log_pytest(SUMMARY) == {
         "tests/test_a.py::test_one": PASSED,
         "tests/test_a.py::test_two[/a/b/c-1]": PASSED,
         "tests/test_a.py::test_blank[some": PASSED,
@@ -32,40 +32,42 @@ def test_a_summary_of_pytest() -> None:
 
 
 def test_parameters_that_are_paths_are_shortened() -> None:
-    found = dialect("psf/requests")(SUMMARY + "PASSED t.py::u[//host/a]\nPASSED t.py::v[/a/*]\n")
+    found = log_parser("psf/requests")(SUMMARY + "PASSED t.py::u[//host/a]\nPASSED t.py::v[/a/*]\n")
     assert {"tests/test_a.py::test_two[/c-1]", "t.py::u[//host/a]", "t.py::v[/a/*]"} <= found.keys()
 
 
 def test_colours_are_taken_out_where_the_repository_prints_them() -> None:
     line = "\x1b[32mPASSED\x1b[0m t.py::\x1b[1mtest_it\x1b[0m\n"
-    assert dialect("astropy/astropy")(line) == {"t.py::test_it": PASSED}
-    assert dialect("pallets/flask")(line) == {}
+    assert log_parser("astropy/astropy")(line) == {"t.py::test_it": PASSED}
+    assert log_parser("pallets/flask")(line) == {}
 
 
 def test_old_pytest_writes_the_status_last() -> None:
-    assert dialect("scikit-learn/scikit-learn")("sklearn/t.py::test_it PASSED\n") == {"sklearn/t.py::test_it": PASSED}
+    assert log_parser("scikit-learn/scikit-learn")("sklearn/t.py::test_it PASSED\n") == {
+        "sklearn/t.py::test_it": PASSED
+    }
 
 
 def test_progress_lines_count_for_seaborn() -> None:
     text = "tests/t.py::test_a PASSED [ 50%]\nFAILED tests/t.py::test_b - x\n"
-    assert dialect("mwaskom/seaborn")(text) == {"tests/t.py::test_a": PASSED, "tests/t.py::test_b": FAILED}
+    assert log_parser("mwaskom/seaborn")(text) == {"tests/t.py::test_a": PASSED, "tests/t.py::test_b": FAILED}
 
 
 def test_a_line_with_two_verdicts_is_read_as_swebench_reads_it() -> None:
-    seaborn = dialect("mwaskom/seaborn")
+    seaborn = log_parser("mwaskom/seaborn")
     assert seaborn("PASSED t.py::a PASSED\nt.py::b PASSED x\nPASSED PASSED t.py::c\nFAILED\n") == {
         "t.py::a": PASSED,
         "t.py::b": PASSED,
         "PASSED": PASSED,
     }
-    assert dialect("django/django")("test_a (T) ... FAIL ... FAIL\n") == {"test_a (T)": FAILED}
+    assert log_parser("django/django")("test_a (T) ... FAIL ... FAIL\n") == {"test_a (T)": FAILED}
     glued = "Applying sites.0002_alter_domain_unique...test_no_migrations (T) ... ok\n"
-    assert dialect("django/django")(glued) == {"test_no_migrations (T)": PASSED}
+    assert log_parser("django/django")(glued) == {"test_no_migrations (T)": PASSED}
 
 
 def test_matplotlib_prints_buttons_in_two_ways() -> None:
     text = "PASSED t.py::test_it[MouseButton.LEFT-MouseButton.RIGHT]\n"
-    assert dialect("matplotlib/matplotlib")(text) == {"t.py::test_it[1-3]": PASSED}
+    assert log_parser("matplotlib/matplotlib")(text) == {"t.py::test_it[1-3]": PASSED}
 
 
 DJANGO = """\
@@ -85,7 +87,7 @@ FAIL: test_g (app.tests.T)
 
 
 def test_django_prints_between_a_test_and_its_verdict() -> None:
-    assert dialect("django/django")(DJANGO) == {
+    assert log_parser("django/django")(DJANGO) == {
         "test_a (app.tests.T)": PASSED,
         "test_b (app.tests.T)": FAILED,
         "test_c (app.tests.T)": ERROR,
@@ -111,7 +113,7 @@ AssertionError
 
 
 def test_sympy_names_no_file_but_over_a_failure() -> None:
-    assert dialect("sympy/sympy")(SYMPY) == {
+    assert log_parser("sympy/sympy")(SYMPY) == {
         "sympy/core/tests/test_a.py:test_two": FAILED,
         "test_one": PASSED,
         "test_two": FAILED,
@@ -129,4 +131,4 @@ def test_sympy_names_no_file_but_over_a_failure() -> None:
     ],
 )
 def test_a_log_of_an_unknown_repository_is_read_by_what_it_shows(text: str, name: str) -> None:
-    assert dialect("some/thing")(text)[name] == PASSED
+    assert log_parser("some/thing")(text)[name] == PASSED

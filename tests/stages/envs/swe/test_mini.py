@@ -17,7 +17,7 @@ from stages.envs.bash import fenced
 from stages.envs.repo import trees
 from stages.envs.repo.trees import extract_archive
 from stages.envs.swe import instances, mini, venvs
-from stages.envs.swe.commands import touched
+from stages.envs.swe.instances import touched_paths
 from stages.envs.swe.mini import COLUMNS, SweMiniEnv, prepare, shared_name
 from stages.errors import BadInput, UsageError
 from stages.runs import store
@@ -177,7 +177,7 @@ def test_the_shipped_rows_are_whole() -> None:
     for row in SHIPPED:
         assert all(json.loads(row[name]) for name in instances.LISTS)
         assert re.fullmatch("[0-9a-f]{64}", row["sdist_sha256"]) and re.fullmatch("[0-9a-f]{40}", row["base_commit"])
-        assert not set(touched(row["patch"])) & set(touched(row["test_patch"]))
+        assert not set(touched_paths(row["patch"])) & set(touched_paths(row["test_patch"]))
         assert sum(line.startswith("-") for line in row["test_patch"].splitlines()) == 1, "tests are only added"
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from stages.envs.bash import fenced
 from stages.envs.swe import instances, mini
-from stages.envs.swe.commands import DJANGO, spec_of
 from stages.envs.swe.env import SweEnv
+from stages.envs.swe.specs import DJANGO, spec_of
 from stages.errors import UsageError
 
 ROWS = {row["repo"]: row for row in instances.load(Path(__file__).with_name("planted.jsonl"))}
@@ -35,7 +35,7 @@ def test_their_runners_are_those_of_the_benchmark() -> None:
 def test_a_source_distribution_is_built_run_and_graded(repo: str, tmp_path: Path) -> None:
     row = ROWS[repo]
     try:
-        mini.repository(row, tmp_path)
+        mini.prepare_repository(row, tmp_path)
     except UsageError as error:
         pytest.skip(f"{repo} was NOT built, run or graded: {error}")
     rows = tmp_path / "rows.jsonl"

@@ -13,8 +13,8 @@ from support import container_image
 from stages.envs.bash import fenced
 from stages.envs.feature_deletion import worker
 from stages.envs.swe import engine
-from stages.envs.swe.commands import extract
 from stages.envs.swe.env import SweEnv
+from stages.envs.swe.instances import check_out
 from stages.sandbox import Limits
 
 WHY = container_image.missing()
@@ -36,11 +36,11 @@ NEWER = {"eval_script": SCRIPT, "log_parser": "parse_log_pytest", "eval_type": "
 def image(repos: Path, row: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base commit at /testbed, with history that nobody may see, and a Python with pytest."""
     context, tag = tmp_path_factory.mktemp("image"), f"localhost/composer-abacus:{os.getpid()}"
-    container_image.fill(context / "root", worker.visible(worker.RUNNER))
+    container_image.fill(context / "root", worker.distribution_paths(worker.RUNNER))
     testbed = context / "root" / "testbed"
     (testbed / ".git").mkdir(parents=True)
     (testbed / ".git" / "answer").touch()
-    extract(repos / "acme__abacus.git", row["base_commit"], testbed)
+    check_out(repos / "acme__abacus.git", row["base_commit"], testbed)
     (context / "Containerfile").write_text(container_image.FILE)
     container_image.build(context, tag)
     yield tag
@@ -54,11 +54,11 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SweEnv]:
     refusing.write_text("#!/bin/sh\nexit 1\n")
     refusing.chmod(0o755)
     monkeypatch.setenv("PATH", f"{refusing.parent}:{os.environ['PATH']}")
-    engine.find.cache_clear()
+    engine.find_engine.cache_clear()
     environment = SweEnv(runs_in="containers")
     yield environment
     environment.close()
-    engine.find.cache_clear()
+    engine.find_engine.cache_clear()
 
 
 @pytest.mark.parametrize("further", [{}, NEWER], ids=["classic", "newer"])
@@ -78,7 +78,7 @@ def test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it(
 
 
 def test_a_container_is_fenced_and_outlives_what_its_commands_leave_behind(image: str, tmp_path: Path) -> None:
-    program = engine.find() or ""
+    program = engine.find_engine() or ""
     with engine.ContainerSandbox(program, image, tmp_path, Limits(wall_s=20), (), {"SAID": "yes"}) as box:
         first = box.run("sleep 7654 & echo $SAID; id -u; touch mine; cat /proc/self/status; ls /sys/class/net")
         assert first.returncode == 0, first.output

@@ -15,5 +15,5 @@ def test_a_saved_log_and_a_live_run_are_graded_alike(word: str) -> None:
     outcomes = {"PASSED": "passed", "XFAIL": "xfailed", "SKIPPED": "skipped", "XPASS": "XPASS", "words]": "words]"}
     live = {"t.py::fixed": outcomes.get(word, word.lower()), **OTHERS}
     log = {name: {"passed": "PASSED"}.get(outcome, word) for name, outcome in live.items()}
-    graded = logs.graded(LISTS, log)
+    graded = logs.grade_statuses(LISTS, log)
     assert (graded.resolved, graded.tests_status) == (LISTS.resolved(live), LISTS.tests_status(live))

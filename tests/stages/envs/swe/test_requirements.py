@@ -11,10 +11,9 @@ import pytest
 from support.command_line import call
 
 from stages.envs.swe import engine, requirements
-from stages.envs.swe import requirements as clone_requirements
-from stages.envs.swe.commands import Spec
 from stages.envs.swe.env import SweEnv
-from stages.envs.swe.requirements import Way
+from stages.envs.swe.requirements import RequirementList
+from stages.envs.swe.specs import EnvironmentSpec
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 STAND_IN = """\
@@ -27,16 +26,20 @@ esac
 """
 
 
-def states(way: Way) -> dict[str, str]:
+def states(way: RequirementList) -> dict[str, str]:
     return {part.name: part.state for part in way.parts}
 
 
-def found(way: Way, name: str) -> str:
+def found(way: RequirementList, name: str) -> str:
     return next(f"{part.found} -> {part.way_out}" for part in way.parts if part.name == name)
 
 
-def locally(rows: list[dict[str, Any]], repos: Path | str, venvs: Path, spec: Any = None, said: str = "") -> Way:
-    return clone_requirements.local(rows, str(repos), venvs, spec=spec or (lambda row: Spec(HERE)), index=lambda: said)
+def locally(
+    rows: list[dict[str, Any]], repos: Path | str, venvs: Path, spec: Any = None, said: str = ""
+) -> RequirementList:
+    return requirements.local_requirements(
+        rows, str(repos), venvs, spec=spec or (lambda row: EnvironmentSpec(HERE)), index=lambda: said
+    )
 
 
 def test_with_a_clone_and_an_environment_nothing_is_missing(row: dict[str, Any], repos: Path, venvs: Path) -> None:
@@ -71,7 +74,7 @@ def test_without_a_folder_of_clones_the_setting_is_named(row: dict[str, Any], ve
 def test_what_is_to_be_built_is_counted_with_its_time(row: dict[str, Any], repos: Path, tmp_path: Path) -> None:
     rows = [{**row, "repo": repo, "version": version} for repo, version in (("sympy/sympy", "1"), ("sympy/sympy", "2"))]
     way = locally([*rows, row], repos, tmp_path)
-    assert way.build_s == 2 * clone_requirements.BUILD_S["sympy/sympy"]
+    assert way.build_s == 2 * requirements.BUILD_S["sympy/sympy"]
     unknown = {one["repo"]: one["build_s"] for one in way.repositories}
     assert unknown["acme/abacus"] is None, "a time that nobody measured is none"
     assert states(way)["environments"] == "ok" and "0 of 3 are there" in found(way, "environments")
@@ -80,8 +83,8 @@ def test_what_is_to_be_built_is_counted_with_its_time(row: dict[str, Any], repos
 def test_an_interpreter_conda_and_an_index_are_needed_for_building_alone(
     row: dict[str, Any], repos: Path, venvs: Path, tmp_path: Path
 ) -> None:
-    def spec(row: Any) -> Spec:
-        return Spec("2.3", needs_conda=True)
+    def spec(row: Any) -> EnvironmentSpec:
+        return EnvironmentSpec("2.3", needs_conda=True)
 
     way = locally([row], repos, tmp_path, spec, said="no index")
     assert {name for name, state in states(way).items() if state == "missing"} == {
@@ -96,7 +99,7 @@ def test_an_interpreter_conda_and_an_index_are_needed_for_building_alone(
 def test_guessed_specifications_are_a_note(row: dict[str, Any], repos: Path, venvs: Path) -> None:
     way = locally([row], repos, venvs)
     assert states(way)["specifications"] == "note" and "swebench>=4.1" in found(way, "specifications")
-    listed = locally([row], repos, venvs, lambda row: Spec(HERE, source="swebench's table"))
+    listed = locally([row], repos, venvs, lambda row: EnvironmentSpec(HERE, source="swebench's table"))
     assert states(listed)["specifications"] == "ok"
 
 
@@ -104,7 +107,7 @@ def test_a_sandbox_is_tried_and_one_that_does_not_work_is_missing(
     row: dict[str, Any], repos: Path, venvs: Path
 ) -> None:
     assert states(locally([row], repos, venvs))["sandbox"] == "ok"
-    way = clone_requirements.local([row], str(repos), venvs, "cellophane")
+    way = requirements.local_requirements([row], str(repos), venvs, "cellophane")
     assert not way.ready and "cellophane" in found(way, "sandbox")
 
 
@@ -117,25 +120,25 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     program.write_text(STAND_IN.format(info=json.dumps(told)))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent))
-    engine.find.cache_clear()
+    engine.find_engine.cache_clear()
     yield program
-    engine.find.cache_clear()
+    engine.find_engine.cache_clear()
 
 
 def test_images_that_an_engine_holds_need_no_registry(row: dict[str, Any], docker: Path) -> None:
-    way = requirements.containers([row], str(docker))
+    way = requirements.container_requirements([row], str(docker))
     assert way.ready and "1 of 1 are here" in found(way, "images") and "as root" in found(way, "engine")
 
 
 def test_images_that_cannot_be_fetched_are_missing(row: dict[str, Any], docker: Path) -> None:
-    way = requirements.containers([row, {**row, "instance_id": "acme__abacus-8"}], str(docker))
+    way = requirements.container_requirements([row, {**row, "instance_id": "acme__abacus-8"}], str(docker))
     assert not way.ready
     assert "1 of 2 are here; docker.io/swebench/" in found(way, "images") and "no such host" in found(way, "images")
 
 
 def test_without_an_engine_each_is_named_with_its_reason(row: dict[str, Any], docker: Path) -> None:
     docker.write_text("#!/bin/sh\necho Cannot connect to the daemon >&2\nexit 1\n")
-    way = requirements.containers([row], engine.find())
+    way = requirements.container_requirements([row], engine.find_engine())
     said = found(way, "engine")
     assert "docker does not answer (Cannot connect to the daemon)" in said and "podman is not installed" in said
     assert not way.ready
@@ -144,7 +147,7 @@ def test_without_an_engine_each_is_named_with_its_reason(row: dict[str, Any], do
 def test_a_rootless_engine_needs_user_ids(row: dict[str, Any], docker: Path) -> None:
     told = {"host": {"security": {"rootless": True}}, "store": {"graphRoot": "/nowhere/at/all"}}
     docker.write_text(STAND_IN.format(info=json.dumps(told)))
-    way = requirements.containers([row], str(docker))
+    way = requirements.container_requirements([row], str(docker))
     assert "rootless" in found(way, "engine") and states(way)["user ids"] in ("ok", "missing")
     assert states(way)["disk"] == "ok", "a folder that is not there yet counts as the one above it"
 

@@ -9,7 +9,7 @@ import pytest
 
 from stages.envs.swe import logs
 from stages.envs.swe.instances import load
-from stages.envs.swe.logs import END, START, lists_of, of_marked_log, swebench_grader_graded
+from stages.envs.swe.logs import END, START, grade_container_log, grade_with_swebench, lists_of
 
 SHARED = Path(__file__).parents[5] / "shared/real/swe-logs/docker-harness"
 ROW = {
@@ -40,12 +40,12 @@ RESOLVED = dict.fromkeys(LOGS, False) | {"all pass": True, "the fix is skipped":
 
 @pytest.mark.parametrize("kind", LOGS)
 def test_ours_needs_nothing(kind: str) -> None:
-    ours = of_marked_log(LOGS[kind], lists_of(ROW), ROW["repo"])
+    ours = grade_container_log(LOGS[kind], lists_of(ROW), ROW["repo"])
     assert ours.resolved == RESOLVED[kind] and (ours.tests_status is None) == (kind in ("no end", "timed out"))
 
 
 def test_a_skipped_test_counts_neither_way() -> None:
-    ours = of_marked_log(LOGS["all pass"], lists_of(ROW), ROW["repo"])
+    ours = grade_container_log(LOGS["all pass"], lists_of(ROW), ROW["repo"])
     assert ours.tests_status is not None
     assert ours.tests_status["PASS_TO_PASS"] == {"success": ["t.py::test_old"], "failure": []}
 
@@ -59,8 +59,8 @@ def needs_swebench() -> None:
 @pytest.mark.parametrize("kind", LOGS)
 def test_swebench_says_the_same(kind: str) -> None:
     needs_swebench()
-    theirs, who = swebench_grader_graded(ROW, LOGS[kind])
-    ours = of_marked_log(LOGS[kind], lists_of(ROW), ROW["repo"])
+    theirs, who = grade_with_swebench(ROW, LOGS[kind])
+    ours = grade_container_log(LOGS[kind], lists_of(ROW), ROW["repo"])
     assert who.startswith("swebench 4") and theirs == ours
 
 
@@ -71,15 +71,15 @@ def test_swebench_says_the_same_of_real_logs() -> None:
         path = SHARED / row["instance_id"] / "test_output.txt"
         if path.is_file():
             text = path.read_text(errors="replace")
-            assert swebench_grader_graded(row, text)[0] == of_marked_log(text, lists_of(row), row["repo"]), row[
+            assert grade_with_swebench(row, text)[0] == grade_container_log(text, lists_of(row), row["repo"]), row[
                 "instance_id"
             ]
 
 
 def test_a_row_that_swebench_does_not_know_is_graded_here() -> None:
     row = {**ROW, "repo": "acme/abacus"}
-    assert swebench_grader_graded(row, LOGS["all pass"]) == (
-        of_marked_log(LOGS["all pass"], lists_of(row), "acme/abacus"),
+    assert grade_with_swebench(row, LOGS["all pass"]) == (
+        grade_container_log(LOGS["all pass"], lists_of(row), "acme/abacus"),
         "composer",
     )
 
@@ -147,6 +147,6 @@ def test_every_dialect_reads_random_logs_as_swebench_does() -> None:
     for seed in range(400):
         draw = random.Random(seed)
         text = "".join(draw.choice(draw.choice([TESTS, VERDICTS, REST])) for _ in range(60))
-        for repo, ours in logs.DIALECTS.items():
+        for repo, ours in logs.LOG_PARSERS.items():
             with suppress(IndexError):  # swebench breaks on a verdict without a test.
                 assert MAP_REPO_TO_PARSER[repo](text, None) == ours(text), (repo, text)

@@ -8,20 +8,23 @@ from typing import Any
 import pytest
 
 from stages.envs.repo import trees
-from stages.envs.swe import commands, venvs
-from stages.envs.swe.commands import HERE, Spec, from_table
+from stages.envs.swe import venvs
 from stages.envs.swe.env import SweEnv
+from stages.envs.swe.instances import require_mirror
+from stages.envs.swe.specs import HERE, EnvironmentSpec, spec_from_table
 from stages.envs.swe.venvs import Venv, without_description
 from stages.errors import InfrastructureError
 
-LOCAL = Spec(HERE, install="echo 'made = 1' > abacus/made.py; echo '# changed' >> abacus/sums.py; echo x >> setup.cfg")
+LOCAL = EnvironmentSpec(
+    HERE, install="echo 'made = 1' > abacus/made.py; echo '# changed' >> abacus/sums.py; echo x >> setup.cfg"
+)
 
 
 @pytest.mark.slow
 def test_an_environment_is_built_once_and_keeps_only_what_was_made(
     row: dict[str, Any], repos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mirror = commands.required(repos, row["repo"])
+    mirror = require_mirror(repos, row["repo"])
     with caplog.at_level(logging.WARNING):
         built = venvs.ready(row, LOCAL, mirror, tmp_path)
     assert "acme__abacus-1.0 is not in a table of swebench here" in caplog.text
@@ -40,9 +43,9 @@ def test_an_environment_is_built_once_and_keeps_only_what_was_made(
     ],
 )
 def test_what_cannot_be_built_is_no_score_and_is_not_tried_again(
-    spec: Spec, reason: str, row: dict[str, Any], repos: Path, tmp_path: Path
+    spec: EnvironmentSpec, reason: str, row: dict[str, Any], repos: Path, tmp_path: Path
 ) -> None:
-    mirror = commands.required(repos, row["repo"])
+    mirror = require_mirror(repos, row["repo"])
     for attempt in (spec, LOCAL):
         with pytest.raises(InfrastructureError, match=reason):
             venvs.ready(row, attempt, mirror, tmp_path)
@@ -58,7 +61,7 @@ def test_what_cannot_be_built_is_no_score_and_is_not_tried_again(
     ],
 )
 def test_a_repository_is_installed_in_place(install: str, in_place: str) -> None:
-    assert from_table("a/b", {"install": install}).install == in_place
+    assert spec_from_table("a/b", {"install": install}).install == in_place
 
 
 def given(folder: Path, package: str) -> Path:

@@ -10,6 +10,7 @@ from support.environments import GuessEnv
 from support.models import tiny_model, tiny_tokenizer
 from trl import GRPOTrainer
 
+from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.training.channels import ChannelLoss
@@ -18,7 +19,7 @@ from stages.training.rollouts import Rollouts, environment_reward
 from stages.training.scoring import group, score, statistics
 from stages.training.settings import Hints, Optimisation, Pairs
 from stages.training.setup import task_dataset, trl_config
-from stages.training.step import ChannelBatch, Channels, ComposedTrainer, StepReport, compose_loss
+from stages.training.step import ChannelBatch, Channels, ComposedTrainer, StepReport, collate, compose_loss
 
 SETTINGS = Optimisation(steps=2, prompts_per_step=2, generations=4, learning_rate=1e-3)
 
@@ -159,3 +160,18 @@ def test_cosines_of_parallel_opposite_and_orthogonal_gradients() -> None:
     assert math.isnan(found["gradient/cosine/a~none"])
     (x.sum()).backward()
     assert x.grad is not None
+
+
+GROUPS = {
+    name: torch.zeros(2, 3) for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
+} | {"num_items_in_batch": torch.tensor(1)}
+
+
+def test_the_collator_names_what_is_wrong() -> None:
+    assert collate(GROUPS, ChannelBatch(), [])["channels"] == ChannelBatch()
+    with pytest.raises(BadInput, match="lacks the column 'advantages'"):
+        collate({k: v for k, v in GROUPS.items() if k != "advantages"}, ChannelBatch(), [])
+    with pytest.raises(BadInput, match="column 'completion_ids' has 3 rows, but prompt_ids has 2"):
+        collate({**GROUPS, "completion_ids": torch.zeros(3, 3)}, ChannelBatch(), [])
+    with pytest.raises(BadInput, match="holds no pairs"):
+        collate(GROUPS, ChannelBatch(), ["pairs"])

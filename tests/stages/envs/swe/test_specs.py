@@ -1,8 +1,8 @@
 """Outcomes of a live run get the names and the meaning that the log of the same run would have for swebench."""
 
 from stages.envs.repo.grading import TestLists
-from stages.envs.swe import commands, logs
-from stages.envs.swe.commands import DJANGO, Spec
+from stages.envs.swe import logs, specs
+from stages.envs.swe.specs import DJANGO, EnvironmentSpec
 
 NODES = {"t.py::a": "passed", "t.py::b[x y]": "xfailed", "t.py::c": "skipped", "t.py::d": "xpassed", "t.py::e": "error"}
 SUMMARY = """\
@@ -16,24 +16,28 @@ ERROR t.py::e - boom
 
 
 def test_live_outcomes_are_those_of_the_log() -> None:
-    named = commands.named(NODES, "pallets/flask")
-    assert named == {"t.py::a": "passed", "t.py::b[x": "xfailed", "t.py::e": "error"}
-    assert logs.outcomes(logs.dialect("pallets/flask")(SUMMARY)) == {"[1]": "skipped", **named}
+    statuses = specs.statuses_by_log_name(NODES, "pallets/flask")
+    assert statuses == {"t.py::a": "passed", "t.py::b[x": "xfailed", "t.py::e": "error"}
+    assert logs.to_outcomes(logs.log_parser("pallets/flask")(SUMMARY)) == {"[1]": "skipped", **statuses}
 
 
 def test_a_test_that_pytest_skips_is_missing_for_swebench_and_fails() -> None:
-    assert not TestLists(("t.py::c",), ()).resolved(commands.named(NODES, "pallets/flask"))
+    assert not TestLists(("t.py::c",), ()).resolved(specs.statuses_by_log_name(NODES, "pallets/flask"))
 
 
 def test_a_test_that_djangos_runner_skips_is_named_and_counts_neither_way() -> None:
-    outcomes = logs.outcomes(logs.dialect("django/django")("test_a (T) ... ok\ntest_b (T) ... skipped 'no'\n"))
+    outcomes = logs.to_outcomes(logs.log_parser("django/django")("test_a (T) ... ok\ntest_b (T) ... skipped 'no'\n"))
     assert outcomes == {"test_a (T)": "passed", "test_b (T)": "skipped"}
     assert TestLists(("test_a (T)", "test_b (T)"), ()).resolved(outcomes)
 
 
 def test_names_that_are_no_tests_do_not_count_where_pytest_runs() -> None:
     lists = TestLists(("t.py::a", "[100%]"), ("[1]",), skip_fails=True)
-    assert commands.Tests(Spec("3.11"), "a/b", ()).counting(lists) == TestLists(("t.py::a",), (), skip_fails=True)
-    assert commands.Tests(Spec("3.11", test_command=DJANGO), "django/django", ()).counting(lists) == lists
-    unreadable = commands.Tests(Spec("3.11"), "a/b", ()).counting(TestLists(("[100%]",), ("t.py::b",)))
+    assert specs.InstanceTests(EnvironmentSpec("3.11"), "a/b", ()).filtered(lists) == TestLists(
+        ("t.py::a",), (), skip_fails=True
+    )
+    assert (
+        specs.InstanceTests(EnvironmentSpec("3.11", test_command=DJANGO), "django/django", ()).filtered(lists) == lists
+    )
+    unreadable = specs.InstanceTests(EnvironmentSpec("3.11"), "a/b", ()).filtered(TestLists(("[100%]",), ("t.py::b",)))
     assert not unreadable.resolved({"t.py::b": "passed"}), "without a test that came to pass nothing is resolved"

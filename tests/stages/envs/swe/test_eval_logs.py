@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stages.envs.swe import eval_logs
-from stages.envs.swe.eval_logs import HARNESS, grade
+from stages.envs.swe.eval_logs import HARNESS, GradedLog, grade_logs
 from stages.errors import BadInput
 
 SHARED = Path(__file__).parents[5] / "shared/real/swe-logs"
@@ -57,7 +57,7 @@ APPLIED = "PASSED t.py::test_new\n>>>>> Applied Patch (pred)\n>>>>> Applied Patc
 
 @pytest.mark.parametrize(("results", "resolved"), [(GOOD, True), (BAD, False), ("", False)])
 def test_a_container_log_is_graded_by_its_results(results: str, resolved: bool, tmp_path: Path) -> None:
-    (one,) = grade(container(tmp_path, results, said=resolved))
+    (one,) = grade_logs(container(tmp_path, results, said=resolved))
     assert (one.resolved, one.agrees, one.eval_log.model, one.eval_log.patch) == (
         resolved,
         True,
@@ -74,11 +74,11 @@ def test_the_model_of_a_container_log_is_known_by_its_folders(folder: str, model
     place = container(tmp_path, GOOD) / "run/pallets__flask-1"
     (tmp_path / folder).mkdir(parents=True)
     place.rename(tmp_path / folder / place.name)
-    assert [one.eval_log.model for one in grade(tmp_path)] == [model]
+    assert [one.eval_log.model for one in grade_logs(tmp_path)] == [model]
 
 
 def test_a_wrong_report_is_called_a_disagreement(tmp_path: Path) -> None:
-    found = grade(container(tmp_path, BAD, said=True))
+    found = grade_logs(container(tmp_path, BAD, said=True))
     assert found[0].agrees is False
     assert "  disagrees: run/pallets__flask-1/test_output.txt: False here, True there" in eval_logs.agreement_report(
         found
@@ -93,22 +93,22 @@ def test_a_test_in_another_place_is_noticed(tmp_path: Path) -> None:
     }
     report = {"pallets__flask-1": {"resolved": True, "tests_status": status}}
     (tmp_path / "run/pallets__flask-1/report.json").write_text(json.dumps(report))
-    assert [one.tests_agree for one in grade(tmp_path)] == [False]
+    assert [one.tests_agree for one in grade_logs(tmp_path)] == [False]
 
 
 def test_an_incomplete_log_is_named(tmp_path: Path) -> None:
-    (one,) = grade(container(tmp_path / "a", None))
+    (one,) = grade_logs(container(tmp_path / "a", None))
     assert one.resolved is None and one.grader is None and "incomplete: no test output" in str(one.problem)
-    (one,) = grade(container(tmp_path / "b", GOOD, marks=False))
+    (one,) = grade_logs(container(tmp_path / "b", GOOD, marks=False))
     assert one.resolved is None and "no complete test output" in str(one.problem)
     place = container(tmp_path / "c", None) / "run/pallets__flask-1"
     (place / "run_instance.log").write_text(">>>>> Patch Apply Failed:\n")
-    (one,) = grade(tmp_path / "c")
+    (one,) = grade_logs(tmp_path / "c")
     assert one.resolved is None and "run_instance.log says '>>>>> Patch Apply Failed'" in str(one.problem)
 
 
 def test_a_report_without_a_log_is_taken_over_and_called_so(tmp_path: Path) -> None:
-    (one,) = grade(container(tmp_path, None, said=True))
+    (one,) = grade_logs(container(tmp_path, None, said=True))
     assert (one.resolved, one.agrees, one.grader) == (True, None, HARNESS)
 
 
@@ -116,7 +116,7 @@ def test_a_carriage_return_ends_a_line_as_it_does_for_the_harness(tmp_path: Path
     results = "downloading 3%\rPASSED t.py::test_new\r\nPASSED t.py::test_old\nSKIPPED t.py::test_skipped\n"
     place = container(tmp_path, "", said=True) / "run/pallets__flask-1/test_output.txt"
     place.write_bytes(f">>>>> Start Test Output\n{results}>>>>> End Test Output\n\xff".encode("latin-1"))
-    assert [one.agrees for one in grade(tmp_path)] == [True]
+    assert [one.agrees for one in grade_logs(tmp_path)] == [True]
 
 
 def test_torn_and_foreign_files_around_a_log_do_no_harm(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_torn_and_foreign_files_around_a_log_do_no_harm(tmp_path: Path) -> None:
         "../swe-torn.parquet": "no table",
     }.items():
         (folder / path).write_text(text)
-    (one,) = grade(folder)
+    (one,) = grade_logs(folder)
     assert (one.eval_log.instance, one.resolved, one.agrees) == ("pallets__flask-1", True, None)
 
 
@@ -137,20 +137,20 @@ def test_the_folder_of_one_instance_is_enough(tmp_path: Path, monkeypatch: pytes
     place = container(tmp_path, GOOD) / "run/pallets__flask-1"
     monkeypatch.chdir(place)
     for folder in (place, Path(".")):
-        (one,) = grade(folder)
+        (one,) = grade_logs(folder)
         assert (one.eval_log.instance, one.resolved, one.eval_log.file) == ("pallets__flask-1", True, "test_output.txt")
 
 
 @pytest.mark.parametrize("mark", [">>>>> Patch Apply Failed", ">>>>> Tests Timed Out after 1800 seconds"])
 def test_a_container_log_of_a_failed_run_resolves_nothing(mark: str, tmp_path: Path) -> None:
-    (one,) = grade(container(tmp_path, f"{GOOD}{mark}\n", said=False))
+    (one,) = grade_logs(container(tmp_path, f"{GOOD}{mark}\n", said=False))
     assert one.resolved is False and one.agrees and mark[:20] in str(one.problem)
 
 
 @pytest.mark.parametrize("exit_mark", ["All Tests Passed", "Some Tests Failed"])
 def test_the_exit_marker_of_an_early_log_is_not_the_grade(exit_mark: str, tmp_path: Path) -> None:
-    (good,) = grade(plain(tmp_path / "a", f"{APPLIED}{GOOD}>>>>> {exit_mark}\n", ["pallets__flask-1"]))
-    (bad,) = grade(plain(tmp_path / "b", f"{APPLIED}{BAD}>>>>> {exit_mark}\n", []))
+    (good,) = grade_logs(plain(tmp_path / "a", f"{APPLIED}{GOOD}>>>>> {exit_mark}\n", ["pallets__flask-1"]))
+    (bad,) = grade_logs(plain(tmp_path / "b", f"{APPLIED}{BAD}>>>>> {exit_mark}\n", []))
     assert (good.resolved, good.agrees, bad.resolved, bad.agrees) == (True, True, False, True)
     assert good.eval_log.model == "some.model"
 
@@ -158,12 +158,14 @@ def test_the_exit_marker_of_an_early_log_is_not_the_grade(exit_mark: str, tmp_pa
 @pytest.mark.parametrize("exit_mark", ["All Tests Passed", "Some Tests Failed"])
 def test_an_early_log_whose_tests_ended_without_a_result_is_unresolved(exit_mark: str, tmp_path: Path) -> None:
     crashed = "ImportError while loading conftest\n"
-    (ended,) = grade(plain(tmp_path / "a", f"{APPLIED.partition('.py::test_new')[2]}{crashed}>>>>> {exit_mark}\n", []))
+    (ended,) = grade_logs(
+        plain(tmp_path / "a", f"{APPLIED.partition('.py::test_new')[2]}{crashed}>>>>> {exit_mark}\n", [])
+    )
     assert (ended.resolved, ended.grader, ended.agrees) == (False, "composer", True)
     assert ended.problem == "the tests ended without a single result"
     (tmp_path / "a/report.json").unlink()
-    assert [one.resolved for one in grade(tmp_path / "a")] == [False]
-    (cut,) = grade(plain(tmp_path / "b", f">>>>> Applied Patch (test)\n{crashed}", []))
+    assert [one.resolved for one in grade_logs(tmp_path / "a")] == [False]
+    (cut,) = grade_logs(plain(tmp_path / "b", f">>>>> Applied Patch (test)\n{crashed}", []))
     assert cut.grader == HARNESS and str(cut.problem).startswith("incomplete")
 
 
@@ -174,18 +176,18 @@ def test_a_container_log_whose_tests_ended_without_a_result_is_unresolved_and_sa
     folder = container(tmp_path, "ImportError while loading conftest\n", said=said)
     path = folder / "run/pallets__flask-1/test_output.txt"
     path.write_text(path.read_text().replace("PASSED t.py::test_elsewhere\n", ""))
-    (one,) = grade(folder)
+    (one,) = grade_logs(folder)
     assert (one.resolved, one.problem) == (False, "the tests ended without a single result")
 
 
 def test_a_log_without_results_gets_the_verdict_of_its_run(tmp_path: Path) -> None:
-    (one,) = grade(plain(tmp_path, ">>>>> Applied Patch (test)\n", ["pallets__flask-1"]))
+    (one,) = grade_logs(plain(tmp_path, ">>>>> Applied Patch (test)\n", ["pallets__flask-1"]))
     assert (one.resolved, one.agrees, one.grader) == (True, None, HARNESS)
     assert one.problem == "incomplete: the log holds no result of any test"
 
 
 def test_a_patch_that_did_not_apply_is_a_verdict(tmp_path: Path) -> None:
-    (one,) = grade(plain(tmp_path, ">>>>> Patch Apply Failed\n", []))
+    (one,) = grade_logs(plain(tmp_path, ">>>>> Patch Apply Failed\n", []))
     assert (one.resolved, one.agrees) == (False, True)
 
 
@@ -193,33 +195,33 @@ def test_a_damaged_archive_is_incomplete(tmp_path: Path) -> None:
     folder = plain(tmp_path, APPLIED + GOOD + "x" * 9999, ["pallets__flask-1"])
     (path,) = folder.glob("*.gz")
     path.write_bytes(path.read_bytes()[:-12])
-    (one,) = grade(folder)
+    (one,) = grade_logs(folder)
     assert one.grader == HARNESS and "the archive is damaged" in str(one.problem)
 
 
 def test_an_instance_that_is_not_known_is_named_with_the_way_out(tmp_path: Path) -> None:
     folder = plain(tmp_path / "logs", APPLIED + GOOD, [], name="pallets__flask-2.m")
-    (one,) = grade(folder)
+    (one,) = grade_logs(folder)
     assert (one.resolved, one.agrees, one.grader) == (False, None, HARNESS)
     assert "name a file of instances after the folder" in str(one.problem)
     (tmp_path / "more.jsonl").write_text(json.dumps(ROW | {"instance_id": "pallets__flask-2"}))
-    (one,) = grade(folder, [tmp_path / "more.jsonl"])
+    (one,) = grade_logs(folder, [tmp_path / "more.jsonl"])
     assert one.resolved is True and one.agrees is False
     (tmp_path / "torn.jsonl").write_text("{")
     with pytest.raises(BadInput, match=r"torn\.jsonl"):
-        grade(folder, [tmp_path / "torn.jsonl"])
+        grade_logs(folder, [tmp_path / "torn.jsonl"])
 
 
 def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="holds no logs"):
-        grade(tmp_path)
+        grade_logs(tmp_path)
     with pytest.raises(BadInput, match="is not a folder"):
-        grade(tmp_path / "missing")
+        grade_logs(tmp_path / "missing")
 
 
 @pytest.fixture(scope="module")
 def real_logs() -> list[GradedLog]:
-    return grade(SHARED)
+    return grade_logs(SHARED)
 
 
 @real

@@ -5,8 +5,8 @@ import textwrap
 
 import pytest
 
-from stages.envs.feature_deletion.definitions import without
-from stages.envs.feature_deletion.twins import contradictions, find
+from stages.envs.feature_deletion.contradictions import find_contradictions, find_test
+from stages.envs.feature_deletion.definitions import apply_edits
 
 CASES = {
     "assert f(1) == 2": "assert f(1) == 3",
@@ -27,7 +27,7 @@ CASES = {
 def first(statement: str) -> str:
     """The test's statement with its surest contradiction."""
     text = f"def test_it():\n    {statement}\n"
-    return without(text, [contradictions("t.py", text, ("test_it",))[0].edit]).splitlines()[1].strip()
+    return apply_edits(text, [find_contradictions("t.py", text, ("test_it",))[0].edit]).splitlines()[1].strip()
 
 
 @pytest.mark.parametrize("statement", CASES)
@@ -37,7 +37,7 @@ def test_one_expectation_changes(statement: str) -> None:
 
 def test_only_what_is_surely_expected_is_exclusive() -> None:
     def exclusive(statement: str) -> bool:
-        return contradictions("t.py", f"def test_it():\n    {statement}\n", ("test_it",))[0].exclusive
+        return find_contradictions("t.py", f"def test_it():\n    {statement}\n", ("test_it",))[0].exclusive
 
     assert exclusive("assert f(1) == 2") and exclusive("self.assertRaises(ValueError, f)")
     assert not exclusive("check_close(f(1), 2, 1e-9)")
@@ -49,7 +49,7 @@ def test_a_raises_block_wants_another_exception() -> None:
 
 def test_all_of_them_parse_and_differ() -> None:
     text = "def test_it():\n" + "".join(f"    {statement}\n" for statement in CASES)
-    found = [without(text, [one.edit]) for one in contradictions("t.py", text, ("test_it",))]
+    found = [apply_edits(text, [one.edit]) for one in find_contradictions("t.py", text, ("test_it",))]
     assert len(set(found)) == len(found) > 4 and text not in found
     assert all(ast.parse(one) for one in found)
 
@@ -75,15 +75,15 @@ def test_the_quote_is_the_whole_test_with_its_decorators() -> None:
                 pass
         """
     )
-    quote = contradictions("t.py", text, ("TestA", "test_it"))[0].quote
+    quote = find_contradictions("t.py", text, ("TestA", "test_it"))[0].quote
     assert quote == "@mark\ndef test_it(self):\n    assert f(1) == 2"
 
 
 def test_an_inherited_test_is_found_by_its_name() -> None:
     text = "class Mixin:\n    def test_it(self):\n        assert f(1) == 2\n"
-    assert contradictions("t.py", text, ("TestA", "test_it"), inherited=True)
-    assert find(text + "class Other:\n    def test_it(self): pass\n", ("test_it",)) is None
+    assert find_contradictions("t.py", text, ("TestA", "test_it"), inherited=True)
+    assert find_test(text + "class Other:\n    def test_it(self): pass\n", ("test_it",)) is None
 
 
 def test_a_test_without_expectations_cannot_be_contradicted() -> None:
-    assert contradictions("t.py", "def test_it():\n    f(1)\n", ("test_it",)) == []
+    assert find_contradictions("t.py", "def test_it():\n    f(1)\n", ("test_it",)) == []

@@ -1,4 +1,4 @@
-"""A state stands once, as what it gained; read back it is what the policy was shown, in messages and token ids."""
+"""States are stored as what they gained and read back as shown; rollouts are read one after the other."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from support.runs import row, written
 
+from stages.errors import BadInput
 from stages.rollouts.agent_loop import state_sha256
-from stages.rollouts.trace import pairs_with_states, prompt_ids, read_states, state_id, state_rows, states
+from stages.rollouts.trace import pairs_with_states, prompt_ids, read_states, rollout_rows, state_id, state_rows, states
 from stages.runs import store
 from stages.runs.artifact import Run
-from stages.runs.records import PAIR, STATE, STEP, TEXT, TOKENS, Kind
+from stages.runs.records import PAIR, ROLLOUT, STATE, STEP, TEXT, TOKENS, Kind
 
 
 def steps(count: int, history: str | None = None, ids: bool = True, broken_at: int = -1) -> list[dict[str, Any]]:
@@ -64,3 +65,24 @@ def test_pairs_of_the_version_before_have_their_states_in_their_rows(tmp_path: P
     older = Kind("pair", 3, {"pair_id": TEXT, "messages_json": TEXT, "prompt_token_ids": TOKENS})
     rows = [{"pair_id": "p", "messages_json": "[]", "prompt_token_ids": [1]}]
     assert list(pairs_with_states(Run(written(tmp_path, "extract-pairs/run", [(older, rows)])))) == rows
+
+
+def run(folder: Path, rollouts: list[str], steps: list[tuple[str, int]]) -> Run:
+    rows = [{"rollout_id": name} for name in rollouts], [{"rollout_id": name, "step": step} for name, step in steps]
+    return Run(written(folder, "collect/run", list(zip((ROLLOUT, STEP), rows, strict=True))))
+
+
+def test_each_rollout_comes_with_its_steps_in_order(tmp_path: Path) -> None:
+    found = rollout_rows(run(tmp_path, ["b", "none", "a", "last"], [("b", 1), ("b", 0), ("a", 0)]))
+    assert [(rollout["rollout_id"], [step["step"] for step in steps]) for rollout, steps in found] == [
+        ("b", [0, 1]),
+        ("none", []),
+        ("a", [0]),
+        ("last", []),
+    ]
+
+
+@pytest.mark.parametrize("steps", [[("a", 0), ("b", 0)], [("b", 0), ("a", 0), ("b", 1)], [("stranger", 0)]])
+def test_steps_in_another_order_than_the_rollouts_are_refused(tmp_path: Path, steps: list[tuple[str, int]]) -> None:
+    with pytest.raises(BadInput, match="do not lie in the order of the rollouts"):
+        list(rollout_rows(run(tmp_path, ["b", "a"], steps)))

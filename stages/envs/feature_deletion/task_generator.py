@@ -1,0 +1,368 @@
+"""Make tasks from a package by removing definitions, and serve them: made on demand, or read from a run.
+
+`TaskGenerator.make` turns removals into accepted tasks: remove the code and run the tests, restore it and run them
+again, search for leaks, contradict a test. `TaskSource` gives an environment its rows and their package; what it needs
+of a package (the unpacked copy, its requirements) is made once in a process.
+"""
+
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import orjson
+
+from stages.envs import folders
+from stages.envs.base import Split
+from stages.envs.feature_deletion import leaks, rows, selection, worker
+from stages.envs.feature_deletion.contradictions import ContradictionSearch
+from stages.envs.feature_deletion.package import Package, unpack
+from stages.envs.feature_deletion.selection import KEEP, WEIGHTS, Difficulty, Kind, Removal
+from stages.envs.feature_deletion.worker import (
+    HANG_S,
+    Baseline,
+    TestRunJob,
+    TestRunReport,
+    TestWorker,
+    file_of,
+    measure_baseline,
+)
+from stages.envs.repo import trees
+from stages.envs.repo.grading import TestLists, by_name, is_test
+from stages.errors import BadInput, InfrastructureError, UsageError
+from stages.runs import parquet
+from stages.runs.records import TASK, Row
+
+TRIVIAL = ("return None", "return True", "return False", "return 0", "return ''", "return []", "return {first}")
+NO_CONTRADICTION = "no test can be contradicted"
+BATCH = 8
+BATCH_S = 60.0
+"""Rough limit on the first runs of a batch: nothing is kept or reported before a batch ends."""
+Scope = Literal["full", "covering"]
+
+
+@dataclass(frozen=True)
+class TriedRemoval:
+    """The result for one removal: an accepted row, or the reason why there is none."""
+
+    removal: Removal
+    row: Row | None
+    reason: str | None = None
+
+
+class TaskGenerator:
+    """Makes tasks from one package in one sandbox; a context manager.
+
+    `requirements`: the folder with what the package's tests import. `baseline`: as another generator for the same
+    package measured it. `BadInput` from `baseline`, and so from `candidates` and `make`, when no test of the package
+    passes twice.
+    """
+
+    def __init__(
+        self, package: Package, sandbox: str, requirements: Path | None = None, baseline: Baseline | None = None
+    ) -> None:
+        self._measured = baseline
+        self.package, self.sandbox, self.requirements = package, sandbox, requirements
+        with ExitStack() as stack:
+            self.worker = stack.enter_context(TestWorker(sandbox, package.root, requirements))
+            self._stack = stack.pop_all()
+        self._files = {path: file for path in trees.walk(package.root) if (file := trees.read(package.root, path))}
+        self.texts = selection.sources(self._files)
+        self.tests = [path for path in self._files if path.endswith(".py") and is_test(path)]
+
+    @cached_property
+    def baseline(self) -> Baseline:
+        """The tests before anything is removed."""
+        return self._measured or measure_baseline(self.worker)
+
+    @property
+    def batch(self) -> int:
+        """Number of candidates that are tried together."""
+        return max(1, min(BATCH, int(BATCH_S / max(self.baseline.duration_s, 0.001))))
+
+    @cached_property
+    def survey(self) -> leaks.LeakSurvey:
+        """Copies of the package's code outside the task's tree."""
+        return leaks.survey_copies(self.sandbox, self.texts, self.requirements)
+
+    @cached_property
+    def _shingles(self) -> leaks.PackageShingles:
+        return leaks.PackageShingles(self._files)
+
+    def candidates(
+        self, seed: int, split: Split | None, kinds: Sequence[Kind], difficulties: Sequence[Difficulty]
+    ) -> list[Removal]:
+        """Return the removals to try, in order."""
+        return selection.draw_removals(
+            self.texts, self.baseline.lines, seed=seed, split=split, kinds=kinds, difficulties=difficulties
+        )
+
+    def make(self, candidates: Sequence[Removal], scope: Scope = "full") -> Iterator[TriedRemoval]:
+        """Yield the result of each removal, in order. `scope` decides which tests are run with the code removed.
+
+        full     - all of them
+        covering - those that execute a removed line; the others cannot notice and count as passing
+        """
+        for start in range(0, len(candidates), self.batch):
+            batch = [CandidateTask(self, removal, scope) for removal in candidates[start : start + self.batch]]
+            yield from self._make_batch(batch)
+
+    def _make_batch(self, batch: Sequence["CandidateTask"]) -> list[TriedRemoval]:
+        """Try candidates together, so that every step is one call of the worker."""
+
+        def remaining() -> list[CandidateTask]:
+            return [candidate for candidate in batch if candidate.reason is None]
+
+        for candidate in batch:
+            candidate.reject_leaks(self._shingles.copies(candidate.removal, candidate.writes))
+        for job_of, take in (
+            (CandidateTask.removed_job, CandidateTask.take_removed),
+            (CandidateTask.restored_job, CandidateTask.take_restored),
+        ):
+            trying = remaining()
+            for candidate, report in zip(trying, self.worker.run([job_of(one) for one in trying]), strict=True):
+                take(candidate, report)
+        # One way to contradict each candidate's tests in every round, until each has one that the original code fails.
+        contradicted = remaining()
+        while jobs := [(candidate, job) for candidate in contradicted if (job := candidate.contradiction_job())]:
+            for (candidate, _), report in zip(jobs, self.worker.run([job for _, job in jobs]), strict=True):
+                if candidate.search is not None:
+                    candidate.search.learn(report)
+        for candidate in remaining():
+            candidate.take_trivial(self.worker.run(candidate.trivial_jobs()))
+        return [TriedRemoval(candidate.removal, *candidate.finish()) for candidate in batch]
+
+    def text(self, path: str) -> str:
+        """Return a file of the package as text."""
+        return self._files[path].data.decode(errors="replace")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+class CandidateTask:
+    """One removal on its way to a task: gives test jobs and takes their reports; `reason` tells why it is rejected.
+
+    In order: `reject_leaks`; `removed_job` and `take_removed`; `restored_job` and `take_restored`; `contradiction_job`,
+    until it gives none; `trivial_jobs` and `take_trivial`; `finish`.
+    """
+
+    def __init__(self, generator: TaskGenerator, removal: Removal, scope: Scope) -> None:
+        self.generator, self.removal, self.baseline = generator, removal, generator.baseline
+        self.writes = removal.writes(generator.texts)
+        self.reason: str | None = None
+        self._affected = set(self.baseline.stable) if scope == "full" else removal.covering(self.baseline.lines)
+        self._failing: list[str] = []
+        self._hanging: frozenset[str] = frozenset()
+        self.search: ContradictionSearch | None = None
+
+    def reject_leaks(self, places: list[str]) -> None:
+        """Reject the removal where files still hold its code."""
+        if places:
+            self.reason = f"leak: {places[0]} holds the removed code"
+
+    def _job(self, node_ids: set[str], writes: Mapping[str, str], *options: str) -> TestRunJob:
+        files = sorted({file_of(node_id) for node_id in node_ids})
+        return TestRunJob(
+            (*self.baseline.options, *options, *files),
+            writes,
+            tuple(sorted(node_ids)),
+            self.baseline.timeout_s,
+            hang_s=HANG_S,
+            hang_s_by_test=self.baseline.hang_s_by_test,
+        )
+
+    def removed_job(self) -> TestRunJob:
+        """Return the run of the tests with the code removed."""
+        return self._job(self._affected, self.writes)
+
+    def take_removed(self, report: TestRunReport) -> None:
+        """Record which tests fail without the code. Those that hang are set aside: neither list has them."""
+        fresh = report.broken.keys() - self.baseline.broken.keys()
+        self._hanging = report.hanging
+        self._failing = sorted(self._affected - report.passed - report.hanging)
+        if report.timed_out or (report.hanging and not self._failing):
+            self.reason = ": ".join(("without the code the tests hang", *sorted(report.hanging)[:1]))
+        elif fresh or report.status < 0:
+            self.reason = "without the code the tests cannot be collected"
+        elif not self._failing:
+            self.reason = "no test notices"
+        elif not self._lists().pass_to_pass:
+            self.reason = "every test fails"
+
+    def _lists(self) -> TestLists:
+        stable = by_name(dict.fromkeys(self.baseline.stable - self._hanging, "passed"))
+        failing = set(by_name(dict.fromkeys(self._failing, "failed")))
+        return TestLists(tuple(sorted(failing)), tuple(sorted(set(stable) - failing)))
+
+    def restored_job(self) -> TestRunJob:
+        """Return the run of the failing tests with the original code."""
+        return self._job(set(self._failing), {})
+
+    def take_restored(self, report: TestRunReport) -> None:
+        """Reject the removal unless the failing tests pass again; start the search for contradictions."""
+        if set(self._failing) - report.passed:
+            self.reason = "the restored code fails"
+            return
+        names = [part.qualname.rpartition(".")[2].strip("_") for part in self.removal.parts]
+        self.search = ContradictionSearch(self._failing, names, self.generator.text, self.generator.tests)
+
+    def contradiction_job(self) -> TestRunJob | None:
+        """Return the next contradictions, on the original code; None when enough was found or nothing is left."""
+        if self.search is None:
+            return None
+        tests, edits = self.search.next_round()
+        return self._job(tests, edits) if tests else None
+
+    def trivial_jobs(self) -> list[TestRunJob]:
+        """Return the runs of the failing tests with each trivial body, up to the first failure."""
+        if self.search is None or not self.search.proven:
+            return []
+        texts, failing = self.generator.texts, set(self._failing)
+        return [self._job(failing, self.removal.writes(texts, body), "--maxfail=1") for body in TRIVIAL]
+
+    def take_trivial(self, reports: Sequence[TestRunReport]) -> None:
+        """Reject the removal where a trivial body passes."""
+        for body, report in zip(TRIVIAL, reports, strict=False):
+            if not set(self._failing) - report.passed:
+                self.reason = f"a trivial body solves it: {body.format(first='its first argument')}"
+                return
+
+    def finish(self) -> tuple[Row | None, str | None]:
+        """Return the accepted row, or the reason why there is none.
+
+        The survey of leaks comes last: its first use searches everything that the sandbox shows.
+        """
+        proven = self.search.proven if self.search else []
+        if self.reason is None and not proven:
+            self.reason = NO_CONTRADICTION
+        if self.reason is None:
+            self.reject_leaks(self.generator.survey.of(self.removal))
+        if self.reason is not None:
+            return None, self.reason
+        package, hanging = self.generator.package, sorted(self._hanging)
+        row = rows.build(package, self.removal, self.writes, self._lists(), self.baseline, proven, hanging)
+        return row, None
+
+
+class TaskSource:
+    """The tasks of one environment's options."""
+
+    def __init__(self, sandbox: str, package: str, tasks: str, difficulty: str, requirements: tuple[str, ...]) -> None:
+        self._sandbox, self._package, self._tasks = sandbox, package, tasks
+        self._difficulties = parse_difficulties(difficulty)
+        self._requirements = requirements
+
+    def rows(self, split: Split, count: int, seed: int) -> list[Row]:
+        """Return at most `count` rows of a split, read from a run or made now; `UsageError` when there is none."""
+        if not self._package and not self._tasks:
+            raise UsageError(
+                "Feature deletion needs a package: --set env.package=DIR_OR_SDIST, or a run of `composer tasks` with "
+                "--set env.tasks=RUN, or one of `composer curriculum` with --set env.curriculum=RUN."
+            )
+        found: list[Row] = []
+        if self._tasks:
+            table = list(parquet.scan_table(Path(self._tasks) / "tasks.parquet", TASK).rows())
+            found = [orjson.loads(row["data_json"]) for row in table if row["split"] == split]
+        else:
+            package, requirements = unpacked_package(Path(self._package)), installed_requirements(self._requirements)
+            with TaskGenerator(package, self._sandbox, requirements) as generator:
+                removals = generator.candidates(seed, split, tuple(WEIGHTS), self._difficulties)
+                for tried in generator.make(removals):
+                    found += [with_source(tried.row, self._package, self._requirements)] if tried.row else []
+                    if len(found) >= count:
+                        break
+        if not found:
+            where = self._tasks or self._package
+            raise UsageError(
+                f"{where} gives no task for the split {split!r}. Choose another package, split or difficulty."
+            )
+        return found[:count]
+
+    def package(self, row: Mapping[str, Any]) -> Package:
+        """Return the package that a row was made from; `BadInput` when it has changed since."""
+        path = Path(self._package or row["source"])
+        found = unpacked_package(path)
+        if found.sha256 != row["package_sha256"]:
+            raise BadInput(
+                f"{path} is not the {row['package']} that the tasks were made from. Give that one, or make new tasks."
+            )
+        return found
+
+
+def with_source(row: Row, source: str, requirements: tuple[str, ...]) -> Row:
+    """Return a row with the path of its package and the requirements of its tests."""
+    return {**row, "source": str(Path(source).expanduser().absolute()), "requirements": list(requirements)}
+
+
+def parse_difficulties(wanted: str) -> tuple[Difficulty, ...]:
+    """Return one difficulty, or all of them for "mixed"; `UsageError` for another word."""
+    chosen = tuple(difficulty for difficulty in KEEP if wanted in (difficulty, "mixed"))
+    if not chosen:
+        raise UsageError(f"There is no difficulty {wanted!r}; choose one of {', '.join(KEEP)} or mixed.")
+    return chosen
+
+
+_lock = threading.Lock()
+
+
+def unpacked_package(path: Path) -> Package:
+    """Return a package, unpacked once in this process for all episodes; `BadInput` when there is none at the path."""
+    path = path.expanduser()
+    if not path.exists():
+        raise BadInput(
+            f"There is no package at {str(path)!r}. Give a folder or an sdist; "
+            "`pip download --no-deps --no-binary NAME NAME` fetches one."
+        )
+    with _lock:
+        return _unpacked(path.absolute(), path.stat().st_mtime_ns)[0]
+
+
+@lru_cache(maxsize=16)
+def _unpacked(path: Path, changed_ns: int) -> tuple[Package, "tempfile.TemporaryDirectory[str]"]:
+    del changed_ns
+    folder = tempfile.TemporaryDirectory(prefix="package-", dir=folders.home())
+    return unpack(path, Path(folder.name)), folder
+
+
+def hidden_paths(sandbox: str, row: Mapping[str, Any], package: Package, requirements: Path | None) -> tuple[Path, ...]:
+    """Return files of this machine with code of the package, for a sandbox to hide; searched once in this process.
+
+    `InfrastructureError` where a copy of what the row asks for cannot be hidden.
+    """
+    survey = leaks.survey_copies(sandbox, _source_texts(package.root), requirements)
+    if places := [places for name, places in survey.places.items() if name.rpartition(":")[0] in row["removed"]]:
+        raise InfrastructureError(
+            f"The sandbox would show a copy of the code that {row['instance_id']} asks for: {places[0][0]}."
+        )
+    return survey.hidden
+
+
+@lru_cache(maxsize=16)
+def _source_texts(root: Path) -> dict[str, str]:
+    return selection.sources({path: file for path in trees.walk(root) if (file := trees.read(root, path))})
+
+
+def installed_requirements(requirements: tuple[str, ...]) -> Path | None:
+    """Return a folder with what tests import, installed once in this process; None where nothing is required."""
+    if not requirements:
+        return None
+    with _lock:
+        return Path(_installed(requirements).name)
+
+
+@lru_cache(maxsize=4)
+def _installed(requirements: tuple[str, ...]) -> "tempfile.TemporaryDirectory[str]":
+    folder = tempfile.TemporaryDirectory(prefix="requirements-", dir=folders.home())
+    worker.install(requirements, Path(folder.name))
+    return folder

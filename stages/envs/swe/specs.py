@@ -1,0 +1,173 @@
+"""Environment specifications of repository versions, and how the tests of an instance are run in them.
+
+A specification comes from swebench's table where a release that has it is installed. The table of repositories and
+versions was removed from swebench in release 5, which requires an image and a script in every row instead. Without the
+table the specification is guessed: the repository declares what it needs, which suffices for repositories that install
+on a current Python.
+"""
+
+import re
+import secrets
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stages.envs.repo import grading
+from stages.envs.repo.grading import NEUTRAL, Statuses, TestLists, TestOutcomes, TestRuntime
+from stages.envs.swe import logs
+from stages.envs.swe.instances import touched_paths
+
+DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
+SYMPY = "bin/test -C --verbose"
+COMMANDS = {"django/django": DJANGO, "sympy/sympy": SYMPY}
+PYTEST = "pytest"
+PYTEST_OPTIONS = ("-p", "no:cacheprovider", "-q", "--tb=short")
+GUESSED = "the repository itself"
+IN_PLACE = re.compile(r"(pip install(?: -(?!e\b)\S+)* )\.")
+"""A plain `pip install .` would leave a copy of the repository in the environment, maybe of a later commit."""
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+NO_TESTS = (
+    *(".json", ".png", ".csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml"),
+    *(".cfg", ".rst", ".svg"),
+)
+"""Endings of files in a test patch that are not tests."""
+LOG_WORDS = {outcome: word for word, outcome in logs.OUTCOMES.items()} | {"xpassed": "XPASS"}
+WORST_LAST = {"passed": 0, "xfailed": 1, "skipped": 2, "xpassed": 3, "failed": 4, "error": 5}
+
+
+@dataclass(frozen=True)
+class EnvironmentSpec:
+    """The contents of the environment of a repository version, and the command that runs its tests.
+
+    Of the files in `requirements` the first that exists is installed. `eval_commands` run before the tests.
+    """
+
+    python: str
+    pre_install: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
+    install: str = "python -m pip install -e ."
+    test_command: str = PYTEST
+    eval_commands: tuple[str, ...] = ()
+    needs_conda: bool = False
+    source: str = GUESSED
+
+    @property
+    def uses_pytest(self) -> bool:
+        """Whether pytest runs the tests, directly or through tox."""
+        return self.test_command not in (DJANGO, SYMPY)
+
+
+def spec_of(row: Mapping[str, Any]) -> EnvironmentSpec:
+    """Return the specification of a row from swebench's table where it is installed, else a guess by its repository."""
+    repo = str(row["repo"])
+    with suppress(ImportError):
+        from swebench.harness.constants import MAP_REPO_TO_REQS_PATHS, MAP_REPO_VERSION_TO_SPECS
+
+        versions = MAP_REPO_VERSION_TO_SPECS.get(row["repo"], {})
+        if str(row.get("version")) in versions:
+            requirements = tuple(MAP_REPO_TO_REQS_PATHS.get(row["repo"], ()))
+            return spec_from_table(row["repo"], versions[str(row["version"])], requirements)
+    runner = () if repo in COMMANDS or repo == "pytest-dev/pytest" else ("pytest",)
+    return EnvironmentSpec(HERE, packages=runner, test_command=COMMANDS.get(repo, PYTEST))
+
+
+def spec_from_table(repo: str, entry: Mapping[str, Any], requirements: tuple[str, ...] = ()) -> EnvironmentSpec:
+    """Return the specification of an entry of swebench's table; `requirements` are the repository's known files."""
+
+    def words(value: Any) -> tuple[str, ...]:
+        return (value,) if isinstance(value, str) else tuple(value or ())
+
+    packages = str(entry.get("packages", ""))
+    by_file = packages == "requirements.txt"
+    command = entry.get("test_cmd", PYTEST)
+    last = command[-1] if isinstance(command, list) else command
+    return EnvironmentSpec(
+        python=str(entry.get("python", HERE)),
+        pre_install=tuple(
+            line for line in words(entry.get("pre_install")) if "apt-get" not in line and "locale" not in line
+        ),
+        packages=(
+            *(() if by_file or packages == "environment.yml" else packages.split()),
+            *words(entry.get("pip_packages")),
+        ),
+        requirements=(*requirements, "requirements.txt") if by_file else (),
+        install=IN_PLACE.sub(r"\1-e .", str(entry.get("install", ""))),
+        test_command=COMMANDS.get(repo, last if "pytest" in last else PYTEST),
+        eval_commands=words(entry.get("eval_commands")),
+        needs_conda=packages == "environment.yml",
+        source="swebench's table",
+    )
+
+
+@dataclass(frozen=True)
+class InstanceTests:
+    """The test files of one instance and the specification by which they are run."""
+
+    spec: EnvironmentSpec
+    repo: str
+    files: tuple[str, ...]
+
+    def filtered(self, lists: TestLists) -> TestLists:
+        """Return the lists without names that are no tests: a few, such as `[100%]`, come from a test's own output.
+
+        Where no name of `fail_to_pass` looks like a test, all stay: with an empty list anything would be resolved.
+        """
+        if not self.spec.uses_pytest:
+            return lists
+        groups = (lists.fail_to_pass, lists.pass_to_pass)
+        fail_to_pass, pass_to_pass = (tuple(name for name in names if "::" in name) for names in groups)
+        return replace(lists, fail_to_pass=fail_to_pass or lists.fail_to_pass, pass_to_pass=pass_to_pass)
+
+    def run(self, runtime: TestRuntime, tree: Path) -> TestOutcomes:
+        """Run the tests on a tree that may be written to.
+
+        Without pytest the outcomes are read from the log between two words that nothing inside knows beforehand; what
+        tests print there is trusted.
+        """
+        before = "".join(f"{command}\n" for command in self.spec.eval_commands)
+        if self.spec.uses_pytest:
+            reported = grading.run_pytest(runtime, tree, [*PYTEST_OPTIONS, *self.files], before=before)
+            return replace(reported, statuses=statuses_by_log_name(reported.nodes, self.repo))
+        files = " ".join(self.files)
+        if self.spec.test_command == DJANGO:  # its labels are modules: tests/app/tests.py is app.tests
+            labels = (re.sub(r"^tests/", "", path.removesuffix(".py")).replace("/", ".") for path in self.files)
+            command = f"{DJANGO} {' '.join(labels)}"
+        else:
+            command = f"PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' {SYMPY} {files}"
+        secret = secrets.token_hex(16)
+        result = runtime.run(tree, f"{before}echo {secret}; {command}; echo; echo {secret} $?")
+        parts = result.output.split(secret)
+        text = parts[1] if len(parts) == 3 else ""
+        statuses = logs.to_outcomes(logs.log_parser(self.repo)(text))
+        return TestOutcomes(statuses, len(parts) > 3, result.output.replace(secret, ""), result.timed_out)
+
+
+def instance_tests(row: Mapping[str, Any], spec: EnvironmentSpec) -> InstanceTests:
+    """Return the tests of a row: the files that its test patch changes, as in SWE-bench."""
+    files = [path for path in touched_paths(row["test_patch"]) if not path.endswith(NO_TESTS)]
+    return InstanceTests(spec, row["repo"], tuple(dict.fromkeys(files)))
+
+
+def statuses_by_log_name(nodes: Mapping[str, str], repo: str) -> Statuses:
+    """Return outcomes by node id under the names of the lists, as a log of `pytest -rA` would have given them.
+
+    Of several under one name the worst counts. A skipped test has no status: the summary of pytest folds skips
+    (`SKIPPED [1] file:line: reason`) and names none, so that for swebench (4.1.0, harness/log_parsers/python.py) a test
+    that pytest skips is missing, and fails.
+    """
+    ordered = sorted(nodes.items(), key=lambda item: WORST_LAST[item[1]])
+    log = "".join(f"{LOG_WORDS[outcome]} {node}\n" for node, outcome in ordered if outcome not in NEUTRAL)
+    return logs.to_outcomes(logs.log_parser(repo)(log))
+
+
+def run_eval_script(row: Mapping[str, Any], runtime: TestRuntime, tree: Path) -> TestOutcomes:
+    """Run the script of a row of the newer shape; swebench parses its log where it is installed, else we do."""
+    result = runtime.run(tree, f"set -o pipefail; exec 2>&1\n{row['eval_script']}")
+    parts = result.output.split(logs.START)
+    text = parts[1].split(logs.END)[0] if len(parts) == 2 and logs.END in parts[1] else ""
+    statuses = logs.to_outcomes(logs.row_log_parser(row)(text))
+    return TestOutcomes(statuses, len(parts) > 2, result.output, result.timed_out)
