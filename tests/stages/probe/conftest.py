@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+from probe_faults.loophole_world import honest_model, loophole_model, tokenizer
 from torch import nn
 
 from stages import train
@@ -10,7 +11,6 @@ from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score, svd, teacher_pool, watch
 from stages.probe.loops.grpo_loop import set_between
 from stages.probe.pool.pair_source import PairsConfig
-from stages.probe.synthetic.loophole_world import honest_model, loophole_model, tokenizer
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.stage import assign_inputs
