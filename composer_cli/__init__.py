@@ -1,24 +1,21 @@
 """The command line: commands parse arguments, execute stages and print results. All science is in `stages`.
 
 api.py           - the stages as Python functions
-app.py           - the program: one command for each stage, chains of stages, and the commands about runs
+app.py           - the program: one command for each stage, and `composer run`
 chain.py         - executes a preset
-complete.py      - completion of words in a shell
-console.py       - progress on stderr
+commands.py      - the commands about runs, submitted jobs and served models
+console.py       - progress on stderr while stages work
 executors/       - `composer run --on`: chains submitted elsewhere
 launch.py        - one stage from arguments to result
-looking.py       - the commands that show runs and jobs
-options.py       - the options, declared once
+options.py       - the options, declared once, with completion in a shell
 parallel.py      - several stages at once, each in a process
-preset.py        - presets: chains of stages in TOML
 presets/         - the presets shipped with Composer
-printing.py      - results on stdout
+printing.py      - results on stdout, sentences on stderr, exit codes
 report/          - `composer report`: one HTML file about a chain of runs
-serve.py         - `composer serve`: a server of a model, or of the model that a run trained
-settings.py      - settings of a stage from defaults, files and arguments
-show/            - `composer show`, `status`, `query`
-stage_command.py - the command of a stage, and its positional arguments
+serve.py         - `composer serve`: a server of a model or of a run's checkpoint
+settings.py      - settings of a stage from defaults, files and arguments; presets
+show/            - `composer show`, `status`, `query`, and the facts about runs
+stage_command.py - the command of a stage
 swe.py           - `composer swe check`: what is missing on a machine for SWE-bench
-version.py       - the version of Composer
 view/            - `composer view`: a local web page over all runs
 """
