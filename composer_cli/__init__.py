@@ -1,21 +1,21 @@
-"""The command line: it knows terminals and no science. Commands read words, ask `stages` to work, show results.
+"""The command line: commands parse arguments, execute stages and print results. All science is in `stages`.
 
 api.py           - the stages as Python functions
-app.py           - the program: one command a stage, and `composer run`
-chain.py         - run a preset
+app.py           - the program: one command for each stage, and `composer run`
+chain.py         - executes a preset
 commands.py      - the commands about runs, submitted jobs and served models
 console.py       - progress on stderr while stages work
 executors/       - `composer run --on`: chains submitted elsewhere
-launch.py        - one stage from words to result
+launch.py        - one stage from arguments to result
 options.py       - the options, declared once, with completion in a shell
 parallel.py      - several stages at once, each in a process
-presets/         - the presets that are shipped
+presets/         - the presets shipped with Composer
 printing.py      - results on stdout, sentences on stderr, exit codes
 report/          - `composer report`: one HTML file about a chain of runs
 serve.py         - `composer serve`: a server of a model or of a run's checkpoint
-settings.py      - settings of a stage from defaults, files and words; presets
+settings.py      - settings of a stage from defaults, files and arguments; presets
 show/            - `composer show`, `status`, `query`, and the facts about runs
 stage_command.py - the command of a stage
-swe.py           - `composer swe check`: what a machine lacks for SWE-bench
+swe.py           - `composer swe check`: what is missing on a machine for SWE-bench
 view/            - `composer view`: a local web page over all runs
 """

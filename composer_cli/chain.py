@@ -60,9 +60,9 @@ def at_once(configs: Sequence[StageConfig], run_options: RunOptions) -> bool:
     policies = [policy for config in configs if (policy := getattr(config, "policy", None)) is not None]
     if not any(policy.served for policy in policies):
         return True
-    from stages.policy.serving import wants_no_other
+    from stages.policy.serving import needs_exclusive_server
 
-    return not any(map(wants_no_other, policies))
+    return not any(map(needs_exclusive_server, policies))
 
 
 def plans(preset: Preset, configs: Mapping[str, StageConfig]) -> list[dict[str, Any]]:

@@ -100,7 +100,7 @@ class Neighbours:
         self.results, self.errors = dict(results), list[BaseException]()
         self._run_options, self._console, self._require = run_options, console, require
         self._waiting, self._working = list(waiting), dict[Connection, StageProcess]()
-        self._refused = False
+        self._ending, self._refused = list[BaseProcess](), False
         self._cores = len(os.sched_getaffinity(0))
         self._threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, self._cores // len(waiting)))
         self._preload = list(dict.fromkeys(p for one in waiting for p in load_stage(one.stage).preload))
@@ -114,6 +114,9 @@ class Neighbours:
                 if (end := _receive(worker)) is None:
                     continue
                 del self._working[worker.pipe]
+                self._ending.append(
+                    worker.process
+                )  # joined below: interrupts for the others must not wait for its exit
                 watch.ended(worker.job.title)
                 if isinstance(end, Result):
                     last_words = ending(end, time.monotonic() - worker.started)
@@ -128,8 +131,11 @@ class Neighbours:
                 if len(interrupts) > 1 and not worker.ready:
                     worker.process.terminate()
                 while worker.ready and worker.interrupts < len(interrupts):
-                    os.kill(worker.process.pid or 0, interrupts[worker.interrupts])
+                    with suppress(ProcessLookupError):  # it has just ended, and its last message is on its way
+                        os.kill(worker.process.pid or 0, interrupts[worker.interrupts])
                     worker.interrupts += 1
+        for process in self._ending:
+            process.join()
 
     def _begin(self, watch: Watch, interrupts: Sequence[int]) -> None:
         """Begin what is ready, in order, as there is room for it; what was done before has ended immediately."""
@@ -186,7 +192,6 @@ def _receive(worker: StageProcess) -> Result | BaseException | None:
             f"{worker.job.title} died (exit code {code}). What it finished is saved; go on with --resume."
         )
     if not isinstance(message, tuple):
-        worker.process.join()
         return message
     worker.ready = True
     worker.listener(*message)

@@ -7,7 +7,7 @@ from threading import Event
 from typing import Any
 
 from stages.policy import Policy, Sample, Turn, background
-from stages.policy.background import Chain, follow
+from stages.policy.background import Chain, ask_chains
 from stages.runs.artifact import Interrupted, RunWriter
 from stages.runs.records import Row
 from stages.runs.stage import work_through
@@ -87,8 +87,8 @@ async def _ask_servers(asked: Asked, policies: Policies, out: RunWriter, halted:
 
     queues = [(servers[name], _chains(asked[name], out)) for name, number in missing.items() if number]
     if queues:
-        works.append(follow(queues, lambda asked: asked[1], answered, check))
-    await background.together(works)
+        works.append(ask_chains(queues, lambda asked: asked[1], answered, check))
+    await background.gather(works)
 
 
 def probe_servers(asked: Asked, policies: Policies, out: RunWriter) -> None:
@@ -99,7 +99,7 @@ def probe_servers(asked: Asked, policies: Policies, out: RunWriter) -> None:
 
 async def _probe(policies: Mapping[str, Any], out: RunWriter) -> None:
     try:
-        await background.together(policy.probe() for policy in policies.values())
+        await background.gather(policy.probe() for policy in policies.values())
     finally:
         for policy in policies.values():
             await policy.drain()

@@ -32,7 +32,7 @@ async def ask_batched(
     """Have every question answered that is not; `written` makes the journal record of an answer."""
     teacher = Teacher(questions, policy, out, check, written)
     teacher.take_what_is_kept()
-    await background.together([teacher.follow(key) for key in [*teacher.left_open(), *teacher.new()]])
+    await background.gather([teacher.follow(key) for key in [*teacher.left_open(), *teacher.new()]])
 
 
 class Teacher:

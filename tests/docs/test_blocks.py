@@ -35,8 +35,8 @@ from stages.errors import UsageError
 
 FRESH = {"guide.md"}
 """Documents that begin with no runs at all."""
-SLOW = {"guide.md"}
-"""It trains and evaluates three arms."""
+ALWAYS = {"README.md", "python.md", "environments.md", "workers.md"}
+"""Documents that are executed in every run of the tests: one of commands, one of Python, one of each kind of file."""
 MODELS = ("Qwen/Qwen3-8B",)
 SERVERS = ("https://openrouter.ai/api/v1", "http://127.0.0.1:8000/v1")
 STUDENT = ("cat solution.py", "sed -i 's|return .*|return u + v|' solution.py", "python3 test_solution.py", "submit")
@@ -112,8 +112,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def executed() -> list[Any]:
-    """The documents, those marked slow that train several models."""
-    marks = {path: [pytest.mark.slow] if path.name in SLOW else [] for path in DOCUMENTS}
+    """The documents, all but a few of them marked slow."""
+    marks = {path: [] if path.name in ALWAYS else [pytest.mark.slow] for path in DOCUMENTS}
     return [pytest.param(path, marks=mark, id=str(path.relative_to(ROOT))) for path, mark in marks.items()]
 
 

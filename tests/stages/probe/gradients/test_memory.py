@@ -91,6 +91,7 @@ def test_a_stage_refuses_before_it_loads(four: PolicyConfig, tmp_path: Path) -> 
         runner.execute("probe-extract-vhack", Inputs(), config, root=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_table_of_the_documents_is_what_is_planned() -> None:
     root = Path(__file__).parents[4]
     command = [sys.executable, str(root / "benchmarks/probe_memory.py"), "--table"]

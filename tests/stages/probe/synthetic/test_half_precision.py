@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -27,6 +28,7 @@ def test_the_check_sees_weights_that_round_a_change_away() -> None:
     assert check.status == "FAIL" and check.stat > 0.5
 
 
+@pytest.mark.slow
 def test_verdicts_and_cosines_are_those_of_float32(planted: dict[str, nn.Module]) -> None:
     checks = half_precision_checks(copy.deepcopy(planted["honest"]), planted["loophole"], 0)
     assert {check.name: check.status for check in checks} == dict.fromkeys(
