@@ -131,7 +131,7 @@ async def with_distilabel(url: str, calls: int, width: int) -> None:
 
 async def with_ours(url: str, calls: int, width: int) -> None:
     sys.path.insert(0, str(ROOT))
-    from stages.policy.background import follow
+    from stages.policy.background import ask_chains
     from stages.policy.base import PolicyConfig, Turn
     from stages.policy.endpoint import EndpointPolicy
     from stages.runs.artifact import RunWriter
@@ -152,7 +152,7 @@ async def with_ours(url: str, calls: int, width: int) -> None:
             await written((str(number), {"answer": {"action": sample.text, "cost_usd": sample.cost_usd}}, False))
 
         chains = ([[n] for n in range(at, min(at + STEPS, calls))] for at in range(0, calls, STEPS))
-        await follow([(policy, chains)], lambda n: Turn(body(n)["messages"], n), answered, out.raise_if_stopped)
+        await ask_chains([(policy, chains)], lambda n: Turn(body(n)["messages"], n), answered, out.raise_if_stopped)
         assert len(out.journal) == calls
         assert out.budget.reserved == 0 < out.budget.spent
 

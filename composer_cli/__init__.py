@@ -1,27 +1,21 @@
-"""The command line: it knows terminals and no science. Commands read words, ask `stages` to work, show results.
+"""The command line: commands parse arguments, execute stages and print results. All science is in `stages`.
 
 api.py           - the stages as Python functions
-app.py           - the program: one command a stage, chains of them, and what stands beside
-chain.py         - runs a preset
-complete.py      - what a shell offers after Tab
-console.py       - what people see on stderr while work goes on
-errors.py        - how a command ends: a sentence and an exit code
+app.py           - the program: one command for each stage, and `composer run`
+chain.py         - executes a preset
+commands.py      - the commands about runs, submitted jobs and served models
+console.py       - progress on stderr while stages work
 executors/       - `composer run --on`: chains submitted elsewhere
-launch.py        - one stage from words to result
-looking.py       - the commands that look at runs and jobs
-options.py       - the options, declared once
+launch.py        - one stage from arguments to result
+options.py       - the options, declared once, with completion in a shell
 parallel.py      - several stages at once, each in a process
-positionals.py   - the bare words after a stage's name
-preset.py        - presets: chains of stages in TOML
-presets/         - those that are shipped
-printing.py      - results on stdout
+presets/         - the presets shipped with Composer
+printing.py      - results on stdout, sentences on stderr, exit codes
 report/          - `composer report`: one HTML file about a chain of runs
-serve.py         - `composer serve`: a server of a model or of what a run trained
-settings.py      - settings of a stage from defaults, files and words
-show/            - `composer show`, `status`, `query`
+serve.py         - `composer serve`: a server of a model or of a run's checkpoint
+settings.py      - settings of a stage from defaults, files and arguments; presets
+show/            - `composer show`, `status`, `query`, and the facts about runs
 stage_command.py - the command of a stage
-swe.py           - `composer swe check`: what a machine lacks for SWE-bench
-version.py       - which Composer this is
+swe.py           - `composer swe check`: what is missing on a machine for SWE-bench
 view/            - `composer view`: a local web page over all runs
-visible.py       - what steers a terminal is shown, not obeyed
 """

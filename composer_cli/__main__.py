@@ -1,18 +1,32 @@
-"""The way in: `composer`, or `python -m composer_cli` where another program on this machine is called `composer`."""
+"""Entry point: `composer`, or `python -m composer_cli` where another program on this machine is called `composer`."""
 
 import sys
-
-from composer_cli import version
+from importlib.util import find_spec
+from pathlib import Path
 
 
 def main() -> None:
-    """Make sure that both packages are Composer's own before anything of them is used, then run the command line."""
-    if sentence := version.intruder():
-        print(sentence, file=sys.stderr)
+    """Run the command line, or exit with code 2 where `stages` is another project's package."""
+    if error := shadowing_package_error():
+        print(error, file=sys.stderr)
         sys.exit(2)
-    from composer_cli.app import main as run
+    from composer_cli.app import main as run_command_line  # imports `stages`, so only after the check
 
-    run()
+    run_command_line()
+
+
+def shadowing_package_error() -> str | None:
+    """Return an error sentence when Python finds another project's package under the name `stages`; else None."""
+    root = Path(__file__).resolve().parents[1]
+    spec = find_spec("stages")
+    found = [Path(place).resolve() for place in (spec.submodule_search_locations or [])] if spec else []
+    if root / "stages" in found[:1]:
+        return None
+    where = f"finds it in {found[0]}" if found else "finds none"
+    return (
+        f"Composer needs its own package `stages`, which lies in {root}, but Python {where}. "
+        "Uninstall the other package, or use Composer from a virtual environment of its own (`./dev` makes one)."
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The stages as Python functions, with the command line's words: each returns its run, done now or up to date before.
+"""The stages as Python functions with the command line's words. Each returns its run, done now or up to date before.
 
 from composer_cli.api import collect, extract_pairs, replay_teachers
 
@@ -16,7 +16,8 @@ from composer_cli.show import runs
 from stages import STAGES, command_words
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.runs import runner
-from stages.runs.artifact import Run
+from stages.runs.artifact import Inputs, Run
+from stages.runs.config import StageConfig
 from stages.runs.stage import Plan, load_stage
 
 __all__ = [
@@ -37,15 +38,15 @@ __all__ = [
 ]
 
 Listener = Callable[[str, int, int], None]
-"""Called with (what, units done, units in all); with 0 in all, `what` is a remark on how things stand."""
+"""Called with (what, units done, units in all); with 0 in all, `what` is a remark on the state of the work."""
 ARTIFACTS = Path("artifacts")
 
 
 class StageFunction:
     """One stage, to be called with its command's settings.
 
-    They are given as `tasks=2`, `policy={"model": "m"}` or `**{"policy.model": "m"}`; `settings()` names them all.
-    Raises what the command would say: `UsageError`, `BadInput`, `Incomplete`.
+    Settings are given as `tasks=2`, `policy={"model": "m"}` or `**{"policy.model": "m"}`; `settings()` names them all.
+    Raises the errors of the command: `UsageError`, `BadInput`, `Incomplete`.
     """
 
     def __init__(self, name: str) -> None:
@@ -62,42 +63,38 @@ class StageFunction:
         listener: Listener | None = None,
         **chosen: Any,
     ) -> Run:
-        """Carry the stage out, or find it done; returns its run.
+        """Run the stage, or find it done; returns its run.
 
         reads: the runs that it reads, as `--from`; the latest of the stages that write what it needs if left out.
         max_cost: USD, never more, over all attempts. The other words are those of the command.
         """
-        config, inputs = self._config(chosen), self._inputs(reads, Path(artifacts))
+        config, inputs = self._configure(reads, artifacts, chosen)
         asked = launch.RunOptions(Path(artifacts), None, resume, clean, max_cost)
-        where = launch.placed(self.name, None if out is None else str(out), asked)
+        where = launch.with_out(self.name, None if out is None else str(out), asked)
         result = runner.execute(
             self.name, inputs, config, **where.where(), max_cost=max_cost, listener=listener, mirror=where.mirror
         )
         return Run(result.path)
 
     def plan(self, *reads: Run, artifacts: Path | str = ARTIFACTS, **chosen: Any) -> Plan:
-        """What would be done and at most what it would cost, as `--dry-run` says."""
-        return load_stage(self.name).plan(self._inputs(reads, Path(artifacts)), self._config(chosen))
+        """Return what would be done and at most what it would cost, as `--dry-run` prints."""
+        config, inputs = self._configure(reads, artifacts, chosen)
+        return load_stage(self.name).plan(inputs, config)
 
     def settings(self) -> dict[str, Any]:
-        """Every setting by its dotted key, with its default; None where there is none."""
-        fields = settings.known(load_stage(self.name).config)
-        return {
-            key: None if field.is_required() else field.get_default(call_default_factory=True) for key, field in fields
-        }
+        """Return every setting by its dotted key, with its default; None where there is none."""
+        return {key: settings.default_of(field) for key, field in settings.known(load_stage(self.name).config)}
 
     def __repr__(self) -> str:
         return f"<{command_words(self.name)}: {self.__doc__}>"
 
-    def _config(self, chosen: dict[str, Any]) -> Any:
+    def _configure(
+        self, reads: tuple[Run, ...], artifacts: Path | str, chosen: dict[str, Any]
+    ) -> tuple[StageConfig, Inputs]:
         layers = [settings.nested(key, value) for key, value in chosen.items()]
-        return settings.build(self.name, load_stage(self.name).config, layers)
-
-    def _inputs(self, reads: tuple[Run, ...], root: Path) -> Any:
-        def tell(text: str) -> None:
-            print(text, file=sys.stderr)
-
-        return runs.choose(self.name, [str(run.path) for run in reads], root, tell)
+        config: StageConfig = settings.build(self.name, load_stage(self.name).config, layers)
+        named = [str(run.path) for run in reads]
+        return config, runs.choose(self.name, named, Path(artifacts), lambda text: print(text, file=sys.stderr))
 
 
 collect = StageFunction("collect")
@@ -111,5 +108,5 @@ tasks = StageFunction("tasks")
 
 
 def find(name: str, artifacts: Path | str = ARTIFACTS) -> Run:
-    """A run by its folder, its name in `composer status`, part of it, or a stage's name for its latest."""
+    """Return a run by its folder, its name in `composer status`, part of it, or a stage's name for its latest."""
     return Run(runs.find(Path(artifacts), name))

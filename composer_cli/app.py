@@ -1,16 +1,22 @@
-"""The program: one command a stage, and the commands about runs. Whatever is heavy is imported inside them."""
+"""The program: one command per stage, `composer run`, and the commands about runs.
+
+Heavy imports stay inside commands: `composer --help` and `--version` import neither pydantic nor numpy.
+"""
 
 import sys
 from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from composer_cli import looking, options, swe
+from composer_cli import commands, options, swe
 from composer_cli.printing import USAGE, as_sentences, say, tell_json
-from composer_cli.stage_command import RunCommand, StageCommand, make
-from composer_cli.version import about as about_version
+from composer_cli.stage_command import RunCommand, StageCommand, command_function
 from stages import STAGES
+
+DISTRIBUTION = "composer-post-training"
 
 app = typer.Typer(
     name="composer",
@@ -21,16 +27,35 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and raise `SystemExit` with its exit code; without words it shows its help.
+
+    arguments: the words after `composer`; those of this process if left out. It can be called many times in one
+    process: signal handlers and stdout are as before when it returns.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.exit(app(words or ["--help"], prog_name="composer", standalone_mode=False))
+    except typer.TyperException as error:
+        message = error.format_message()
+        if "--json" in words:
+            tell_json(message, USAGE)
+        say(f"{message}{'' if message.endswith(('.', '?')) else '.'} `composer --help` lists the commands.")
+        sys.exit(USAGE)
+
+
+def _print_version(wanted: bool) -> None:
+    """Print name, version and place: two other projects install a command of this name."""
     if wanted:
-        print(about_version())
+        root = Path(__file__).resolve().parents[1]
+        print(f"Composer {metadata.version(DISTRIBUTION)}, the pipeline for post-training coding agents, from {root}")
         raise typer.Exit
 
 
 @app.callback()
 def composer(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which one.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which one.")
     ] = False,
 ) -> None:
     """Post-train coding agents, one stage at a time. Every stage reads and writes runs that last."""
@@ -41,7 +66,7 @@ probe = typer.Typer(
 )
 for _name, _stage in STAGES.items():
     _group = probe if _stage.group == "probe" else app
-    _group.command(_name.removeprefix("probe-"), cls=StageCommand, help=_stage.help)(make(_name))
+    _group.command(_name.removeprefix("probe-"), cls=StageCommand, help=_stage.help)(command_function(_name))
 app.add_typer(probe, name="probe")
 app.add_typer(swe.app, name="swe")
 
@@ -66,107 +91,44 @@ def run(
 ) -> None:
     """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE, or STAGE.KEY=VALUE."""
     from composer_cli import chain, settings
-    from composer_cli import preset as presets
     from composer_cli.console import Console
     from composer_cli.executors import base, submit
-    from composer_cli.launch import RunOptions, alone
+    from composer_cli.launch import RunOptions, require_one_process
     from composer_cli.printing import print_json, print_text
     from stages.policy.base import VLLM
 
-    alone("composer run")
-    wanted = presets.load(preset)
-    model = presets.everywhere(wanted, "policy.model", policy, keeping=VLLM) if policy else []
+    require_one_process("composer run")
+    wanted = settings.load_preset(preset)
+    model = settings.for_every_entry(wanted, "policy.model", policy, prefix=VLLM) if policy else []
     layers = [*map(settings.read_file, config or []), *model, *map(settings.assignment, set_ or [])]
-    layers, where = submit.split(layers)
-    configs = presets.configure(wanted, layers)
+    layers, on_settings = submit.split_on(layers)
+    configs = settings.configure_preset(wanted, layers)
     if (executor := base.executor(on)) is not None:
-        asked = submit.Asked(str(preset), config or [], policy, set_ or [], max_cost)
-        submit.carry_out(on, executor, asked, configs, where, artifacts, clean=clean, dry_run=dry_run, json=json)
-        return
-    if dry_run and json:
+        request = submit.RunRequest(str(preset), config or [], policy, set_ or [], max_cost)
+        submit.submit_or_show(
+            on, executor, request, configs, on_settings, artifacts, clean=clean, dry_run=dry_run, json=json
+        )
+    elif dry_run and json:
         print_json({"entries": chain.plans(wanted, configs), "checked": chain.checked(configs, artifacts)})
-        return
-    if dry_run:
+    elif dry_run:
         print_text(chain.overview(wanted, configs, artifacts))
-        return
-    run_options = RunOptions(
-        artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
-    )
-    results = chain.run(wanted, configs, run_options, Console(quiet, watch=watch))
-    raise typer.Exit(chain.show(wanted, results, artifacts, json))
-
-
-for look in (looking.status, looking.show, looking.cancel, looking.query, looking.report, looking.publish):
-    app.command()(look)
-
-
-@app.command()
-@as_sentences
-def parity(
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against", metavar="CLONE", help="Upstream's own functions: FOLDER, FOLDER@COMMIT or OWNER/NAME@COMMIT."
-        ),
-    ] = None,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
-) -> None:
-    """Compare the loss kernels, or upstream's functions in a clone, with the recorded numbers."""
-    from composer_cli.printing import print_json, print_text
-    from composer_cli.show import parity as about
-
-    found = about.upstream(against) if against else about.kernels()
-    if json:
-        print_json(found)
     else:
-        print_text(about.page(found))
-    raise typer.Exit(0 if found["same"] else 1)
+        run_options = RunOptions(
+            artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
+        )
+        results = chain.run(wanted, configs, run_options, Console(quiet, watch=watch))
+        raise typer.Exit(chain.show(wanted, results, artifacts, json))
 
 
-app.command()(looking.view)
-
-
-@app.command()
-@as_sentences
-def serve(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL|RUN", help="A model folder or hub id, or a run whose checkpoint is served.")
-    ],
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")] = 0,
-    set_: options.Set = None,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
-    quiet: options.Quiet = False,
-    artifacts: options.Artifacts = options.ARTIFACTS,
-) -> None:
-    """Serve a model with vLLM, or with transformers where there is none, until Ctrl-C. Settings are a policy's."""
-    from composer_cli import serve as serving
-    from composer_cli.console import Console
-    from stages.runs.artifact import Interrupted
-
-    what, console = serving.served(model, artifacts), Console(quiet)
-    config = serving.configured(what.model, set_ or [])
-    try:
-        with console.watching() as watch:
-            program, server = serving.server_of(config, what.logs, artifacts, port, watch.listener("serve"))
-        try:
-            serving.announce(program, config, server, json)
-            serving.until_ended(server, console)
-        finally:
-            server.stop()
-    except (KeyboardInterrupt, Interrupted) as error:
-        console.tell(f"The server of {config.source} has ended.")
-        raise typer.Exit(128 + int(getattr(error, "signal_number", 2))) from None
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit code; without words it shows its help."""
-    try:
-        sys.exit(app(arguments or sys.argv[1:] or ["--help"], prog_name="composer", standalone_mode=False))
-    except typer.TyperException as error:
-        message = error.format_message()
-        if "--json" in (arguments or sys.argv[1:]):
-            tell_json(message, USAGE)
-        say(f"{message}{'' if message.endswith(('.', '?')) else '.'} `composer --help` lists the commands.")
-        sys.exit(USAGE)
+for _command in (
+    commands.status,
+    commands.show,
+    commands.cancel,
+    commands.query,
+    commands.report,
+    commands.publish,
+    commands.parity,
+    commands.view,
+    commands.serve,
+):
+    app.command()(_command)

@@ -1,4 +1,4 @@
-"""One stage from words to result: read settings, carry it out, show what came of it."""
+"""One stage from words to result: build its settings, run it or find it done, print what it gave."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from composer_cli import settings
-from composer_cli.console import Console, Listener, duration
-from composer_cli.printing import print_json, print_text
+from composer_cli.console import Console, Listener
+from composer_cli.printing import duration, print_json, print_text
 from stages import command_words
 from stages.backends import ranks
 from stages.errors import UsageError
@@ -31,17 +31,17 @@ class RunOptions:
     clean: bool = False
     max_cost: float | None = None
     on: str | None = None
-    """The engine among whose workers the units are dealt, of stages that can do so."""
+    """The engine whose workers do the units, for stages that can deal them."""
     mirror: Mirror | None = None
-    """The place in a bucket that the run belongs to."""
+    """The copy of the run in a bucket."""
 
     def where(self) -> dict[str, Any]:
-        """The folder, and what may become of what it holds."""
+        """Return the folder, and what may be done with a run that it already holds."""
         return {"root": self.root, "out": self.out, "resume": self.resume, "clean": self.clean}
 
 
-def placed(stage: str, out: str | None, run_options: RunOptions) -> RunOptions:
-    """With the folder that `out` means; what lies at an address in a bucket is brought here first."""
+def with_out(stage: str, out: str | None, run_options: RunOptions) -> RunOptions:
+    """Return the options with the folder of `--out`; a run at an address in a bucket is fetched first."""
     if out is None or not bucket.is_address(out):
         return replace(run_options, out=out if out is None else Path(out))
     mirror = Mirror(out, stage, run_options.root / "remote")
@@ -50,61 +50,57 @@ def placed(stage: str, out: str | None, run_options: RunOptions) -> RunOptions:
 
 
 def configure(
-    stage: str, files: Sequence[Path], shortcuts: Sequence[settings.Tree], typed: Sequence[str]
+    stage: str, files: Sequence[Path], shortcuts: Sequence[settings.Tree], assignments: Sequence[str]
 ) -> StageConfig:
-    """The stage's configuration: defaults, files, the short options, then --set."""
-    layers = [*map(settings.read_file, files), *shortcuts, *map(settings.assignment, typed)]
+    """Return the stage's configuration: defaults, files, the short options, then --set."""
+    layers = [*map(settings.read_file, files), *shortcuts, *map(settings.assignment, assignments)]
     return settings.build(stage, load_stage(stage).config, layers)
 
 
 def shortcuts(
     stage: str, values: Mapping[str, str | int | None], teachers: Path | None, limit: int | None
 ) -> list[settings.Tree]:
-    """The short options as settings: those that stand for one, by its key, and the two that mean more."""
+    """Return layers of settings for the short options.
+
+    values: those that stand for one setting, by its key. teachers: a file with [[teachers]] tables. limit: the value
+    of the setting that the stage names LIMIT; raises `UsageError` for a stage without one.
+    """
     layers = [settings.nested(key, value) for key, value in values.items() if value is not None]
     if teachers is not None:
         layers.append(settings.read_table(teachers, "teachers"))
     if limit is not None:
-        layers.append(settings.nested(_limited(stage), limit))
+        key = load_stage(stage).limit_setting
+        if key is None:
+            raise UsageError(
+                f"{stage} has nothing that --limit could cut short. `{command_words(stage)} --help` lists its settings."
+            )
+        layers.append(settings.nested(key, limit))
     return layers
 
 
-def _limited(stage: str) -> str:
-    key = load_stage(stage).limit_setting
-    if key is None:
-        raise UsageError(
-            f"{stage} has nothing that --limit could cut short. `{command_words(stage)} --help` lists its settings."
-        )
-    return key
-
-
-def alone(what: str) -> None:
-    """`UsageError` where torchrun started several processes of what runs in one."""
+def require_one_process(what: str) -> None:
+    """Raise `UsageError` where torchrun started several processes of what runs in one."""
     if (count := ranks.world_size()) > 1:
         raise UsageError(f"{what} runs in one process, and this is one of {count}. Start it without torchrun.")
 
 
 @dataclass(frozen=True)
-class Job:
-    """A stage with everything it takes to run it, and the name by which people know it."""
+class StageJob:
+    """A stage with everything it takes to run it, and the title by which people know it."""
 
     title: str
     stage: str
     inputs: Inputs
     config: StageConfig
-    place: str = ""
-    """Where it stands in a chain: " (stage 3 of 7)"."""
+    position: str = ""
+    """The position in a chain: " (stage 3 of 7)"."""
 
     def plan(self) -> Plan:
-        """What would be done."""
+        """Return what would be done."""
         return load_stage(self.stage).plan(self.inputs, self.config)
 
-    def checked(self, run_options: RunOptions) -> list[str]:
-        """What it would need and has, a line each; raises what running it would raise before its work."""
-        return preflight(self.stage, self.inputs, self.config, **run_options.where())
-
-    def standing(self, run_options: RunOptions) -> Result | None:
-        """Its result, when it was done before and is not to be done anew."""
+    def completed(self, run_options: RunOptions) -> Result | None:
+        """Return the result of a completed run of the same work, unless it is to be done anew."""
         if run_options.clean:
             return None
         return runner.find_completed_run(
@@ -112,11 +108,11 @@ class Job:
         )
 
     def folder(self, run_options: RunOptions) -> Path | None:
-        """Where its run lies, once it has begun."""
+        """Return the run folder, once the run has begun."""
         return runner.find_run_folder(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
 
     def run(self, run_options: RunOptions, listener: Listener) -> Result:
-        """Do it, or find it done."""
+        """Run the stage, or find it done."""
         return runner.execute(
             self.stage,
             self.inputs,
@@ -124,53 +120,44 @@ class Job:
             **run_options.where(),
             max_cost=run_options.max_cost,
             listener=listener,
-            on=run_options.on if spreads(self.stage) else None,
+            on=run_options.on if load_stage(self.stage).work else None,
             mirror=run_options.mirror,
         )
 
 
-def spreads(stage: str) -> bool:
-    """Whether the units of a stage can be dealt to workers."""
-    return load_stage(stage).work is not None
-
-
-def follow(job: Job, run_options: RunOptions) -> bool:
-    """Whether this is a process that torchrun started beside the first; then its share of the work is done."""
+def follow(job: StageJob, run_options: RunOptions) -> bool:
+    """Do the share of a process that torchrun started after the first; returns False in the first or only process."""
     if not load_stage(job.stage).several_processes:
-        alone(command_words(job.stage))
+        require_one_process(command_words(job.stage))
     if ranks.join().first:
         return False
     runner.execute_as_peer(job.stage, job.inputs, job.config, root=run_options.root)
     return True
 
 
-def execute(job: Job, run_options: RunOptions, console: Console) -> Result:
-    """Carry a stage out, telling people when it starts and how it ended."""
+def execute(job: StageJob, run_options: RunOptions, console: Console) -> Result:
+    """Run a stage and print when it starts and how it ended."""
     with ranks.join().leading():
-        return _execute(job, run_options, console)
-
-
-def _execute(job: Job, run_options: RunOptions, console: Console) -> Result:
-    if done := job.standing(run_options):
-        console.tell(f"{job.title}: {done.reason}")
-        return done
-    started = time.monotonic()
-    console.tell(f"{job.title}: starts{job.place}, {planned(job.plan())}")
-    with console.watching() as watch:
-        listener = watch.listener(job.title, partial(job.folder, run_options))
-        result = job.run(run_options, listener)
-    console.tell(f"{job.title}: {ending(result, time.monotonic() - started)}")
-    return result
+        if done := job.completed(run_options):
+            console.tell(f"{job.title}: {done.reason}")
+            return done
+        started = time.monotonic()
+        console.tell(f"{job.title}: starts{job.position}, {plan_in_words(job.plan())}")
+        with console.watching() as watch:
+            listener = watch.listener(job.title, partial(job.folder, run_options))
+            result = job.run(run_options, listener)
+        console.tell(f"{job.title}: {ending(result, time.monotonic() - started)}")
+        return result
 
 
 def ending(result: Result, seconds: float) -> str:
-    """How a stage ended, in a few words."""
+    """Return how a stage ended, in a few words."""
     again = "resumed, " if result.reason == "resumed" else ""
     return f"{again}done in {duration(seconds)}" if result.fresh else result.reason
 
 
-def planned(plan: Plan) -> str:
-    """A plan in a few words."""
+def plan_in_words(plan: Plan) -> str:
+    """Return a plan in a few words."""
     parts = [f"{plan.units:,} {plan.what}"]
     if plan.max_completion_tokens:
         parts.append(f"at most {plan.max_completion_tokens:,} sampled tokens")
@@ -179,17 +166,17 @@ def planned(plan: Plan) -> str:
     return ", ".join([*parts, *plan.notes])
 
 
-def show_plan(job: Job, run_options: RunOptions, as_json: bool) -> None:
-    """Print what would be done, and what was checked for it."""
-    plan, checked = job.plan(), job.checked(run_options)
+def show_plan(job: StageJob, run_options: RunOptions, as_json: bool) -> None:
+    """Print what would be done and what was checked for it; raises what running it would raise before its work."""
+    plan, checked = job.plan(), preflight(job.stage, job.inputs, job.config, **run_options.where())
     if as_json:
         print_json({**plan.as_dict(), "checked": checked})
     else:
-        print_text("\n".join([planned(plan), *(f"  checked: {line}" for line in checked)]))
+        print_text("\n".join([plan_in_words(plan), *(f"  checked: {line}" for line in checked)]))
 
 
 def summary(result: Result) -> dict[str, Any]:
-    """What `--json` prints about a run."""
+    """Return what `--json` prints about a run."""
     manifest = Run(result.path).manifest
     return {
         "path": str(result.path),
@@ -207,8 +194,9 @@ def summary(result: Result) -> dict[str, Any]:
 
 def show(result: Result, as_json: bool) -> int:
     """Print a run's result on stdout; returns the exit code."""
+    run = Run(result.path)
     if as_json:
         print_json(summary(result))
     else:
-        print_text(f"{(Run(result.path).read_file('report.txt') or b'').decode()}\n{result.path}".strip())
-    return Run(result.path).manifest.outcome.exit_code
+        print_text(f"{(run.read_file('report.txt') or b'').decode()}\n{result.path}".strip())
+    return run.manifest.outcome.exit_code

@@ -1,12 +1,84 @@
-"""The options, declared once, so that every command uses the same words."""
+"""The options, declared once so that every command uses the same words, with the values that a shell offers after Tab.
 
+The completion functions import what they list only when a shell asks: `composer --help` stays fast. They return all
+values; typer keeps those that begin with what was typed.
+"""
+
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from composer_cli import complete
-from stages.backends.engine import WORDS
+from stages.backends.engine import WORDS as ENGINE_WORDS
+
+
+def complete_runs(ctx: typer.Context) -> list[str]:
+    """Return the names of all runs, and of the stages that have one: a stage's name stands for its latest run."""
+    from composer_cli.show import runs
+
+    names = [runs.name(path) for path in runs.folders(_artifacts(ctx))]
+    return [*dict.fromkeys(name.partition("/")[0] for name in names), *names]
+
+
+def complete_jobs(ctx: typer.Context) -> list[str]:
+    """Return the names of the jobs that were submitted from here."""
+    return [path.parent.name for path in sorted(_artifacts(ctx).glob("submitted/*/job.json"))]
+
+
+def complete_runs_and_jobs(ctx: typer.Context) -> list[str]:
+    """Return what `composer show` accepts."""
+    return [*complete_runs(ctx), *complete_jobs(ctx)]
+
+
+def _artifacts(ctx: typer.Context) -> Path:
+    return Path(ctx.params.get("artifacts") or os.environ.get("COMPOSER_ARTIFACTS") or "artifacts")
+
+
+def complete_settings(ctx: typer.Context) -> Iterator[str]:
+    """Yield `KEY=` for every setting of the stage, or `ENTRY.KEY=` for every setting of the preset's entries."""
+    from composer_cli import settings
+    from stages.errors import ComposerError
+    from stages.runs.stage import load_stage
+
+    command: Any = ctx.command
+    if hasattr(command, "settings_keys"):
+        yield from (f"{key}=" for key in command.settings_keys())
+    elif wanted := ctx.params.get("preset"):
+        try:
+            entries = settings.load_preset(wanted).stage
+        except ComposerError:
+            return
+        for entry in entries:
+            yield from (f"{entry.title}.{key}=" for key, _ in settings.known(load_stage(entry.stage).config))
+
+
+def complete_presets() -> list[str]:
+    """Return the names of the shipped presets."""
+    from composer_cli import settings
+
+    return settings.preset_names()
+
+
+def complete_engines() -> list[str]:
+    """Return the engines whose workers can do a stage's units."""
+    return ["processes:", "ray", "ray://"]
+
+
+def complete_executors() -> list[str]:
+    """Return where a chain can run."""
+    from composer_cli.executors import base
+
+    return [base.LOCAL, *base.EXECUTORS, *complete_engines()]
+
+
+def complete_environments() -> list[str]:
+    """Return the names of the registered environments."""
+    from stages import envs
+
+    return sorted(envs.ENVIRONMENTS)
+
 
 From = Annotated[
     list[str] | None,
@@ -14,7 +86,7 @@ From = Annotated[
         "--from",
         metavar="RUN",
         help="A run to read: its folder, its name in `composer status`, or s3://BUCKET/RUN. Repeatable.",
-        autocompletion=complete.runs,
+        autocompletion=complete_runs,
     ),
 ]
 ConfigFiles = Annotated[
@@ -27,7 +99,7 @@ Preset = Annotated[
         "--preset",
         metavar="NAME",
         help="A shipped preset, or a TOML file of one's own.",
-        autocompletion=complete.presets,
+        autocompletion=complete_presets,
     ),
 ]
 Set = Annotated[
@@ -37,13 +109,13 @@ Set = Annotated[
         "-s",
         metavar="KEY=VALUE",
         help="One setting, its value as in TOML. Wins over files.",
-        autocompletion=complete.settings,
+        autocompletion=complete_settings,
     ),
 ]
 Words = Annotated[list[str] | None, typer.Argument(hidden=True)]
 Env = Annotated[
     str | None,
-    typer.Option("--env", metavar="NAME", help="Short for --set env.name=NAME.", autocompletion=complete.environments),
+    typer.Option("--env", metavar="NAME", help="Short for --set env.name=NAME.", autocompletion=complete_environments),
 ]
 Policy = Annotated[str | None, typer.Option("--policy", metavar="MODEL", help="Short for --set policy.model=MODEL.")]
 PolicyOfAll = Annotated[
@@ -74,8 +146,8 @@ OnOrSubmit = Annotated[
         "--on",
         metavar="WHERE",
         help="Submit the chain instead of running it here: slurm, hf-jobs or modal. "
-        f"Or deal its stages' work to workers: {WORDS}.",
-        autocompletion=complete.executors,
+        f"Or deal its stages' work to workers: {ENGINE_WORDS}.",
+        autocompletion=complete_executors,
     ),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", help="Limit the amount of work.")]
@@ -90,7 +162,9 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with an unfinished
 Clean = Annotated[bool, typer.Option("--clean", help="Delete what the run's folder holds and start anew.")]
 On = Annotated[
     str | None,
-    typer.Option("--on", metavar="ENGINE", help=f"Deal the work to workers: {WORDS}.", autocompletion=complete.engines),
+    typer.Option(
+        "--on", metavar="ENGINE", help=f"Deal the work to workers: {ENGINE_WORDS}.", autocompletion=complete_engines
+    ),
 ]
 PlanAhead = Annotated[
     bool, typer.Option("--plan", help="Simulate what it would show and cost, from a pilot behind --from, and stop.")
@@ -108,7 +182,7 @@ Watch = Annotated[
 ]
 
 
-def _no_address(folder: Path) -> Path:
+def _reject_address(folder: Path) -> Path:
     if folder.parts and folder.parts[0].endswith(":"):
         raise typer.BadParameter(
             f"{folder} is an address, and --artifacts is a folder. Give a stage --out s3://BUCKET/RUN, "
@@ -125,7 +199,7 @@ Artifacts = Annotated[
         envvar="COMPOSER_ARTIFACTS",
         file_okay=False,
         help="Where runs are kept.",
-        callback=_no_address,
+        callback=_reject_address,
     ),
 ]
 ARTIFACTS = Path("artifacts")

@@ -4,6 +4,9 @@ Children live in sessions of their own, so that a terminal's Ctrl-C reaches only
 first drains, the second stops. A child whose parent is gone stops when it next reports, with everything finished on
 disk. They are forked by a server that has imported what their stages name in `preload`, which can take longer than a
 small stage itself.
+
+`stages.backends.engine` also runs processes, for the units of one stage: its workers ignore signals, report no progress
+and are replaced when they die, so the two share nothing but `multiprocessing`.
 """
 
 import multiprocessing
@@ -13,15 +16,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from composer_cli.console import Console, Listener, Watch, stopping
-from composer_cli.launch import Job, RunOptions, ending, planned
+from composer_cli.console import Console, Listener, Watch, handling_interrupts, stopping
+from composer_cli.launch import RunOptions, StageJob, ending, plan_in_words
 from stages.backends.resources import limit_threads
 from stages.errors import ComposerError
 from stages.runs.artifact import Interrupted
@@ -30,11 +33,21 @@ from stages.runs.signals import interrupted
 from stages.runs.stage import load_stage
 
 
+@dataclass(frozen=True)
+class WaitingEntry:
+    """An entry of a chain, and how it becomes a job once the results of what it reads are there."""
+
+    title: str
+    stage: str
+    reads: Sequence[str]
+    job: Callable[[Mapping[str, Result]], StageJob]
+
+
 @dataclass
-class Worker:
+class StageProcess:
     """A job in its process. `ready` once the stage itself runs, and only then can it be interrupted."""
 
-    job: Job
+    job: StageJob
     process: BaseProcess
     pipe: Connection
     listener: Listener
@@ -43,43 +56,42 @@ class Worker:
     interrupts: int = 0
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """An entry of a chain, and how it becomes a job once the results of what it reads are there."""
-
-    title: str
-    stage: str
-    reads: Sequence[str]
-    job: Callable[[Mapping[str, Result]], Job]
-
-
 def execute(
-    waiting: Sequence[Waiting],
+    waiting: Sequence[WaitingEntry],
     results: Mapping[str, Result],
     run_options: RunOptions,
     console: Console,
     require: Callable[[str, Result], None],
 ) -> dict[str, Result]:
-    """Run all of them, at most one a core, to the end of each; then raise the first error there was, if any.
+    """Run all entries, at most one a core, to the end of each; then raise the first error there was, if any.
 
-    results: of earlier entries. Once `require` raises for a result, or one asked to stop, nothing more is begun.
+    results: of earlier entries. Once `require` raises for a result, or a signal asks to stop, nothing more is begun.
     """
-    several = Several(waiting, results, run_options, console, require)
-    with console.watching() as watch, _counting_interrupts(console) as interrupts:
-        several.go_on(watch, interrupts)
+    interrupts: list[int] = []
+
+    def count_interrupt(number: int, frame: object) -> None:
+        """Keep every Ctrl-C, and the first SIGTERM: schedulers send that often."""
+        if not interrupts:
+            console.tell(stopping(number))
+        if number == signal.SIGINT or not interrupts:
+            interrupts.append(number)
+
+    neighbours = Neighbours(waiting, results, run_options, console, require)
+    with console.watching() as watch, handling_interrupts(count_interrupt):
+        neighbours.run(watch, interrupts)
     if interrupts:
         raise interrupted(interrupts[0])
-    if several.errors:
-        raise several.errors[0]
-    return {one.title: several.results[one.title] for one in waiting}
+    if neighbours.errors:
+        raise neighbours.errors[0]
+    return {one.title: neighbours.results[one.title] for one in waiting}
 
 
-class Several:
-    """Entries that wait for what they read, work, and have ended."""
+class Neighbours:
+    """Entries of a chain that wait for what they read, work in a process, or have ended."""
 
     def __init__(
         self,
-        waiting: Sequence[Waiting],
+        waiting: Sequence[WaitingEntry],
         results: Mapping[str, Result],
         run_options: RunOptions,
         console: Console,
@@ -87,46 +99,73 @@ class Several:
     ) -> None:
         self.results, self.errors = dict(results), list[BaseException]()
         self._run_options, self._console, self._require = run_options, console, require
-        self._waiting, self._working = list(waiting), dict[Connection, Worker]()
-        self._over = False
-        self._threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // len(waiting)))
+        self._waiting, self._working = list(waiting), dict[Connection, StageProcess]()
+        self._ending, self._refused = list[BaseProcess](), False
+        self._cores = len(os.sched_getaffinity(0))
+        self._threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, self._cores // len(waiting)))
         self._preload = list(dict.fromkeys(p for one in waiting for p in load_stage(one.stage).preload))
 
-    def go_on(self, watch: Watch, interrupts: Sequence[int]) -> None:
-        """Until nothing works, and nothing can be begun."""
+    def run(self, watch: Watch, interrupts: Sequence[int]) -> None:
+        """Begin entries and hear their processes until none works and none can be begun."""
         self._begin(watch, interrupts)
         while self._working:
             for pipe in wait(list(self._working), timeout=0.2):
                 worker = self._working[pipe]  # type: ignore[index]  # wait() gives back what it was given
-                if (end := _hear(worker)) is not None:
-                    del self._working[worker.pipe]
-                    watch.ended(worker.job.title)
-                    self._console.tell(f"{worker.job.title}: {_last_words(worker, end)}")
-                    self._ended(worker.job.title, end)
+                if (end := _receive(worker)) is None:
+                    continue
+                del self._working[worker.pipe]
+                self._ending.append(worker.process)  # joined below: signals for the others do not wait for its exit
+                watch.ended(worker.job.title)
+                if isinstance(end, Result):
+                    last_words = ending(end, time.monotonic() - worker.started)
+                else:
+                    is_interrupt = isinstance(end, (Interrupted, KeyboardInterrupt))
+                    last_words = "interrupted" if is_interrupt else f"stopped: {end}"
+                self._console.tell(f"{worker.job.title}: {last_words}")
+                self._ended(worker.job.title, end)
             self._begin(watch, interrupts)
-            _pass_on(interrupts, self._working.values())
+            for worker in self._working.values():
+                # each gets as many interrupts as there were; one that cannot take any is ended by the second
+                if len(interrupts) > 1 and not worker.ready:
+                    worker.process.terminate()
+                while worker.ready and worker.interrupts < len(interrupts):
+                    with suppress(ProcessLookupError):  # it has just ended, and its last message is on its way
+                        os.kill(worker.process.pid or 0, interrupts[worker.interrupts])
+                    worker.interrupts += 1
+        for process in self._ending:
+            process.join()
 
     def _begin(self, watch: Watch, interrupts: Sequence[int]) -> None:
-        """Begin what is ready, in order, as there is room for it; what was done before is done at once."""
-        while not (interrupts or self._over or len(self._working) >= cores()):
+        """Begin what is ready, in order, as there is room for it; what was done before has ended immediately."""
+        while not (interrupts or self._refused or len(self._working) >= self._cores):
             ready = [one for one in self._waiting if self.results.keys() >= set(one.reads)]
             if not ready:
                 return
             self._waiting.remove(ready[0])
             try:
-                self._begin_one(ready[0].job(self.results), watch)
+                job = ready[0].job(self.results)
+                if (done := job.completed(self._run_options)) is not None:
+                    self._console.tell(f"{job.title}: {done.reason}")
+                    self._ended(job.title, done)
+                    continue
+                self._console.tell(f"{job.title}: starts{job.position}, {plan_in_words(job.plan())}")
+                listener = watch.listener(job.title, partial(job.folder, self._run_options))
+                worker = self._start(job, listener)
+                self._working[worker.pipe] = worker
             except ComposerError as error:
                 self.errors.append(error)
 
-    def _begin_one(self, job: Job, watch: Watch) -> None:
-        if (done := job.standing(self._run_options)) is not None:
-            self._console.tell(f"{job.title}: {done.reason}")
-            self._ended(job.title, done)
-            return
-        self._console.tell(f"{job.title}: starts{job.place}, {planned(job.plan())}")
-        listener = watch.listener(job.title, partial(job.folder, self._run_options))
-        worker = _start(job, self._run_options, listener, self._threads, self._preload)
-        self._working[worker.pipe] = worker
+    def _start(self, job: StageJob, listener: Listener) -> StageProcess:
+        """Start a child that ignores Ctrl-C until its stage handles it, with its share of the cores."""
+        here, there = multiprocessing.Pipe()
+        forking = multiprocessing.get_context("forkserver")
+        forking.set_forkserver_preload([*self._preload])
+        arguments = (there, job, self._run_options, self._threads, dict(os.environ))
+        process = forking.Process(target=_work, args=arguments, daemon=True)
+        with handling_interrupts(signal.SIG_IGN, [signal.SIGINT]):
+            process.start()
+        there.close()
+        return StageProcess(job, process, here, listener)
 
     def _ended(self, title: str, end: Result | BaseException) -> None:
         if isinstance(end, BaseException):
@@ -137,65 +176,11 @@ class Several:
             self._require(title, end)
         except ComposerError as error:
             self.errors.append(error)
-            self._over = True
+            self._refused = True
 
 
-def cores() -> int:
-    """Processor cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def _start(job: Job, run_options: RunOptions, listener: Listener, threads: int, preload: Sequence[str]) -> Worker:
-    """A child that ignores Ctrl-C until its stage handles it, with its share of the cores."""
-    here, there = multiprocessing.Pipe()
-    forking = multiprocessing.get_context("forkserver")
-    forking.set_forkserver_preload([*preload])
-    process = forking.Process(target=_work, args=(there, job, run_options, threads), daemon=True)
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        process.start()
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    there.close()
-    return Worker(job, process, here, listener)
-
-
-def _work(pipe: Connection, job: Job, run_options: RunOptions, threads: int) -> None:
-    limit_threads(threads)
-    one_at_a_time = threading.Lock()
-
-    def listener(*progress: object) -> None:
-        try:
-            with one_at_a_time:
-                pipe.send(progress)
-        except BrokenPipeError:
-            raise Interrupted from None  # whoever started this is gone
-
-    os.setsid()
-    try:
-        with redirect_stdout(sys.stderr):
-            end: Result | BaseException = job.run(run_options, listener)
-    except BaseException as error:
-        end = error
-    _report(pipe, end)
-
-
-def _report(pipe: Connection, end: Result | BaseException) -> None:
-    with suppress(BrokenPipeError):
-        pipe.send(end if _can_travel(end) else RuntimeError(f"{end!r}. {' '.join(getattr(end, '__notes__', ()))}"))
-
-
-def _can_travel(end: Result | BaseException) -> bool:
-    """Whether pickling keeps it: exceptions with constructors of their own often do not come back."""
-    try:
-        pickle.loads(pickle.dumps(end))  # noqa: S301 (its own bytes, to see whether they come through)
-    except Exception:
-        return False
-    return True
-
-
-def _hear(worker: Worker) -> Result | BaseException | None:
-    """One message of a worker: None for progress, else how it ended."""
+def _receive(worker: StageProcess) -> Result | BaseException | None:
+    """Receive one message of a child: None for progress, else its end."""
     try:
         message = worker.pipe.recv()
     except EOFError:
@@ -205,43 +190,35 @@ def _hear(worker: Worker) -> Result | BaseException | None:
             f"{worker.job.title} died (exit code {code}). What it finished is saved; go on with --resume."
         )
     if not isinstance(message, tuple):
-        worker.process.join()
         return message
     worker.ready = True
     worker.listener(*message)
     return None
 
 
-def _last_words(worker: Worker, end: Result | BaseException) -> str:
-    if isinstance(end, Result):
-        return ending(end, time.monotonic() - worker.started)
-    return "interrupted" if isinstance(end, (Interrupted, KeyboardInterrupt)) else f"stopped: {end}"
+def _work(pipe: Connection, job: StageJob, run_options: RunOptions, threads: int, environment: dict[str, str]) -> None:
+    """Run a stage in a child and send its progress as tuples, then its end."""
+    os.environ.clear()  # the server that forks children keeps the variables of its own start
+    os.environ.update(environment)
+    limit_threads(threads)
+    one_at_a_time = threading.Lock()
 
+    def listener(*progress: object) -> None:
+        try:
+            with one_at_a_time:
+                pipe.send(progress)
+        except BrokenPipeError:
+            raise Interrupted from None  # the parent is gone
 
-def _pass_on(interrupts: Sequence[int], workers: Iterable[Worker]) -> None:
-    """Every worker that is ready gets as many interrupts as there were; one that is not yet is ended by the second."""
-    for worker in workers:
-        if len(interrupts) > 1 and not worker.ready:
-            worker.process.terminate()
-        while worker.ready and worker.interrupts < len(interrupts):
-            os.kill(worker.process.pid or 0, interrupts[worker.interrupts])
-            worker.interrupts += 1
-
-
-@contextmanager
-def _counting_interrupts(console: Console) -> Iterator[list[int]]:
-    """A list that gains its number with every Ctrl-C, and with the first SIGTERM."""
-    seen: list[int] = []
-
-    def count(signum: int, frame: object) -> None:
-        if not seen:
-            console.tell(stopping(signum))
-        if signum == signal.SIGINT or not seen:
-            seen.append(signum)
-
-    previous = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
+    os.setsid()
     try:
-        yield seen
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        with redirect_stdout(sys.stderr):
+            end: Result | BaseException = job.run(run_options, listener)
+    except BaseException as error:
+        end = error
+    try:  # exceptions with constructors of their own often do not survive pickling
+        pickle.loads(pickle.dumps(end))  # noqa: S301 (its own bytes)
+    except Exception:
+        end = RuntimeError(f"{end!r}. {' '.join(getattr(end, '__notes__', ()))}")
+    with suppress(BrokenPipeError):
+        pipe.send(end)

@@ -1,4 +1,8 @@
-"""Results on stdout: as text, as JSON, and texts that take each other's place."""
+"""What reaches the terminal: results on stdout as text or JSON, sentences on stderr, and how a command ends.
+
+Everything passes through `visible`, which spells out characters that steer a terminal or hide in a text: what models
+and servers write is shown, not obeyed.
+"""
 
 import json
 import os
@@ -6,10 +10,10 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TextIO
+from typing import Any
 
 import orjson
 import typer
@@ -17,9 +21,8 @@ import typer
 from stages.errors import ComposerError
 from stages.redaction import redacted
 
-# ---- visible
-# Characters that steer a terminal or hide in a text are spelled: what models and servers write is not obeyed.
-
+FAILED, USAGE = 1, 2
+"""Exit codes that no exception carries itself."""
 STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
     "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"  # direction of writing, separators of lines
@@ -28,36 +31,57 @@ STEERING = re.compile(
 
 
 def visible(text: str) -> str:
-    r"""The text with `\x1b` for an escape character, and so on; newlines and tabs stay."""
-    return STEERING.sub(lambda found: _spelled(ord(found[0])), text)
+    r"""Return the text with `\x1b` for an escape character, and so on; newlines and tabs stay."""
+
+    def escape(found: re.Match[str]) -> str:
+        code = ord(found[0])
+        return "\\r" if code == 13 else f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+    return STEERING.sub(escape, text)
 
 
 def visible_line(text: str) -> str:
-    r"""The same on one line: newlines become `\n`."""
+    r"""Return the visible text on one line: newlines become `\n`."""
     return visible(text).replace("\n", "\\n")
 
 
 def visible_json(text: str) -> str:
-    """The same for a JSON document, which means what it meant before."""
+    """Return a JSON document with JSON's own escapes for those characters: its value stays the same."""
     return STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def _spelled(code: int) -> str:
-    return {13: "\\r"}.get(code) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+def print_json(value: Any) -> None:
+    """Print one object on stdout; dataclasses in it become objects, and types that JSON lacks become text."""
+    print(visible_json(orjson.dumps(value, default=str).decode()))
+
+
+def print_text(text: str, colours: Mapping[str, int] | None = None) -> None:
+    """Print a result for people on stdout.
+
+    colours: words that get a colour, by its number in a terminal. NO_COLOR forbids colours and FORCE_COLOR asks for
+    them, each where it is not empty; otherwise a terminal gets them.
+    """
+    shown = visible(text)
+    if colours and not os.environ.get("NO_COLOR") and (os.environ.get("FORCE_COLOR") or sys.stdout.isatty()):
+        shown = re.sub(rf"\b({'|'.join(colours)})\b", lambda m: f"\x1b[{colours[m[0]]}m{m[0]}\x1b[0m", shown)
+    print(shown)
 
 
 @contextmanager
 def views() -> Iterator[Callable[[str], None]]:
-    """Shows texts one after the other: on a terminal each in the place of the one before, else each that is new."""
+    """Yield a function that shows one text after another.
+
+    On a terminal each text replaces the one before; elsewhere each text that differs from the one before is printed.
+    """
     if not sys.stdout.isatty():
         latest: list[str] = []
 
-        def tell(text: str) -> None:
+        def show(text: str) -> None:
             if latest[-1:] != [text]:
                 print_text(text)
             latest[:] = [text]
 
-        yield tell
+        yield show
         return
     from rich.live import Live
     from rich.text import Text
@@ -66,37 +90,44 @@ def views() -> Iterator[Callable[[str], None]]:
         yield lambda text: live.update(Text(visible(text)), refresh=True)
 
 
-def print_json(value: Any) -> None:
-    """One object on stdout; dataclasses in it become objects, and what JSON has no word for becomes text."""
-    print(visible_json(orjson.dumps(value, default=str).decode()))
+def say(text: str) -> None:
+    """Print one line for people on stderr."""
+    print(visible(redacted(text)), file=sys.stderr, flush=True)
 
 
-def print_text(text: str, colours: Mapping[str, int] | None = None) -> None:
-    """A result for people on stdout; nothing in it steers their terminal.
-
-    colours: words that get a colour of their own, by its number in a terminal, where colours are wanted.
-    """
-    shown = visible(text)
-    if colours and wants_colour(sys.stdout):
-        shown = re.sub(rf"\b({'|'.join(colours)})\b", lambda m: f"\x1b[{colours[m[0]]}m{m[0]}\x1b[0m", shown)
-    print(shown)
+def tell_json(text: str, code: int) -> None:
+    """Print a failure on stdout, for commands with --json."""
+    print(visible_json(json.dumps({"error": redacted(text), "exit_code": code})))
 
 
-def wants_colour(stream: TextIO) -> bool:
-    """NO_COLOR forbids it, FORCE_COLOR asks for it, each where it is not empty; else a terminal wants it."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+def aligned(cells: Iterable[Sequence[object]], headers: Sequence[str], sides: Sequence[str] | None = None) -> str:
+    """Return a table as text without trailing spaces; `sides` are "left" or "right" for each column."""
+    from tabulate import tabulate
+
+    shown = tabulate(cells, headers, tablefmt="plain", colalign=sides, disable_numparse=True)
+    return "\n".join(line.rstrip() for line in shown.splitlines())
 
 
-# ---- errors
-# How a command ends: a sentence on stderr and an exit code, never a traceback that was not asked for.
+def duration(seconds: float) -> str:
+    """Return wall time for people: 8 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
-FAILED, USAGE = 1, 2
+
+def age(seconds: float) -> str:
+    """Return roughly how long ago: 40 s, 12 min, 5 h, 3 d; 0 s for a future time, after a clock was set back."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{max(int(seconds), 0)} s"
 
 
 def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose failures become a sentence and an exit code; with `verbose` the traceback comes first."""
+    """Turn a command's failures into a sentence on stderr and an exit code; with `verbose` after the traceback."""
 
     @wraps(command)
     def guarded(*arguments: Any, **options: Any) -> None:
@@ -104,8 +135,8 @@ def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
             command(*arguments, **options)
         except (typer.Exit, typer.TyperException):
             raise
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output went away
+        except BrokenPipeError:  # the reader of our output went away; without this, Python complains at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(FAILED) from None
         except BaseException as error:
             if options.get("verbose"):
@@ -119,18 +150,18 @@ def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def exit_code(error: BaseException) -> int:
-    """1 failed, 2 usage or refusal, 3 incomplete but saved, 4 bad input, 130 Ctrl-C, 143 SIGTERM."""
-    if _interrupts(error):
-        return 128 + int(getattr(error, "signal_number", signal.SIGINT))
+    """Return 1 failed, 2 usage or refusal, 3 incomplete but saved, 4 bad input, 130 Ctrl-C, 143 SIGTERM."""
+    if (number := _signal_number(error)) is not None:
+        return 128 + number
     if isinstance(error, OSError) and error.filename is not None:
         return USAGE
     return error.exit_code if isinstance(error, ComposerError) else FAILED
 
 
 def sentence(error: BaseException) -> str:
-    """What happened and what to do, in one line; notes on the exception say where its log lies."""
-    if _interrupts(error):
-        if getattr(error, "signal_number", signal.SIGINT) == signal.SIGTERM:
+    """Return what happened and what to do, in one line; notes on an unexpected exception name its log."""
+    if (number := _signal_number(error)) is not None:
+        if number == signal.SIGTERM:
             return "Stopped by SIGTERM. Everything finished is saved; the same command with --resume goes on."
         return "Interrupted. Everything finished is saved; the same command with --resume goes on."
     if isinstance(error, ComposerError):
@@ -142,17 +173,9 @@ def sentence(error: BaseException) -> str:
     return f"Composer failed unexpectedly: {type(error).__name__}: {first}. {notes or 'Run it again with -v.'}".strip()
 
 
-def _interrupts(error: BaseException) -> bool:
+def _signal_number(error: BaseException) -> int | None:
+    """Return the signal behind an interrupt; None for other errors."""
     from stages.runs.artifact import Interrupted
 
-    return isinstance(error, (KeyboardInterrupt, Interrupted))
-
-
-def tell_json(text: str, code: int) -> None:
-    """A failure on stdout, for whoever asked for JSON."""
-    print(visible_json(json.dumps({"error": redacted(text), "exit_code": code})))
-
-
-def say(text: str) -> None:
-    """One line for a person."""
-    print(visible(redacted(text)), file=sys.stderr, flush=True)
+    is_interrupt = isinstance(error, (KeyboardInterrupt, Interrupted))
+    return int(getattr(error, "signal_number", signal.SIGINT)) if is_interrupt else None

@@ -1,4 +1,4 @@
-"""`composer serve`: a server of a model or of what a run trained, until somebody ends it."""
+"""`composer serve`: a server of a model or of a run's checkpoint, until Ctrl-C or SIGTERM."""
 
 import importlib.util
 import os
@@ -16,71 +16,93 @@ from stages.errors import BadInput, UsageError
 from stages.policy import adapters, base
 from stages.policy.base import VLLM, PolicyConfig
 from stages.policy.server import ModelServer
-from stages.runs.artifact import Listener, Run
+from stages.runs.artifact import Interrupted, Listener, Run
 from stages.runs.records import CHECKPOINT
 
 POLL_S = 1.0
 NEEDED = ("fastapi", "uvicorn")
-"""What `transformers serve` needs beside transformers."""
+"""Packages that `transformers serve` needs besides transformers."""
 
 
 @dataclass(frozen=True)
-class Served:
-    """What is served: the model's place, and the folder for the server's log."""
+class ServedModel:
+    """The model's folder or hub id, and the folder for the server's log."""
 
     model: str
     logs: Path
 
 
-def served(text: str, artifacts: Path) -> Served:
-    """A model folder, an embedded model or a hub id as it is; a run, by folder or name, as its checkpoint."""
+def serve(text: str, port: int, words: Sequence[str], artifacts: Path, console: Console, as_json: bool) -> int:
+    """Serve until a signal, and return its exit code; a server that dies is started again, a few times.
+
+    text: the model or run. words: settings of a policy. Prints the address and how stages use it once it answers.
+    """
+    served = find_model(text, artifacts)
+    layers = [{"model": f"{VLLM}{served.model}"}, *map(settings.assignment, words)]
+    config = settings.build("serve", PolicyConfig, layers)
+    try:
+        with console.watching() as watch:
+            program, server = start_server(config, served.logs, artifacts, port, watch.listener("serve"))
+        try:
+            model = config.model if program == "vllm" else config.source
+            if as_json:
+                about = {"url": server.url, "model": model, "program": program, "pid": server.pid}
+                print_json({**about, "log": str(server.log)})
+            else:
+                print_text(
+                    f"{server.url} serves {config.source} with {program}. Its log is {server.log}.\n"
+                    f"  --set policy.model={model} --set policy.base_url={server.url}"
+                )
+            sys.stdout.flush()
+            with announcing_interrupts(console.tell):  # no stage drains here, so a signal is raised immediately
+                while True:
+                    time.sleep(POLL_S)
+                    if not server.alive():
+                        console.tell(
+                            f"The server of {server.title} died; it is started again. Its log is {server.log}."
+                        )
+                        server.revive()
+        finally:
+            server.stop()
+    except (KeyboardInterrupt, Interrupted) as error:
+        console.tell(f"The server of {config.source} has ended.")
+        return 128 + int(getattr(error, "signal_number", 2))
+
+
+def find_model(text: str, artifacts: Path) -> ServedModel:
+    """Return a model folder, an embedded model or a hub id as it is; for a run, by folder or name, its checkpoint."""
     if base.is_embedded(text) or (Path(text) / "config.json").is_file() or adapters.is_adapter(text):
-        return Served(text, artifacts / "serve" / Path(text).name.replace(":", "-"))
+        return ServedModel(text, artifacts / "serve" / Path(text).name.replace(":", "-"))
     try:
         run = Run(runs.find(artifacts, text))
     except BadInput:
         if Path(text).is_dir() or text.count("/") != 1:
             raise
-        return Served(text, artifacts / "serve" / text.replace("/", "-"))
-    return Served(str(run.folder(CHECKPOINT)), run.path / "logs")
+        return ServedModel(text, artifacts / "serve" / text.replace("/", "-"))
+    return ServedModel(str(run.folder(CHECKPOINT)), run.path / "logs")
 
 
-def configured(model: str, words: Sequence[str]) -> PolicyConfig:
-    """The model with the settings of a policy that were typed."""
-    layers = [{"model": f"{VLLM}{model}"}, *map(settings.assignment, words)]
-    return settings.build("serve", PolicyConfig, layers)
-
-
-def server_of(
+def start_server(
     config: PolicyConfig, logs: Path, artifacts: Path, port: int, listener: Listener
 ) -> tuple[str, ModelServer]:
-    """Which program serves, and its server, once that answers: vLLM where there is one, else transformers.
+    """Start a server and return its program and itself, once it answers: vLLM where installed, else transformers.
 
-    `UsageError` where there is neither.
+    Raises `UsageError` where neither is installed, or transformers cannot serve the model.
     """
     from stages.policy import vllm
-    from stages.training.plan import RANK  # what trainings on this server take unless told otherwise
+    from stages.training.plan import RANK  # the adapter rank of trainings on this server by default
 
     if vllm.interpreter(config.server) is not None:
-        made = vllm.start(
-            config,
-            logs / "vllm.log",
-            cache=artifacts / "models",
-            rank=RANK,
-            port=port,
-            listener=listener,
-            check=lambda: None,
-        )
-        return "vllm", made
-    return "transformers", _by_transformers(config.source, logs, artifacts, port, listener)
-
-
-def _by_transformers(model: str, logs: Path, artifacts: Path, port: int, listener: Listener) -> ModelServer:
+        log = logs / "vllm.log"
+        cache = artifacts / "models"
+        server = vllm.start(config, log, cache=cache, rank=RANK, port=port, listener=listener, check=lambda: None)
+        return "vllm", server
     if not all(map(importlib.util.find_spec, NEEDED)):
         raise UsageError(
             "There is neither vLLM nor transformers' own server here. Install one: `./dev vllm`, or "
             "`pip install 'transformers[serving]'`."
         )
+    model = config.source
     if adapters.is_adapter(model):
         raise UsageError(
             f"{model} is an adapter, which transformers' server does not load. Run `composer export merged` and serve "
@@ -88,33 +110,9 @@ def _by_transformers(model: str, logs: Path, artifacts: Path, port: int, listene
         )
     from stages.policy.local import resolve
 
-    place = resolve(PolicyConfig(model=model), cache=artifacts / "models", listener=listener)
-    words = [sys.executable, "-m", "transformers.cli.transformers", "serve", place, "--host", "127.0.0.1", "--port"]
+    folder = resolve(PolicyConfig(model=model), cache=artifacts / "models", listener=listener)
+    words = [sys.executable, "-m", "transformers.cli.transformers", "serve", folder, "--host", "127.0.0.1", "--port"]
     log = logs / "transformers.log"
-    made = ModelServer(f"{model!r}", lambda port: [*words, str(port)], os.environ, log, port=port, listener=listener)
-    made.start()
-    return made
-
-
-def until_ended(server: ModelServer, console: Console) -> None:
-    """Return never; a server that dies is started again, a few times. A signal is raised at once."""
-    with announcing_interrupts(console.tell):
-        while True:
-            time.sleep(POLL_S)
-            if not server.alive():
-                console.tell(f"The server of {server.title} died; it is started again. Its log is {server.log}.")
-                server.revive()
-
-
-def announce(program: str, config: PolicyConfig, server: ModelServer, as_json: bool) -> None:
-    """Say where the server is and how stages ask it."""
-    model = config.model if program == "vllm" else config.source
-    if as_json:
-        told = {"url": server.url, "model": model, "program": program, "pid": server.pid, "log": str(server.log)}
-        print_json(told)
-    else:
-        print_text(
-            f"{server.url} serves {config.source} with {program}. Its log is {server.log}.\n"
-            f"  --set policy.model={model} --set policy.base_url={server.url}"
-        )
-    sys.stdout.flush()
+    server = ModelServer(f"{model!r}", lambda port: [*words, str(port)], os.environ, log, port=port, listener=listener)
+    server.start()
+    return "transformers", server

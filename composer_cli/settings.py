@@ -1,25 +1,38 @@
-"""Settings of a stage: defaults underneath, then files in order, then what was typed. Every mistake is one sentence."""
+"""Settings of a stage, and presets: chains of stages in TOML.
+
+A stage's configuration is built from layers: defaults underneath, then files in order, then what was typed. A preset
+gives its entries a layer between defaults and files. Presets that are shipped lie in `presets/`; a user's own file
+works the same. Every mistake is one sentence.
+"""
 
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from stages import command_words
+from stages.backends import engine
 from stages.errors import UsageError
-from stages.runs.config import Settings
+from stages.runs.config import Settings, StageConfig
+from stages.runs.stage import load_stage
 
 Tree = dict[str, Any]
-Wanted = TypeVar("Wanted", bound=Settings)
 Config = TypeVar("Config", bound=Settings)
+SHIPPED = Path(__file__).parent / "presets"
+EXAMPLES = Path(__file__).parent / "examples"
+"""The repository's folder of that name; an installed Composer holds a copy, for use from any folder."""
+
+
+# Layers of settings, and the configuration that they make.
 
 
 def build(stage: str, config: type[Config], layers: Iterable[Tree]) -> Config:
-    """A stage's configuration from layers of settings, later ones over earlier ones."""
+    """Return a stage's configuration from layers of settings, later ones over earlier ones."""
     merged: Tree = {}
     for layer in layers:
         merged = merge(merged, layer)
@@ -30,7 +43,7 @@ def build(stage: str, config: type[Config], layers: Iterable[Tree]) -> Config:
 
 
 def merge(below: Tree, above: Tree) -> Tree:
-    """Both trees in one; where they meet at a value, `above` wins."""
+    """Return both trees in one; where both have a value for a key, `above` wins."""
     joined = dict(below)
     for key, value in above.items():
         both = isinstance(value, dict) and isinstance(joined.get(key), dict)
@@ -39,15 +52,15 @@ def merge(below: Tree, above: Tree) -> Tree:
 
 
 def read_file(path: Path) -> Tree:
-    """A TOML file as a tree."""
+    """Return a TOML file as a tree."""
     try:
-        return tomllib.loads(source(path))
+        return tomllib.loads(read_text(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
 
 
-def source(path: Path) -> str:
-    """A TOML file as it is."""
+def read_text(path: Path) -> str:
+    """Return the text of a TOML file."""
     try:
         return path.read_text()
     except OSError as error:
@@ -55,7 +68,7 @@ def source(path: Path) -> str:
 
 
 def read_table(path: Path, key: str) -> Tree:
-    """A TOML file that holds the tables `key` and nothing else."""
+    """Return a TOML file that holds the tables `key` and nothing else."""
     found = read_file(path)
     if found.keys() != {key}:
         held = ", ".join(found) or "nothing"
@@ -64,32 +77,28 @@ def read_table(path: Path, key: str) -> Tree:
 
 
 def assignment(text: str) -> Tree:
-    """`a.b=value` as a tree. The value is read as TOML; what is no TOML value is a string."""
-    key, equals, value = text.partition("=")
-    if not equals or not all(key.strip().split(".")):
+    """Return `a.b=value` as a tree. The value is read as TOML; what is no TOML value is a string."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not all(key.split(".")):
         raise UsageError(
             f"--set {text!r} is not understood. Write KEY=VALUE, for example --set policy.temperature=0.7."
         )
-    return nested(key.strip(), _value(value.strip()))
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        parsed = {}
+    return nested(key, parsed["value"] if parsed.keys() == {"value"} else value)
 
 
 def nested(key: str, value: Any) -> Tree:
-    """{"a": {"b": value}} for the key a.b."""
+    """Return {"a": {"b": value}} for the key a.b."""
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
 
 
-def _value(text: str) -> Any:
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return parsed["value"] if parsed.keys() == {"value"} else text
-
-
 def known(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """All settings as dotted keys with their declarations, groups included; `N` is an index, `NAME` a name."""
+    """Yield all settings as dotted keys with their declarations, groups included; `N` is an index, `NAME` a name."""
     for name, field in config.model_fields.items():
         group, many = _group(field.annotation)
         if group is None:
@@ -99,22 +108,28 @@ def known(config: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
 
 
 def _group(annotation: Any) -> tuple[type[BaseModel] | None, str]:
-    """The group of settings that an annotation holds, if any, and what stands between its name and its keys."""
+    """Return the group of settings that an annotation holds, if any, and the part between its name and its keys."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, ""
     inner = [_group(argument)[0] for argument in get_args(annotation)]
     group = next((g for g in inner if g is not None), None)
-    of = getattr(annotation, "__origin__", None)
-    return group, "N." if of in (list, tuple) else "NAME." if of is dict else ""
+    origin = getattr(annotation, "__origin__", None)
+    return group, "N." if origin in (list, tuple) else "NAME." if origin is dict else ""
+
+
+def default_of(field: FieldInfo) -> Any:
+    """Return the default of a setting; None where there is none."""
+    return None if field.is_required() else field.get_default(call_default_factory=True)
 
 
 def _explain(stage: str, config: type[BaseModel], error: ValidationError) -> str:
+    """Return the sentence about a refused configuration: its first problem, and how many more there are."""
     problems = error.errors(include_url=False)
     first = problems[0]
     more = f" ({len(problems) - 1} more like this.)" if len(problems) > 1 else ""
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        return unknown_key(stage, key, [name for name, _ in known(config)]) + more
+        return _unknown_key(stage, key, [name for name, _ in known(config)]) + more
     if first["type"] == "missing":
         return f"{stage} needs the setting {key}, which is not given.{more}"
     rule = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
@@ -122,8 +137,8 @@ def _explain(stage: str, config: type[BaseModel], error: ValidationError) -> str
     return f"{stage} cannot take {where}: {rule}.{more}"
 
 
-def unknown_key(stage: str, key: str, names: list[str]) -> str:
-    """The sentence for a setting that does not exist, with the nearest one that does."""
+def _unknown_key(stage: str, key: str, names: list[str]) -> str:
+    """Return the sentence for a setting that does not exist, with the nearest one that does."""
     generic = ".".join("N" if part.isdigit() else part for part in key.split("."))
     leaf = generic.rpartition(".")[2]
     groups = dict.fromkeys(name.partition(".")[0] for name in names)
@@ -132,3 +147,142 @@ def unknown_key(stage: str, key: str, names: list[str]) -> str:
     if not near:
         return f"{stage} has no setting {key}. It has: {', '.join(groups)}."
     return f"{stage} has no setting {key}. Did you mean {near[0]}? `{command_words(stage)} --help` lists all."
+
+
+# Presets.
+
+
+class PresetEntry(Settings):
+    """One run of a stage."""
+
+    stage: str
+    name: str = ""
+    """What people and later entries call it; the stage when empty."""
+    reads: list[str] = Field([], alias="from")
+    """Earlier entries whose runs it reads."""
+    parallel: str = ""
+    """Neighbours with the same word may run at the same time, each as soon as those that it reads have ended."""
+    on: str = ""
+    """Workers among whom its units are dealt, where `composer run` has no other --on."""
+    config: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Its name."""
+        return self.name or self.stage
+
+
+class Preset(Settings):
+    """A chain, in the order in which it runs."""
+
+    about: str = ""
+    next: str = ""
+    """What to type afterwards."""
+    to_the_end: bool = False
+    """Go on also after an entry that judges itself not ok: its findings are part of what the last entry shows."""
+    stage: list[PresetEntry] = Field(min_length=1)
+
+    def groups(self) -> list[list[PresetEntry]]:
+        """Return the entries in groups of neighbours that may run at the same time."""
+        numbered = groupby(enumerate(self.stage), lambda item: item[1].parallel or item[0])
+        return [[entry for _, entry in group] for _, group in numbered]
+
+
+def preset_names() -> list[str]:
+    """Return the names of the shipped presets."""
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def load_preset(wanted: str | None) -> Preset:
+    """Return a shipped preset by name, or a user's own by path; raises `UsageError` for an invalid one.
+
+    `examples/NAME.toml` is the one that came with Composer where the current folder has none of that name.
+    """
+    names = preset_names()
+    if wanted is None:
+        raise UsageError(f"Which preset? Give --preset NAME. There are: {', '.join(names)}; or give a TOML file.")
+    path = SHIPPED / f"{wanted}.toml" if wanted in names else Path(wanted)
+    shipped_example = EXAMPLES / path.name
+    if not path.exists() and path.parent == Path("examples") and shipped_example.exists():
+        path = shipped_example
+    if path.suffix != ".toml":
+        raise UsageError(f"There is no preset {wanted!r}. There are: {', '.join(names)}; or give a TOML file.")
+    tree = read_file(path)
+    try:
+        preset = Preset.model_validate(_with_example_paths(tree) if path.parent == EXAMPLES else tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{path} is no preset: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+    earlier: list[str] = []
+    for entry in preset.stage:
+        if entry.title in earlier:
+            raise UsageError(f"{path}: two entries are called {entry.title!r}. Give each a name of its own.")
+        for name in entry.reads:
+            if name not in earlier:
+                raise UsageError(f"{path}: {entry.title} reads {name!r}, but no earlier entry is called so: {earlier}.")
+        if entry.on:
+            engine.check_engine(entry.on)
+            if entry.parallel or not load_stage(entry.stage).work:
+                why = "its stage deals no units" if not entry.parallel else "it may run beside others"
+                raise UsageError(f"{path}: {entry.title} has on = {entry.on!r}, but {why}. Remove `on` there.")
+        earlier.append(entry.title)
+    return preset
+
+
+def _with_example_paths(value: Any) -> Any:
+    """Return settings of a shipped example with full paths for the files in its folder."""
+    if isinstance(value, dict):
+        return {
+            name: inner if name in ("about", "next") else _with_example_paths(inner) for name, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_with_example_paths(one) for one in value]
+    before, found, name = value.rpartition("examples/") if isinstance(value, str) else ("", "", "")
+    return f"{before}{EXAMPLES / name}" if found and (EXAMPLES / name).is_file() else value
+
+
+def configure_preset(preset: Preset, layers: Sequence[Tree]) -> dict[str, StageConfig]:
+    """Return the configuration of every entry by title; layers hold settings by title: `--set collect.tasks=5`.
+
+    A stage's name that is no entry's title stands for all entries of that stage: `--set train.adapter.rank=8`.
+    """
+    titles = [entry.title for entry in preset.stage]
+    meant = {one.stage: [other.title for other in preset.stage if other.stage == one.stage] for one in preset.stage}
+    meant |= {title: [title] for title in titles}
+    merged: Tree = {}
+    for layer in layers:
+        by_title: Tree = {}
+        for name in sorted(layer, key=lambda name: name in titles):  # settings by title go over those by stage
+            if name not in meant or not isinstance(layer[name], dict):
+                raise UsageError(
+                    f"This preset has no entry {name!r}. Write ENTRY.KEY=VALUE, or STAGE.KEY=VALUE for all entries of "
+                    f"a stage; its entries are: {', '.join(titles)}."
+                )
+            for title in meant[name]:
+                by_title = merge(by_title, {title: layer[name]})
+        merged = merge(merged, by_title)
+    configs: dict[str, StageConfig] = {}
+    for entry in preset.stage:
+        try:
+            above = merged.get(entry.title, {})
+            configs[entry.title] = build(entry.stage, load_stage(entry.stage).config, [entry.config, above])
+        except UsageError as error:
+            raise UsageError(f"{entry.title}: {error}" if entry.title != entry.stage else str(error)) from None
+    return configs
+
+
+def for_every_entry(preset: Preset, key: str, value: str, prefix: str = "") -> list[Tree]:
+    """Return layers that give one setting to every entry that has it.
+
+    Where the entry's own value begins with `prefix` and the new one does not, the prefix is kept.
+    """
+    layers: list[Tree] = []
+    for entry in preset.stage:
+        if key not in dict(known(load_stage(entry.stage).config)):
+            continue
+        own: Any = entry.config
+        for part in key.split("."):
+            own = own.get(part, {}) if isinstance(own, dict) else {}
+        keep = isinstance(own, str) and own.startswith(prefix) and not value.startswith(prefix)
+        layers.append({entry.title: nested(key, f"{prefix}{value}" if keep else value)})
+    return layers

@@ -1,4 +1,4 @@
-"""The command of a stage. All stages take the same words; those that its settings have no use for are not offered."""
+"""The command of a stage. All stages take the same words; options for settings that a stage lacks are not offered."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, get_origin
@@ -8,7 +8,6 @@ from typer.core import TyperCommand
 
 from composer_cli import options
 from composer_cli.printing import as_sentences, print_json
-from composer_cli.settings import nested
 from stages import STAGES, command_words
 from stages.errors import UsageError
 
@@ -21,19 +20,17 @@ SHORTCUTS = {
     "diloco": "diloco.store",
     "replicas": "diloco.replicas",
 }
-"""Words that are short for one setting."""
+"""Options that are short for one setting."""
 
 
 class StageCommand(TyperCommand):
-    """A command that looks at its stage's settings only when it is called or asked for its own help."""
+    """A command that imports its stage only when it is called or asked for its own help."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options, without short ones for settings that the stage does not have."""
+        """Return the options, without those that this stage has no use for."""
         from stages.runs.stage import load_stage
 
-        keys = [name for name, _ in self._settings()]
-        params = [p for p in super().get_params(ctx) if p.name not in SHORTCUTS or _has(keys, SHORTCUTS[p.name])]
-        stage = load_stage(self._stage())
+        stage, keys = load_stage(self._stage()), self.settings_keys()
         absent = {
             "words": not STAGES[self._stage()].positionals,
             "plan": stage.study is None,
@@ -42,65 +39,61 @@ class StageCommand(TyperCommand):
             "on": stage.work is None,
             "watch": not stage.shows_progress,
         }
-        return [p for p in params if not absent.get(p.name)]
+        for option, key in SHORTCUTS.items():
+            absent[option] = not any(name == key or name.startswith(f"{key}.") for name in keys)
+        return [param for param in super().get_params(ctx) if not absent.get(param.name)]
 
     def settings_keys(self) -> list[str]:
-        """The keys of the stage's settings, for completion."""
-        return [name for name, _ in self._settings()]
+        """Return the keys of the stage's settings, also for completion in a shell."""
+        from composer_cli.settings import known
+        from stages.runs.stage import load_stage
+
+        return [name for name, _ in known(load_stage(self._stage()).config)]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The words by their meaning."""
+        """Name the positional words by their meaning in the usage line."""
         return ["[OPTIONS]", *STAGES[self._stage()].usage.split()]
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """List the stage's settings with their defaults, from their declarations."""
+        from stages.runs.stage import load_stage
+
+        if rows := _described_settings(load_stage(self._stage()).config):
+            with formatter.section("Settings, for --set KEY=VALUE or a --config file"):
+                formatter.write_dl(rows)
 
     def _stage(self) -> str:
         return str(self.name) if self.name in STAGES else f"probe-{self.name}"
 
-    def _settings(self) -> list[tuple[str, Any]]:
-        from composer_cli.settings import known
-        from stages.runs.stage import load_stage
-
-        return list(known(load_stage(self._stage()).config))
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The stage's settings with their defaults, from their declarations."""
-        rows = [(_shown(name, field), _described(field)) for name, field in self._settings()]
-        if rows:
-            with formatter.section("Settings, for --set KEY=VALUE or a --config file"):
-                formatter.write_dl(rows)
-
 
 class RunCommand(TyperCommand):
-    """The command of a chain, whose help lists what each executor can be told."""
+    """The command of a chain, whose help lists the settings of each executor."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The settings behind --on, from their declarations."""
+        """List the settings of every --on, from their declarations."""
         from composer_cli.executors import base
-        from composer_cli.settings import known
 
         for word in base.EXECUTORS:
-            fields = known(base.found(word).settings)
-            rows = [(f"on.{_shown(name, field)}", _described(field)) for name, field in fields]
+            rows = _described_settings(base.load(word).settings, prefix="on.")
             with formatter.section(f"Settings of --on {word}, for --set on.KEY=VALUE or a table [on] in a file"):
                 formatter.write_dl(rows)
 
 
-def _has(keys: list[str], key: str) -> bool:
-    return any(name == key or name.startswith(f"{key}.") for name in keys)
+def _described_settings(config: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """Return rows for the help: `KEY=DEFAULT`, and the description with the allowed words where there are few."""
+    from composer_cli.settings import default_of, known
+
+    rows = []
+    for name, field in known(config):
+        default = default_of(field)
+        shown = name if default is None else f"{name}={default if default != '' else repr('')}"
+        choices = f"One of {', '.join(get_args(field.annotation))}." if get_origin(field.annotation) is Literal else ""
+        rows.append((f"{prefix}{shown}", " ".join(filter(None, [field.description, choices]))))
+    return rows
 
 
-def _shown(name: str, field: Any) -> str:
-    default = None if field.is_required() else field.get_default(call_default_factory=True)
-    return name if default is None else f"{name}={default if default != '' else repr('')}"
-
-
-def _described(field: Any) -> str:
-    """What a setting is, and the words it can be where they are few."""
-    words = [f"One of {', '.join(get_args(field.annotation))}."] if get_origin(field.annotation) is Literal else []
-    return " ".join([*filter(None, [field.description]), *words])
-
-
-def make(stage: str) -> Callable[..., None]:
-    """The function behind a stage's command."""
+def command_function(stage: str) -> Callable[..., None]:
+    """Return the function behind a stage's command."""
 
     @as_sentences
     def command(
@@ -138,43 +131,40 @@ def make(stage: str) -> Callable[..., None]:
         from stages.runs.stage import load_stage
 
         console = Console(quiet, watch=watch)
-        said, named = read(stage, words or [])
+        layers, named = read_positionals(stage, words or [])
         values = {"env.name": env, "policy.model": policy, "arm": arm, "dj.recipe": dj, "seed": seed}
-        values |= {"diloco.store": diloco, "diloco.replicas": replicas}
-        values |= {"batch": True} if batch else {}
-        short = [*said, *launch.shortcuts(stage, values, teachers, limit)]
-        settings = launch.configure(stage, config or [], short, set_ or [])
+        values |= {"diloco.store": diloco, "diloco.replicas": replicas, "batch": batch or None}
+        layers += launch.shortcuts(stage, values, teachers, limit)
+        configuration = launch.configure(stage, config or [], layers, set_ or [])
         study = load_stage(stage).study
         if plan and study is not None:
-            numbers, text = study([Run(runs.find(artifacts, name)) for name in from_ or []], settings)
+            numbers, text = study([Run(runs.find(artifacts, name)) for name in from_ or []], configuration)
             print_json(numbers) if json else print(text)
             return
         inputs = runs.choose(stage, [*named, *(from_ or [])], artifacts, console.tell)
-        job = launch.Job(stage, stage, inputs, settings)
-        run_options = launch.placed(stage, out, launch.RunOptions(artifacts, None, resume, clean, max_cost, on))
+        job = launch.StageJob(stage, stage, inputs, configuration)
+        run_options = launch.with_out(stage, out, launch.RunOptions(artifacts, None, resume, clean, max_cost, on))
         if dry_run:
             launch.show_plan(job, run_options, json)
-            return
-        if launch.follow(job, run_options):
-            return
-        result = launch.execute(job, run_options, console)
-        raise typer.Exit(launch.show(result, json))
+        elif not launch.follow(job, run_options):
+            raise typer.Exit(launch.show(launch.execute(job, run_options, console), json))
 
     return command
 
 
-# ---- positionals
-# The bare words after a stage's name, for the stages that take some: `composer export FORMAT RUN`.
+def read_positionals(stage: str, words: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the settings that the bare words after a stage's name stand for, and the runs to read that they name.
 
+    An example is `composer export FORMAT RUN`. Raises `UsageError` when there are too many words.
+    """
+    from composer_cli.settings import nested
 
-def read(stage: str, words: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """What the words say: layers of settings, and runs to read; `UsageError` when there are too many."""
-    meaning = STAGES[stage].positionals
-    if meaning == ("paths",):
+    meanings = STAGES[stage].positionals
+    if meanings == ("paths",):
         return [nested("paths", list(words))] if words else [], []
-    if len(words) > len(meaning):
+    if len(words) > len(meanings):
         expected = f"`{command_words(stage)} {STAGES[stage].usage}`".replace(" `", "`")
-        raise UsageError(f"{words[len(meaning)]!r} is one word too many: it is {expected}.")
-    said = dict(zip(meaning, words, strict=False))
-    runs = [said.pop("run")] if "run" in said else []
-    return [nested(key, word) for key, word in said.items()], runs
+        raise UsageError(f"{words[len(meanings)]!r} is one word too many: it is {expected}.")
+    given = dict(zip(meanings, words, strict=False))
+    runs = [given.pop("run")] if "run" in given else []
+    return [nested(key, word) for key, word in given.items()], runs

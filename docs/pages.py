@@ -1,5 +1,10 @@
-"""What mkdocs builds beside the files here: pages from the repository's root, a reference, and nothing from a CDN."""
+"""A hook for mkdocs: it adds pages from the repository's root and a reference, rewrites links, and uses no CDN.
 
+Links in the documents are paths in the repository, so that they work on the code host too; `relinked` rewrites them for
+the site. The reference has one page a package of `stages`, from the docstrings.
+"""
+
+import os.path
 import re
 from pathlib import Path
 from typing import Any
@@ -15,12 +20,12 @@ ROOT_PAGES = {
     "results.md": "benchmarks/RESULTS.md",
     "changelog.md": "CHANGELOG.md",
 }
-"""Pages that lie elsewhere, so that people find them on the code host too."""
+"""Page of the site -> its source outside docs/, where readers of the code host find it."""
 PACKAGES = (
     *("runs", "rollouts", "envs", "sandbox", "policy", "teachers", "pairs", "losses", "training", "backends", "diloco"),
-    *("evaluation", "probe", "importers", "exporters", "integrations", "tiny_models"),
+    *("evaluation", "probe", "formats", "integrations", "tiny_models"),
 )
-"""What the reference holds, in reading order."""
+"""The packages of the reference, in reading order."""
 CDN_SCRIPT = "https://unpkg.com/iframe-worker/shim"
 OWN_SCRIPT = "javascripts/iframe-worker.js"
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
@@ -30,10 +35,16 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages from the root and those of the reference."""
     for page, source in ROOT_PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
-        files.append(File.generated(config, page, content=relinked(text, Path(source).parent)))
+        files.append(File.generated(config, page, content=relinked(text, source, page)))
     for package in PACKAGES:
         files.append(File.generated(config, f"reference/{package}.md", content=reference(package)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Rewrite the links of a page in docs/; a generated page was rewritten when it was added."""
+    uri = page.file.src_uri
+    return markdown if page.file.generated_by else relinked(markdown, f"docs/{uri}", uri)
 
 
 def on_config(config: Any) -> Any:
@@ -49,39 +60,35 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 
 
 def on_post_template(output_content: str, template_name: str, config: Any) -> str:
-    """The same for 404.html."""
+    """Do the same for 404.html."""
     return output_content.replace(CDN_SCRIPT, OWN_SCRIPT)
 
 
 def reference(package: str) -> str:
-    """The page of a package: its map, then every module with its public names."""
-    blocks = [f"::: {name}\n    options:\n      show_submodules: false\n" for name in modules(package)]
+    """Return the page of a package: its docstring, then every module below it with its public names.
+
+    Code that runs inside a sandbox and programs (`__main__`) are left out.
+    """
+    found = [p for p in (ROOT / "stages" / package).rglob("*.py") if "guest" not in p.parts and p.stem != "__main__"]
+    names = [p.relative_to(ROOT).with_suffix("").parts for p in found]
+    modules = sorted(".".join(parts[:-1] if parts[-1] == "__init__" else parts) for parts in names)
+    blocks = [f"::: {name}\n    options:\n      show_submodules: false\n" for name in modules]
     return f"# stages.{package}\n\n" + "\n".join(blocks)
 
 
-def modules(package: str) -> list[str]:
-    """A package and the modules in it and below it, but for code that runs inside a sandbox and for programs."""
-    found = [p for p in (ROOT / "stages" / package).rglob("*.py") if "guest" not in p.parts and p.stem != "__main__"]
-    names = [p.relative_to(ROOT).with_suffix("").parts for p in found]
-    return sorted(".".join(parts[:-1] if parts[-1] == "__init__" else parts) for parts in names)
+def relinked(text: str, source: str, page: str) -> str:
+    """Return the text of `source` with links that work in `page`; a link to a file that is no page becomes its words.
 
-
-def relinked(text: str, folder: Path) -> str:
-    """A page of the root with its links as from inside docs/; a link to a file that is no page becomes its words."""
+    source: path in the repository, such as docs/guide.md. page: path in the site, such as guide.md.
+    """
+    page_of = {path: name for name, path in ROOT_PAGES.items()}
 
     def link(match: re.Match[str]) -> str:
         words, (target, hash_, anchor) = match[1], match[2].partition("#")
-        path = Path(*_resolved(folder / target))
-        pages = [page for page, source in ROOT_PAGES.items() if path == Path(source)]
-        if path.parts[:1] == ("docs",):
-            pages = [str(Path(*path.parts[1:]))]
-        return f"[{words}]({pages[0]}{hash_}{anchor})" if pages else words
+        path = os.path.normpath(Path(source).parent / target)
+        linked = path.removeprefix("docs/") if path.startswith("docs/") else page_of.get(path)
+        if linked is None:
+            return words
+        return f"[{words}]({os.path.relpath(linked, Path(page).parent)}{hash_}{anchor})"
 
     return LINK.sub(link, text)
-
-
-def _resolved(path: Path) -> list[str]:
-    parts: list[str] = []
-    for part in path.parts:
-        parts = parts[:-1] if part == ".." else [*parts, part]
-    return parts

@@ -1,26 +1,28 @@
-"""Verbs are files, nouns are folders. A stage is a function from artifacts to artifacts; stages meet only on disk.
+"""The stages and the packages they use. A stage is a function from run folders to a run folder.
 
-A stage's module ends in `STAGE = Stage(...)` (stages/runs/stage.py): its settings, inputs, outputs, plan and run.
+Modules are stages and are named by verbs, packages are named by nouns. A stage's module ends in `STAGE = Stage(...)`
+(stages/runs/stage.py): its settings, inputs, outputs, plan and run. Stages never import each other; they exchange data
+only through run folders on disk.
 
-errors.py   - the ways a stage can say no, each with an exit code
-redaction.py - keys of servers are kept out of everything
-messages.py - what environments and policies exchange: messages, tool calls in their text, their token ids
-backends/   - several processes, and what they tell each other
+errors.py   - the errors that end a stage, each with an exit code
+redaction.py - keys of servers are kept out of everything that is written or shown
+messages.py - the messages of environments and policies: tool calls in their text, and their token ids
+backends/   - several processes, and the communication between them
 runs/       - a run on disk: artifacts, store, manifest, inputs, records, the runner
 rollouts/   - the agent loop, its rows, and the gate that checks them
-policy/     - whoever answers: a model in this process, or a server
-teachers/   - asking teachers what they would have done
+policy/     - models that answer: in this process, or behind a server
+teachers/   - asking teachers for their actions in recorded states
 envs/       - environments
-sandbox/    - where commands are executed
+sandbox/    - the isolated execution of commands
 pairs/      - preference pairs from disagreement
 losses/     - loss kernels, each checked against upstream's numbers
 training/   - the trainer and its channels
-diloco/     - replicas of a training that share nothing but a bucket
+diloco/     - replicas of a training that share only a bucket
 evaluation/ - arms, statistics, verdict
-formats/ - rollouts in the files of other programs, read and written
+formats/    - rollouts in the files of other programs, read and written
 integrations/ - environments and losses inside TRL, OpenEnv, mini-swe-agent, prime-rl
-tiny_models/ - small models, trained here in seconds
-probe/      - the gradient probe: its stages, and what they are made of
+tiny_models/ - small models that are trained here in seconds
+probe/      - the gradient probe: its stages and their packages
 """
 
 from dataclasses import dataclass

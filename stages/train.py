@@ -42,7 +42,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         units=size.steps,
         what="steps",
         max_completion_tokens=rollouts * resolved.episode,
-        notes=(*resolved.notes(), *config.diloco.oddities(size.steps)),
+        notes=(*resolved.notes(), *config.diloco.warnings(size.steps)),
     )
 
 
@@ -60,7 +60,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     # Refuse what cannot be trained before a model is made or loaded.
     config = resolved.config
     if config.optimisation.beta and not config.adapter.rank:
-        adapters.require_folder(config.policy)
+        adapters.require_whole_model(config.policy)
     trl_arguments(resolved, out.path)
     check_memory(resolved, available(resolved.device))
     if resolved.device == "cpu" and not resolved.small:
@@ -73,7 +73,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     if replica is not None:
         own_seed = {"seed": replica.seed(config.seed)}  # of prompts, pairs and rollouts
         resolved = replace(resolved, config=config.model_copy(update=own_seed))
-    local = config.policy.held_here()
+    local = config.policy.in_process()
     with (
         Serving(out, [config.policy], rank=config.adapter.rank or 0) as serving,
         ranks.naming_lost_peers(),

@@ -22,6 +22,19 @@ install_import_hook(["stages.losses", "parity.kernels"], f"{checker.__name__}.ch
 Composer = Callable[..., subprocess.CompletedProcess[str]]
 
 
+SHARED = ("chain", "trained", "planted")
+"""Fixtures of the session that take long to make: the tests that use one run in one process of pytest-xdist."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file, or of an expensive fixture, in one process: what they share is made once."""
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        shared = next((name for name in SHARED if name in names), None) if "probe" in item.nodeid else None
+        item.add_marker(pytest.mark.xdist_group(shared or item.nodeid.partition("::")[0]))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say at the end of a whole run what it could not test for want of an installation."""
     if config.args_source is not pytest.Config.ArgsSource.ARGS and real_vllm.interpreter() is None:

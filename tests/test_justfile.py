@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_cli import preset as presets
+from composer_cli import settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,7 +22,7 @@ def dry_run(*words: str) -> list[str]:
 @pytest.mark.parametrize("name", ["uat", "smoke", "grpo", "lora", "contrastive"])
 def test_the_chains_run_a_preset_that_is_shipped(name: str) -> None:
     assert dry_run(f"probe-{name}") == [f"composer run --preset probe-{name} --resume "]
-    assert f"probe-{name}" in presets.names()
+    assert f"probe-{name}" in settings.preset_names()
 
 
 def test_a_pool_has_as_many_problems_as_are_asked_for() -> None:

@@ -1,11 +1,9 @@
 """`composer run --on EXECUTOR`: the same chain of stages, submitted elsewhere, and watched from here.
 
-base.py          - what an executor is, and what is submitted
+base.py          - what an executor is, the names behind --on, a chain as a shell script
 hf_jobs.py       - Hugging Face Jobs, over their REST API; artifacts in a bucket
-jobs.py          - the jobs that were submitted from here: how they stand, their logs, their end
+jobs.py          - the jobs that were submitted from here: their state, their logs, their end
 modal_sandbox.py - Modal sandboxes, through Modal's SDK; artifacts in a volume
-names.py         - the word behind --on
-script.py        - a chain as a shell script
 slurm.py         - Slurm, through sbatch; artifacts on the file system that the cluster shares
 submit.py        - from the words of `composer run` to a job and its record
 """

@@ -1,4 +1,4 @@
-"""What an executor is: it takes a script, gives back the id of a job, and says how that job stands."""
+"""The protocol of executors, which take a chain as a shell script and return the id and the state of a job."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ QUEUED, RUNNING, COMPLETE, FAILED, INTERRUPTED, CANCELLED, LOST = (
 )
 GOING_ON = (QUEUED, RUNNING)
 EVERY_S = 2.0
-"""Between two looks at a log that is read whole."""
+"""Between two reads of a log."""
 EXIT_CODES = {
     1: "it failed, or a check of its own is not passed",
     2: "it was refused",
@@ -38,45 +38,53 @@ EXIT_CODES = {
     4: "an input is missing",
 }
 
+EXECUTORS = {
+    "slurm": "composer_cli.executors.slurm:Slurm",
+    "hf-jobs": "composer_cli.executors.hf_jobs:HfJobs",
+    "modal": "composer_cli.executors.modal_sandbox:ModalSandbox",
+}
+"""The classes of the executors by the word after --on; each is imported when it is used."""
+LOCAL = "local"
 
-class Where(Settings):
+
+class JobSettings(Settings):
     """The settings of any executor, given as `--set on.KEY=VALUE` or in a table `[on]` of a file."""
 
     setup: str = ""
-    """Lines of shell that come before the chain, such as `module load cuda` or what installs Composer."""
+    """Lines of shell before the chain, such as `module load cuda` or what installs Composer."""
     env: dict[Name, str] = Field(default_factory=dict)
-    """Variables of the job's environment, with their values. No keys: what stands here is shown and kept."""
+    """Variables of the job's environment, with their values. No keys: these values are shown and kept."""
     keys: list[Name] = Field(default_factory=list)
     """Names of further variables that hold keys; those that the chain's `api_key_env` name need not be repeated."""
     workers: str | None = Field(None, pattern=r"^(processes:[1-9]\d*|ray(://.+)?)$")
-    """Whom the job deals the chain's units to: processes:N on its machine, or the Ray cluster that it stands in."""
+    """The workers that do the chain's units: processes:N on its machine, or the Ray cluster that it is part of."""
 
 
 @dataclass(frozen=True)
-class State:
-    """How a job stands: one of the words above, and what else is known in a few words."""
+class JobState:
+    """The status of a job, one of the words above, and details in a few words."""
 
     status: str
     detail: str = ""
 
     @property
     def over(self) -> bool:
-        """Whether it will not change any more."""
+        """Whether the job has ended."""
         return self.status not in GOING_ON
 
 
 @dataclass(frozen=True)
-class Chain:
-    """What is submitted, whoever executes it."""
+class SubmittedChain:
+    """What is submitted to any executor."""
 
     name: str
-    """Of the job and of its folder: the time, the preset, six digits of the script."""
+    """The name of the job and of its folder: the time, the preset, six digits of a digest."""
     folder: Path
-    """Where its record lies here."""
+    """The folder of its record on this machine."""
     words: Sequence[str]
-    """The words behind `composer`, without --artifacts; in `files` they are names of files that go along."""
+    """The words after `composer`, without --artifacts; those that are keys of `files` mean files of the job."""
     files: Mapping[str, str]
-    """Texts of presets and settings that lie here, by their names in the job."""
+    """Texts of presets and settings of this machine, by their names in the job."""
     keys: Sequence[str]
     """Names of the variables that hold keys."""
 
@@ -85,46 +93,49 @@ class Executor(Protocol):
     """Somewhere a chain can run. Raises `UsageError` where something is missing here, before anything is submitted."""
 
     settings: type[Any]
-    """The model of its settings, a `Where`."""
+    """The model of its settings, a `JobSettings`."""
     shares_files: bool
     """Whether a path that means a file here means the same file there."""
 
-    def spec(self, chain: Chain, where: Any) -> dict[str, Any]:
-        """What would be submitted, as JSON, without any key: `script` is its text."""
+    def spec(self, chain: SubmittedChain, where: Any) -> dict[str, Any]:
+        """Return what would be submitted, as JSON, without the value of any key: `script` is the text."""
         ...
 
-    def submit(self, chain: Chain, where: Any) -> dict[str, Any]:
-        """Submit it once; returns what finds the job again, as JSON."""
+    def submit(self, chain: SubmittedChain, where: Any) -> dict[str, Any]:
+        """Submit the chain once; returns what finds the job again, as JSON."""
         ...
 
-    def state(self, job: Mapping[str, Any]) -> State:
-        """How it stands; `InfrastructureError` where nobody could be asked."""
+    def state(self, job: Mapping[str, Any]) -> JobState:
+        """Return the state of a job; raises `InfrastructureError` where the service does not answer."""
         ...
 
     def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
-        """What it printed, line by line, with `follow` until it ends."""
+        """Yield what a job printed, line by line, with `follow` until it ends."""
         ...
 
     def cancel(self, job: Mapping[str, Any]) -> None:
-        """Stop it; what it finished stays."""
+        """Stop a job; what it finished stays."""
         ...
 
 
-def ended(code: int) -> State:
-    """The state of a job whose command ended with this exit code."""
+def state_of_exit(code: int) -> JobState:
+    """Return the state of a job whose command ended with this exit code."""
     if code == 0:
-        return State(COMPLETE)
+        return JobState(COMPLETE)
     if code in (130, 137, 143):
-        return State(INTERRUPTED, f"exit code {code}; the same command with --on goes on")
-    said = EXIT_CODES.get(code)
-    return State(FAILED, f"exit code {code}: {said}" if said else f"exit code {code}")
+        return JobState(INTERRUPTED, f"exit code {code}; the same command with --on goes on")
+    meaning = EXIT_CODES.get(code)
+    return JobState(FAILED, f"exit code {code}: {meaning}" if meaning else f"exit code {code}")
 
 
-def grown(text: Callable[[], str], over: Callable[[], bool], every_s: float = EVERY_S) -> Iterator[str]:
-    """The lines of a log that is read whole each time, each once, until it is over; a line that grows is waited for."""
+def follow_log(text: Callable[[], str], over: Callable[[], bool], every_s: float = EVERY_S) -> Iterator[str]:
+    """Yield the lines of a log that can only be read as a whole, each once, until the job is over.
+
+    An unfinished last line is yielded when it is complete, or the job is over.
+    """
     seen = 0
     while True:
-        last = over()  # asked before the text is read, so that nothing is missed
+        last = over()  # before the text is read, so that no line is missed
         whole = text()
         whole = whole if last else whole[: whole.rfind("\n") + 1]
         yield from whole[seen:].splitlines()
@@ -134,8 +145,8 @@ def grown(text: Callable[[], str], over: Callable[[], bool], every_s: float = EV
         time.sleep(every_s)
 
 
-def values(keys: Sequence[str]) -> dict[str, str]:
-    """The keys by the names of their variables, redacted from now on; `UsageError` names those that are not set."""
+def key_values(keys: Sequence[str]) -> dict[str, str]:
+    """Return the keys by the names of their variables, redacted from now on; raises `UsageError` for those not set."""
     missing = [name for name in keys if not secret_in(name)]
     if missing:
         raise UsageError(f"The chain needs {', '.join(missing)}, which is not set here. Export it before submitting.")
@@ -143,67 +154,43 @@ def values(keys: Sequence[str]) -> dict[str, str]:
 
 
 def redact(keys: Sequence[str]) -> None:
-    """Redact from now on the keys of these names that are set here."""
+    """Redact from now on the values of these variables, as far as they are set here."""
     for name in keys:
         secret_in(name)
 
 
-# ---- names
-# The word behind --on, looked up in one place.
-
-EXECUTORS = {
-    "slurm": "composer_cli.executors.slurm:Slurm",
-    "hf-jobs": "composer_cli.executors.hf_jobs:HfJobs",
-    "modal": "composer_cli.executors.modal_sandbox:ModalSandbox",
-}
-"""Where a whole chain can be submitted. Each is imported when it is wanted."""
-LOCAL = "local"
-
-
 def executor(word: str) -> Executor | None:
-    """The executor of this name; None for `local` and engines of workers, where a chain runs in this process."""
+    """Return the executor of this name; None for `local` and engines of workers: the chain runs in this process."""
     if word == LOCAL or word.partition(":")[0] in ENGINES:
         return None
     if word not in EXECUTORS:
         near = get_close_matches(word, [LOCAL, *EXECUTORS, *ENGINES], n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
         raise UsageError(f"There is no executor {word!r}. {hint}There are: {', '.join([LOCAL, *EXECUTORS])}, {WORDS}.")
-    return found(word)
+    return load(word)
 
 
-def found(word: str) -> Executor:
-    """One of those that there are."""
+def load(word: str) -> Executor:
+    """Return the executor of one of the names in EXECUTORS."""
     made: Callable[[], Executor] = resolve_name(EXECUTORS[word])
     return made()
 
 
-# ---- script
-# A chain as a shell script. Files that lie here go along by their text, so that what was submitted is what runs.
+def script(
+    chain: SubmittedChain, where: JobSettings, *, python: str, artifacts: str, head: str = "", supervise: str = ""
+) -> str:
+    """Return a chain as a shell script. Files of this machine go along as text: what was submitted is what runs.
 
-
-def script(chain: Chain, where: Where, *, python: str, artifacts: str, head: str = "", supervise: str = "") -> str:
-    """The whole text.
-
-    head: lines for a scheduler behind the first one. supervise: shell that runs the chain, whose command is in "$@";
+    head: lines for a scheduler, after the first one. supervise: shell that runs the chain, whose command is in "$@";
     without it the chain takes the shell's place, and so gets its signals.
     """
-    lines = ["#!/bin/sh", head, "set -eu", "files=$(mktemp -d); export files", *map(_file, chain.files.items())]
+    lines = ["#!/bin/sh", head, "set -eu", "files=$(mktemp -d); export files"]
+    for name, text in chain.files.items():
+        end = f"END_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        newline = "" if text.endswith("\n") else "\n"
+        lines.append(f"cat > \"$files\"/{name} <<'{end}'\n{text}{newline}{end}")
     lines += [f"export {name}={shlex.quote(value)}" for name, value in where.env.items()]
-    lines += [where.setup, f"set -- {_command(chain, python, artifacts)}", supervise or 'exec "$@"']
+    words = [f'"$files"/{word}' if word in chain.files else shlex.quote(word) for word in chain.words]
+    command = [shlex.quote(python), "-m", "composer_cli", *words, "--resume", "--artifacts", shlex.quote(artifacts)]
+    lines += [where.setup, f"set -- {' '.join(command)}", supervise or 'exec "$@"']
     return "\n".join(line for line in lines if line) + "\n"
-
-
-def _command(chain: Chain, python: str, artifacts: str) -> str:
-    words = [shlex.quote(python), "-m", "composer_cli", *(_word(word, chain.files) for word in chain.words)]
-    return " ".join([*words, "--resume", "--artifacts", shlex.quote(artifacts)])
-
-
-def _word(word: str, files: Mapping[str, str]) -> str:
-    return f'"$files"/{word}' if word in files else shlex.quote(word)
-
-
-def _file(item: tuple[str, str]) -> str:
-    name, text = item
-    end = f"END_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    newline = "" if text.endswith("\n") else "\n"
-    return f"cat > \"$files\"/{name} <<'{end}'\n{text}{newline}{end}"

@@ -1,7 +1,7 @@
-"""Hugging Face Jobs, over their REST API through huggingface_hub. Artifacts lie in a bucket that the job mounts.
+"""Hugging Face Jobs, over their REST API through huggingface_hub. Artifacts are in a bucket that the job mounts.
 
-HF_ENDPOINT names another server of the same API. A failed or preempted job is started again by the service, up to
-`attempts` launches in all; each goes on where the one before stopped, since the chain runs with --resume.
+HF_ENDPOINT names another server of the same API. The service restarts a failed or preempted job, up to `attempts`
+launches in all; each continues where the one before stopped, since the chain runs with --resume.
 """
 
 import base64
@@ -19,23 +19,23 @@ from composer_cli.executors.base import (
     LOST,
     QUEUED,
     RUNNING,
-    Chain,
-    State,
-    Where,
+    JobSettings,
+    JobState,
+    SubmittedChain,
+    key_values,
     script,
-    values,
 )
 from stages.errors import InfrastructureError, UsageError
 from stages.redaction import keep_secret, redacted
 
 MOUNTED = "/artifacts"
 LABEL = "composer"
-"""By this label a job is found whose creation was not answered."""
-UNPACKED = 'printf %s "$COMPOSER_SCRIPT" | base64 -d > /tmp/composer.sh && exec sh /tmp/composer.sh'
+"""The label that finds a job after the answer to its creation was lost."""
+UNPACK_AND_RUN = 'printf %s "$COMPOSER_SCRIPT" | base64 -d > /tmp/composer.sh && exec sh /tmp/composer.sh'
 """The script travels in a variable: commands of several lines were reported to arrive as one."""
 TRIES = 6
 LONGEST_PAUSE_S = 120.0
-WORDS = {
+STATUSES = {
     "SCHEDULING": QUEUED,
     "RUNNING": RUNNING,
     "COMPLETED": COMPLETE,
@@ -46,7 +46,7 @@ WORDS = {
 Answer = TypeVar("Answer")
 
 
-class HfJob(Where):
+class HfJobsSettings(JobSettings):
     """A job of Hugging Face Jobs."""
 
     image: str = Field(min_length=1)
@@ -66,15 +66,15 @@ class HfJob(Where):
 
 
 class HfJobs:
-    """Submits, asks and cancels through huggingface_hub's client."""
+    """Submits, queries and cancels jobs through huggingface_hub's client."""
 
-    settings, shares_files = HfJob, False
+    settings, shares_files = HfJobsSettings, False
 
-    def spec(self, chain: Chain, where: HfJob) -> dict[str, Any]:
-        """What `run_job` is given, but the keys' values."""
+    def spec(self, chain: SubmittedChain, where: HfJobsSettings) -> dict[str, Any]:
+        """Return the arguments of `run_job`, without the values of keys."""
         return {
             "image": where.image,
-            "command": ["sh", "-c", UNPACKED],
+            "command": ["sh", "-c", UNPACK_AND_RUN],
             "keys": list(chain.keys),
             "flavor": where.flavor,
             "timeout": where.timeout,
@@ -85,12 +85,12 @@ class HfJobs:
             "script": script(chain, where, python=where.python, artifacts=MOUNTED),
         }
 
-    def submit(self, chain: Chain, where: HfJob) -> dict[str, Any]:
-        """Create the job, and no second one where the answer to the first request was lost."""
+    def submit(self, chain: SubmittedChain, where: HfJobsSettings) -> dict[str, Any]:
+        """Create the job, but no second one after the answer to a request was lost: its label finds the first."""
         from huggingface_hub import Volume
 
-        secrets, api = values(chain.keys), _api()
-        namespace = where.namespace or _ask(lambda: api.whoami()["name"])
+        secrets, api = key_values(chain.keys), _api()
+        namespace = where.namespace or _request(lambda: api.whoami()["name"])
         spec = self.spec(chain, where)
         given = {name: value for name, value in spec.items() if name not in ("keys", "script", "volumes")}
         in_doubt: list[Exception] = []
@@ -111,26 +111,26 @@ class HfJobs:
                     in_doubt.append(error)
                 raise
 
-        job = _ask(create)
+        job = _request(create)
         return {"id": job.id, "namespace": namespace, "url": job.url}
 
-    def state(self, job: Mapping[str, Any]) -> State:
-        """As the service says."""
-        found = _ask(lambda: _api().inspect_job(job_id=job["id"], namespace=job["namespace"]))
-        return State(WORDS.get(str(found.status.stage), RUNNING), found.status.message or "")
+    def state(self, job: Mapping[str, Any]) -> JobState:
+        """Return the state that the service reports."""
+        found = _request(lambda: _api().inspect_job(job_id=job["id"], namespace=job["namespace"]))
+        return JobState(STATUSES.get(str(found.status.stage), RUNNING), found.status.message or "")
 
     def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
-        """The service's stream of lines."""
+        """Yield the lines of the service's log."""
         api, which = _api(), {"job_id": job["id"], "namespace": job["namespace"]}
         if not follow:
-            yield from _ask(lambda: list(api.fetch_job_logs(**which)))
+            yield from _request(lambda: list(api.fetch_job_logs(**which)))
             return
-        with _sentences():
+        with _refusals_as_sentences():
             yield from api.fetch_job_logs(**which, follow=True)
 
     def cancel(self, job: Mapping[str, Any]) -> None:
-        """The service stops its container."""
-        _ask(lambda: _api().cancel_job(job_id=job["id"], namespace=job["namespace"]))
+        """Ask the service to stop the job's container."""
+        _request(lambda: _api().cancel_job(job_id=job["id"], namespace=job["namespace"]))
 
 
 def _api() -> Any:
@@ -143,25 +143,25 @@ def _api() -> Any:
     return HfApi(token=token, library_name="composer")
 
 
-def _ask(call: Callable[[], Answer]) -> Answer:
-    """What the service answers; asked again a few times when it is busy, fails or cannot be reached.
+def _request(call: Callable[[], Answer]) -> Answer:
+    """Return the service's answer, after a few more requests when it is busy, fails or cannot be reached.
 
-    Raises `UsageError` for what it refuses, `InfrastructureError` where it does not answer.
+    Raises `UsageError` for what the service refuses, `InfrastructureError` where it does not answer.
     """
     from huggingface_hub.errors import HTTPError as Unreachable  # type: ignore[attr-defined]  # of its HTTP client
 
-    def passing(error: BaseException) -> bool:
+    def is_transient(error: BaseException) -> bool:
         status = _status(error)
         return isinstance(error, Unreachable) and (status is None or status == 429 or status >= 500)
 
-    again = Retrying(retry=retry_if_exception(passing), wait=_pause, stop=stop_after_attempt(TRIES), reraise=True)
-    with _sentences():
+    again = Retrying(retry=retry_if_exception(is_transient), wait=_pause, stop=stop_after_attempt(TRIES), reraise=True)
+    with _refusals_as_sentences():
         return again(call)
 
 
 @contextmanager
-def _sentences() -> Iterator[None]:
-    """What the service refuses or fails with, as a sentence."""
+def _refusals_as_sentences() -> Iterator[None]:
+    """Turn the service's refusals and failures into `UsageError` and `InfrastructureError`."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError as Unreachable  # type: ignore[attr-defined]  # of its HTTP client
 
@@ -169,13 +169,13 @@ def _sentences() -> Iterator[None]:
         yield
     except Unreachable as error:
         status = _status(error)
-        said = redacted(str(getattr(error, "server_message", None) or error).strip().split("\n")[0])
+        reason = redacted(str(getattr(error, "server_message", None) or error).strip().split("\n")[0])
         if status in (401, 403):
-            raise UsageError(f"{constants.ENDPOINT} refuses the token for this job: {said}") from None
+            raise UsageError(f"{constants.ENDPOINT} refuses the token for this job: {reason}") from None
         if status is not None and status < 500 and status != 429:
-            raise UsageError(f"{constants.ENDPOINT} refuses this job ({status}): {said}") from None
+            raise UsageError(f"{constants.ENDPOINT} refuses this job ({status}): {reason}") from None
         raise InfrastructureError(
-            f"{constants.ENDPOINT} did not take the request ({status or 'no answer'}): {said}. Try again later."
+            f"{constants.ENDPOINT} did not take the request ({status or 'no answer'}): {reason}. Try again later."
         ) from None
 
 
@@ -185,7 +185,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _pause(state: RetryCallState) -> float:
-    """Seconds until the next request: what the service asks for, else 1, 2, 4, ..."""
+    """Return the seconds until the next request: what the service asks for, else 1, 2, 4, ..."""
     error = state.outcome.exception() if state.outcome else None
     asked = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
     own = float(2 ** (state.attempt_number - 1))

@@ -1,6 +1,6 @@
 """Modal, through its SDK: a chain in a sandbox, artifacts in a volume, keys in one of Modal's secrets.
 
-A sandbox is not started again by Modal: after a preemption, or after its time, the same command goes on.
+Modal does not restart a sandbox: after a preemption, or after its timeout, the same command continues the chain.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,17 +10,27 @@ from typing import Any
 
 from pydantic import Field
 
-from composer_cli.executors.base import FAILED, RUNNING, Chain, State, Where, ended, grown, redact, script
+from composer_cli.executors.base import (
+    FAILED,
+    RUNNING,
+    JobSettings,
+    JobState,
+    SubmittedChain,
+    follow_log,
+    redact,
+    script,
+    state_of_exit,
+)
 from stages.errors import InfrastructureError, UsageError
 from stages.redaction import redacted
 
 MOUNTED = "/artifacts"
-OUT_OF_TIME = 124
-"""The exit code that the SDK gives to a sandbox which outlived its time."""
+TIMED_OUT = 124
+"""The exit code that the SDK reports for a sandbox after its timeout."""
 LONGEST_S = 86_400
 
 
-class ModalJob(Where):
+class ModalSettings(JobSettings):
     """A Modal sandbox."""
 
     image: str = Field(min_length=1)
@@ -44,12 +54,12 @@ class ModalJob(Where):
 
 
 class ModalSandbox:
-    """Submits, asks and cancels through Modal's SDK."""
+    """Submits, queries and cancels jobs through Modal's SDK."""
 
-    settings, shares_files = ModalJob, False
+    settings, shares_files = ModalSettings, False
 
-    def spec(self, chain: Chain, where: ModalJob) -> dict[str, Any]:
-        """What the sandbox is created from, but the objects that names stand for."""
+    def spec(self, chain: SubmittedChain, where: ModalSettings) -> dict[str, Any]:
+        """Return what the sandbox is created from, with names for Modal's objects."""
         if chain.keys and not where.secret:
             raise UsageError(
                 f"The chain needs {', '.join(chain.keys)}. Keep them in a secret of Modal's, and name it in on.secret."
@@ -68,8 +78,8 @@ class ModalSandbox:
             "script": script(chain, where, python=where.python, artifacts=MOUNTED, head="exec 2>&1"),
         }
 
-    def submit(self, chain: Chain, where: ModalJob) -> dict[str, Any]:
-        """Create the sandbox; its name is the chain's, so that there is one."""
+    def submit(self, chain: SubmittedChain, where: ModalSettings) -> dict[str, Any]:
+        """Create the sandbox under the chain's name: Modal refuses a second one of that name."""
         spec = self.spec(chain, where)
         redact(chain.keys)
         began = datetime.now(UTC).isoformat()
@@ -95,35 +105,35 @@ class ModalSandbox:
             )
             return {"id": sandbox.object_id, "since": began}
 
-    def state(self, job: Mapping[str, Any]) -> State:
-        """As the exit code says, where there is one."""
+    def state(self, job: Mapping[str, Any]) -> JobState:
+        """Return the state by the exit code; running where there is none."""
         with _sdk() as modal:
             code = modal.Sandbox.from_id(job["id"]).poll()
         if code is None:
-            return State(RUNNING)
-        if code == OUT_OF_TIME:
-            return State(FAILED, "its time is over; the same command with --on goes on")
-        return ended(code)
+            return JobState(RUNNING)
+        if code == TIMED_OUT:
+            return JobState(FAILED, "its time is over; the same command with --on goes on")
+        return state_of_exit(code)
 
     def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
-        """What Modal has kept of its output, which stays readable when the sandbox is gone."""
+        """Yield the lines of output that Modal has kept, also after the end of the sandbox."""
 
-        def kept() -> str:
+        def read() -> str:
             with _sdk() as modal:
                 entries = modal.Sandbox.from_id(job["id"]).logs.fetch(since=datetime.fromisoformat(job["since"]))
                 return "".join(entry.message for entry in entries)
 
-        return grown(kept, lambda: not follow or self.state(job).over)
+        return follow_log(read, lambda: not follow or self.state(job).over)
 
     def cancel(self, job: Mapping[str, Any]) -> None:
-        """End the sandbox."""
+        """Terminate the sandbox."""
         with _sdk() as modal:
             modal.Sandbox.from_id(job["id"]).terminate()
 
 
 @contextmanager
 def _sdk() -> Iterator[Any]:
-    """The SDK, its failures as sentences: `UsageError` where it is not installed, or Modal refuses."""
+    """Yield the SDK and turn its failures into sentences: `UsageError` where it is not installed, or Modal refuses."""
     try:
         import modal
         from modal import exception as failure

@@ -1,7 +1,7 @@
-"""Slurm, through sbatch. Whatever the job writes lies on the file system that this machine shares with the cluster.
+"""Slurm, through sbatch. All files of a job are on the file system that this machine shares with the cluster.
 
 A job that is preempted, or whose node dies, is queued again by Slurm (--requeue); one that nears its time limit queues
-itself again. Either way the next attempt goes on where the one before stopped, since the chain runs with --resume.
+itself again. Either way the next attempt continues where the one before stopped, since the chain runs with --resume.
 Slurm warns of the limit by SIGUSR1, so that the script can tell this from scancel and preemption, which send SIGTERM.
 """
 
@@ -23,22 +23,22 @@ from composer_cli.executors.base import (
     LOST,
     QUEUED,
     RUNNING,
-    Chain,
-    State,
-    Where,
-    ended,
-    grown,
+    JobSettings,
+    JobState,
+    SubmittedChain,
+    follow_log,
+    key_values,
     script,
-    values,
+    state_of_exit,
 )
 from stages.errors import InfrastructureError, UsageError
 from stages.runs import store
 
-OURS = ("job-name", "output", "error", "open-mode", "requeue", "no-requeue", "signal", "export", "chdir", "array")
-"""Options of sbatch that are the program's own."""
+RESERVED = ("job-name", "output", "error", "open-mode", "requeue", "no-requeue", "signal", "export", "chdir", "array")
+"""Options of sbatch that Composer sets itself."""
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "PYTHONPATH", "HF_HOME", "HF_ENDPOINT", "COMPOSER_VLLM", "OMP_NUM_THREADS")
-"""Variables that a job finds as they are here. Nothing else of this environment goes along, but the keys by name."""
-WORDS = {
+"""Variables that a job inherits from this environment. Nothing else is passed on but the keys, by name."""
+STATUSES = {
     "PENDING": QUEUED,
     "REQUEUED": QUEUED,
     "CONFIGURING": QUEUED,
@@ -67,7 +67,7 @@ echo $code > {folder}/exit-code.new && mv {folder}/exit-code.new {folder}/exit-c
 exit $code"""
 
 
-class SlurmJob(Where):
+class SlurmSettings(JobSettings):
     """A Slurm job."""
 
     options: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], bool | int | str] = Field(default_factory=dict)
@@ -75,61 +75,60 @@ class SlurmJob(Where):
     python: str = ""
     """The interpreter of the environment that holds Composer, as the cluster sees it; empty for the one used here."""
     warn_s: int = Field(120, gt=0)
-    """So long before its time limit a job stops and queues itself again; longer than the longest training step."""
+    """Seconds before its time limit at which a job stops and queues itself again; more than the longest step takes."""
     restarts: int = Field(20, ge=0)
-    """At most so often it queues itself again."""
+    """How often it queues itself again at most."""
 
 
 class Slurm:
     """Submits through sbatch, asks through scontrol, cancels through scancel."""
 
-    settings, shares_files = SlurmJob, True
+    settings, shares_files = SlurmSettings, True
 
-    def spec(self, chain: Chain, where: SlurmJob) -> dict[str, Any]:
-        """The batch script, and the command that submits it."""
-        clash = [name for name in where.options if name in OURS]
+    def spec(self, chain: SubmittedChain, where: SlurmSettings) -> dict[str, Any]:
+        """Return the batch script, and the command that submits it."""
+        clash = [name for name in where.options if name in RESERVED]
         if clash:
             raise UsageError(f"sbatch's --{clash[0]} is set by Composer itself. Leave it out of on.options.")
-        folder = shlex.quote(str(chain.folder.resolve()))
-        text = script(
-            chain,
-            where,
-            python=where.python or sys.executable,
-            artifacts=str(chain.folder.resolve().parents[1]),
-            head=self._head(chain, where),
-            supervise=SUPERVISED.format(folder=folder, restarts=where.restarts),
-        )
-        return {"command": ["sbatch", "--parsable", "job.sh"], "keys": list(chain.keys), "script": text}
-
-    def _head(self, chain: Chain, where: SlurmJob) -> str:
+        folder = chain.folder.resolve()
         passed = [name for name in (*PASSED_ON, *chain.keys) if name in chain.keys or name in os.environ]
         options: dict[str, bool | int | str] = {
             "job-name": chain.name,
-            "output": str(chain.folder.resolve() / "log.txt").replace("%", "%%"),
+            "output": str(folder / "log.txt").replace("%", "%%"),
             "open-mode": "append",
             "requeue": True,
             "signal": f"B:USR1@{where.warn_s}",
             "export": ",".join(dict.fromkeys(passed)) or "NIL",
             **where.options,
         }
-        given = [(name, value) for name, value in options.items() if value is not False]
-        lines = [f"#SBATCH --{name}" + ("" if value is True else f"={_quoted(value)}") for name, value in given]
-        return "\n".join(lines)
+        lines = []
+        for name, value in options.items():
+            quoted = f'"{value}"' if re.search(r"\s", str(value)) else value  # a space ends a value unless quoted
+            lines += [] if value is False else [f"#SBATCH --{name}" + ("" if value is True else f"={quoted}")]
+        text = script(
+            chain,
+            where,
+            python=where.python or sys.executable,
+            artifacts=str(folder.parents[1]),
+            head="\n".join(lines),
+            supervise=SUPERVISED.format(folder=shlex.quote(str(folder)), restarts=where.restarts),
+        )
+        return {"command": ["sbatch", "--parsable", "job.sh"], "keys": list(chain.keys), "script": text}
 
-    def submit(self, chain: Chain, where: SlurmJob) -> dict[str, Any]:
-        """Hand the script to sbatch, which reads the keys from this environment by their names."""
-        values(chain.keys)
+    def submit(self, chain: SubmittedChain, where: SlurmSettings) -> dict[str, Any]:
+        """Submit the script with sbatch, which reads the keys from this environment by their names."""
+        key_values(chain.keys)
         store.write_sealed(chain.folder / "job.sh", self.spec(chain, where)["script"].encode())
         try:
-            said = _run("sbatch", "--parsable", str(chain.folder / "job.sh"))
+            answer = _run("sbatch", "--parsable", str(chain.folder / "job.sh"))
         except InfrastructureError as error:
             raise UsageError(f"Nothing was submitted: {error}") from None
-        return {"id": said.partition(";")[0].strip(), "folder": str(chain.folder.resolve())}
+        return {"id": answer.partition(";")[0].strip(), "folder": str(chain.folder.resolve())}
 
-    def state(self, job: Mapping[str, Any]) -> State:
-        """As scontrol says; of a job that Slurm has forgotten, the exit code that its script left.
+    def state(self, job: Mapping[str, Any]) -> JobState:
+        """Return the state that scontrol reports; for a job that Slurm has forgotten, that of its script's exit code.
 
-        What scontrol knows comes first: on a shared file system the script's file may be seen a minute late.
+        scontrol comes first: on a shared file system the script's file may be seen a minute late.
         """
         try:
             found = dict(re.findall(r"(\w+)=(\S*)", _run("scontrol", "show", "job", "-o", job["id"])))
@@ -139,51 +138,43 @@ class Slurm:
             found = {}
         word = found.get("JobState", "")
         attempt = f"attempt {int(found.get('Restarts', '0')) + 1}" if found.get("Restarts", "0") != "0" else ""
-        if word in WORDS:
+        if word in STATUSES:
             waits = found.get("Reason", "None") if word == "PENDING" else "None"
-            return State(WORDS[word], ", ".join(part for part in (attempt, waits) if part not in ("", "None")))
+            return JobState(STATUSES[word], ", ".join(part for part in (attempt, waits) if part not in ("", "None")))
         if word == "COMPLETED":
-            return ended(0)
+            return state_of_exit(0)
         if code := int(found.get("ExitCode", "0").partition(":")[0]):
-            return ended(code)
-        left = store.read_bytes(_folder(job) / "exit-code")
+            return state_of_exit(code)
+        left = store.read_bytes(Path(job["folder"]) / "exit-code")
         if left is not None:
-            return ended(int(left))
+            return state_of_exit(int(left))
         if word:
-            return State(FAILED, f"Slurm calls it {word}")
-        return State(LOST, "Slurm has forgotten it, and it left no exit code; the same command with --on goes on")
+            return JobState(FAILED, f"Slurm calls it {word}")
+        return JobState(LOST, "Slurm has forgotten it, and it left no exit code; the same command with --on goes on")
 
     def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
-        """The file that Slurm writes all attempts' output to."""
-        path = _folder(job) / "log.txt"
-        return grown(
+        """Yield the lines of the file that Slurm writes all attempts' output to."""
+        path = Path(job["folder"]) / "log.txt"
+        return follow_log(
             lambda: (store.read_bytes(path) or b"").decode(errors="replace"),
             lambda: not follow or self.state(job).over,
         )
 
     def cancel(self, job: Mapping[str, Any]) -> None:
-        """SIGTERM to all of its processes, and SIGKILL after Slurm's KillWait."""
+        """Send SIGTERM to all processes of the job; Slurm sends SIGKILL after its KillWait."""
         _run("scancel", job["id"])
 
 
-def _folder(job: Mapping[str, Any]) -> Path:
-    return Path(job["folder"])
-
-
-def _quoted(value: object) -> str:
-    """A value in an #SBATCH line, where spaces end it unless quoted."""
-    text = str(value)
-    return f'"{text}"' if re.search(r"\s", text) else text
-
-
 def _run(*words: str) -> str:
-    """What a command of Slurm's prints."""
+    """Return the output of a command of Slurm's."""
     if shutil.which(words[0]) is None:
         raise UsageError(
             f"There is no {words[0]} here. Submit from a machine that has Slurm's commands, or leave out --on."
         )
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = " ".join(done.stderr.split())
-        raise InfrastructureError(f"{words[0]} failed: {said}. Correct what it names, or ask again when Slurm answers.")
+        reason = " ".join(done.stderr.split())
+        raise InfrastructureError(
+            f"{words[0]} failed: {reason}. Correct what it names, or ask again when Slurm answers."
+        )
     return done.stdout

@@ -1,11 +1,7 @@
-"""`composer report`: one HTML file about a chain of runs that needs nothing beside it, and its JSON twin.
+"""`composer report`: one HTML file about a chain of runs that needs no other file, and its JSON twin.
 
-lineage.py - which runs belong together
-compared.py - what was compared: model, environment, arms, command
-facts.py - what there is to say about them, JSON-able: the twin
-probe.py - what the gradient probe found, its figures
-examples.py - the transcripts worth reading
-charts.py - where marks lie in a chart
+document.py  - the runs of a chain, and what there is to tell about them: the twin
+charts.py    - marks in rows of bars, training curves as SVG, numbers as text
 page.html.j2 - the page
 """
 
@@ -13,10 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from composer_cli.printing import visible
-from composer_cli.report import charts, facts
-from composer_cli.report.facts import images
+from composer_cli.report import charts
+from composer_cli.report.document import chain, gather, images
 from stages.runs import store
 from stages.runs.artifact import Run
+
+__all__ = ["chain", "write"]
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
@@ -25,7 +23,7 @@ def write(root: Path, chain: Sequence[Run]) -> Path:
     """Write the page and its twin below `root/report`; returns the page's path."""
     import jinja2
 
-    about = facts.gather(chain)
+    about = gather(chain)
     loader = jinja2.FileSystemLoader(TEMPLATE.parent)
     environment = jinja2.Environment(autoescape=True, loader=loader, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= charts.FORMATS

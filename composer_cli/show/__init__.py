@@ -1,10 +1,8 @@
-"""What there is to see of runs: `composer status`, `composer show`, `composer query`.
+"""What runs hold, for people: `composer show`, `status`, `query`, and the facts behind `report` and `view`.
 
-parity.py      - kernels and upstream's functions beside the recorded numbers
-follow.py      - episodes that are being played
-query.py       - questions in SQL about the tables of runs
-runs.py        - finding runs
-show.py        - one run for people to read
-status.py      - what became of each run
-transcripts.py - rollouts as people read them
+runs.py   - find runs, choose a stage's inputs, list runs with their status, follow what was made from what
+facts.py  - what one run tells: manifest, metrics, transcripts, rows
+text.py   - these facts as text
+follow.py - live episodes and training steps
+parity.py - loss kernels and upstream's functions against the recorded numbers
 """

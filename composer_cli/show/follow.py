@@ -1,4 +1,4 @@
-"""`composer show RUN --follow` and `--watch`: what goes on inside runs, episode by episode or step by step."""
+"""`composer show RUN --follow` and `--watch`: what happens inside runs, episode by episode or step by step."""
 
 import threading
 import time
@@ -6,38 +6,40 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-import orjson
 from tabulate import tabulate
 
-from composer_cli.console import duration
-from composer_cli.report.facts import METRICS
+from composer_cli.printing import duration
+from composer_cli.show.facts import METRICS, metric_rows
 from stages.errors import BadInput
 from stages.runs.artifact import Run
 from stages.runs.records import Row
 
 SHOWN = 30
-"""Episodes in one view: those that are at what they do for longest."""
+"""Episodes in one view: those whose present action has lasted longest."""
 STEPS = 12
 """Training steps in one view: the newest."""
 STALE_S = 10.0
-"""After so long without a word the process is not there any more, or is not playing."""
+"""After so many seconds without an update the process has ended, or plays no episodes."""
 
 
 def view(run: Run) -> str:
-    """One look at a run: its status, and what its live episodes do or its last training steps gave."""
-    told, title = run.live(), f"{run.path.name}: {run.manifest.status}"
-    if told is not None:
-        return _episodes(title, told)
-    if logged := (run.read_file("metrics.jsonl") or b"").splitlines():
-        return _steps(title, [orjson.loads(line) for line in logged[-STEPS:]])
+    """Return the status of a run, with its live episodes or its last training steps, as text."""
+    title = f"{run.path.name}: {run.manifest.status}"
+    if (live := run.live()) is not None:
+        return _episodes(title, live)
+    if rows := metric_rows(run, last=STEPS):
+        names = [name for name in METRICS if any(name in row for row in rows)]
+        cells = [[row.get("step"), *(row.get(name) for name in names)] for row in rows]
+        return f"{title}\n{tabulate(cells, headers=('step', *names), tablefmt='plain', floatfmt='.4g')}"
     if run.manifest.stage == "train":
         return f"{title}\nNo training step is finished yet."
     return f"{title}\nThere are no live episodes: none is being played, or a model in its own process plays batches."
 
 
-def _episodes(title: str, told: Row) -> str:
-    units, silence_s = told["units"], time.time() - told["at"]
-    title += f", {told['done']} of {told['total']} finished, {len(units)} live"
+def _episodes(title: str, live: Row) -> str:
+    """Return a table of the episodes that are being played, the slowest first."""
+    units, silence_s = live["units"], time.time() - live["at"]
+    title += f", {live['done']} of {live['total']} finished, {len(units)} live"
     if silence_s > STALE_S:
         title += f", last heard of {duration(silence_s)} ago"
     slowest = sorted(units, key=lambda unit: (-unit["doing_s"], unit["rollout_id"]))
@@ -50,16 +52,8 @@ def _episodes(title: str, told: Row) -> str:
     return f"{title}\n{table}{more}"
 
 
-def _steps(title: str, rows: list[Row]) -> str:
-    """The newest training steps, with those of the report's metrics that were logged."""
-    names = [name for name in METRICS if any(name in row for row in rows)]
-    cells = [[row.get("step"), *(row.get(name) for name in names)] for row in rows]
-    headers = ("step", *names)
-    return f"{title}\n{tabulate(cells, headers=headers, tablefmt='plain', floatfmt='.4g')}"
-
-
 def follow(folder: Path, show: Callable[[str], None], every_s: float = 1.0) -> None:
-    """Show a view of a run every so often, and a last one when it is no longer going on."""
+    """Show a view of a run every so often while it runs, and a last one when it has ended."""
     while True:
         run = Run(folder)
         show(view(run))
@@ -69,36 +63,36 @@ def follow(folder: Path, show: Callable[[str], None], every_s: float = 1.0) -> N
 
 
 class Views:
-    """Views of several runs under way, looked at every so often by a thread."""
+    """Views of several runs under way, refreshed every so often by a thread."""
 
     def __init__(self, every_s: float = 1.0) -> None:
         self._every_s, self._over = every_s, threading.Event()
-        self._places: dict[str, Callable[[], Path | None]] = {}
+        self._folders: dict[str, Callable[[], Path | None]] = {}
         self._texts: dict[str, str] = {}
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._refresh, daemon=True)
 
-    def look(self, title: str, place: Callable[[], Path | None]) -> None:
-        """Look at this one too; `place` gives its folder, or None before there is one."""
-        self._places[title] = place
+    def add(self, title: str, folder: Callable[[], Path | None]) -> None:
+        """Show this run too; `folder` returns its folder, or None before there is one."""
+        self._folders[title] = folder
 
-    def away(self, title: str) -> None:
-        """It has ended."""
-        self._places.pop(title, None)
+    def remove(self, title: str) -> None:
+        """Stop showing this run."""
+        self._folders.pop(title, None)
         self._texts.pop(title, None)
 
     def texts(self) -> list[str]:
-        """The newest views, in the order in which the runs began."""
+        """Return the newest views, in the order in which the runs began."""
         return list(self._texts.values())
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         while not self._over.wait(self._every_s):
-            for title, place in list(self._places.items()):
+            for title, find_folder in list(self._folders.items()):
                 try:
-                    folder = place()
+                    folder = find_folder()
                     text = view(Run(folder)) if folder else ""
-                except (BadInput, OSError):  # the run is just being begun, or cleaned up
+                except (BadInput, OSError):  # the run's folder is being made or cleaned up
                     continue
-                if text and title in self._places:
+                if text and title in self._folders:
                     self._texts[title] = text
 
     def __enter__(self) -> Self:

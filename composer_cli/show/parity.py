@@ -1,4 +1,4 @@
-"""What `composer parity` found: a row for each recorded version, and a sentence for each case that is another."""
+"""`composer parity`: how many recorded cases of each version still give the same numbers, and the reason for others."""
 
 import sys
 from pathlib import Path
@@ -7,21 +7,20 @@ from typing import Any
 import stages
 from stages.errors import UsageError
 
-Facts = dict[str, Any]
 
-
-def kernels() -> Facts:
-    """Our kernels on every recorded case."""
+def check_kernels() -> dict[str, Any]:
+    """Run our loss kernels on every recorded case; `same` when there are records and no case drifted."""
     _add_to_path()
     from parity.check import GOLDEN, check_file  # type: ignore[import-not-found,unused-ignore]
 
     files = {file.name: check_file(file) for file in sorted(GOLDEN.glob("*.json"))}
     versions = [_version(name, None, results) for name, results in files.items()]
-    return {"of": "kernels", "commit": None, "versions": versions, "same": bool(files) and not _drifts(versions)}
+    same = bool(files) and not any(version["drifted"] for version in versions)
+    return {"of": "kernels", "commit": None, "versions": versions, "same": same}
 
 
-def upstream(against: str) -> Facts:
-    """Upstream's functions in a clone on its recorded cases; the same when they are as one recorded version."""
+def compare_upstream(against: str) -> dict[str, Any]:
+    """Run upstream's functions in a clone on its recorded cases; `same` when they match one recorded version."""
     _add_to_path()
     from parity.against import compare  # type: ignore[import-not-found,unused-ignore]
 
@@ -39,17 +38,13 @@ def _add_to_path() -> None:
         sys.path.insert(0, str(tests))
 
 
-def _version(file: str, commit: str | None, results: Any) -> Facts:
+def _version(file: str, commit: str | None, results: Any) -> dict[str, Any]:
     failed = [{"case": result.case, "reason": result.reason} for result in results if result.status == "failed"]
     return {"file": file, "recorded_at": commit, "cases": len(results), "drifted": failed}
 
 
-def _drifts(versions: list[Facts]) -> bool:
-    return any(version["drifted"] for version in versions)
-
-
-def page(found: Facts) -> str:
-    """The same for people."""
+def page(found: dict[str, Any]) -> str:
+    """Return a comparison as text: a line for each recorded version, and one for each case that drifted."""
     lines = [f"{found['of']}{' at ' + found['commit'] if found['commit'] else ''}"]
     for version in found["versions"]:
         at = f", recorded at {version['recorded_at'][:9]}" if version["recorded_at"] else ""

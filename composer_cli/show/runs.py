@@ -1,31 +1,55 @@
-"""Finding runs: by folder, by the name that `composer status` shows, by part of it, or as the latest of a stage."""
+"""The runs below an artifacts folder: find one, choose a stage's inputs, list all with their status, follow inputs.
 
-from collections.abc import Callable, Mapping, Sequence
+`composer show`, `status`, `query`, `report`, `view` and the stages' `--from` all look runs up here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from stages import STAGES, command_words, stage_order
 from stages.errors import BadInput, UsageError
-from stages.runs import bucket, manifest
-from stages.runs.artifact import Inputs, Run, Slot
+from stages.runs import bucket, manifest, runner
+from stages.runs.artifact import Inputs, Run
+from stages.runs.manifest import InputRef, Manifest
+from stages.runs.records import Kind
 from stages.runs.stage import assign_inputs, load_stage
 
 
 def folders(root: Path) -> list[Path]:
-    """All run folders below the artifacts folder, stage by stage, oldest first."""
+    """Return all run folders below the artifacts folder, in the order of the stages, oldest first."""
     found = [path.parent for path in root.glob("*/*/manifest.json") if not path.parent.is_symlink()]
     return sorted(found, key=lambda path: (stage_order(path.parent.name), path.name))
 
 
-def find(root: Path, text: str) -> Path:
-    """The run folder that `text` means; `BadInput` when there is none, `UsageError` when several fit.
+def readable(root: Path) -> list[Run]:
+    """Return all runs whose manifest can be read, in the same order."""
+    found = []
+    for folder in folders(root):
+        try:
+            found.append(Run(folder))
+        except BadInput:
+            continue
+    return found
 
-    A run in a bucket is fetched into `remote` below the artifacts folder.
+
+def name(run: Path) -> str:
+    """Return `stage/folder`, the name of a run below the artifacts folder."""
+    return f"{run.parent.name}/{run.name}"
+
+
+def find(root: Path, text: str) -> Path:
+    """Return the run folder that a user's words mean: a folder, a name or part of it, a stage for its latest run.
+
+    A run in a bucket is fetched into `remote` below the artifacts folder. Raises `BadInput` when there is none,
+    `UsageError` when several fit.
     """
     if bucket.is_address(text):
         return bucket.fetch(text, root / "remote")
-    place = Path(text)
-    if place.is_dir():
-        return place / "latest" if (place / "latest" / "manifest.json").is_file() else place
+    folder = Path(text)
+    if folder.is_dir():
+        return folder / "latest" if (folder / "latest" / "manifest.json").is_file() else folder
     every = folders(root)
     if text in STAGES and (newest := latest(root, text)) is not None:
         return newest
@@ -41,37 +65,30 @@ def find(root: Path, text: str) -> Path:
 
 
 def latest(root: Path, stage: str) -> Path | None:
-    """The newest finished run of a stage: where `latest` points, or by the runs' names where somebody deleted that."""
+    """Return the newest finished run of a stage: the target of `latest`, or the last by name where that was deleted."""
     if (root / stage / "latest" / "manifest.json").is_file():
         return (root / stage / "latest").resolve()
-    every = sorted((p.parent for p in (root / stage).glob("*/manifest.json")), reverse=True)
-    return next((path for path in every if not path.is_symlink() and _complete(path)), None)
-
-
-def _complete(path: Path) -> bool:
-    try:
-        return manifest.read(path).status == "complete"
-    except BadInput:
-        return False
-
-
-def name(run: Path) -> str:
-    """`stage/folder`, the name of a run below the artifacts folder."""
-    return f"{run.parent.name}/{run.name}"
+    for path in sorted((p.parent for p in (root / stage).glob("*/manifest.json")), reverse=True):
+        try:
+            if not path.is_symlink() and manifest.read(path).status == "complete":
+                return path
+        except BadInput:
+            continue
+    return None
 
 
 def choose(stage: str, given: Sequence[str], root: Path, tell: Callable[[str], None]) -> Inputs:
-    """The inputs of a stage: the runs that were named, or else the latest of the stages that write what it needs."""
+    """Return the inputs of a stage: the runs that were named, or else the latest of the stages that write its inputs.
+
+    Optional inputs and those that take many runs are never chosen unasked.
+    """
     loaded = load_stage(stage)
     if given and not loaded.inputs:
         raise UsageError(f"{stage} reads no runs. Leave out --from {given[0]}.")
-    runs = [Run(find(root, text)) for text in given] if given else _latest(stage, loaded.inputs, root, tell)
-    return assign_inputs(loaded, runs)
-
-
-def _latest(stage: str, slots: Mapping[str, Slot], root: Path, tell: Callable[[str], None]) -> list[Run]:
+    if given:
+        return assign_inputs(loaded, [Run(find(root, text)) for text in given])
     runs: dict[Path, Run] = {}
-    for slot in slots.values():
+    for slot in loaded.inputs.values():
         if slot.many or slot.optional:
             continue
         writers = [s for s in STAGES if any(kind.name == slot.kind.name for kind in load_stage(s).outputs.values())]
@@ -86,4 +103,123 @@ def _latest(stage: str, slots: Mapping[str, Slot], root: Path, tell: Callable[[s
         runs[newest] = Run(newest)
     for path in runs:
         tell(f"{stage}: reads {path} (the latest; --from chooses another)")
-    return list(runs.values())
+    return assign_inputs(loaded, list(runs.values()))
+
+
+# The runs that a run read, and those that read it.
+
+
+def references(record: Manifest) -> list[InputRef]:
+    """Return the manifest's references to the runs that were read, slot by slot."""
+    return [ref for refs in record.inputs.values() for ref in refs]
+
+
+def made_from(root: Path, run: Run) -> list[Run]:
+    """Return the runs that read this one, oldest first."""
+    wanted = (run.manifest.fingerprint, run.path.name)
+    return [
+        one
+        for one in readable(root)
+        if wanted in {(ref.fingerprint, Path(ref.path).name) for ref in references(one.manifest)}
+    ]
+
+
+def descendants_with(root: Path, run: Run, kind: Kind) -> list[Run]:
+    """Return the complete runs with records of a kind among those made from this run, and from these in turn."""
+    children = made_from(root, run)
+    found = {one.path: one for one in [*children, *(g for child in children for g in made_from(root, child))]}
+    return [one for one in found.values() if one.holds(kind) and one.manifest.status == "complete"]
+
+
+def with_ancestors(ends: Sequence[Run]) -> list[Run]:
+    """Return these runs and all that they were made from, in the order of the stages.
+
+    Inputs that were deleted are left out: the manifest that names them says so. Raises `BadInput` for a complete run
+    whose files are damaged.
+    """
+    found: dict[Path, Run] = {}
+    pending = list(ends)
+    while pending:
+        run = pending.pop(0)
+        if run.path in found:
+            continue
+        if run.manifest.status == "complete" and (damage := run.damage()):
+            raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
+        found[run.path] = run
+        paths = [Path(ref.path) for ref in references(run.manifest)]
+        pending[:0] = [Run(path) for path in paths if (path / "manifest.json").is_file()]
+    return sorted(found.values(), key=lambda run: (stage_order(run.manifest.stage), run.path.name))
+
+
+# The list of runs, for `composer status` and the first page of `composer view`.
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One run in a list. `reason` is empty when the run is complete and up to date."""
+
+    run: str
+    status: str
+    began: str = ""
+    age_s: float = 0.0
+    done: int = 0
+    planned: int = 0
+    cost_usd: float = 0.0
+    seconds: float = 0.0
+    reason: str = ""
+
+
+def lines(root: Path, *, versions: bool = True) -> list[RunLine]:
+    """List every run below the artifacts folder, in the order of the stages, oldest first.
+
+    versions: whether a run counts as out of date for its stage's newer version, which imports every stage there is.
+    """
+    return [_line(folder, versions) for folder in folders(root)]
+
+
+def _line(folder: Path, versions: bool) -> RunLine:
+    try:
+        record = manifest.read(folder)
+    except BadInput as error:
+        return RunLine(name(folder), "unreadable", reason=str(error))
+    began, planned = datetime.fromisoformat(record.started_at), record.counts.get("planned", 0)
+    return RunLine(
+        run=name(folder),
+        status=record.status,
+        began=record.started_at,
+        age_s=(datetime.now(UTC) - began).total_seconds(),
+        done=record.counts.get("done", planned if record.status == "complete" else 0),
+        planned=planned,
+        cost_usd=record.cost_usd,
+        seconds=record.seconds,
+        reason=_reason(folder, record, versions),
+    )
+
+
+def _reason(folder: Path, record: Manifest, versions: bool) -> str:
+    """Return why a run is not complete, or no longer up to date; empty when it is both."""
+    if record.status == "running":
+        try:
+            with runner.locked(folder):
+                return "its process ended without finishing; --resume goes on"
+        except UsageError:  # another process holds the folder
+            return "in progress"
+    if record.status != "complete":
+        return record.reason
+    reasons = []
+    for ref in references(record):
+        path = Path(ref.path)
+        if not (path / "manifest.json").is_file():
+            reasons.append(f"its input {name(path)} was deleted")
+            continue
+        try:
+            if manifest.read(path).content != ref.content:
+                reasons.append(f"its input {name(path)} has changed since")
+        except BadInput:
+            reasons.append(f"its input {name(path)} is unreadable")
+    if versions and record.stage in STAGES and record.stage_version < (now := load_stage(record.stage).version):
+        reasons.append(f"{record.stage} was version {record.stage_version} and is now {now}")
+    missing = [
+        f"its {out['file']} is missing" for out in record.outputs.values() if not (folder / out["file"]).exists()
+    ]
+    return "; ".join([*reasons, *missing])

@@ -1,9 +1,11 @@
-"""Addresses and what answers them. Every answer is made anew from what lies on disk, and nothing is ever written."""
+"""The web application of `composer view`: who may ask, the pages, and the server on loopback.
+
+Every answer is made anew from the files on disk, and nothing is ever written.
+"""
 
 import secrets
 import socket
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -17,26 +19,18 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from composer_cli.console import duration
-from composer_cli.printing import visible
-from composer_cli.show import show
-from composer_cli.show.status import age_of
-from composer_cli.view import transcript
-from composer_cli.view.catalog import Catalog, curves
+from composer_cli.printing import age, duration, visible
+from composer_cli.show import facts
+from composer_cli.show import runs as run_folders
+from composer_cli.view import catalog, transcript
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import queries
 from stages.runs.artifact import Run
 from stages.runs.queries import Wanted
 from stages.runs.records import EVAL_ITEM
 
-# ---- guard
-# Who may ask, and what a page may do: whoever knows the token, by this machine's own name, and nothing but show.
-#
-# The token is the first part of every address. A page of another site does not know it, and cannot learn it: names
-# that
-# were bound to this machine anew are refused by the host header, and no address leaves a page as a referrer.
-
-HOSTS = ["127.0.0.1", "localhost"]
+HOST = "127.0.0.1"
+HOSTS = [HOST, "localhost"]
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -52,37 +46,35 @@ HEADERS = {
 REFUSED = "This address lacks the token that `composer view` printed. Open the whole address from there.\n"
 
 
-class Guard:
-    """An ASGI application around another, which sees addresses without the token."""
+class TokenGuard:
+    """An ASGI application around another: whoever knows the token may ask, and the other sees addresses without it.
+
+    The token is the first part of every address. A page of another site does not know it, and cannot learn it: names
+    that were bound to this machine anew (DNS rebinding) are refused by the host header, and no address leaves a page
+    as a referrer.
+    """
 
     def __init__(self, app: Any, token: str) -> None:
         self._app, self._prefix = app, f"/{token}"
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Answer, or refuse with 403 before anything of the address is looked at."""
+        """Answer, or refuse with 403 before any other part of the address is read."""
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
         if scope["type"] != "http":
             return
         if not secrets.compare_digest(scope["path"][: len(self._prefix) + 1].encode(), f"{self._prefix}/".encode()):
             await PlainTextResponse(REFUSED, 403, headers=HEADERS)(scope, receive, send)
             return
-        await self._app({**scope, "root_path": self._prefix}, receive, _with_headers(send))
-
-
-def _with_headers(send: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    async def sending(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).update(HEADERS)
-        await send(message)
-
-    return sending
-
-
-# ---- page_parts
-# Filters and small words of the templates.
+        await self._app({**scope, "root_path": self._prefix}, receive, send_with_headers)
 
 
 def plain(value: Any) -> str:
-    """A value for people: yes and no, four digits, a dash for what is not known."""
+    """Return a value for people: yes and no, four digits, a dash for what is not known."""
     if value is None:
         return "\u2013"
     if isinstance(value, bool):
@@ -94,39 +86,29 @@ def plain(value: Any) -> str:
     return str(value)
 
 
-def words(name: str) -> str:
-    """The name of a column as words."""
-    return name.replace("_", " ")
-
-
 def query(wanted: Mapping[str, Any], **changed: Any) -> str:
-    """An address's question, with some of it changed and what is empty left out."""
+    """Return the query string of an address, with some of it changed and what is empty left out."""
     kept = {name: value for name, value in {**wanted, **changed}.items() if value not in ("", None, False, 0)}
     return "?" + urlencode({name: "on" if value is True else value for name, value in kept.items()}) if kept else "?"
 
 
-def counted(number: int) -> str:
-    """100,000."""
-    return f"{number:,}"
-
-
 FILTERS: dict[str, Callable[..., str]] = {
     "plain": plain,
-    "words": words,
+    "words": lambda name: name.replace("_", " "),
     "duration": duration,
-    "age": age_of,
-    "counted": counted,
+    "age": age,
+    "counted": lambda number: f"{number:,}",
     "part": lambda text: quote(text, safe=""),
 }
-
+"""Filters of the templates."""
 FOLDER = Path(__file__).parent
 SIZE = 50
 """Rollouts on a page."""
 
 
-def build(root: Path, token: str) -> Guard:
-    """The application over the runs below `root`, for whoever knows the token."""
-    pages = Pages(Catalog(root), f"/{token}")
+def build(root: Path, token: str) -> TokenGuard:
+    """Return the application over the runs below `root`."""
+    pages = Pages(root, f"/{token}")
     routes = [
         Route("/", pages.runs),
         Route("/run/{stage}/{folder}", pages.run),
@@ -137,19 +119,25 @@ def build(root: Path, token: str) -> Guard:
     ]
     refusals: dict[Any, Any] = {404: pages.refused, 405: pages.refused, ComposerError: pages.refused}
     app = Starlette(routes=routes, exception_handlers=refusals)
-    return Guard(TrustedHostMiddleware(app, allowed_hosts=HOSTS, www_redirect=False), token)
+    return TokenGuard(TrustedHostMiddleware(app, allowed_hosts=HOSTS, www_redirect=False), token)
 
 
 class Pages:
     """One method a page. They are ordinary functions, which the server runs in threads."""
 
-    def __init__(self, catalog: Catalog, base: str) -> None:
-        self._catalog, self._base = catalog, base
+    def __init__(self, root: Path, base: str) -> None:
+        import jinja2
+
+        self._root, self._base = root, base
+        loader = jinja2.FileSystemLoader(FOLDER / "pages")
+        self._templates = jinja2.Environment(autoescape=True, loader=loader, trim_blocks=True, lstrip_blocks=True)
+        self._templates.filters |= FILTERS
 
     def runs(self, request: Request) -> Response:
-        """All runs, or those that fit."""
+        """Show all runs, or those that fit the search."""
         wanted = {name: request.query_params.get(name, "") for name in ("text", "stage", "status")}
-        listed, every = self._catalog.listed(**wanted), self._catalog.listed()
+        every = catalog.listed(self._root)
+        listed = [one for one in every if catalog.fits(one, **wanted)]
         return self._page(
             "runs",
             title="Runs",
@@ -162,21 +150,22 @@ class Pages:
         )
 
     def run(self, request: Request) -> Response:
-        """One run: facts, curves, figures, and a page of its rollouts."""
+        """Show one run: facts, curves, figures, and a page of its rollouts."""
         run = self._run(request)
         wanted, offset = _wanted(request)
         found = queries.page(run, wanted, offset, SIZE) if queries.holds_rollouts(run) else None
-        name = _name(run)
+        name = run_folders.name(run.path)
+        inputs = [run_folders.name(Path(ref.path)) for ref in run_folders.references(run.manifest)]
         return self._page(
             "run",
             title=name,
             run=run,
             name=name,
-            facts=show.facts(run).splitlines()[1:],
+            facts="\n".join(f"{label:<8}{words}" for label, words in facts.described(run).items()).splitlines(),
             report=(run.read_file("report.txt") or b"").decode(errors="replace").strip(),
-            inputs=self._catalog.inputs(run),
-            made=[_name(one) for one in self._catalog.made_from(run)],
-            curves=curves(run),
+            inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in inputs],
+            made=[run_folders.name(one.path) for one in run_folders.made_from(self._root, run)],
+            curves=catalog.curves(run),
             figures=run.manifest.summary.get("figures", []),
             found=found,
             wanted=wanted.__dict__,
@@ -187,15 +176,15 @@ class Pages:
         )
 
     def rollout(self, request: Request) -> Response:
-        """One rollout, step by step."""
+        """Show one rollout, step by step."""
         run, wanted = self._run(request), request.query_params.get("id", "")
-        seen = transcript.transcript(self._catalog, run, wanted)
+        seen = transcript.transcript(self._root, run, wanted)
         if seen is None:
-            raise BadInput(f"{_name(run)} has no rollout {wanted!r}. Its page lists those that it has.")
-        return self._page("rollout", title=wanted, name=_name(run), seen=seen)
+            raise BadInput(f"{run_folders.name(run.path)} has no rollout {wanted!r}. Its page lists those that it has.")
+        return self._page("rollout", title=wanted, name=run_folders.name(run.path), seen=seen)
 
     def compare(self, request: Request) -> Response:
-        """Two arms side by side: the tasks on which they part, and the rollouts of one task."""
+        """Show two arms side by side: the tasks on which they part, and the rollouts of one task."""
         run, arms = self._run(request), _arms(self._run(request))
         first = request.query_params.get("a") or run.manifest.config.get("baseline") or next(iter(arms), "")
         second = request.query_params.get("b") or run.manifest.config.get("treatment") or next(reversed(arms), "")
@@ -204,58 +193,51 @@ class Pages:
         shown = {"task": task, "a": first, "b": second}
         title = f"{first} beside {second}"
         return self._page(
-            "compare", title=title, name=_name(run), arms=arms, tasks=tasks, wanted=shown, sides=sides if task else []
+            "compare",
+            title=title,
+            name=run_folders.name(run.path),
+            arms=arms,
+            tasks=tasks,
+            wanted=shown,
+            sides=sides if task else [],
         )
 
     def figure(self, request: Request) -> Response:
-        """A figure of the probe, one of those that the run says it drew."""
+        """Return a figure of the probe, one of those that its manifest names."""
         run, name = self._run(request), request.path_params["name"]
         data = run.read_file(f"{name}.png") if name in run.manifest.summary.get("figures", []) else None
         if data is None:
-            raise BadInput(f"{_name(run)} has no figure {name!r}. Its page shows those that it has.")
+            raise BadInput(f"{run_folders.name(run.path)} has no figure {name!r}. Its page shows those that it has.")
         return Response(data, media_type="image/png")
 
     def refused(self, request: Request, error: Exception) -> Response:
-        """A sentence for an address that leads nowhere, or a run that cannot be read."""
+        """Show a sentence for an address that leads nowhere, or a run that cannot be read."""
         sentence = str(error) if isinstance(error, ComposerError) else "There is no such page."
         code = getattr(error, "status_code", 404)
         return self._page("refused", title="Not here", sentence=sentence, code=code)
 
     def _run(self, request: Request) -> Run:
-        stage, folder = request.path_params["stage"], request.path_params["folder"]
-        run = self._catalog.run(stage, folder)
-        if run is None:
-            raise BadInput(f"There is no run {stage}/{folder}. The first page lists those that there are.")
-        return run
+        """Return the run of an address; only folders that are listed are opened, whatever else a name may point to."""
+        wanted = f"{request.path_params['stage']}/{request.path_params['folder']}"
+        for path in run_folders.folders(self._root):
+            if run_folders.name(path) == wanted:
+                return Run(path)
+        raise BadInput(f"There is no run {wanted}. The first page lists those that there are.")
 
     def _page(self, template: str, /, *, code: int = 200, **values: Any) -> HTMLResponse:
-        page = _templates().get_template(f"{template}.html.j2").render(base=self._base, query=query, **values)
+        page = self._templates.get_template(f"{template}.html.j2").render(base=self._base, query=query, **values)
         return HTMLResponse(visible(page).encode(errors="replace"), code)
 
 
-@cache
-def _templates() -> Any:
-    import jinja2
-
-    loader = jinja2.FileSystemLoader(FOLDER / "pages")
-    environment = jinja2.Environment(autoescape=True, loader=loader, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= FILTERS
-    return environment
-
-
-def _name(run: Run) -> str:
-    return f"{run.path.parent.name}/{run.path.name}"
-
-
 def _arms(run: Run) -> list[str]:
-    """The arms of an evaluation, in order of their names."""
+    """Return the arms of an evaluation, in order of their names."""
     if not run.holds(EVAL_ITEM):
         return []
     return sorted({role.rpartition("/")[0] for role in run.manifest.models})
 
 
 def _wanted(request: Request) -> tuple[Wanted, int]:
-    """What the address asks for; numbers that are none count as 0."""
+    """Return the filters of an address and the offset of its page; numbers that are none count as 0."""
     asked = request.query_params
     offset = asked.get("offset", "0")
     reward = asked.get("reward", "")
@@ -271,39 +253,26 @@ def _wanted(request: Request) -> tuple[Wanted, int]:
     return wanted, int(offset) if offset.isascii() and offset.isdigit() and len(offset) < 12 else 0
 
 
-# ---- server
-# Opens a port on loopback, says at which address, and serves until Ctrl-C.
-
-HOST = "127.0.0.1"
-
-
 def serve(root: Path, port: int, tell: Callable[[str], None]) -> None:
-    """Serve the runs below `root` until interrupted; `tell` is called with the address once it can be asked.
+    """Serve the runs below `root` on loopback until interrupted; `tell` is called with the address once it answers.
 
     port: 0 for one that is free. Raises `UsageError` where the port is taken.
     """
     token = secrets.token_urlsafe(16)
-    with _listening(port) as listener:
-        address = f"http://{HOST}:{listener.getsockname()[1]}/{token}/"
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, port))
+        except (OSError, OverflowError) as error:
+            raise UsageError(
+                f"Port {port} cannot be used ({error}). Choose another with --port, or leave it out."
+            ) from None
+        listener.listen(128)
         config = uvicorn.Config(
             build(root, token), log_level="warning", access_log=False, server_header=False, lifespan="off"
         )
-        tell(address)
+        tell(f"http://{HOST}:{listener.getsockname()[1]}/{token}/")
         try:
             uvicorn.Server(config).run(sockets=[listener])
         except KeyboardInterrupt:
-            return  # it is how one ends it
-
-
-def _listening(port: int) -> socket.socket:
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((HOST, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise UsageError(
-            f"Port {port} cannot be used ({error}). Choose another with --port, or leave it out."
-        ) from None
-    listener.listen(128)
-    return listener
+            return  # Ctrl-C is how one ends it

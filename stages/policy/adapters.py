@@ -1,4 +1,4 @@
-"""Folders of adapters: LoRA weights alone, as peft writes them, with a record of the base that they were trained on.
+"""LoRA adapter folders with a record of their base model, and `checkpoint.json`, the description of a checkpoint.
 
 A folder holds `adapter_config.json`, `adapter_model.safetensors`, the tokenizer, and `composer_base.json`. Pickles are
 never read.
@@ -20,27 +20,27 @@ from stages.runs.config import Settings
 CONFIG, WEIGHTS, RECORD = "adapter_config.json", "adapter_model.safetensors", "composer_base.json"
 
 
-class Base(Settings):
-    """The model below an adapter."""
+class AdapterBase(Settings):
+    """The base model of an adapter."""
 
     model: str
-    """As the user wrote it: a folder, a hub id or an embedded model; a folder of an adapter counts as merged."""
+    """A folder, hub id or embedded model, as the user wrote it; an adapter's folder stands for the merged model."""
     weights: str
-    """What `weights_identity` said of it."""
+    """Result of `weights_identity` for the base."""
     dtype: str
-    """Floating-point type that its weights were held in while the adapter was trained."""
+    """Floating-point type of the base's weights while the adapter was trained."""
     revision: str | None = None
     """Commit of a model from the hub."""
 
 
 def is_adapter(source: str) -> bool:
-    """Whether this is the folder of an adapter."""
+    """Return whether this path is an adapter's folder."""
     return (Path(source) / CONFIG).is_file()
 
 
-def describe(config: PolicyConfig, model: Any) -> Base:
-    """The record of a base that was loaded as configured."""
-    return Base(
+def describe_base(config: PolicyConfig, model: Any) -> AdapterBase:
+    """Return the record of a base model that was loaded with these settings."""
+    return AdapterBase(
         model=config.model,
         weights=weights_identity(config),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -49,12 +49,12 @@ def describe(config: PolicyConfig, model: Any) -> Base:
 
 
 def base_of(folder: Path, config: PolicyConfig) -> tuple[PolicyConfig, str | None]:
-    """How to load the base of an adapter, and the revision of one from the hub; `config` is how to load the adapter.
+    """Return the settings that load an adapter's base, and the base's hub revision; `config` loads the adapter.
 
     `BadInput` when the folder has no record or no safetensors, or when the base is not what it was.
     """
     try:
-        base = Base.model_validate(store.read_json(folder / RECORD))
+        base = AdapterBase.model_validate(store.read_json(folder / RECORD))
     except (BadInput, ValidationError):
         raise BadInput(
             f"{folder} is an adapter without a readable {RECORD}, which says what it was trained on. Merge it into its "
@@ -73,8 +73,8 @@ def base_of(folder: Path, config: PolicyConfig) -> tuple[PolicyConfig, str | Non
     return start, base.revision
 
 
-def save(trained: Any, base: Base, folder: Path) -> None:
-    """Write a peft model's adapter, with its base as the user wrote it, and the record of that base."""
+def save_adapter(trained: Any, base: AdapterBase, folder: Path) -> None:
+    """Write a peft model's adapter and the record of its base, whose name is written as the user wrote it."""
     config = trained.peft_config["default"]
     loaded_from = config.base_model_name_or_path  # where peft looks for its config.json when others save, or on the hub
     config.base_model_name_or_path = base.model
@@ -85,8 +85,8 @@ def save(trained: Any, base: Base, folder: Path) -> None:
     store.write_json(folder / RECORD, base.model_dump())
 
 
-def require_folder(config: PolicyConfig) -> None:
-    """`UsageError` for an adapter where TRL would load the reference again, and get the adapter's base instead."""
+def require_whole_model(config: PolicyConfig) -> None:
+    """Refuse an adapter as the start of full training with a KL penalty: TRL would load its base as the reference."""
     if is_adapter(config.model):
         raise UsageError(
             f"optimisation.beta needs a reference, and {config.model} is an adapter, which lies in no folder of "
@@ -94,14 +94,8 @@ def require_folder(config: PolicyConfig) -> None:
         )
 
 
-# ---- checkpoint
-# What a trained checkpoint must be evaluated against: the arm, the seed, where training started, and on which tasks.
-#
-# `train` writes it beside the checkpoint, and `evaluate` reads nothing else of the training run.
-
-
 class CheckpointInfo(BaseModel):
-    """The document `checkpoint.json` of a training run."""
+    """The document `checkpoint.json` of a training run: all that `evaluate` reads of the run beside the weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -112,15 +106,15 @@ class CheckpointInfo(BaseModel):
     start_identity: str
     """SHA-256 of the start's settings and weights: arms are comparable when it is equal."""
     projected: Literal["v", "random"] | None = None
-    """What was taken out of gradients and updates: the hack direction, or a random one, its control."""
+    """Direction removed from gradients and updates: the hack direction, or a random one as its control."""
     env: str
     split: Literal["train", "eval"]
     task_ids: tuple[str, ...]
-    """Tasks that prompts were drawn from, in the order of first use."""
+    """Tasks of the training prompts, in the order of first use."""
 
     @classmethod
     def of(cls, run: Run) -> Self:
-        """What a run says of its checkpoint; `BadInput` when it says nothing, or nothing that can be read."""
+        """Read a run's `checkpoint.json`; `BadInput` when it is missing or cannot be read."""
         document = run.read_file("checkpoint.json")
         if document is None:
             raise BadInput(
@@ -138,7 +132,7 @@ class CheckpointInfo(BaseModel):
 
 
 def refuse_trained(infos: Iterable[CheckpointInfo], env: str, task_ids: Sequence[str]) -> None:
-    """`UsageError` when an arm was trained on one of these tasks of this environment, whatever their split."""
+    """Raise `UsageError` when an arm was trained on one of these tasks of this environment, whatever their split."""
     for info in infos:
         seen = set(info.task_ids) if envs.same(info.env, env) else set()
         if trained := [task_id for task_id in task_ids if task_id in seen]:

@@ -1,4 +1,10 @@
-"""The event loop on which all servers are asked: one in a thread of its own, so that callers may be ordinary code."""
+"""The event loop of all server requests, in its own thread so that callers stay synchronous; and its scheduler.
+
+The scheduler asks all servers at once: conversations in parallel, the steps of each in order. In order, because a
+step's prompt begins with that of the step before, which the provider then has cached. A conversation is finished before
+another begins, so that its cached prefix is used while it exists. There are no barriers: a slow answer delays its own
+conversation alone.
+"""
 
 import asyncio
 import threading
@@ -15,7 +21,7 @@ _LOOPS: list[asyncio.AbstractEventLoop] = []
 
 
 def loop() -> asyncio.AbstractEventLoop:
-    """The loop, started on first use."""
+    """Return the event loop, started on first use."""
     with _LOCK:
         if not _LOOPS:
             _LOOPS.append(asyncio.new_event_loop())
@@ -24,9 +30,9 @@ def loop() -> asyncio.AbstractEventLoop:
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """What a coroutine returns or raises; it is cancelled when the waiting thread is interrupted.
+    """Run a coroutine and return its result; cancel it when the waiting thread is interrupted.
 
-    The thread wakes now and then: a signal that comes just before it waits would otherwise be handled only afterwards.
+    The thread wakes every WAKE_S: a signal that arrives just before the wait would otherwise be handled after it.
     """
     future = start(work)
     try:
@@ -39,12 +45,12 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def start(work: Coroutine[Any, Any, Result]) -> Future[Result]:
-    """Begin with a coroutine, beside whatever the caller does next."""
+    """Start a coroutine and return its future at once."""
     return asyncio.run_coroutine_threadsafe(work, loop())
 
 
-async def together(works: Iterable[Awaitable[Result]]) -> list[Result]:
-    """All results in order; the first error cancels what has not ended, and is raised."""
+async def gather(works: Iterable[Awaitable[Result]]) -> list[Result]:
+    """Return all results in order; the first error cancels the rest and is raised once all have ended."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))
@@ -55,63 +61,55 @@ async def together(works: Iterable[Awaitable[Result]]) -> list[Result]:
         raise
 
 
-# ---- scheduler
-# One scheduler over all servers that are asked: conversations side by side, the steps of each in order.
-#
-# In order, because a step's prompt begins with that of the step before, which the provider then has cached. A chain is
-# followed to its end before another begins, so that what was cached is used while it is there. There are no
-# barriers: a
-# slow answer delays its own chain alone.
-
 Item = TypeVar("Item")
 AHEAD = 2
-"""Chains under way for every request that may be in flight: while one is waiting for the disk, another is asking."""
+"""Conversations in progress per allowed request: while one waits for the disk, another can ask."""
 
 
 @runtime_checkable
-class Asks(Protocol):
-    """A policy that can be asked many things at once; `batch_size` requests are in flight at most."""
+class AsyncPolicy(Protocol):
+    """A policy that answers asynchronously; at most `batch_size` requests are in flight."""
 
     batch_size: int
 
     async def ask(self, turn: Turn) -> Sample:
-        """One answer."""
+        """Return one answer."""
         ...
 
     async def drain(self) -> None:
-        """Wait for what is in flight."""
+        """Wait for the requests in flight."""
         ...
 
 
 Chain = Sequence[Sequence[Item]]
-"""One conversation as one policy is asked about it: its steps, and the samples of each."""
+"""One conversation as one policy is asked about it: the samples of each of its steps."""
 
 
-async def follow(
-    queues: Sequence[tuple[Asks, Iterator[Chain[Item]]]],
+async def ask_chains(
+    queues: Sequence[tuple[AsyncPolicy, Iterator[Chain[Item]]]],
     turn: Callable[[Item], Turn],
     answered: Callable[[Item, Sample], Awaitable[None]],
     check: Callable[[], None],
 ) -> None:
-    """Ask each policy every item of its chains; `check` raises when nothing more is to be asked.
+    """Ask each policy every item of its chains; `check` raises to stop.
 
-    A chain is taken from its iterator when somebody is free to follow it, so that no others need be in memory. Of
-    several samples of a step the first is asked alone, and the others find its prompt cached. After an error nothing
-    more is asked, and what is in flight is waited for, as it is paid.
+    A chain is taken from its iterator when a worker is free, so that the others need not be in memory. Of several
+    samples of a step the first is asked alone, so that the others find its prompt cached. After an error nothing
+    more is asked, and requests in flight are awaited because they are paid for.
     """
 
-    async def one(policy: Asks, item: Item) -> None:
+    async def one(policy: AsyncPolicy, item: Item) -> None:
         check()
         await answered(item, await policy.ask(turn(item)))
 
-    async def work(policy: Asks, chains: Iterator[Chain[Item]]) -> None:
+    async def work(policy: AsyncPolicy, chains: Iterator[Chain[Item]]) -> None:
         for chain in chains:
             for first, *others in chain:
                 await one(policy, first)
-                await together(one(policy, item) for item in others)
+                await gather(one(policy, item) for item in others)
 
     try:
-        await together(work(policy, chains) for policy, chains in queues for _ in range(AHEAD * policy.batch_size))
+        await gather(work(policy, chains) for policy, chains in queues for _ in range(AHEAD * policy.batch_size))
     finally:
         for policy, _ in queues:
             await policy.drain()

@@ -1,4 +1,8 @@
-"""What a policy is asked (`Turn`), what it answers (`Sample`), and what it is."""
+"""The interface of policies: the question (`Turn`), the answer (`Sample`), the protocol, and the settings.
+
+A model is a Hugging Face folder, a hub id, an embedded model of an environment such as `kata:student` (built on first
+use), or a server's model. `PolicyConfig.identity` is what a run's fingerprint contains of it.
+"""
 
 import os
 import re
@@ -18,9 +22,6 @@ from stages.runs.artifact import Listener
 from stages.runs.config import Settings
 from stages.runs.ledger import Budget
 
-# ---- embedded
-# Models that environments bring along, such as `kata:student`: made on first use, then loaded like any other.
-
 EXAMPLE = "kata:student"
 
 
@@ -28,35 +29,35 @@ class ModelMaker(Protocol):
     """The module behind an environment's `models`; `name` is what follows the colon: a name, or a file of rows."""
 
     def recipe_fingerprint(self, name: str, /) -> str:
-        """SHA-256 over all that determines the model's bytes."""
+        """Return the SHA-256 of what determines the model's weights."""
         ...
 
     def ensure(self, name: str, cache: Path, progress: Callable[[str, int, int], None], /) -> Path:
-        """The model's folder in this cache, made first if it is not there."""
+        """Return the model's folder in this cache; train the model first if the folder is absent."""
         ...
 
 
 def is_embedded(model: str) -> bool:
-    """Whether a model's name is `ENVIRONMENT:NAME` of an environment that brings models along."""
+    """Return whether a model's name is `ENVIRONMENT:NAME` of an environment that has embedded models."""
     environment, colon, _ = model.partition(":")
     entry = envs.ENVIRONMENTS.get(environment)
     return bool(colon and entry and entry.models)
 
 
-def fingerprint(model: str) -> str:
-    """SHA-256 over all that determines the model's bytes; `UsageError` when there is no such model."""
+def embedded_fingerprint(model: str) -> str:
+    """Return the SHA-256 of what determines an embedded model's weights; `UsageError` for an unknown model."""
     maker, name = _maker(model)
     return maker.recipe_fingerprint(name)
 
 
-def folder(model: str, cache: Path, listener: Callable[[str, int, int], None]) -> Path:
-    """The model's folder in this cache, made first if it is not there; `listener` hears (what, done, of)."""
+def embedded_folder(model: str, cache: Path, listener: Callable[[str, int, int], None]) -> Path:
+    """Return an embedded model's folder in this cache, trained first if absent; `listener` gets (what, done, total)."""
     maker, name = _maker(model)
     return maker.ensure(name, cache, listener)
 
 
 def learning_rate(model: str) -> float | None:
-    """The rate that suits training on from a model, where its maker has a constant `LEARNING_RATE`; else None."""
+    """Return an embedded model's `LEARNING_RATE` for further training; None for other models."""
     return getattr(_maker(model)[0], "LEARNING_RATE", None) if is_embedded(model) else None
 
 
@@ -65,11 +66,8 @@ def _maker(model: str) -> tuple[ModelMaker, str]:
     return envs.attached(environment, "models"), name
 
 
-# ---- config
-# How a policy is configured: a model, where it is, and how to sample from it.
-
 VLLM = "vllm:"
-"""What stands before a model that is sampled from a vLLM server."""
+"""Prefix of a model that is sampled from a vLLM server."""
 
 
 class Server(Settings):
@@ -145,38 +143,38 @@ class PolicyConfig(Settings):
 
     @property
     def priced(self) -> bool:
-        """Whether a call's price is known before it is made: both prices are given, or the model is our own."""
+        """Return whether a call's price is known in advance: both prices are given, or the model is our own."""
         return self.base_url is None or None not in (self.usd_per_mtok_in, self.usd_per_mtok_out)
 
     def longest_answer(self) -> int:
-        """The most completion tokens that a request allows."""
+        """Return the largest number of completion tokens that a request allows."""
         sent = self.request | self.extra_body
         limits = (sent.get(name) for name in ("max_tokens", "max_completion_tokens"))
         return max([self.max_tokens, *(n for n in limits if isinstance(n, int))])
 
     @property
     def source(self) -> str:
-        """Where the weights are: the model without `vllm:`."""
+        """Return the model without the prefix `vllm:`: a folder, hub id or embedded model."""
         return self.model.removeprefix(VLLM)
 
     @property
     def served(self) -> bool:
-        """Whether the model is sampled from a vLLM server."""
+        """Return whether the model is sampled from a vLLM server."""
         return self.model.startswith(VLLM)
 
-    def held_here(self) -> "PolicyConfig":
-        """The same model in this process."""
+    def in_process(self) -> "PolicyConfig":
+        """Return the settings of the same model loaded in this process."""
         return self.model_copy(update={"model": self.source, "base_url": None}) if self.served else self
 
     def identity(self) -> dict[str, Any]:
-        """The settings that affect answers; a local folder counts by its bytes, an embedded model by its recipe."""
+        """Return the settings that affect answers, with a digest of the local folder or of the embedded recipe."""
         own = {**super().identity(), "weights": weights_identity(self)}
         if not self.server.args:
             del own["server"]
         return own
 
     def key(self) -> str:
-        """The API key from the environment, redacted from now on; `UsageError` names a missing or empty variable.
+        """Return the API key from the environment, redacted from now on; `UsageError` without one.
 
         "EMPTY" where no variable is configured: servers that need no key accept any.
         """
@@ -192,7 +190,7 @@ class PolicyConfig(Settings):
         return key
 
     def cost(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
-        """Price in USD of a call with so many tokens, `cached_tokens` of them cached; an unknown price is 0."""
+        """Return the price of a call in USD, `cached_tokens` of the prompt being cached; an unknown price is 0."""
         new, cached, out = (self.usd_per_mtok_in or 0.0, self.usd_per_mtok_cached_in, self.usd_per_mtok_out or 0.0)
         dear = prompt_tokens - cached_tokens
         return (dear * new + cached_tokens * (new if cached is None else cached) + completion_tokens * out) / 1e6
@@ -208,7 +206,7 @@ def prompt_bound(num_bytes: int) -> int:
 
 
 def weights_identity(config: PolicyConfig) -> str:
-    """What tells two models of one name apart: the recipe of an embedded model, the bytes of a folder, else a constant.
+    """Return what distinguishes two models of one name: an embedded model's recipe, a folder's digest, else a constant.
 
     A folder may have the word of a registered kind before it: `vllm:./model`. Raises `BadInput` for a path without
     folder and `UsageError` for an unknown embedded model.
@@ -216,7 +214,7 @@ def weights_identity(config: PolicyConfig) -> str:
     if config.base_url is not None and not config.served:
         return "endpoint"
     if is_embedded(config.source):
-        return fingerprint(config.source)
+        return embedded_fingerprint(config.source)
     for place in (config.model, config.model.partition(":")[2]):
         if place and Path(place).is_dir():
             return store.folder_sha256(Path(place))
@@ -225,12 +223,9 @@ def weights_identity(config: PolicyConfig) -> str:
     return "hub"
 
 
-__all__ = ["CountsTokens", "Policy", "PolicyConfig", "PolicyKind", "Sample", "Turn"]
-
-
 @dataclass(frozen=True)
 class Turn:
-    """One question: the whole conversation, and, where the policy sampled it itself, the token ids held so far.
+    """One question: the conversation and, where this policy sampled its answers, the token ids so far.
 
     held_ids: prompt and completions up to the last assistant message, as sampled, or None to render from the messages.
     seed: of this one answer. tools: what the model may call, as the source or the environment declared it (see
@@ -245,13 +240,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Sample:
-    """One answer. Token fields are None where the source cannot tell.
+    """One answer. Token fields are None where the server does not return them.
 
     prompt_ids, completion_ids: token ids in the model's vocabulary, the end token included. logprobs: natural log, one
     a completion token, under `logprob_kind` ("processed": after temperature; "raw": before). A failed call has
-    `error_type` and no text. reasoning: what the model thought aside, where its server tells it apart. usage_by: who
-    counted the tokens, "server" or "bound" (at most so many). price_known: whether `cost_usd` is the price, and not 0
-    for want of one. served_model, provider: as the server says.
+    `error_type` and no text. reasoning: the model's reasoning, where its server separates it. usage_by: source of the
+    token counts, "server" or "bound" (an upper bound). price_known: False where `cost_usd` is 0 because no price is
+    known. served_model, provider: from the server's response.
     """
 
     text: str = ""
@@ -274,15 +269,15 @@ class Sample:
     error_type: str | None = None
     error: str | None = None
     policy_version: int | None = None
-    """Optimiser steps that the weights had seen, where they are being trained and a server holds a copy."""
+    """Optimiser steps that the weights had taken, where a server samples from a model under training."""
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields, for the cache of answers."""
+        """Return all fields by name, for the cache of paid answers."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 class Policy(Protocol):
-    """Answers turns.
+    """A model that answers turns.
 
     capture_level: "tokens" where samples carry token ids and log-probs, "text" where they cannot. batch_size: how many
     turns one call should hold, a batch for a local model, as many as run at once for a server.
@@ -293,20 +288,20 @@ class Policy(Protocol):
     batch_size: int
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
-        """One answer a turn, in order; an error of one answer is in its `Sample`, an error of them all is raised."""
+        """Return one answer per turn, in order; the error of one is in its `Sample`, an error of all is raised."""
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest keeps: model, digests of weights, tokenizer and chat template."""
+        """Return the manifest's entry: model, digests of weights, tokenizer and chat template."""
         ...
 
 
 @runtime_checkable
 class CountsTokens(Protocol):
-    """A policy that has its model's tokenizer at hand."""
+    """A policy that can count prompt tokens with its model's tokenizer."""
 
     def count_tokens(self, turn: Turn) -> int:
-        """How many tokens the prompt of a turn has."""
+        """Return the number of tokens in a turn's prompt."""
         ...
 
 
@@ -314,5 +309,5 @@ class PolicyKind(Protocol):
     """A class of policies, as `stages.policy.KINDS` lists them."""
 
     def open(self, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> Policy:
-        """The policy that is configured, ready to sample: a classmethod. `config.model` is as the user wrote it."""
+        """Open the configured policy (a classmethod). `config.model` is as the user wrote it."""
         ...

@@ -1,7 +1,8 @@
-"""Requests to a server through openai's own client: one request a call, no retries, the body as it came.
+"""HTTP requests to a server through openai's own client, and the reading of its responses.
 
-A request is sent at most once, and the caller learns whether it may have arrived, because what arrived may be billed.
-Whatever text a server sends enters here, and no key that it may hold goes further.
+`Client` sends a request at most once, without retries, and its errors tell whether the request may have arrived,
+because what arrived may be billed. API keys are redacted from all text that a server sends. `read` turns a response
+into a `Sample` or a typed error with its bill. `probe` finds out which request fields a server accepts.
 """
 
 import asyncio
@@ -28,18 +29,18 @@ NOT_CONNECTED = {
     "httpx2": ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol", "InvalidURL"),
     "aiohttp": ("ClientConnectorError", "ConnectionTimeoutError", "InvalidUrlClientError", "NonHttpUrlClientError"),
 }
-"""Causes of a connection error before which nothing was sent, by the names of the HTTP libraries below openai."""
+"""Connection errors before which nothing was sent, by HTTP library below openai."""
 CLOSE_S = 1.0
 RAW = {"X-Stainless-Raw-Response": "true", "Content-Type": "application/json"}
-"""What openai's `with_raw_response` asks for: the response as it came, nothing parsed."""
+"""Headers of openai's `with_raw_response`: return the response unparsed."""
 
 
 CONNECT_S = 10.0
-"""A server that does not take up a connection within this time is not there, however long its answers may take."""
+"""Seconds to connect; a server that needs longer counts as unreachable, however slow its answers may be."""
 
 
 class Unreachable(Exception):
-    """There was no connection, so nothing was sent."""
+    """No connection was made, so nothing was sent."""
 
 
 class Broken(Exception):
@@ -47,7 +48,7 @@ class Broken(Exception):
 
 
 class Refused(Exception):
-    """Another status than a success, to a call that is not a chat completion."""
+    """A status other than success, for a call that is not a chat completion."""
 
     def __init__(self, response: "Response") -> None:
         super().__init__(str(response.status))
@@ -64,9 +65,9 @@ class Response:
 
 
 class Client:
-    """Asks one server; connections are kept for the next requests.
+    """A client of one server that reuses its connections.
 
-    All methods raise `Unreachable`, `Broken`, or `TimeoutError` when the answer is not there within `timeout_s`.
+    All methods raise `Unreachable`, `Broken`, or `TimeoutError` without an answer within `timeout_s`.
     """
 
     def __init__(self, base_url: str, key: str, *, connect_s: float = CONNECT_S) -> None:
@@ -77,19 +78,19 @@ class Client:
             weakref.finalize(self, _close, self._client)
 
     async def post(self, request: Mapping[str, Any], timeout_s: float) -> Response:
-        """The response to a chat completion, whatever its status and content type."""
+        """Return the response to a chat completion, whatever its status and content type."""
         timeout = openai.Timeout(timeout_s, connect=min(self._connect_s, timeout_s))
         options: Any = {"timeout": timeout, "headers": RAW}
-        # `chat.completions.create` walks through every message to make JSON of what is JSON already: a third of the CPU
+        # `chat.completions.create` transforms every message again, which takes a third of the CPU time
         sent = self._client.post("/chat/completions", cast_to=object, content=orjson.dumps(request), options=options)
         return await _answered(_whole(sent))
 
     async def models(self, timeout_s: float = CONNECT_S) -> Response:
-        """The server's list of models, which costs nothing."""
+        """Return the server's list of models; this call is free."""
         return await _answered(_whole(self._client.models.with_raw_response.list(timeout=timeout_s)))
 
     async def ask(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Response:
-        """The response of an address below the base URL, to a POST of this body, or to a GET where it is None."""
+        """Return the response of a path below the base URL to a POST of this body, or to a GET without one."""
         options: Any = {"timeout": timeout_s}
 
         async def send() -> Response:
@@ -102,7 +103,7 @@ class Client:
         return await _answered(send())
 
     async def find_batch(self, metadata: Mapping[str, str]) -> str | None:
-        """The id of the batch that has these metadata. Raises `Refused` and `Broken`, as the methods below do."""
+        """Return the id of the batch with these metadata, or None; raise `Refused` or `Broken`."""
         with _errors():
             async for batch in self._client.batches.list(limit=100):
                 if metadata.items() <= (batch.metadata or {}).items():
@@ -110,7 +111,7 @@ class Client:
         return None
 
     async def create_batch(self, lines: bytes, metadata: Mapping[str, str]) -> str:
-        """Upload requests, a line each, and make a batch of them; its id."""
+        """Upload requests, one per line, and return the id of a new batch of them."""
         with _errors():
             file = await self._client.files.create(file=("requests.jsonl", lines), purpose="batch")
             batch = await self._client.batches.create(
@@ -122,27 +123,27 @@ class Client:
         return batch.id
 
     async def batch(self, batch_id: str) -> dict[str, Any]:
-        """A batch as the server tells it."""
+        """Return the server's record of a batch."""
         with _errors():
             return (await self._client.batches.retrieve(batch_id)).to_dict()
 
     async def file(self, file_id: str) -> bytes:
-        """The content of a file."""
+        """Return the content of a file."""
         with _errors():
             return redacted_bytes((await self._client.files.content(file_id)).content)
 
 
 def uses_aiohttp() -> bool:
-    """Whether calls go through aiohttp, at half the CPU of httpx2: where it is there, and no proxy is to be used."""
+    """Return whether calls go through aiohttp, at half the CPU of httpx2: installed, and no proxy is set."""
     return find_spec("aiohttp") is not None and not getproxies()
 
 
 def _close(client: openai.AsyncOpenAI) -> None:
-    """End the connections of a client that nobody uses any more; aiohttp complains of those that are left open."""
+    """Close the connections of a collected client; aiohttp warns about connections that are left open."""
     closing = background.start(client.close())
     try:
         asyncio.get_running_loop()
-    except RuntimeError:  # not on the loop itself, so that it can be waited for
+    except RuntimeError:  # this thread runs no event loop, so it can wait
         with suppress(Exception):
             closing.result(CLOSE_S)
 
@@ -152,7 +153,7 @@ async def _whole(sent: Awaitable[Any]) -> Response:
 
 
 async def _answered(sending: Awaitable[Response]) -> Response:
-    """A response of any status; whether a request that got none may have arrived is told by the error."""
+    """Return a response of any status; the error of a request without one tells whether it may have arrived."""
     try:
         return await sending
     except openai.APIStatusError as error:
@@ -167,7 +168,7 @@ async def _answered(sending: Awaitable[Response]) -> Response:
     except Exception as error:
         if not _of_aiohttp(error):
             raise
-        raise Broken(redacted(str(error))) from None  # no HTTP at all; openai lets it through, with all its headers
+        raise Broken(redacted(str(error))) from None  # not HTTP; openai does not wrap it
 
 
 def _of_aiohttp(error: BaseException | None) -> bool:
@@ -175,7 +176,7 @@ def _of_aiohttp(error: BaseException | None) -> bool:
 
 
 def _cause(error: openai.APIConnectionError) -> tuple[BaseException, str]:
-    """What the HTTP library said, and which one: openai takes aiohttp's lost connections for failed ones."""
+    """Return the HTTP library's own error and its name: openai reports aiohttp's lost connections as failed ones."""
     cause = error.__cause__ or error
     below = cause.__cause__
     return (below, "aiohttp") if below is not None and _of_aiohttp(below) else (cause, "httpx2")
@@ -200,25 +201,18 @@ def _response(answered: Any) -> Response:
     return Response(answered.status_code, headers, redacted_bytes(answered.content))
 
 
-# ---- answers
-# What a server's response means: an answer with tokens and price, or a typed error that says if it was billed.
-#
-# A body is read as JSON whatever its content type says. A tool call is an answer, written as `stages.messages`
-# writes it.
-# A server that leaves out `usage` is not free: its tokens then count as their upper bounds, and the answer says so.
-
 RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 PUSHES_BACK = {429, 503, 529}
-"""A server that has too much to do."""
+"""Statuses of an overloaded server."""
 PERHAPS_DONE = {408, 500, 502, 504}
-"""Something broke on the way, perhaps after a model had answered."""
+"""Statuses that may follow a finished, billed answer."""
 TOO_LONG = re.compile(
     r"context[_ ](length|window|size)|exceed_context|maximum context|longer than the (model|context)"
     r"|(prompt|input|request) (is|was) too long|(prompt|input) (contains|has) \d+ tokens.*(limit|max)"
     r"|too many (input |prompt )?tokens|exceeds? the (available|maximum) (context|number of tokens)",
     re.IGNORECASE,
 )
-"""How servers say that a prompt does not fit (OpenAI's code, vLLM, SGLang, llama.cpp, Anthropic, OpenRouter)."""
+"""Messages about a prompt that does not fit (OpenAI's code, vLLM, SGLang, llama.cpp, Anthropic, OpenRouter)."""
 FATAL = {
     401: "the key was refused",
     402: "the account has no credit",
@@ -228,9 +222,9 @@ FATAL = {
 
 
 class Retryable(Exception):
-    """Worth another launch.
+    """A failed launch that may be repeated.
 
-    wait_s: what the server asked for, if it did. billed_usd: the bill for this one; None where nobody knows.
+    wait_s: wait that the server asked for. billed_usd: cost of this launch; None where it is unknown.
     """
 
     def __init__(self, kind: str, message: str, wait_s: float | None = None, billed_usd: float | None = 0.0) -> None:
@@ -239,9 +233,9 @@ class Retryable(Exception):
 
 
 class Rejected(Exception):
-    """This one request can never succeed; others may. Kinds: "context" (too long), "no_text", "rejected".
+    """A request that can never succeed; others may. Kinds: "context" (too long), "no_text", "rejected".
 
-    told: what the server said about tokens and price, as fields of a `Sample`; nothing is billed without it.
+    told: the server's token counts and price, as fields of a `Sample`; without them nothing is billed.
     """
 
     def __init__(self, kind: str, message: str, *, told: dict[str, Any] | None = None) -> None:
@@ -251,7 +245,7 @@ class Rejected(Exception):
 
 
 def classified(response: Response, config: PolicyConfig, wait_s: float | None) -> Exception:
-    """The error that a response with another status than 200 is."""
+    """Return the typed error of a response whose status is not 200."""
     try:
         body = orjson.loads(response.body)
         error = body.get("error", body)
@@ -264,7 +258,7 @@ def classified(response: Response, config: PolicyConfig, wait_s: float | None) -
 
 
 def of_status(status: int, message: str, config: PolicyConfig, wait_s: float | None = None) -> Exception:
-    """The error behind a status, of a response or inside a body."""
+    """Return the typed error of a status, which a response or its body holds."""
     if status in FATAL:
         return UsageError(
             f"{config.base_url} answered {status} for {config.model!r}: {FATAL[status]} ({message[:200]})."
@@ -278,9 +272,10 @@ def of_status(status: int, message: str, config: PolicyConfig, wait_s: float | N
 
 
 def read(raw: bytes, config: PolicyConfig, bound: tuple[int, int], *, latency_s: float, attempts: int) -> Sample:
-    """The answer in a 200 response; a body that holds an error or no choice is not an answer.
+    """Return the answer in a 200 response; raise for a body that holds an error or no choice.
 
-    bound: at most so many prompt and completion tokens, for a server that does not count.
+    A body is read as JSON whatever its content type. A tool call is an answer, written as `stages.messages` writes it.
+    bound: upper bounds of prompt and completion tokens, which count where the server leaves out `usage`.
     """
     try:
         body = orjson.loads(raw)
@@ -325,7 +320,7 @@ def read(raw: bytes, config: PolicyConfig, bound: tuple[int, int], *, latency_s:
 
 
 def _text(message: dict[str, Any]) -> str | None:
-    """Content and tool calls as one text; None where there is neither."""
+    """Return content and tool calls as one text; None where there is neither."""
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content)
@@ -389,33 +384,27 @@ def _code(error: Any) -> int:
     return code if isinstance(code, int) else 500
 
 
-# ---- probing
-# A call before the questions: what a server accepts beside a plain question, and how much it tells.
-#
-# One call asks for everything at once. Where the server rejects it, each thing is tried alone, and what is rejected
-# alone is left out of all requests. These calls are paid from the run's budget, like every other; a rejection is free.
-
 QUESTION = [{"role": "user", "content": "Answer with the word OK."}]
 TOOL = {"name": "say", "description": "Say a word.", "parameters": {"type": "object", "properties": {}}}
 EXTRAS: dict[str, Any] = {"seed": 1, "tools": [{"type": "function", "function": TOOL}], "logprobs": True}
-"""What is tried beside a plain question."""
+"""Request fields that the probe tries."""
 LONGEST = 16
-"""Tokens of the answer; no server asks for fewer to be allowed more."""
+"""Tokens of the probe's answer at most."""
 
 
-class Sends(Protocol):
-    """A policy that sends requests as they are."""
+class RequestSender(Protocol):
+    """A policy that sends requests unchanged."""
 
     config: PolicyConfig
 
     async def send(self, request: dict[str, Any], seed: int) -> Sample:
-        """The answer to one request."""
+        """Return the answer to one request."""
         ...
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """What a server takes; None where that could not be found out. `error` is what it said of a plain question."""
+    """Which request fields a server accepts; None where that is unknown. `error`: its answer to a plain question."""
 
     seed: bool | None = None
     tools: bool | None = None
@@ -424,17 +413,20 @@ class Accepted:
     error: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return the fields for the manifest."""
         return asdict(self)
 
     @property
     def refused(self) -> list[str]:
-        """The names of what is to be left out."""
+        """Return the names of the fields that requests must leave out."""
         return [name for name in EXTRAS if getattr(self, name) is False]
 
 
-async def probe(policy: Sends, plain: dict[str, Any]) -> Accepted:
-    """Find out what a server takes beside a `plain` request, in one call or, after a rejection, one a thing."""
+async def probe(policy: RequestSender, plain: dict[str, Any]) -> Accepted:
+    """Find out which of EXTRAS a server accepts: one call with all of them, or after a rejection one call per field.
+
+    The calls are paid from the run's budget like every other; a rejection is free.
+    """
     plain = {**plain, "messages": QUESTION} | {
         name: min(plain[name], LONGEST) for name in ("max_tokens", "max_completion_tokens") if name in plain
     }
@@ -442,17 +434,17 @@ async def probe(policy: Sends, plain: dict[str, Any]) -> Accepted:
     everything = await policy.send(plain | wanted, 0)
     if everything.error_type != "rejected":
         known = True if everything.error_type in (None, "no_text") else None
-        return _told(dict.fromkeys(wanted, known), everything)
+        return _accepted(dict.fromkeys(wanted, known), everything)
     alone = {name: await policy.send(plain | {name: value}, 0) for name, value in wanted.items()}
     accepts = {name: sample.error_type in (None, "no_text") for name, sample in alone.items()}
     if not any(accepts.values()):
         found = await policy.send(plain, 0)
         if found.error_type is not None:
             return Accepted(error=found.error)
-    return _told(accepts, alone.get("logprobs", everything))
+    return _accepted(accepts, alone.get("logprobs", everything))
 
 
-def _told(accepts: Mapping[str, bool | None], sample: Sample) -> Accepted:
+def _accepted(accepts: Mapping[str, bool | None], sample: Sample) -> Accepted:
     if None in accepts.values():
         return Accepted(error=sample.error)
     level = "logprobs" if sample.logprobs else "text"

@@ -1,8 +1,11 @@
-"""An OpenAI-compatible server as a policy: typed errors, bounded retries, a hard budget, answers cached by content.
+"""An OpenAI-compatible server as a policy: bounded retries, a hard budget, and a cache of paid answers by content.
 
-Every launch is counted here, because a request that is sent twice may be billed twice: money is reserved for it,
-durably, before it is sent; its answer is durable before that money is released; and a call that ends without a bill
-counts as possibly paid. A server that answers 200 with an error inside (OpenRouter does) is caught as well.
+The retries are here and not in the client, because a request that is sent twice may be billed twice: money is reserved
+durably before a request is sent, its answer is durable before that money is released, and a call that ends without a
+bill counts as possibly paid. A response 200 with an error inside (OpenRouter sends them) is an error too.
+
+`HostLimit` finds out how many requests a server takes at once, `WaitReport` reports what is waited for while a server
+is silent, `AnswerCache` stores paid answers, `EndpointPolicy` uses all three.
 """
 
 import asyncio
@@ -30,29 +33,27 @@ from stages.runs.artifact import Interrupted, Listener
 from stages.runs.ledger import Budget, Reservation
 from stages.runs.store import GroupCommit
 
-# ---- hosts
-# How many requests a server gets at once: found out, and shared by all policies that ask the same server.
-#
-# The number starts low and grows with every answer until the server pushes back (429, 503, a time-out); from then
-# on it
-# falls by 30 % at most once a second and grows by one a round: additive increase, multiplicative decrease. A wait that
-# the server asks for holds for everyone who asks it.
-
 START = 16
-"""Requests in flight before anything is known of a server."""
+"""Requests in flight at first."""
 FALL = 0.7
-PATIENCE_S = 1.0
+"""Factor of the limit after a push-back."""
+PUSH_BACK_WINDOW_S = 1.0
 """Push-backs within this time count as one: they answer requests that were sent before the first of them."""
 
 
-class Host:
-    """One server's door. `enter` waits for the server's own pace; every `enter` ends in one `leave`."""
+class HostLimit:
+    """The number of requests that one server gets at once, shared by all policies that ask the server.
+
+    The limit grows with every answer until the server pushes back (429, 503, a time-out). From then on it falls by 30 %
+    at most once a second and grows by one per round: additive increase, multiplicative decrease. A wait that the server
+    asks for holds for all its requests. Every `enter` ends in one `leave`.
+    """
 
     def __init__(self) -> None:
         self.limit, self.in_flight = float(START), 0
         self._growing = True
         self._closed_until = 0.0
-        self._fell_at = -PATIENCE_S
+        self._fell_at = -PUSH_BACK_WINDOW_S
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
@@ -70,18 +71,18 @@ class Host:
                 try:
                     await turn
                 except asyncio.CancelledError:
-                    self._wake()  # it may have been this one's turn
+                    self._wake()  # this request may have been woken already: pass the place on
                     raise
 
     def leave(self, *, pushed_back: bool = False, wait_s: float | None = None) -> None:
-        """A request has ended; `wait_s` is what the server asked for."""
+        """Count a request as ended; `wait_s`: seconds that the server asked to wait."""
         now = time.monotonic()
         if pushed_back:
             self._growing = False
-            if now - self._fell_at >= PATIENCE_S:
+            if now - self._fell_at >= PUSH_BACK_WINDOW_S:
                 self.limit, self._fell_at = max(self.limit * FALL, 1.0), now
             self._closed_until = max(self._closed_until, now + (wait_s or 0.0))
-        elif self.in_flight >= int(self.limit):  # an idle door tells nothing about what the server can take
+        elif self.in_flight >= int(self.limit):  # below the limit an answer is no evidence that the server takes more
             self.limit += 1.0 if self._growing else 1.0 / self.limit
         self.in_flight -= 1
         self._wake()
@@ -95,27 +96,24 @@ class Host:
                 room -= 1
 
 
-HOSTS: dict[tuple[str, str], Host] = {}
+HOSTS: dict[tuple[str, str], HostLimit] = {}
 
 
-def host_of(base_url: str) -> Host:
-    """The door of the server behind a URL; one for all of the process."""
+def host_limit(base_url: str) -> HostLimit:
+    """Return the limit of the server behind a URL, one per process and server."""
     parts = urlsplit(base_url)
-    return HOSTS.setdefault((parts.scheme, parts.netloc), Host())
+    return HOSTS.setdefault((parts.scheme, parts.netloc), HostLimit())
 
-
-# ---- patience
-# Says what is waited for, and since when, while a server is silent.
-#
-# A listener counts what is finished; of a server that says nothing there is nothing to count. So while the oldest
-# request
-# is older than `QUIET_S`, the listener hears of it as progress of 0 in 0 units: something that is waited for.
 
 QUIET_S = 10.0
 
 
-class Patience:
-    """The requests of one policy that are in flight, by the time at which they were sent."""
+class WaitReport:
+    """The requests of one policy in flight, with the time of each, reported while a server is silent.
+
+    A progress listener counts finished units, and a silent server finishes none. While the oldest request is older than
+    `QUIET_S`, the listener gets a line about it as progress of 0 in 0 units.
+    """
 
     def __init__(self, whom: str, listener: Listener | None, quiet_s: float) -> None:
         self._whom, self._listener, self._quiet_s = whom, listener, quiet_s
@@ -140,17 +138,15 @@ class Patience:
             sent, since = min(self._sent.values(), default=(time.monotonic(), None))
             if since is not None and time.monotonic() - sent >= self._quiet_s and self._listener is not None:
                 count = f"{len(self._sent)} answer{'s' if len(self._sent) > 1 else ''}"
-                with suppress(Interrupted):  # the stage itself hears of that when it next reports
+                with suppress(Interrupted):  # the stage gets the same interrupt at its next report
                     self._listener(f"waiting for {count} of {self._whom}, the oldest since {since:%H:%M:%S}", 0, 0)
         self._watching = None
 
 
-# ---- cache
-# Answers that were paid for, kept by content: the same question with the same sampling is never bought twice.
-
-
 class AnswerCache:
-    """One SQLite file shared by all runs; safe for several threads and processes.
+    """Paid answers by content in one SQLite file that all runs share; safe for several threads and processes.
+
+    The same question with the same sampling settings is never bought twice.
 
     A key is the digest of server, model, messages, sampling and seed; never of the API key or the time. Reading has a
     connection of its own, so that it does not wait for a commit.
@@ -168,13 +164,13 @@ class AnswerCache:
         return sqlite3.connect(path, check_same_thread=False, timeout=30, isolation_level=None)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The answer under a key, or None."""
+        """Return the answer under a key, or None."""
         with self._locks["read"]:
             row = self._reader.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
         return orjson.loads(row[0]) if row else None
 
     def put_all(self, answers: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """Keep answers, durably once this returns; an earlier one under a key stays."""
+        """Store answers durably before returning; an answer that a key already has stays."""
         with self._locks["write"]:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -192,10 +188,10 @@ Request = dict[str, Any]
 
 
 class EndpointPolicy:
-    """Asks a server, many turns at once; answers are text and tool calls, whatever else the server may offer.
+    """A server that is asked many turns at once; answers are text and tool calls.
 
     Raises `UsageError` without `base_url`, where the API key is missing, where money is limited and the price unknown,
-    and for answers that no retry can mend (401, 402, 403, 404); `Incomplete` where the budget is spent or the server
+    and for statuses that no retry can change (401, 402, 403, 404); `Incomplete` where the budget is spent or the server
     asks for a wait of more than two minutes.
     """
 
@@ -219,53 +215,54 @@ class EndpointPolicy:
             )
         self.config, self.budget, self.batch_size = config, budget, config.concurrency
         self.client = Client(config.base_url, config.key())
-        self._host, self._slots = host_of(config.base_url), asyncio.Semaphore(config.concurrency)
+        self._host, self._slots = host_limit(config.base_url), asyncio.Semaphore(config.concurrency)
         self.cache = AnswerCache(cache / "answers.sqlite")
-        self._keep = GroupCommit(self.cache.put_all)
+        self._store_answer = GroupCommit(self.cache.put_all)
         self._in_flight: set[asyncio.Task[Sample]] = set()
-        self._patience = Patience(f"{config.model} at {config.base_url}", listener, quiet_s)
+        self._waits = WaitReport(f"{config.model} at {config.base_url}", listener, quiet_s)
         self._accepted: client.Accepted | None = None
 
     @classmethod
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "EndpointPolicy":
-        """A client of the configured server; nothing is sent yet. The listener hears of answers that take long."""
+        """Make a client of the configured server; send nothing yet. The listener gets reports of slow answers."""
         return cls(config, budget=budget, cache=cache, listener=listener)
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
-        """One answer a turn, asked concurrently. After an error, what is in flight is still waited for and kept."""
-        return background.run(self._sample(turns))
+        """Return one answer per turn, asked concurrently. After an error, requests in flight are awaited and stored."""
 
-    async def _sample(self, turns: list[Turn]) -> list[Sample]:
-        try:
-            return await background.together(self.ask(turn) for turn in turns)
-        finally:
-            await self.drain()
+        async def ask_all() -> list[Sample]:
+            try:
+                return await background.gather(self.ask(turn) for turn in turns)
+            finally:
+                await self.drain()
+
+        return background.run(ask_all())
 
     def facts(self) -> dict[str, Any]:
-        """Server and model name, and what a probing call found; the key is not among them."""
+        """Return server and model name, and the result of the capability probe; never the key."""
         found = {"accepts": self._accepted.as_dict()} if self._accepted else {}
         return {"model": self.config.model, "base_url": self.config.base_url, **found}
 
     async def probe(self) -> client.Accepted:
-        """Find out what the server takes, once, and leave out of all requests what it does not."""
+        """Find out once which request fields the server accepts; later requests leave out the others."""
         if self._accepted is None:
             self._accepted = await client.probe(self, self.request(Turn([], 0), plain=True))
         return self._accepted
 
     async def ask(self, turn: Turn) -> Sample:
-        """One answer, from the cache or the server, launched until it is there or the attempts are used up.
+        """Return one answer from the cache or the server, with up to `max_attempts` launches.
 
-        When this is cancelled, a request that is in flight goes on: `drain` waits for it, and its answer is kept.
+        When this is cancelled, a request in flight continues: `drain` waits for it, and its answer is stored.
         """
         return await self.send(self.request(turn), turn.seed)
 
     def cache_key(self, request: Request, seed: int) -> str:
-        """What an answer is kept under; `seed` tells samples apart where the request has none."""
+        """Return the cache key of a request; `seed` distinguishes samples where the request has no seed field."""
         unsent = {} if "seed" in request else {"sample": seed}
         return store.digest({"base_url": self.config.base_url, **request, **unsent})
 
     async def send(self, request: Request, seed: int) -> Sample:
-        """The same for a request as it is."""
+        """Return the answer to a request that is sent unchanged; see `ask`."""
         key = self.cache_key(request, seed)
         if (kept := self.cache.get(key)) is not None:
             return Sample(**kept)
@@ -279,7 +276,7 @@ class EndpointPolicy:
             ):
                 with launch:
                     attempt = launch.retry_state.attempt_number
-                    return await self._launched(key, request, attempt)
+                    return await self._launch_when_free(key, request, attempt)
         except Rejected as error:
             return Sample(error_type=error.kind, error=str(error), attempts=attempt, **error.told)
         except Retryable as error:
@@ -287,12 +284,12 @@ class EndpointPolicy:
         raise AssertionError("tenacity ends with a result or an error")
 
     async def drain(self) -> None:
-        """Wait for the requests in flight, whoever asked for them, so that no answer that is paid for is lost."""
+        """Wait for all requests in flight, so that no paid answer is lost."""
         while self._in_flight:
             await asyncio.gather(*self._in_flight, return_exceptions=True)
 
     def request(self, turn: Turn, *, plain: bool = False) -> Request:
-        """What is sent for a turn, as the settings shape it; `plain`: without what a server may not take."""
+        """Return the request body for a turn; `plain`: without the fields that a server may not accept."""
         refused = dict.fromkeys(client.EXTRAS if plain else self._accepted.refused if self._accepted else [], False)
         settings = self.config.request | refused
         tools = [] if settings.get("tools") is False else dialect.declared(turn.tools)
@@ -309,11 +306,11 @@ class EndpointPolicy:
         return wanted | self.config.extra_body
 
     def bound(self, request: Request) -> tuple[int, int]:
-        """At most so many prompt and completion tokens has a request."""
+        """Return upper bounds of a request's prompt and completion tokens."""
         return prompt_bound(len(store.encode(request))), self.config.longest_answer()
 
-    async def _launched(self, key: str, request: Request, attempt: int) -> Sample:
-        """Wait for a place and for money, then launch in a task that outlives its caller."""
+    async def _launch_when_free(self, key: str, request: Request, attempt: int) -> Sample:
+        """Wait for a free slot and a reservation, then launch in a task that outlives its caller."""
         bound = self.bound(request)
         usd = self.config.cost(*bound) if self.config.priced else None
         await self._slots.acquire()
@@ -329,18 +326,18 @@ class EndpointPolicy:
             raise
         task = asyncio.create_task(self._launch(key, request, bound, reservation, attempt))
         self._in_flight.add(task)
-        task.add_done_callback(self._landed)
+        task.add_done_callback(self._finish)
         return await asyncio.shield(task)
 
-    def _landed(self, task: "asyncio.Task[Sample]") -> None:
+    def _finish(self, task: "asyncio.Task[Sample]") -> None:
         self._in_flight.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at: whoever asked may be gone, and what failed stands in the ledger
+            task.exception()  # retrieve it: the caller may be gone, and the ledger records the failed call
 
     async def _launch(
         self, key: str, request: Request, bound: tuple[int, int], reservation: Reservation, attempt: int
     ) -> Sample:
-        """Send once; keep the answer, then release the money that it did not cost."""
+        """Send once, store the answer, then release the rest of the reservation."""
         try:
             response, latency_s = await self._send(request, reservation)
             sample = client.read(response.body, self.config, bound, latency_s=latency_s, attempts=attempt)
@@ -353,17 +350,17 @@ class EndpointPolicy:
         except ComposerError:
             await self.budget.settle(reservation, 0.0)
             raise
-        await self._keep((key, sample.as_dict()))
+        await self._store_answer((key, sample.as_dict()))
         await self.budget.settle(reservation, sample.cost_usd)
         return sample
 
     async def _send(self, request: Request, reservation: Reservation) -> tuple[Response, float]:
-        """A response with status 200 and its seconds; anything else is raised. Ends the stay at the host's door."""
+        """Return a response with status 200 and its seconds, raise for any other; release host limit and slot."""
         pushed_back, wait_s = False, None
         try:
             await self.budget.record(reservation)
             started = time.monotonic()
-            with self._patience.waiting():
+            with self._waits.waiting():
                 response = await self.client.post(request, self.config.timeout_s)
             if response.status != 200:
                 wait_s = client.seconds(response.headers.get("retry-after"))
@@ -385,7 +382,7 @@ class EndpointPolicy:
 
 
 def _pause(state: tenacity.RetryCallState) -> float:
-    """Seconds before the next launch: as the server asked, up to two minutes (longer: give up); else 0.5 s to 8 s."""
+    """Return the seconds before the next launch: what the server asked for (at most two minutes), else 0.5 to 8."""
     error = state.outcome.exception() if state.outcome else None
     if not isinstance(error, Retryable) or error.wait_s is None:
         return BACKOFF(state)

@@ -1,4 +1,9 @@
-"""A Hugging Face model in this process: token-in, token-out, with the log-probs of what was really sampled."""
+"""A Hugging Face model in this process: token ids in, token ids out, with the log-probs of the sampled tokens.
+
+Sampling is our own, because transformers' `generate` keeps [T, B, V] scores to return log-probs and draws all rows from
+one random stream. Here a row's draws depend on its own seed alone, memory stays at [B, V], and a prompt that several
+rows share is prefilled once.
+"""
 
 import math
 import time
@@ -14,21 +19,11 @@ from transformers.utils import logging
 from stages.errors import BadInput, UsageError
 from stages.messages import following_ids, opening_ids, pin_settings
 from stages.policy import adapters, base, dialect
-from stages.policy import base as embedded
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.dialect import canonical
 from stages.runs import store
 from stages.runs.artifact import Listener
 from stages.runs.ledger import Budget
-
-# ---- sampling
-# Batched sampling from a causal language model, ids and log-probs captured as they are drawn.
-#
-# `generate` of transformers would serve, but it keeps [T, B, V] scores to give log-probs back and draws all rows
-# from one
-# random stream; here a row's draws depend on its own seed alone, memory stays at [B, V], and a prompt that several
-# rows
-# share is prefilled once.
 
 
 @torch.inference_mode()
@@ -42,7 +37,7 @@ def sample_batch(
     end_ids: set[int],
     pad_id: int,
 ) -> list[tuple[list[int], list[float]]]:
-    """Draw one completion a prompt: (token ids with the end token, natural log-probs after temperature).
+    """Draw one completion per prompt: (token ids with the end token, natural log-probs after temperature).
 
     At temperature 0 the most likely token is taken and log-probs are those of the untempered distribution.
     """
@@ -75,7 +70,7 @@ def sample_batch(
 def draw(
     logits: Float[Tensor, "B V"], uniform: Float[Tensor, " B"], temperature: float
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-    """A token a row by inverting the cumulative distribution at `uniform`, and its log-prob."""
+    """Draw one token per row by inverting the cumulative distribution at `uniform`; return it with its log-prob."""
     logp = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
     if temperature == 0:
         token = logp.argmax(-1)
@@ -93,7 +88,7 @@ def _uniforms(seed: int, count: int) -> Float[Tensor, " count"]:
 def _left_pad_distinct(
     prompts: list[list[int]], pad_id: int, device: torch.device
 ) -> tuple[Int[Tensor, "U P"], Int[Tensor, "U P"], Int[Tensor, " B"]]:
-    """The distinct prompts padded on the left, their mask, and for every prompt the row that holds it."""
+    """Return the distinct prompts padded on the left, their mask, and the row of every prompt."""
     distinct = {tuple(prompt): None for prompt in prompts}
     order = {prompt: row for row, prompt in enumerate(distinct)}
     width = max(map(len, prompts))
@@ -111,14 +106,10 @@ def _rows(tokens: Int[Tensor, "B T"], logps: Float[Tensor, "B T"]) -> list[tuple
     ]
 
 
-# ---- token_text
-# Between conversations and token ids: what every policy shares that samples token by token.
-
-
 def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = None) -> Any:
-    """The tokenizer of a folder or hub id, its chat template's settings pinned.
+    """Load the tokenizer of a folder or hub id, with the chat template's settings pinned.
 
-    `BadInput` where there is no such model, and where its tokenizer has no template.
+    `BadInput` for an unknown model and for a tokenizer without a template.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
@@ -134,7 +125,7 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
 
 
 def not_loaded(config: PolicyConfig, error: Exception) -> BadInput:
-    """The sentence for what transformers says of a model that it cannot load."""
+    """Return the error for a model that transformers cannot load."""
     first = str(error).strip().splitlines()[0]
     return BadInput(
         f"The model {config.model!r} cannot be loaded ({first}). "
@@ -143,7 +134,7 @@ def not_loaded(config: PolicyConfig, error: Exception) -> BadInput:
 
 
 def prompt_ids(tokenizer: Any, turn: Turn) -> list[int]:
-    """The ids of a question: rendered once, then what was sampled with only what is new rendered behind it."""
+    """Return a turn's prompt ids: the sampled ids so far, with only the new messages rendered."""
     if turn.held_ids is None:
         return opening_ids(tokenizer, turn.messages, dialect.declared(turn.tools))
     last = max(i for i, message in enumerate(turn.messages) if message["role"] == "assistant")
@@ -151,7 +142,7 @@ def prompt_ids(tokenizer: Any, turn: Turn) -> list[int]:
 
 
 def end_ids(generation_config: Any, tokenizer: Any) -> set[int]:
-    """The tokens that end an answer."""
+    """Return the token ids that end an answer."""
     declared = generation_config.eos_token_id
     more = declared if isinstance(declared, list) else [declared]
     return {i for i in (*more, tokenizer.eos_token_id) if i is not None}
@@ -160,7 +151,7 @@ def end_ids(generation_config: Any, tokenizer: Any) -> set[int]:
 def token_sample(
     tokenizer: Any, ends: set[int], prompt: list[int], ids: list[int], tool_calls: str, **more: Any
 ) -> Sample:
-    """The answer that these ids are, its calls read as `tool_calls` says; `more` are further fields of the `Sample`."""
+    """Return the sample of these ids, its tool calls read in the format `tool_calls`; `more`: further fields."""
     ended = bool(ids) and ids[-1] in ends
     return Sample(
         text=canonical(tool_calls, tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)),
@@ -174,7 +165,7 @@ def token_sample(
 
 
 def tokenizer_facts(config: PolicyConfig, tokenizer: Any) -> dict[str, Any]:
-    """What the manifest keeps of any model whose tokens we render: its name, and digests of tokenizer and template."""
+    """Return the manifest's entry of a model that we render for: its name, digests of tokenizer and template."""
     return {
         "model": config.model,
         "tokenizer_sha256": store.digest(sorted(tokenizer.get_vocab().items())),
@@ -182,12 +173,12 @@ def tokenizer_facts(config: PolicyConfig, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-logging.disable_progress_bar()  # our own progress says what is being loaded
+logging.disable_progress_bar()  # our own progress line reports the loading
 logging.set_verbosity_error()
 
 
 class LocalPolicy:
-    """Samples from a model that is held here; also wraps a model under training (`trainer.model`)."""
+    """A policy on a model in this process, also on a model under training (`trainer.model`)."""
 
     capture_level = "tokens"
 
@@ -197,13 +188,13 @@ class LocalPolicy:
 
     @classmethod
     def load(cls, config: PolicyConfig, *, cache: Path, listener: Listener) -> "LocalPolicy":
-        """Load the configured model and its tokenizer; an adapter stays beside its base, as it was trained."""
+        """Load the configured model and its tokenizer; an adapter is not merged into its base, as in training."""
         model, tokenizer = load_model(config, cache=cache, listener=listener, merged=False)
         return cls(model.eval(), tokenizer, config)
 
     @classmethod
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "LocalPolicy":
-        """`load`; a local model costs no money, so the budget is left alone."""
+        """Open the policy with `load`; a local model costs no money, so the budget is not used."""
         del budget
         if config.tool_calls == "native":
             raise UsageError(
@@ -213,7 +204,7 @@ class LocalPolicy:
         return cls.load(config, cache=cache, listener=listener)
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
-        """Answer a batch of turns in one generation."""
+        """Return the answers of a batch of turns, sampled together."""
         started = time.monotonic()
         prompts = [prompt_ids(self.tokenizer, turn) for turn in turns]
         was_training = self.model.training
@@ -232,7 +223,7 @@ class LocalPolicy:
         return [self._sample(prompt, ids, logps, latency) for prompt, (ids, logps) in zip(prompts, drawn, strict=True)]
 
     def count_tokens(self, turn: Turn) -> int:
-        """The length of a turn's prompt."""
+        """Return the number of tokens in a turn's prompt."""
         return len(prompt_ids(self.tokenizer, turn))
 
     def _sample(self, prompt: list[int], ids: list[int], logps: list[float], latency: float) -> Sample:
@@ -241,7 +232,7 @@ class LocalPolicy:
         return token_sample(self.tokenizer, self._end_ids, prompt, ids, self.config.tool_calls, **more)
 
     def facts(self) -> dict[str, Any]:
-        """Model name with digests of its tokenizer and chat template."""
+        """Return model name, digests of tokenizer and chat template, and the number of parameters."""
         return tokenizer_facts(self.config, self.tokenizer) | {
             "parameters": sum(p.numel() for p in self.model.parameters())
         }
@@ -250,10 +241,10 @@ class LocalPolicy:
 def load_model(
     config: PolicyConfig, *, cache: Path, listener: Listener, merged: bool = True, revision: str | None = None
 ) -> tuple[Any, Any]:
-    """A causal LM and its tokenizer, on the configured device; embedded models are built first.
+    """Load a causal LM and its tokenizer onto the configured device; train an embedded model first.
 
-    merged: whether an adapter is added to its base's weights, in their type, or left beside them in float32. Raises
-    `BadInput` where there is no such model, its tokenizer has no chat template, or an adapter's base has changed.
+    merged: whether an adapter is added to its base's weights, in their type, or kept apart in float32. Raises
+    `BadInput` for an unknown model, a tokenizer without a chat template, or an adapter whose base has changed.
     """
     source = resolve(config, cache=cache, listener=listener)
     if adapters.is_adapter(source):
@@ -277,23 +268,23 @@ def _on_its_base(
     from peft import PeftModel
 
     start, revision = adapters.base_of(folder, config)
-    base, tokenizer = load_model(start, cache=cache, listener=listener, revision=revision)
-    adapted = PeftModel.from_pretrained(base, folder)
+    start_model, tokenizer = load_model(start, cache=cache, listener=listener, revision=revision)
+    adapted = PeftModel.from_pretrained(start_model, folder)
     return adapted.merge_and_unload().requires_grad_(True) if merged else adapted.get_base_model(), tokenizer
 
 
 def resolve(config: PolicyConfig, *, cache: Path, listener: Listener) -> str:
-    """What `from_pretrained` is called with: a folder, or a hub id."""
-    if embedded.is_embedded(config.model):
-        return str(embedded.folder(config.model, cache, listener))
+    """Return the argument of `from_pretrained`: a folder or a hub id."""
+    if base.is_embedded(config.model):
+        return str(base.embedded_folder(config.model, cache, listener))
     return str(Path(config.model).expanduser()) if Path(config.model).expanduser().is_dir() else config.model
 
 
 def device(name: str) -> str:
-    """`auto` is a GPU when there is one."""
+    """Return a device name; `auto` is a GPU when there is one."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def pad_id(tokenizer: Any) -> int:
-    """The padding token, else the end token; padded positions are masked either way."""
+    """Return the padding token, else the end token; padded positions are masked either way."""
     return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

@@ -31,7 +31,7 @@ def check(config: PolicyConfig) -> str:
 
 def _served(config: PolicyConfig) -> str:
     """Its tokenizer is read here, too; the server answers, or there is a vLLM to start."""
-    held = check(config.held_here())
+    held = check(config.in_process())
     if config.base_url is not None:
         _listed(config)
         return f"{held}; {config.base_url}, which is to sample from it, answers"

@@ -1,6 +1,9 @@
-"""A model server as a process of ours: waited for, its log kept, restarted where it dies, and ended with the run.
+"""A model server as a child process: started, awaited, restarted when it dies, and ended with the run.
 
-It never outlives this process: a second, tiny process waits for ours to end, however it ends, and then ends the server.
+The server never outlives this process: a small second process waits for ours to end, however that happens, and then
+ends the server's process group.
+
+`ScoringLock` keeps scoring requests from overlapping with sampling requests where vLLM cannot take both.
 """
 
 import asyncio
@@ -22,21 +25,21 @@ from stages.runs.artifact import Listener
 
 MAX_RESTARTS = 3
 START_S = 1800.0
-"""Longest wait for a server to load its model."""
+"""Longest wait for a server to load its model, in seconds."""
 POLL_S = 0.5
 GRACE_S = 15.0
-"""From the request to end until it is killed."""
+"""Seconds between SIGTERM and SIGKILL."""
 TAIL = 5
-"""Lines of the log that are shown where a server fails."""
+"""Lines of the log that an error message shows."""
 KEEPER = 'cat >/dev/null; kill -s TERM -- "-$0"; sleep "$1"; kill -s KILL -- "-$0"'
-"""Reads until our end of its pipe is closed, which the system does when this process is gone; $0 is a process group."""
+"""Waits until the kernel closes our end of the pipe, which happens when this process ends; $0 is a process group."""
 
 
 class ModelServer:
     """One server on a free port of this machine; `command` makes its arguments from the port.
 
-    check: called while waiting; raises where nobody wants the server any more. Methods raise `InfrastructureError`
-    where it cannot be brought to answer.
+    check: called while waiting, and raises to give up. Methods raise `InfrastructureError` where the server does not
+    come to answer.
     """
 
     def __init__(
@@ -58,20 +61,20 @@ class ModelServer:
 
     @property
     def url(self) -> str:
-        """Where it is asked: the root of an OpenAI-compatible server."""
+        """Return the root URL of the OpenAI-compatible server."""
         return f"http://127.0.0.1:{self._port}/v1"
 
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """Return whether the server's process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Of its process, which leads a group of its own; 0 before it is started."""
+        """Return the id of the server's process, which leads its own process group; 0 before the start."""
         return self._process.pid if self._process else 0
 
     def start(self) -> None:
-        """Start it and return when it answers."""
+        """Start the server and return when it answers."""
         self._launch()
         try:
             self._wait()
@@ -80,7 +83,7 @@ class ModelServer:
             raise
 
     def revive(self) -> None:
-        """Start it again where it died, but not for ever."""
+        """Restart a server that died, at most MAX_RESTARTS times."""
         if self.alive():
             return
         if self.restarts >= MAX_RESTARTS:
@@ -93,9 +96,16 @@ class ModelServer:
         self.start()
 
     def stop(self) -> None:
-        """End it with all its processes."""
+        """End the server and all processes of its group."""
         if self._process is not None:
-            _end_group(self._process)
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+            deadline = time.monotonic() + GRACE_S
+            while time.monotonic() < deadline and _group_lives(self._process):
+                time.sleep(0.05)
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         if self._keeper is not None and self._keeper.stdin is not None:
             self._keeper.kill()
             self._keeper.stdin.close()
@@ -152,22 +162,10 @@ class ModelServer:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a TCP port of this machine that is free now."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ask all processes of a group to end, and kill those that have not after the grace."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S
-    while time.monotonic() < deadline and _group_lives(process):
-        time.sleep(0.05)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _group_lives(process: subprocess.Popen[bytes]) -> bool:
@@ -179,17 +177,15 @@ def _group_lives(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-# ---- alone
-# Keeps a scoring to itself on a server that samples for others meanwhile.
-#
-# On a CPU, vLLM 0.32 that may load adapters dies of log-probs of given tokens in a batch with any other request:
-# `punica_cpu.add_lora_logits` counts one row a request, where there is one a token.
-
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class Door:
-    """Samplings overlap; a scoring waits until none is under way, and those that come meanwhile wait for it."""
+class ScoringLock:
+    """A lock of one server: sampling requests overlap, a scoring request is alone.
+
+    On a CPU, vLLM 0.32 with adapters enabled crashes when a request for prompt log-probs is batched with any other:
+    `punica_cpu.add_lora_logits` counts one row per request where there is one per token.
+    """
 
     def __init__(self) -> None:
         self._turn, self._idle, self._under_way = asyncio.Lock(), asyncio.Event(), 0
@@ -197,7 +193,7 @@ class Door:
 
     @asynccontextmanager
     async def sampling(self) -> AsyncIterator[None]:
-        """Beside other samplings."""
+        """Hold the server together with other sampling requests."""
         async with self._turn:
             self._under_way += 1
             self._idle.clear()
@@ -210,29 +206,29 @@ class Door:
 
     @asynccontextmanager
     async def scoring(self) -> AsyncIterator[None]:
-        """Alone."""
+        """Hold the server exclusively."""
         async with self._turn:
             await self._idle.wait()
             yield
 
 
-class Open:
-    """A door for servers that take everything at once."""
+class NoScoringLock:
+    """The same interface for servers that take all requests at once."""
 
     @asynccontextmanager
     async def sampling(self) -> AsyncIterator[None]:
-        """At once."""
+        """Do not wait."""
         yield
 
     scoring = sampling
 
 
-DOORS: dict[str, Door] = {}
+SCORING_LOCKS: dict[str, ScoringLock] = {}
 
 
-def door(base_url: str, device: str) -> Door | Open:
-    """The door of a server, one for all of the process; `device` is where models run on this machine."""
+def scoring_lock(base_url: str, device: str) -> ScoringLock | NoScoringLock:
+    """Return the lock of a server, one per process and server; `device` is where models run on this machine."""
     parts = urlsplit(base_url)
     if device != "cpu" or parts.hostname not in LOOPBACK:
-        return Open()
-    return DOORS.setdefault(parts.netloc, Door())
+        return NoScoringLock()
+    return SCORING_LOCKS.setdefault(parts.netloc, ScoringLock())

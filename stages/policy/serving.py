@@ -1,6 +1,7 @@
-"""Policies of a stage with the servers behind them: one is started where a model `vllm:...` has no address.
+"""The policies of a stage with their servers: a vLLM server is started for a model `vllm:...` without base_url.
 
-One server at a time, since one may take all of a GPU; models on one base, such as the arms of an evaluation, share it.
+One server runs at a time, since it may take all of a GPU; models with one base, such as the arms of an evaluation,
+share it.
 """
 
 from collections.abc import Sequence
@@ -9,29 +10,29 @@ from typing import Self
 from stages.errors import UsageError
 from stages.policy import Policy, open_policy
 from stages.policy.base import PolicyConfig, weights_identity
-from stages.policy.server import Door, ModelServer, door
+from stages.policy.server import ModelServer, ScoringLock, scoring_lock
 from stages.runs import store
 from stages.runs.artifact import RunWriter
 
 
-def wants_no_other(config: PolicyConfig) -> bool:
-    """Whether a stage that samples from this policy must have it to itself, while others could run beside it.
+def needs_exclusive_server(config: PolicyConfig) -> bool:
+    """Return whether a stage that samples from this policy must not run in parallel with another one that does.
 
-    The server that it starts may take all of a GPU; a vLLM on a CPU dies of one stage's scoring beside another's
-    sampling (`stages.policy.server`).
+    A server that the stage starts may take all of a GPU; a vLLM server on a CPU crashes when one stage scores while
+    another samples (`stages.policy.server.ScoringLock`).
     """
     if not config.served or config.base_url is None:
         return config.served
     from stages.policy.local import device
 
-    return isinstance(door(config.base_url, device(config.device)), Door)
+    return isinstance(scoring_lock(config.base_url, device(config.device)), ScoringLock)
 
 
 class Serving:
-    """Opens the policies of a stage; a context that ends with the servers that it started.
+    """Context manager that opens a stage's policies and ends the servers it started.
 
-    policies: all that will be opened, so that a server has room for the adapters of each. rank: of the adapter that a
-    training makes.
+    policies: all that will be opened, so that a server has room for the adapters of each. rank: rank of the adapter
+    under training.
     """
 
     def __init__(self, out: RunWriter, policies: Sequence[PolicyConfig], *, rank: int = 0) -> None:
@@ -47,7 +48,7 @@ class Serving:
             self._server.stop()
 
     def open(self, config: PolicyConfig) -> Policy:
-        """The policy, ready to sample, on a server of ours where it needs one and has no address."""
+        """Open the policy, on a server started here where the model needs one and has no address."""
         if not config.served or config.base_url is not None:
             return open_policy(config, cache=self._out.cache, budget=self._out.budget, listener=self._out.progress)
         from stages.policy.vllm import VllmPolicy

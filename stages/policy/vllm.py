@@ -1,7 +1,10 @@
-"""A model behind a vLLM server: token ids in, token ids and log-probs out; tools and template are rendered here.
+"""A model behind a vLLM server: token ids in, token ids and log-probs out. Tools and template are rendered here.
 
 Conversations are held as ids and never rebuilt from text, so that each prompt begins with the one before, which the
-server then has in its cache.
+server then has in its prefix cache. `Completions` speaks the protocol, `VllmPolicy` is the policy, `start` launches a
+server with its interpreter and options.
+
+Source: vLLM 0.32, `/v1/completions` with `return_token_ids` and `prompt_logprobs`, `/v1/load_lora_adapter`.
 """
 
 import asyncio
@@ -34,28 +37,23 @@ from stages.policy.local import (
     token_sample,
     tokenizer_facts,
 )
-from stages.policy.server import ModelServer, door
+from stages.policy.server import ModelServer, scoring_lock
 from stages.runs import store
 from stages.runs.artifact import Listener
 from stages.runs.ledger import Budget
 
-# ---- completions
-# What is asked of a vLLM server: completions of token ids, log-probs of given tokens, and adapters by name.
-#
-# Source: vLLM 0.32, `/v1/completions` with `return_token_ids` and `prompt_logprobs`, `/v1/load_lora_adapter`.
-
 BACKOFF = tenacity.wait_exponential(0.5, max=8.0) + tenacity.wait_random(0.0, 0.5)
 UNSHAPED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""A server takes other defaults from a model's generation_config.json, and log-probs are then of another policy."""
+"""Sampling without changes of the distribution: a server would else take defaults from generation_config.json."""
 PROBED_AT = 2.0
-"""Temperature of the probing call: far enough from 1 to tell log-probs before it from those after it."""
+"""Temperature of the probe: log-probs before and after this temperature differ clearly."""
 SAME = 1e-3
-"""Nats up to which two log-probs count as equal, in a server that computes in 16 bits as well."""
+"""Nats up to which two log-probs count as equal; servers compute in 16 bits."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a server says and does. name: its model. logprob_kind: of sampled tokens, "processed" or "raw".
+class ServerFacts:
+    """Result of the probe. name: the server's model. logprob_kind: of sampled tokens, "processed" or "raw".
 
     seeds: whether requests carry their seed. context_tokens: prompt and answer together, at most.
     """
@@ -68,7 +66,7 @@ class Found:
     capture_level: str = "tokens"
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return the fields for the manifest."""
         return asdict(self)
 
 
@@ -82,16 +80,16 @@ class Completion:
 
 
 class Completions:
-    """Asks one vLLM server; a server of ours is brought back when it dies, with the adapters that it held.
+    """Requests to one vLLM server; a server started here is restarted when it dies, with its adapters.
 
-    Retries what may pass, a finite number of times. Raises `Retryable` and `Rejected` as `stages.policy.client` has
-    them, and `ComposerError` where no request can succeed.
+    Temporary errors are retried a finite number of times. Raises `Retryable` and `Rejected` as
+    `stages.policy.client` has them, and `ComposerError` where no request can succeed.
     """
 
     def __init__(self, config: PolicyConfig, base_url: str, server: ModelServer | None = None) -> None:
         self._config = config.model_copy(update={"base_url": base_url})
         self._client, self._server = Client(base_url, config.key()), server
-        self._door = door(base_url, device(config.device))
+        self._lock_scoring = scoring_lock(base_url, device(config.device))
         self._adapters: dict[str, Path] = {}
         self._version: str | None = None
         self._listed: set[str] = set()
@@ -107,7 +105,7 @@ class Completions:
         seed: int | None,
         ends: set[int],
     ) -> Completion:
-        """Sample an answer to these token ids."""
+        """Sample a completion of these token ids."""
         asked = {
             "model": model,
             "prompt": list(prompt),
@@ -120,7 +118,7 @@ class Completions:
             **UNSHAPED,
             **({} if seed is None else {"seed": seed % 2**31}),
         }
-        async with self._door.sampling():
+        async with self._lock_scoring.sampling():
             body, attempts = await self._ask("/completions", asked)
         try:
             choice = body["choices"][0]
@@ -135,19 +133,19 @@ class Completions:
         return Completion(ids, [min(logprob, 0.0) for logprob in logprobs], attempts)
 
     async def score(self, model: str, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
-        """Natural log-prob, before temperature, of each token of a completion that is given behind its prompt."""
+        """Return the natural log-prob, before temperature, of each token of a given completion of a prompt."""
         ids = [*prompt, *completion]
         asked = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, **UNSHAPED}
-        async with self._door.scoring():
+        async with self._lock_scoring.scoring():
             body, _ = await self._ask("/completions", asked)
         entries = body["choices"][0]["prompt_logprobs"][len(prompt) :]
         return [entry[str(token)]["logprob"] for token, entry in zip(completion, entries, strict=True)]
 
     async def load(self, name: str, folder: Path) -> None:
-        """Let the server read an adapter, which is then a model of this name; the folder must be one that it sees.
+        """Load an adapter into the server as a model of this name; the server must be able to read the folder.
 
-        Each name stands for the same weights for ever: vLLM 0.32 that is told to load one in place reads it again for
-        every batch, and goes on with the prefixes that it has cached for the old ones.
+        A name stands for the same weights for ever: vLLM 0.32 with load_inplace reads the adapter again for every batch
+        and keeps using prefixes that it cached under the old weights.
         """
         try:
             if name not in self._listed:
@@ -160,12 +158,12 @@ class Completions:
         self._adapters[name] = folder
 
     async def unload(self, name: str) -> None:
-        """Let the server forget an adapter."""
+        """Remove an adapter from the server."""
         del self._adapters[name]
         await self._ask("/unload_lora_adapter", {"lora_name": name}, plain=True)
 
-    async def probe(self, ends: set[int]) -> Found:
-        """Find out by calls what the server serves and what its log-probs mean; `UsageError` where it will not do."""
+    async def probe(self, ends: set[int]) -> ServerFacts:
+        """Find out what the server serves and which log-probs it returns; `UsageError` for an unsuitable server."""
         listed, _ = await self._ask("/models", None)
         self._listed = {model["id"] for model in listed["data"]}
         base = next((model for model in listed["data"] if not model.get("parent")), None)
@@ -178,13 +176,13 @@ class Completions:
         before = await self.score(name, prompt, sampled.ids)
         raw = max(abs(a - b) for a, b in zip(before, sampled.logprobs, strict=True)) < SAME
         kind = "raw" if raw else "processed"
-        return Found(name, int(base["max_model_len"]), kind, self._server is not None, self._version)
+        return ServerFacts(name, int(base["max_model_len"]), kind, self._server is not None, self._version)
 
     async def _ask(self, path: str, body: Mapping[str, Any] | None, *, plain: bool = False) -> tuple[Any, int]:
-        """The answer as JSON, or None where it is `plain` text, and the launches that it took."""
+        """Return the response as JSON (None for `plain` text) and the number of launches."""
 
         async def launch() -> Any:
-            await self._revived()
+            await self._revive()
             raw = await self._once(path, body)
             return None if plain else self._json(raw)
 
@@ -221,8 +219,8 @@ class Completions:
     async def _load(self, name: str, folder: Path) -> None:
         await self._ask("/load_lora_adapter", _adapter(name, folder), plain=True)
 
-    async def _revived(self) -> None:
-        """Start a server of ours that died, once for all who ask, and give it back its adapters."""
+    async def _revive(self) -> None:
+        """Restart a server of ours that died, once for all waiting requests, and load its adapters again."""
         if self._server is None or self._server.alive():
             return
         async with self._lock:
@@ -244,13 +242,13 @@ def _adapter(name: str, folder: Path) -> dict[str, str]:
 
 Answer = TypeVar("Answer")
 IN_FLIGHT = 256
-"""Turns asked at once; a server batches what it has room for."""
+"""Turns asked at once; the server batches as many as it has memory for."""
 
 
 class VllmPolicy:
-    """Samples from a vLLM server. What that server does is found out by a probing call, and stands in `facts`.
+    """A policy on a vLLM server; a probe finds out what the server does, and `facts` reports it.
 
-    Raises `UsageError` where the server will not do, `InfrastructureError` where it breaks for good.
+    Raises `UsageError` for an unsuitable server, `InfrastructureError` for one that fails for good.
     """
 
     capture_level, batch_size = "tokens", IN_FLIGHT
@@ -272,7 +270,7 @@ class VllmPolicy:
 
     @classmethod
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "VllmPolicy":
-        """Ask the server at `base_url`; our own hardware costs no money, so the budget is left alone."""
+        """Open the policy on the server at `base_url`; own hardware costs no money, so the budget is not used."""
         del budget
         if config.base_url is None:
             raise UsageError(
@@ -285,10 +283,10 @@ class VllmPolicy:
     def connect(
         cls, config: PolicyConfig, url: str, *, cache: Path, listener: Listener, server: ModelServer | None = None
     ) -> "VllmPolicy":
-        """The policy at an address; for the folder of an adapter the server holds the base and gets the adapter."""
-        source = resolve(config.held_here(), cache=cache, listener=listener)
+        """Open the policy on a server by its URL; an adapter is loaded into the server of its base."""
+        source = resolve(config.in_process(), cache=cache, listener=listener)
         folder = Path(source) if adapters.is_adapter(source) else None
-        below, revision = adapters.base_of(folder, config.held_here()) if folder else (config.held_here(), None)
+        below, revision = adapters.base_of(folder, config.in_process()) if folder else (config.in_process(), None)
         model = resolve(below, cache=cache, listener=listener)
         tokenizer = load_tokenizer(model, config, revision)
         try:
@@ -303,53 +301,53 @@ class VllmPolicy:
         return policy
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
-        """One answer a turn, asked concurrently; an error of one answer is in its `Sample`."""
+        """Return one answer per turn, asked concurrently; an error of one answer is in its `Sample`."""
         asked = [(prompt_ids(self.tokenizer, turn), turn.seed) for turn in turns]
-        return background.run(background.together(self._answered(prompt, seed) for prompt, seed in asked))
+        return background.run(background.gather(self._answered(prompt, seed) for prompt, seed in asked))
 
     async def ask(self, turn: Turn) -> Sample:
-        """One answer; its error, if any, is in the `Sample`."""
+        """Return one answer; its error, if any, is in the `Sample`."""
         return await self._answered(prompt_ids(self.tokenizer, turn), turn.seed)
 
-    async def probe(self) -> Found:
-        """What was found out when the policy was opened, for those who ask a server before their first question."""
+    async def probe(self) -> ServerFacts:
+        """Return the result of the probe that opened the policy."""
         return self.found
 
     async def drain(self) -> None:
-        """Nothing that is in flight was paid for, so nothing is waited for."""
+        """Return at once: requests to a server of ours are not paid for, so none need be awaited."""
 
     def count_tokens(self, turn: Turn) -> int:
-        """The length of a turn's prompt."""
+        """Return the number of tokens in a turn's prompt."""
         return len(prompt_ids(self.tokenizer, turn))
 
     def score(self, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
-        """Natural log-prob, before temperature, of each token of a given action behind its prompt."""
+        """Return the natural log-prob, before temperature, of each token of a given action."""
         return self.score_all([(prompt, completion)])[0]
 
     def score_all(self, actions: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
-        """`score` of each prompt and action, asked concurrently."""
+        """Return `score` of each (prompt, action), asked concurrently."""
         return self._asked(
-            background.together(self._completions.score(self._name, prompt, given) for prompt, given in actions)
+            background.gather(self._completions.score(self._name, prompt, given) for prompt, given in actions)
         )
 
     def load(self, name: str, folder: Path) -> None:
-        """Let the server hold an adapter of its model under this name."""
+        """Load an adapter into the server under this name."""
         self._asked(self._completions.load(name, folder))
 
     def take(self, name: str, version: int | None = None) -> None:
-        """Sample from an adapter that the server holds from now on; `version` is written into every sample."""
+        """Sample from a loaded adapter from now on; `version` is written into every sample."""
         self._name, self.version = name, version
 
     def unload(self, name: str) -> None:
-        """Let the server forget an adapter that nobody samples from any more."""
+        """Remove an adapter that is no longer sampled from."""
         self._asked(self._completions.unload(name))
 
     def as_it_is(self) -> Self:
-        """The policy with the adapter that is loaded now, whatever is loaded later."""
+        """Return a copy that keeps sampling from the current adapter."""
         return copy.copy(self)
 
     def facts(self) -> dict[str, Any]:
-        """Model name, digests of its tokenizer and chat template, and what the server does."""
+        """Return model name, digests of tokenizer and chat template, and the probe's result."""
         return tokenizer_facts(self.config, self.tokenizer) | {"server": self.found.as_dict()}
 
     async def _answered(self, prompt: list[int], seed: int) -> Sample:
@@ -391,13 +389,10 @@ class VllmPolicy:
             raise InfrastructureError(f"The server at {self.url} cannot be used: {error}.") from None
 
 
-# ---- vllm_server
-# How a vLLM server is started: the interpreter that has it, its options, and its surroundings.
-
 INTERPRETER = "COMPOSER_VLLM"
-"""Environment variable that names the interpreter of the environment that holds vLLM."""
+"""Environment variable with the path of the interpreter that can import vLLM."""
 OWN = Path(__file__).parents[2] / ".vllm" / "bin" / "python"
-"""Where `./dev vllm` puts it."""
+"""The interpreter that `./dev vllm` installs."""
 NAME = "base"
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM takes for --max-lora-rank."""
@@ -420,10 +415,10 @@ def start(
     listener: Listener,
     check: Callable[[], None],
 ) -> ModelServer:
-    """A vLLM server with the configured model, or the base of the adapter that it is, once it answers.
+    """Start a vLLM server with the configured model, or with the base of an adapter, and return when it answers.
 
-    rank: of the largest adapter that it is to hold. check: called while waiting, to raise where nobody wants it any
-    more. `UsageError` where there is no vLLM.
+    rank: largest rank of its adapters. check: called while waiting, and raises to give up. `UsageError` where vLLM is
+    not installed.
     """
     python = require_interpreter(config)
     below, revision = base_of(config)
@@ -449,7 +444,7 @@ def start(
 
 
 def require_interpreter(config: PolicyConfig) -> str:
-    """The interpreter that is to serve a model; `UsageError` where there is none."""
+    """Return the interpreter that serves a model; `UsageError` where there is none."""
     python = interpreter(config.server)
     if python is None:
         raise UsageError(
@@ -460,7 +455,7 @@ def require_interpreter(config: PolicyConfig) -> str:
 
 
 def interpreter(server: Server) -> str | None:
-    """The interpreter that has vLLM: as configured, else as the variable names it, else what `./dev vllm` installed."""
+    """Return the interpreter with vLLM: from the settings, the environment variable, or `./dev vllm`; else None."""
     for named in (server.python, os.environ.get(INTERPRETER, "")):
         if named:
             if shutil.which(named) is None:
@@ -470,13 +465,13 @@ def interpreter(server: Server) -> str | None:
 
 
 def base_of(config: PolicyConfig) -> tuple[PolicyConfig, str | None]:
-    """What a server holds, the base of an adapter or the model itself, and the revision of one from the hub."""
-    held = config.held_here()
+    """Return the settings of the model that a server must hold (an adapter's base), and its hub revision."""
+    held = config.in_process()
     return adapters.base_of(Path(held.model), held) if adapters.is_adapter(held.model) else (held, None)
 
 
 def rank_of(source: str) -> int:
-    """The rank of the adapter that a folder holds; 0 for a whole model."""
+    """Return the rank of an adapter's folder; 0 for other models."""
     return int(store.read_json(Path(source) / adapters.CONFIG)["r"]) if adapters.is_adapter(source) else 0
 
 
@@ -494,7 +489,7 @@ def _options(source: str, revision: str | None, dtype: str, rank: int, on_cpu: b
     if revision is not None:
         options["revision"] = revision
     options |= CPU_OPTIONS if on_cpu else {}
-    with suppress(OSError, ValueError):  # what cannot be read here is refused by vLLM, in its words
+    with suppress(OSError, ValueError):  # vLLM itself reports a model that cannot be read
         shape = AutoConfig.from_pretrained(source, revision=revision).get_text_config()
         if dtype == "auto" and shape.dtype == torch.float32:
             options["dtype"] = "float32"  # vLLM takes auto for 16 bits where weights are in float32

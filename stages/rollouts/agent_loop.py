@@ -29,7 +29,7 @@ from stages.envs.config import EnvStageConfig
 from stages.errors import ComposerError, InfrastructureError
 from stages.messages import Message
 from stages.policy import background
-from stages.policy.background import Asks
+from stages.policy.background import AsyncPolicy
 from stages.policy.base import CountsTokens, Policy, Sample, Turn
 from stages.runs import store
 from stages.runs.artifact import RunWriter
@@ -379,10 +379,11 @@ async def play_each(
 ) -> None:
     """Play and grade every episode; `finished` gets a filled-in copy of each when it is graded, in no fixed order.
 
-    `policy` has `ask` and `drain` (`stages.policy.background.Asks`). `check` raises when nothing more is to be asked.
-    Then, and after any error that does not belong to one episode, all calls in flight are awaited, the environments are
-    closed, and the error is raised. The given episodes stay unchanged, so that finished ones take no memory. `watch`
-    gets the live episodes once a second: rollout_id, steps, doing (one word), doing_s and wall_s in seconds.
+    `policy` has `ask` and `drain` (`stages.policy.background.AsyncPolicy`). `check` raises when nothing more is to
+    be asked. Then, and after any error that does not belong to one episode, all calls in flight are awaited, the
+    environments are closed, and the error is raised. The given episodes stay unchanged, so that finished ones take
+    no memory. `watch` gets the live episodes once a second: rollout_id, steps, doing (one word), doing_s and wall_s
+    in seconds.
     """
     with (
         ThreadPoolExecutor(in_flight.commands, "commands") as commands,
@@ -394,7 +395,7 @@ async def play_each(
         reporter = asyncio.create_task(loop.report_live(watch))
         try:
             players = loop.play_all(deque(episodes), min(in_flight.episodes, len(episodes)))
-            await background.together([players, *(loop.grade_all() for _ in range(in_flight.gradings))])
+            await background.gather([players, *(loop.grade_all() for _ in range(in_flight.gradings))])
         finally:
             reporter.cancel()
             await asyncio.gather(reporter, return_exceptions=True)
@@ -432,7 +433,7 @@ class _ConcurrentLoop:
                 self.check()
                 await self._play_one(Episode(planned.task, planned.sample_idx, planned.seed))
 
-        await background.together(player() for _ in range(num_players))
+        await background.gather(player() for _ in range(num_players))
         await self.played.put(None)
 
     async def _play_one(self, episode: Episode) -> None:
@@ -554,8 +555,8 @@ def play_missing(
 ) -> None:
     """Play every episode whose unit (`key`) is not finished; write each with its `payload` as soon as it is graded.
 
-    A policy on a server (`Asks`) plays episodes independently of each other; any other, whose arithmetic depends on the
-    batch, plays fixed batches in lock step. The workers of the run play first, where there are any.
+    A policy on a server (`AsyncPolicy`) plays episodes independently of each other; any other, whose arithmetic
+    depends on the batch, plays fixed batches in lock step. The workers of the run play first, where there are any.
     """
 
     def unit(episode: Episode) -> FinishedUnit:
@@ -599,7 +600,7 @@ def play_missing(
             episode.wall_s = (time.monotonic() - started) / len(batch)
             yield unit(episode)
 
-    if isinstance(policy, Asks):
+    if isinstance(policy, AsyncPolicy):
         out.spread([[key(episode)] for episode in episodes], what)
         background.run(independently())
     else:

@@ -99,7 +99,7 @@ class KeptCheckpoints(TrainerCallback):
         self,
         out: RunWriter,
         policy: LocalPolicy,
-        base: adapters.Base | None,
+        base: adapters.AdapterBase | None,
         every: int,
         sharded: Sharded | None = None,
     ) -> None:
@@ -124,7 +124,7 @@ class KeptCheckpoints(TrainerCallback):
 def save_model(
     model: Any,
     policy: LocalPolicy,
-    base: adapters.Base | None,
+    base: adapters.AdapterBase | None,
     folder: Path,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
@@ -135,7 +135,7 @@ def save_model(
     if base is None:
         policy.model.save_pretrained(folder, state_dict=weights)
     else:
-        adapters.save(model, base, folder)
+        adapters.save_adapter(model, base, folder)
     policy.tokenizer.save_pretrained(folder)
 
 
@@ -149,6 +149,6 @@ def write_kept(out: RunWriter) -> None:
     out.checkpoint(link, KEPT)
 
 
-def adapter_base(config: Config, policy: LocalPolicy) -> adapters.Base | None:
+def adapter_base(config: Config, policy: LocalPolicy) -> adapters.AdapterBase | None:
     """Return what an adapter's checkpoint records of its base; None where all weights are trained."""
-    return adapters.describe(config.policy.held_here(), policy.model) if config.adapter.rank else None
+    return adapters.describe_base(config.policy.in_process(), policy.model) if config.adapter.rank else None

@@ -172,7 +172,7 @@ def resolve(config: Config, processes: int, inputs: Container[str] = ()) -> Trai
         )
     reporting.check(config.report_to)
     policy, size, rank = config.policy, config.optimisation, config.adapter.rank
-    shape = model_shape(policy.held_here())
+    shape = model_shape(policy.in_process())
     small = base.is_embedded(policy.source) or (shape is not None and shape.parameters < SMALL)
     if rank is None:
         rank = 0 if small and not policy.served else RANK  # a server follows the training by its adapter

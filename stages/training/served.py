@@ -28,7 +28,7 @@ from stages.policy import adapters
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.policy.server import LOOPBACK
-from stages.policy.serving import wants_no_other
+from stages.policy.serving import needs_exclusive_server
 from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import Episode
 from stages.runs.artifact import RunWriter
@@ -107,7 +107,7 @@ def address(policy: PolicyConfig, distribution: Distribution, max_staleness: int
             f"{servers} servers were given to {count} processes, each of which samples from one. Leave "
             f"{servers - count} out of distribution.servers, or start more processes with torchrun."
         )
-    if count > servers and max_staleness and wants_no_other(policy):
+    if count > servers and max_staleness and needs_exclusive_server(policy):
         raise UsageError(
             f"optimisation.max_staleness is {max_staleness}, but {count} processes share {servers} vLLM on a CPU, "
             "which dies of one's scoring beside another's rollouts. Take 0, or give each a server in "
@@ -126,7 +126,7 @@ def shared_server(policy: PolicyConfig, ranks: Ranks) -> SharedServer:
     parts = urlsplit(policy.base_url or "")
     server = (socket.gethostname() if parts.hostname in LOOPBACK else "", parts.netloc)
     servers = ranks.gather(server)
-    before, alone = servers[: ranks.rank].count(server), wants_no_other(policy)
+    before, alone = servers[: ranks.rank].count(server), needs_exclusive_server(policy)
     turns = max(ranks.gather(servers.count(server) if alone else 1))
     return SharedServer(ranks, loads=not before, turn=before if alone else 0, turns=turns)
 
@@ -149,7 +149,7 @@ class AdapterSync:
     def __init__(
         self,
         sampler: VllmPolicy,
-        base: adapters.Base,
+        base: adapters.AdapterBase,
         folder: Path,
         text: list[int],
         *,
@@ -176,7 +176,7 @@ class AdapterSync:
 
         def write() -> None:
             rmtree(folder, ignore_errors=True)
-            adapters.save(model, self._base, folder)
+            adapters.save_adapter(model, self._base, folder)
 
         self.server.ranks.broadcast_from_rank0(write)
         self.server.in_turn(lambda: self.sampler.load(name, folder) if self.server.loads else None)
@@ -292,7 +292,7 @@ def rollouts(
         )
     sync = AdapterSync(
         sampler,
-        adapters.describe(policy.config, policy.model),
+        adapters.describe_base(policy.config, policy.model),
         server.ranks.broadcast_from_rank0(lambda: out.scratch("versions")),
         opening_ids(policy.tokenizer, opening),
         tolerance=settings.sync_tolerance,

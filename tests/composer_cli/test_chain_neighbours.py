@@ -114,6 +114,36 @@ def test_a_signal_reaches_every_neighbour_and_resume_goes_on(composer, write, tm
     assert composer("run", "--preset", write(SLOW_PAIR), "--resume").returncode == 0
 
 
+ENDS_SLOWLY = """
+import threading, time
+from stages.envs.kata.env import KataEnv
+class Slow(KataEnv):
+    def __init__(self):
+        super().__init__()
+        threading.Thread(target=time.sleep, args=(9,)).start()  # the process waits for it before it exits
+class Late(KataEnv):
+    def tasks(self, *given, **more):
+        time.sleep(1)  # the run's folder is there, and the stage cannot be interrupted yet
+        return super().tasks(*given, **more)
+"""
+
+
+@pytest.mark.slow
+def test_a_neighbour_that_takes_long_to_exit_keeps_no_signal_from_the_other(composer, write, tmp_path):
+    (tmp_path / "odd_ends.py").write_text(ENDS_SLOWLY)
+    one, two = SLOW_PAIR.split("[[stage]]")[1:]
+    text = "".join(
+        f'[[stage]]{part}env = {{ name = "odd_ends:{name}" }}\n' for part, name in ((one, "Slow"), (two, "Late"))
+    )
+    root = tmp_path / "artifacts"
+    words, env = command("run", "--preset", write(text)), environment(root, PYTHONPATH=str(tmp_path))
+    with subprocess.Popen(words, env=env, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: len(list(root.glob("collect/2*/steps"))) == 2)
+        process.send_signal(signal.SIGINT)
+        errors = process.stderr.read()
+    assert process.returncode == 130 and "one: interrupted" in errors and "two: interrupted" in errors, errors
+
+
 def test_a_neighbour_that_is_killed_is_reported(composer, write, tmp_path):
     root = tmp_path / "artifacts"
     words = command("run", "--preset", write(SLOW_PAIR))

@@ -9,7 +9,8 @@ import time
 import pytest
 from support.command_line import call, collect, command, environment, model, until
 
-from composer_cli.console import Console, Pace, duration
+from composer_cli.console import Console, Pace
+from composer_cli.printing import duration
 from stages.runs.manifest import Manifest
 
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from composer_cli.stage_command import read
+from composer_cli.stage_command import read_positionals
 from stages.errors import UsageError
 
 
@@ -18,13 +18,13 @@ from stages.errors import UsageError
     ],
 )
 def test_words_are_settings_and_runs(stage, words, layers, runs):
-    assert read(stage, words) == (layers, runs)
+    assert read_positionals(stage, words) == (layers, runs)
 
 
 @pytest.mark.parametrize(("stage", "words"), [("export", ["trl", "a", "b"]), ("tasks", ["x", "y", "z"])])
 def test_a_word_too_many_is_named(stage, words):
     with pytest.raises(UsageError, match=f"'{words[2]}' is one word too many"):
-        read(stage, words)
+        read_positionals(stage, words)
 
 
 def test_a_stage_without_words_refuses_them(composer):

@@ -2,18 +2,18 @@ from pathlib import Path
 
 import pytest
 
-from composer_cli import preset as presets
+from composer_cli import settings
 from stages.errors import UsageError
 from stages.runs.stage import load_stage
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 
 
-@pytest.mark.parametrize("name", [*presets.names(), *map(str, EXAMPLES)])
+@pytest.mark.parametrize("name", [*settings.preset_names(), *map(str, EXAMPLES)])
 def test_every_shipped_preset_fits_the_stages(name):
     """Its settings are known, and every entry is given the kinds of records that its stage needs."""
-    preset = presets.load(name)
-    assert presets.configure(preset, []).keys() == {entry.title for entry in preset.stage}
+    preset = settings.load_preset(name)
+    assert settings.configure_preset(preset, []).keys() == {entry.title for entry in preset.stage}
     stages = {entry.title: entry.stage for entry in preset.stage}
     for entry in preset.stage:
         held = {kind.name for read in entry.reads for kind in load_stage(stages[read]).outputs.values()}
@@ -24,7 +24,7 @@ def test_every_shipped_preset_fits_the_stages(name):
 
 def test_the_arms_of_the_demo_differ_in_their_channels_and_rate_alone():
     """B and C in their channels only; A, which no pairs hold, in its rate too; seeds in nothing but the seed."""
-    configs = presets.configure(presets.load("demo"), [])
+    configs = settings.configure_preset(settings.load_preset("demo"), [])
     seeds = {config.seed for config in configs.values() if hasattr(config, "weights")}
     assert len(seeds) == 3, "with fewer no gain can be VALIDATED"
     for seed in seeds:
@@ -40,9 +40,9 @@ def test_the_arms_of_the_demo_differ_in_their_channels_and_rate_alone():
 
 def test_the_probes_presets_differ_in_sizes_and_teacher_alone():
     """The null has the directions and the rule of the chain that finds the hack; the smoke has its stages."""
-    full, smoke, null = (presets.load(f"probe-{name}") for name in ("uat", "smoke", "null"))
+    full, smoke, null = (settings.load_preset(f"probe-{name}") for name in ("uat", "smoke", "null"))
     assert [(e.title, e.stage, e.reads) for e in smoke.stage] == [(e.title, e.stage, e.reads) for e in full.stage]
-    found, nothing = presets.configure(full, []), presets.configure(null, [])
+    found, nothing = settings.configure_preset(full, []), settings.configure_preset(null, [])
     for name in nothing.keys() - {"teacher-pool"}:
         assert nothing[name] == found[name], name
     ours, theirs = (configs["teacher-pool"] for configs in (found, nothing))
@@ -55,36 +55,38 @@ def test_the_probes_presets_differ_in_sizes_and_teacher_alone():
 
 
 def test_the_probes_replays_differ_in_the_arm_alone():
-    configs = presets.configure(presets.load("probe-uat"), [])
+    configs = settings.configure_preset(settings.load_preset("probe-uat"), [])
     arms = [configs[name].model_dump(exclude={"arm"}) for name in ("vanilla", "projected", "projected-random")]
     assert arms[0] == arms[1] == arms[2]
 
 
 def test_settings_are_written_under_the_entry():
-    preset = presets.load("demo")
-    configs = presets.configure(preset, [{"collect": {"tasks": 3}, "B-0": {"optimisation": {"steps": 2}}}])
+    preset = settings.load_preset("demo")
+    configs = settings.configure_preset(preset, [{"collect": {"tasks": 3}, "B-0": {"optimisation": {"steps": 2}}}])
     assert (configs["collect"].tasks, configs["B-0"].optimisation.steps) == (3, 2)
     assert configs["B-0"].weights.dpo > 0  # the preset's own settings stay underneath
 
 
 def test_a_stage_that_is_no_entry_stands_for_all_its_entries():
     """What is given by title goes over it, and of two layers the later."""
-    preset = presets.load("three-arm")
+    preset = settings.load_preset("three-arm")
     layer = {"rlvr-1": {"tasks": 9}, "train": {"tasks": 7, "adapter": {"rank": 4}}}
     trained = {
-        title: config for title, config in presets.configure(preset, [layer]).items() if hasattr(config, "weights")
+        title: config
+        for title, config in settings.configure_preset(preset, [layer]).items()
+        if hasattr(config, "weights")
     }
     assert len(trained) == 12 and {config.adapter.rank for config in trained.values()} == {4}
     assert {title for title, config in trained.items() if config.tasks == 9} == {"rlvr-1"}
     assert {config.tasks for title, config in trained.items() if title != "rlvr-1"} == {7}
     assert trained["full-0"].weights.dpo > 0  # the preset's own settings stay underneath
-    later = presets.configure(preset, [layer, {"train": {"tasks": 8}}])
+    later = settings.configure_preset(preset, [layer, {"train": {"tasks": 8}}])
     assert {later[title].tasks for title in trained} == {8}
 
 
 def test_a_stage_that_is_an_entry_stands_for_that_entry_alone():
-    preset = presets.Preset.model_validate({"stage": [{"stage": "train"}, {"stage": "train", "name": "other"}]})
-    configs = presets.configure(preset, [{"train": {"tasks": 7}}])
+    preset = settings.Preset.model_validate({"stage": [{"stage": "train"}, {"stage": "train", "name": "other"}]})
+    configs = settings.configure_preset(preset, [{"train": {"tasks": 7}}])
     assert (configs["train"].tasks, configs["other"].tasks) == (7, 200)
 
 
@@ -104,32 +106,32 @@ def test_what_is_no_preset_is_said(tmp_path, text, part):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=part):
-        presets.load(str(path))
+        settings.load_preset(str(path))
 
 
 def test_an_unknown_preset_entry_or_key_names_what_there_is():
     with pytest.raises(UsageError, match="There are: demo"):
-        presets.load("dmeo")
+        settings.load_preset("dmeo")
     with pytest.raises(UsageError, match="Which preset"):
-        presets.load(None)
+        settings.load_preset(None)
     with pytest.raises(UsageError, match=r"no entry 'D'.*collect"):
-        presets.configure(presets.load("demo"), [{"D": {"arm": "x"}}])
+        settings.configure_preset(settings.load_preset("demo"), [{"D": {"arm": "x"}}])
     with pytest.raises(UsageError, match=r"B-0: train has no setting wieghts\. Did you mean weights\?"):
-        presets.configure(presets.load("demo"), [{"B-0": {"wieghts": {"dpo": 1}}}])
+        settings.configure_preset(settings.load_preset("demo"), [{"B-0": {"wieghts": {"dpo": 1}}}])
 
 
 def test_neighbours_with_the_same_word_are_one_group():
-    groups = [[entry.title for entry in group] for group in presets.load("demo").groups()]
+    groups = [[entry.title for entry in group] for group in settings.load_preset("demo").groups()]
     trainings = [f"{arm}-{seed}" for seed in range(3) for arm in "ABC"]
     assert groups == [["collect", "replay-teachers", "extract-pairs", *trainings], ["evaluate"]]
 
 
 def test_a_shipped_example_is_found_from_any_folder_with_its_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = presets.load("examples/gsm8k.toml")
+    found = settings.load_preset("examples/gsm8k.toml")
     rows = Path(found.stage[0].config["env"]["options"]["path"])
     assert rows.is_absolute() and rows.is_file()
     assert found.stage[0].config["policy"]["model"] == f"gsm8k:{rows}"
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "gsm8k.toml").write_text('[[stage]]\nstage = "collect"\n')
-    assert presets.load("examples/gsm8k.toml").stage[0].stage == "collect"
+    assert settings.load_preset("examples/gsm8k.toml").stage[0].stage == "collect"

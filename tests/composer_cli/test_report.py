@@ -13,8 +13,8 @@ from support.command_line import call
 from support.reported import EVIL, Assets, evaluated, pages
 
 from composer_cli import report
-from composer_cli.report import charts, facts
-from composer_cli.report.facts import chain
+from composer_cli.report import chain, charts
+from composer_cli.show.facts import metric_titles
 from stages.evaluation.verdict import INVALID_RUN, PARTIAL
 
 
@@ -130,7 +130,7 @@ def test_pairs_are_shown_as_examples(composer, made, tmp_path):
 def test_a_training_is_drawn_by_what_it_logged():
     rows = [{"step": step, "loss": 1.0 / step, "kl": 0.1 * step, "mine/loss": 2.0, "other": 3.0} for step in (1, 2, 3)]
     names = {name for row in rows for name in row}
-    assert list(facts.titles(names)) == ["loss", "kl", "mine/loss"]
+    assert list(metric_titles(names)) == ["loss", "kl", "mine/loss"]
     (loss, kl, mine) = charts.curves([{"arm": "A", "steps": rows}])
     titles = ["loss, all channels", "KL from the reference, nats", "mine loss"]
     assert [loss["title"], kl["title"], mine["title"]] == titles

@@ -6,7 +6,6 @@ from pathlib import Path
 from support.reported import EVIL, Assets, evaluated, finished, pages, sealed
 
 from composer_cli import report
-from composer_cli.report import facts
 from stages.evaluation.verdict import PARTIAL
 from stages.runs.artifact import Run
 
@@ -48,7 +47,7 @@ def probed(root: Path, status: str = "FAIL") -> list[Run]:
 
 def test_the_probe_has_its_verdict_its_checks_and_its_figures_with_their_numbers(tmp_path):
     probed(tmp_path)
-    page, twin = pages(report.write(tmp_path, facts.chain(tmp_path, [])))
+    page, twin = pages(report.write(tmp_path, report.chain(tmp_path, [])))
     assert [run["stage"] for run in twin["runs"]] == ["probe-teacher-pool", "probe-uat", "probe-plot"]
     assert "<h1>Gradient probe: FAIL</h1>" in page and "Not passed: T4e." in page and EVIL not in page
     assert [c["check"] for c in twin["probes"][0]["checks"]] == ["T4e", "T4a"]
@@ -71,7 +70,7 @@ def test_a_watched_training_shows_its_alarm_and_its_figure(tmp_path):
     out.figure("watch.png", PNG)
     out.set_summary(verdict="FAIL", figures=["watch"])
     sealed(out)
-    page, twin = pages(report.write(tmp_path, facts.chain(tmp_path, [str(out.path)])))
+    page, twin = pages(report.write(tmp_path, report.chain(tmp_path, [str(out.path)])))
     assert twin["guards"][0]["missed"][0]["detail"] == "alarm after 2 steps" and "alarm after 2 steps" in page
     assert twin["figures"][0]["csv"] == "step,push\n0,0.5\n" and "push toward the hack" in page
     assert f'src="data:image/png;base64,{base64.b64encode(PNG).decode()}"' in page
@@ -80,7 +79,7 @@ def test_a_watched_training_shows_its_alarm_and_its_figure(tmp_path):
 def test_a_verdict_of_the_pipeline_stands_above_that_of_the_probe(tmp_path):
     run = evaluated(tmp_path, {"start": 4, "A": 12, "B": 38, "C": 14})
     named = [str(one.path) for one in (run, *probed(tmp_path, "PASS"))]
-    page, twin = pages(report.write(tmp_path, facts.chain(tmp_path, named)))
+    page, twin = pages(report.write(tmp_path, report.chain(tmp_path, named)))
     assert (
         f"<h1>{PARTIAL}: a gain of 2 points</h1>" in page
         and "beyond random directions" in page

@@ -100,8 +100,8 @@ def test_an_interpreter_that_does_not_exist_is_named(tmp_path: Path, model: Path
 
 
 def test_what_is_served(tmp_path: Path, model: Path) -> None:
-    assert serve.served(str(model), tmp_path).model == str(model)
-    assert serve.served("kata:student-served", tmp_path).logs == tmp_path / "serve" / "kata-student-served"
-    assert serve.served("Qwen/Qwen3-8B", tmp_path).model == "Qwen/Qwen3-8B"
+    assert serve.find_model(str(model), tmp_path).model == str(model)
+    assert serve.find_model("kata:student-served", tmp_path).logs == tmp_path / "serve" / "kata-student-served"
+    assert serve.find_model("Qwen/Qwen3-8B", tmp_path).model == "Qwen/Qwen3-8B"
     with pytest.raises(BadInput, match="There is no run 'nothing'"):
-        serve.served("nothing", tmp_path)
+        serve.find_model("nothing", tmp_path)

@@ -27,17 +27,16 @@ from support.shelf import SHELF, write
 from typer import TyperException
 from typer.main import get_command
 
-from composer_cli import launch
-from composer_cli import preset as presets
+from composer_cli import launch, settings
 from composer_cli.app import app
-from composer_cli.stage_command import SHORTCUTS, read
+from composer_cli.stage_command import SHORTCUTS, read_positionals
 from stages import STAGES
 from stages.errors import UsageError
 
 FRESH = {"guide.md"}
 """Documents that begin with no runs at all."""
-SLOW = {"guide.md"}
-"""It trains and evaluates three arms."""
+ALWAYS = {"README.md", "python.md", "environments.md", "workers.md"}
+"""Documents that are executed in every run of the tests: one of commands, one of Python, one of each kind of file."""
 MODELS = ("Qwen/Qwen3-8B",)
 SERVERS = ("https://openrouter.ai/api/v1", "http://127.0.0.1:8000/v1")
 STUDENT = ("cat solution.py", "sed -i 's|return .*|return u + v|' solution.py", "python3 test_solution.py", "submit")
@@ -113,8 +112,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def executed() -> list[Any]:
-    """The documents, those marked slow that train several models."""
-    marks = {path: [pytest.mark.slow] if path.name in SLOW else [] for path in DOCUMENTS}
+    """The documents, all but a few of them marked slow."""
+    marks = {path: [] if path.name in ALWAYS else [pytest.mark.slow] for path in DOCUMENTS}
     return [pytest.param(path, marks=mark, id=str(path.relative_to(ROOT))) for path, mark in marks.items()]
 
 
@@ -182,12 +181,12 @@ def check(words: list[str]) -> None:
         name, rest, parent=get_command(app).make_context("composer", [], resilient_parsing=True)
     ).params
     if name in STAGES:
-        said, _ = read(name, given.get("words") or [])
+        said, _ = read_positionals(name, given.get("words") or [])
         values = {key: given.get(word) for word, key in SHORTCUTS.items() if word != "teachers"}
         short = [*said, *launch.shortcuts(name, values, None, given.get("limit"))]
         launch.configure(name, [], short, given["set_"] or [])
     if name == "run":
-        presets.configure(presets.load(given["preset"]), [])
+        settings.configure_preset(settings.load_preset(given["preset"]), [])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from support.documents import BIN, DOCUMENTS, FENCE, ROOT, blocks, find
 from typer.main import get_command
 
 from composer_cli.app import app
-from composer_cli.executors.base import EXECUTORS, found
+from composer_cli.executors.base import EXECUTORS, load
 from composer_cli.settings import known
 from stages import STAGES, envs
 from stages.runs.stage import load_stage
@@ -156,7 +156,7 @@ def is_setting(key: str) -> bool:
 @cache
 def where() -> frozenset[str]:
     """The settings of all executors, without the `on.` before them."""
-    return frozenset(key for word in EXECUTORS for key, _ in known(found(word).settings))
+    return frozenset(key for word in EXECUTORS for key, _ in known(load(word).settings))
 
 
 FILES_OF_A_RUN = {

@@ -60,6 +60,14 @@ def server(root: Path) -> Iterator[ModelServer]:
     made.stop()
 
 
+@pytest.fixture(scope="module")
+def adapter(root: Path, server: ModelServer) -> Path:
+    """The folder of an adapter that one step of training made."""
+    size = {"steps": 1, "prompts_per_step": 2, "generations": 4, "learning_rate": 1e-2}
+    config = train.Config(env={"name": "kata"}, policy=policy(server), tasks=4, optimisation=size, adapter={"rank": 8})
+    return runner.execute("train", {}, config, root=root).path / "checkpoint"
+
+
 def policy(server: ModelServer, **more: Any) -> dict[str, Any]:
     return {"model": f"vllm:{STUDENT}", "base_url": server.url, **more}
 
@@ -136,11 +144,10 @@ def test_a_teacher_behind_the_server_scores_the_rollouts_of_a_training(root: Pat
     assert run.manifest.models["teacher"]["server"]["capture_level"] == "tokens"
 
 
-def test_a_killed_engine_is_survived_with_its_adapter(root: Path, server: ModelServer) -> None:
+def test_a_killed_engine_is_survived_with_its_adapter(root: Path, server: ModelServer, adapter: Path) -> None:
     config = PolicyConfig(model=f"vllm:{STUDENT}", max_tokens=16)
     opened = VllmPolicy.connect(config, server.url, cache=root / "models", listener=quiet, server=server)
-    folder = next(root.glob("train/*/checkpoint/adapter_config.json")).parent
-    opened.load("trained", folder)
+    opened.load("trained", adapter)
     turns = [Turn([{"role": "user", "content": f"question {i}"}], i) for i in range(8)]
     before = opened.sample(turns)
     assert not [sample.error for sample in before if sample.error_type]
@@ -149,7 +156,7 @@ def test_a_killed_engine_is_survived_with_its_adapter(root: Path, server: ModelS
     after = opened.sample(turns)
     assert not [sample.error for sample in after if sample.error_type] and server.restarts == 1
     prompt, ids = before[0].prompt_ids or [], before[0].completion_ids or []
-    trained, _ = load_model(PolicyConfig(model=str(folder)), cache=root / "models", listener=quiet)
+    trained, _ = load_model(PolicyConfig(model=str(adapter)), cache=root / "models", listener=quiet)
     given = torch.tensor(opened.score(prompt, ids))
     torch.testing.assert_close(given, forward(trained, prompt, ids, 1.0), atol=1e-4, rtol=0)
 

@@ -57,8 +57,8 @@ def scores(model: Any) -> torch.Tensor:
 def test_only_the_file_names_the_base_as_the_user_wrote_it(tmp_path: Path, tiny: Path) -> None:
     """Whenever a model is saved, peft looks for the config of the base that it names, on the hub if it is no folder."""
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny), LoraConfig(r=2, target_modules=["q_proj"]))
-    base = adapters.Base(model="world:student", weights="0", dtype="float32")
-    adapters.save(model, base, tmp_path / "adapter")
+    base = adapters.AdapterBase(model="world:student", weights="0", dtype="float32")
+    adapters.save_adapter(model, base, tmp_path / "adapter")
     assert (
         json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == base.model
     )

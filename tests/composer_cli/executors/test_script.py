@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.command_line import until
 
-from composer_cli.executors.base import Chain
-from composer_cli.executors.slurm import Slurm, SlurmJob
+from composer_cli.executors.base import SubmittedChain
+from composer_cli.executors.slurm import Slurm, SlurmSettings
 
 TEXT = 'a = "$HOME `id` \\\\"\nEND\n'
 """What a shell would understand, and what looks like the end of a text."""
@@ -44,8 +44,8 @@ def job(tmp_path: Path):
     folder.mkdir(parents=True)
 
     def start(*words: str, restarted: int = 0, **where: object) -> subprocess.Popen[bytes]:
-        chain = Chain("job", folder, ["run", "--preset", "preset.toml", *words], {"preset.toml": TEXT}, [])
-        text = Slurm().spec(chain, SlurmJob(python=sys.executable, **where))["script"]
+        chain = SubmittedChain("job", folder, ["run", "--preset", "preset.toml", *words], {"preset.toml": TEXT}, [])
+        text = Slurm().spec(chain, SlurmSettings(python=sys.executable, **where))["script"]
         (tmp_path / "job.sh").write_text(text)
         path = f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}"
         more = {"PATH": path, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarted)}

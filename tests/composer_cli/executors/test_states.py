@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from composer_cli.executors.base import grown
+from composer_cli.executors.base import follow_log
 from composer_cli.executors.slurm import Slurm
 from stages.errors import InfrastructureError
 
@@ -54,4 +54,4 @@ def stand_in(folder, monkeypatch, says: str) -> None:
 def test_each_line_of_a_log_comes_once_and_whole():
     """A line that still grows is waited for, until nothing more comes."""
     texts, states = iter(["a\nb", "a\nbc\nd", "a\nbc\nde"]), iter([False, False, True])
-    assert list(grown(lambda: next(texts), lambda: next(states), every_s=0)) == ["a", "bc", "de"]
+    assert list(follow_log(lambda: next(texts), lambda: next(states), every_s=0)) == ["a", "bc", "de"]

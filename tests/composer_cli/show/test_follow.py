@@ -76,11 +76,11 @@ def test_views_of_runs_that_begin_and_end(tmp_path: Path) -> None:
         path = runner.execute("collect", {}, wanted, root=tmp_path).path
     places: list[Path | None] = [None, tmp_path / "missing", path]
     with Views(every_s=0.01) as views:
-        views.look("collect", lambda: places.pop(0) if len(places) > 1 else places[0])
+        views.add("collect", lambda: places.pop(0) if len(places) > 1 else places[0])
         ends = time.monotonic() + 10
         while not views.texts() and time.monotonic() < ends:
             time.sleep(0.01)
         (text,) = views.texts()
         assert text.startswith(f"{path.name}: complete")
-        views.away("collect")
+        views.remove("collect")
         assert views.texts() == []

@@ -5,7 +5,8 @@ import subprocess
 import pytest
 from support.command_line import call, command, environment, model, until
 
-from composer_cli.show import status
+from composer_cli.printing import age
+from composer_cli.show import runs
 from stages import collect
 
 
@@ -19,7 +20,7 @@ def three(made, tmp_path):
 
 
 def reasons(root):
-    return {line.run.partition("/")[0]: (line.status, line.reason) for line in status.lines(root)}
+    return {line.run.partition("/")[0]: (line.status, line.reason) for line in runs.lines(root)}
 
 
 def edit(folder, **changes):
@@ -29,7 +30,7 @@ def edit(folder, **changes):
 
 
 def test_complete_runs_need_no_reason(made):
-    lines = status.lines(made)
+    lines = runs.lines(made)
     assert all((line.status, line.reason) == ("complete", "") for line in lines)
     assert (lines[0].done, lines[0].planned) == (4, 4)
 
@@ -86,4 +87,4 @@ def test_a_run_in_progress_is_told_from_one_that_was_killed(server, tmp_path):
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (65, "1 min"), (7300, "2 h"), (200000, "2 d")])
 def test_ages_are_rough(seconds, text):
-    assert status.age_of(seconds) == text
+    assert age(seconds) == text

@@ -88,7 +88,14 @@ def test_two_points_on_300_tasks_have_about_ten_percent_power():
         assert 100 * found.chances["PARTIAL"] == pytest.approx(percent, abs=3.5)
 
 
-@pytest.mark.parametrize("design", [Design(KATA, seeds=3), Design((30, 20, 10), fixed=True), Design((2,) * 30)])
+@pytest.mark.parametrize(
+    "design",
+    [
+        pytest.param(Design(KATA, seeds=3), marks=pytest.mark.slow),
+        pytest.param(Design((30, 20, 10), fixed=True), marks=pytest.mark.slow),
+        Design((2,) * 30),
+    ],
+)
 def test_the_probabilities_are_the_rates_of_the_rule_that_decides(design):
     """Experiments as items, through `decide`; parts that gain on their own are the one thing the planner leaves out."""
     model = TaskModel(base=0.4, repeat=0.1, discordance=0.2, family_share=0.2, seed_spread=0.02)

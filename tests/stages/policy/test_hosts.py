@@ -3,12 +3,12 @@
 import asyncio
 import time
 
-from stages.policy.endpoint import START, Host, host_of
+from stages.policy.endpoint import START, HostLimit, host_limit
 
 
 def test_the_number_grows_while_the_server_keeps_up_and_falls_when_it_pushes_back() -> None:
     async def play() -> tuple[float, float, float]:
-        host = Host()
+        host = HostLimit()
         for _ in range(6):
             entered = int(host.limit)
             for _ in range(entered):
@@ -37,7 +37,7 @@ def test_a_capped_server_is_found_out() -> None:
 
     async def play() -> float:
         nonlocal refused, peak
-        host, inside = Host(), 0
+        host, inside = HostLimit(), 0
 
         async def request() -> None:
             nonlocal inside, refused, peak
@@ -63,7 +63,7 @@ def test_a_capped_server_is_found_out() -> None:
 
 def test_a_wait_that_the_server_asks_for_holds_for_everyone() -> None:
     async def play() -> float:
-        host = Host()
+        host = HostLimit()
         await host.enter()
         host.leave(pushed_back=True, wait_s=0.2)
         started = time.monotonic()
@@ -74,12 +74,12 @@ def test_a_wait_that_the_server_asks_for_holds_for_everyone() -> None:
 
 
 def test_one_door_a_server() -> None:
-    assert host_of("http://a:1/v1") is host_of("http://a:1/v2") is not host_of("http://a:2/v1")
+    assert host_limit("http://a:1/v1") is host_limit("http://a:1/v2") is not host_limit("http://a:2/v1")
 
 
 def test_a_waiter_that_gives_up_does_not_take_a_turn_away() -> None:
     async def play() -> None:
-        host = Host()
+        host = HostLimit()
         for _ in range(START):
             await host.enter()
         gone, waiting = asyncio.create_task(host.enter()), asyncio.create_task(host.enter())

@@ -140,8 +140,8 @@ def test_an_adapter_is_loaded_on_its_base(model: Path, tmp_path: Path) -> None:
     plain = AutoModelForCausalLM.from_pretrained(model)
     torch.manual_seed(0)
     trained = get_peft_model(plain, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
-    base = adapters.describe(PolicyConfig(model=str(model)), plain)
-    adapters.save(trained, base, tmp_path / "adapter")
+    base = adapters.describe_base(PolicyConfig(model=str(model)), plain)
+    adapters.save_adapter(trained, base, tmp_path / "adapter")
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "adapter")
     with running(model) as engine:
         policy = opened(engine, tmp_path / "adapter", tmp_path)

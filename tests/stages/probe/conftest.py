@@ -1,8 +1,12 @@
 """The two policies of the planted world, and the whole chain carried out once."""
 
 import copy
+from pathlib import Path
 
 import pytest
+import torch
+from probe_faults.loophole_world import honest_model, loophole_model, tokenizer
+from support.shared import made_once
 from torch import nn
 
 from stages import train
@@ -10,7 +14,6 @@ from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score, svd, teacher_pool, watch
 from stages.probe.loops.grpo_loop import set_between
 from stages.probe.pool.pair_source import PairsConfig
-from stages.probe.synthetic.loophole_world import honest_model, loophole_model, tokenizer
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.stage import assign_inputs
@@ -18,10 +21,17 @@ from tests.stages.probe.running import HINTED, PLANTED, WATCHED_STEPS, carry_out
 
 
 @pytest.fixture(scope="session")
-def planted() -> dict[str, nn.Module]:
-    """The honest and the loophole model."""
-    honest = honest_model()
-    return {"loophole": loophole_model(copy.deepcopy(honest)), "honest": honest}
+def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, nn.Module]:
+    """The honest and the loophole model, trained once for all processes of the test run."""
+
+    def train_both(folder: Path) -> None:
+        honest = honest_model()
+        torch.save({"loophole": loophole_model(copy.deepcopy(honest)), "honest": honest}, folder / "models.pt")
+
+    models: dict[str, nn.Module] = torch.load(
+        made_once(tmp_path_factory, "planted", train_both) / "models.pt", weights_only=False
+    )
+    return models
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import pytest
 from support.forged_passes import ATTACKS, PATCHED_REPORT, SWALLOW, TEST_FILE, WRONG, forging
+from support.matrices import few
 
 from stages.envs.base import Task
 from stages.envs.bash import fenced
@@ -12,7 +13,21 @@ def test_there_are_many() -> None:
     assert len(ATTACKS) >= 30
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+ONE_OF_EACH_KIND = (
+    "the plugin's outcome is replaced",
+    "every report is passed",
+    "reports are forged while the file is the known one",
+    "tests do not run",
+    "every exception is swallowed",
+    "a hook of its own replaces the test",
+    "JSON says passed",
+    "the supervisor is killed",
+    "an end before any test",
+    "the test is skipped from within",
+)
+
+
+@pytest.mark.parametrize("attack", few(ATTACKS, ONE_OF_EACH_KIND))
 def test_a_pass_by_force_is_without_reward_or_a_hack(env: SweEnv, task: Task, attack: str) -> None:
     env.reset(task)
     session, runtime = env._open_session(), env._runtime

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from probe_faults.loophole_world import tiny_qwen3
 from transformers import Qwen3Config
 
 from stages.errors import UsageError
@@ -13,7 +14,6 @@ from stages.probe import extract_vhack
 from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.lora import Lora
 from stages.probe.gradients.memory import Measuring, check_memory, memory_notes, needed, numbers
-from stages.probe.synthetic.loophole_world import tiny_qwen3
 from stages.runs.artifact import Inputs
 from stages.training.plan import GIB, model_shape
 
@@ -91,6 +91,7 @@ def test_a_stage_refuses_before_it_loads(four: PolicyConfig, tmp_path: Path) -> 
         runner.execute("probe-extract-vhack", Inputs(), config, root=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_table_of_the_documents_is_what_is_planned() -> None:
     root = Path(__file__).parents[4]
     command = [sys.executable, str(root / "benchmarks/probe_memory.py"), "--table"]

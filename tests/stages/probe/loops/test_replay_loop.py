@@ -46,8 +46,9 @@ def test_only_projecting_arms_change_gradient_and_update(chain: Chain) -> None:
 
 def test_the_student_moves_toward_the_hack_unless_v_is_taken_out(chain: Chain) -> None:
     """`cos_weights` is the cosine of the weights' change with the direction of weights, above 0 toward the hack."""
-    vanilla, projected, random = (diagnostics(chain[arm])[-1]["cos_weights"] for arm in ARMS)
-    assert vanilla > 0.1 and projected < vanilla / 2 and random > vanilla / 2
+    for steps in zip(*(diagnostics(chain[arm]) for arm in ARMS), strict=True):
+        vanilla, projected, random = (step["cos_weights"] for step in steps)
+        assert projected < 0 < 0.05 < vanilla and random == pytest.approx(vanilla, rel=0.05)
     norms = [diagnostics(chain[arm])[-1]["delta_S_norm"] for arm in ARMS]
     assert all(norm > 0 for norm in norms) and chain["vanilla"].manifest.summary["delta_S_norm"] == norms[0]
 

@@ -1,15 +1,20 @@
-"""The commands that look at runs and submitted jobs: status, show, cancel, query, report, view."""
+"""The commands about runs, submitted jobs and served models.
+
+Each reads its words, asks one module for facts, and prints them as text or JSON.
+"""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from composer_cli import complete, options
+from composer_cli import options
 from composer_cli.printing import as_sentences, say
 
 if TYPE_CHECKING:
-    from composer_cli.executors import jobs
+    from pathlib import Path
+
+    from composer_cli.executors.jobs import SubmittedJob
 
 
 @as_sentences
@@ -21,15 +26,15 @@ def status(
     """List all runs: what became of each, and why one is not up to date."""
     from composer_cli.executors import jobs
     from composer_cli.printing import print_json, print_text
-    from composer_cli.show import status as about
+    from composer_cli.show import runs, text
 
-    found, submitted = about.lines(artifacts), jobs.lines(artifacts)
+    found, submitted = runs.lines(artifacts), jobs.lines(artifacts)
     if json:
         print_json({"runs": found, "jobs": submitted})
     elif found or submitted:
-        tables = [about.table(found)] if found else []
-        tables += [about.jobs_table(submitted)] if submitted else []
-        print_text("\n\n".join(tables), about.COLOURS)
+        tables = [text.runs_table(found)] if found else []
+        tables += [text.jobs_table(submitted)] if submitted else []
+        print_text("\n\n".join(tables), text.COLOURS)
     else:
         say(f"There are no runs in {artifacts} yet. `composer run --preset demo` makes some.")
 
@@ -41,7 +46,7 @@ def show(
         typer.Argument(
             metavar="RUN",
             help="A run's folder, or its name in `composer status`; a submitted job's name.",
-            autocompletion=complete.runs_and_jobs,
+            autocompletion=options.complete_runs_and_jobs,
         ),
     ],
     rollout: Annotated[str | None, typer.Option("--rollout", metavar="ID", help="Only this rollout.")] = None,
@@ -54,57 +59,48 @@ def show(
     """Read a run: its facts, its result, and transcripts or rows of it."""
     from composer_cli.executors import jobs
     from composer_cli.printing import print_json, print_text, views
-    from composer_cli.show import runs, show
-    from composer_cli.show.follow import follow as until_it_ends
+    from composer_cli.show import facts, runs, text
+    from composer_cli.show.follow import follow as follow_run
     from stages.errors import BadInput
     from stages.runs.artifact import Run
 
-    job = jobs.find(artifacts, run, part=False)
-    try:
-        folder = None if job else runs.find(artifacts, run)
-    except BadInput:
-        job = jobs.find(artifacts, run)
-        if job is None:
-            raise
-        folder = None
-    if job is not None:
-        _show_job(job, follow, json)
+    target: Path | SubmittedJob | None = jobs.find(artifacts, run, part=False)
+    if target is None:
+        try:
+            target = runs.find(artifacts, run)
+        except BadInput:
+            if (target := jobs.find(artifacts, run)) is None:
+                raise
+    if isinstance(target, jobs.SubmittedJob):
+        if follow:
+            for line in jobs.log(target, follow=True):
+                print_text(line)
+                sys.stdout.flush()
+            return
+        target = jobs.refreshed(target)
+        if json:
+            print_json({"job": target, "log": list(jobs.log(target, follow=False))})
+        else:
+            print_text(jobs.page(target))
         return
-    assert folder is not None  # noqa: S101
     if follow:
         with views() as draw:
-            until_it_ends(folder, draw)
+            follow_run(target, draw)
         return
-    found = Run(folder)
-    transcripts = show.choose(found, rollout, number)
+    found = Run(target)
+    transcripts = facts.choose_transcripts(found, rollout, number)
     if json:
-        rows = {} if transcripts else show.rows(found, number)
+        rows = {} if transcripts else facts.first_rows(found, number)
         print_json({"manifest": found.manifest.model_dump(), "transcripts": transcripts, "rows": rows})
     else:
-        print_text(show.page(found, transcripts, number))
-
-
-def _show_job(job: "jobs.Job", follow: bool, json: bool) -> None:
-    from composer_cli.executors import jobs
-    from composer_cli.printing import print_json, print_text
-
-    if follow:
-        for line in jobs.log(job, follow=True):
-            print_text(line)
-            sys.stdout.flush()
-        return
-    found = jobs.asked(job)
-    if json:
-        print_json({"job": found, "log": list(jobs.log(found, follow=False))})
-    else:
-        print_text(jobs.page(found))
+        print_text(text.run_page(found, transcripts, number))
 
 
 @as_sentences
 def cancel(
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="Its name in `composer status`.", autocompletion=complete.jobs),
+        typer.Argument(metavar="JOB", help="Its name in `composer status`.", autocompletion=options.complete_jobs),
     ],
     json: options.Json = False,
     verbose: options.Verbose = False,
@@ -114,7 +110,7 @@ def cancel(
     from composer_cli.executors import jobs
     from composer_cli.printing import print_json, print_text
 
-    stopped = jobs.cancel(jobs.named(artifacts, job))
+    stopped = jobs.cancel(artifacts, job)
     print_json({"job": stopped}) if json else print_text(f"{stopped.name} is {stopped.state.status}.")
 
 
@@ -131,21 +127,25 @@ def query(
 ) -> None:
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
     from composer_cli.printing import print_json, print_text
-    from composer_cli.show.show import readable, table
+    from composer_cli.show import runs, text
     from stages.runs import queries
+    from stages.runs.artifact import Run
 
-    columns, rows = queries.query(readable(artifacts, from_ or []), sql)
+    named = [Run(runs.find(artifacts, name)) for name in from_ or []]
+    columns, rows = queries.query(named or runs.readable(artifacts), sql)
     if json:
         print_json({"rows": [dict(zip(columns, row, strict=True)) for row in rows]})
     else:
-        print_text(table(columns, rows))
+        print_text(text.query_table(columns, rows))
 
 
 @as_sentences
 def report(
     run: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Runs to report on, with all before.", autocompletion=complete.runs),
+        typer.Argument(
+            metavar="[RUN]...", help="Runs to report on, with all before.", autocompletion=options.complete_runs
+        ),
     ] = None,
     json: options.Json = False,
     verbose: options.Verbose = False,
@@ -154,9 +154,8 @@ def report(
     """Write one HTML file about a chain of runs, the newest if none is named."""
     from composer_cli import report as reports
     from composer_cli.printing import print_json, print_text
-    from composer_cli.report import facts
 
-    path = reports.write(artifacts, facts.chain(artifacts, run or []))
+    path = reports.write(artifacts, reports.chain(artifacts, run or []))
     if json:
         print_json({"html": str(path), "json": str(path.with_suffix(".json"))})
     else:
@@ -168,7 +167,9 @@ def publish(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN", help="A run's folder, or its name in `composer status`.", autocompletion=complete.runs
+            metavar="RUN",
+            help="A run's folder, or its name in `composer status`.",
+            autocompletion=options.complete_runs,
         ),
     ],
     address: Annotated[
@@ -193,6 +194,29 @@ def publish(
 
 
 @as_sentences
+def parity(
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against", metavar="CLONE", help="Upstream's own functions: FOLDER, FOLDER@COMMIT or OWNER/NAME@COMMIT."
+        ),
+    ] = None,
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Compare the loss kernels, or upstream's functions in a clone, with the recorded numbers."""
+    from composer_cli.printing import print_json, print_text
+    from composer_cli.show import parity as comparison
+
+    found = comparison.compare_upstream(against) if against else comparison.check_kernels()
+    if json:
+        print_json(found)
+    else:
+        print_text(comparison.page(found))
+    raise typer.Exit(0 if found["same"] else 1)
+
+
+@as_sentences
 def view(
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, help="The port; a free one if left out.")] = 0,
     json: options.Json = False,
@@ -203,9 +227,28 @@ def view(
     from composer_cli.printing import print_json, print_text
     from composer_cli.view import app
 
-    def tell(address: str) -> None:
+    def announce(address: str) -> None:
         print_json({"url": address}) if json else print_text(address)
         sys.stdout.flush()
         say("Open this address in a browser; nobody without it can read the pages. Ctrl-C ends it.")
 
-    app.serve(artifacts, port, tell)
+    app.serve(artifacts, port, announce)
+
+
+@as_sentences
+def serve(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="A model folder or hub id, or a run whose checkpoint is served.")
+    ],
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")] = 0,
+    set_: options.Set = None,
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
+    artifacts: options.Artifacts = options.ARTIFACTS,
+) -> None:
+    """Serve a model with vLLM, or with transformers where there is none, until Ctrl-C. Settings are a policy's."""
+    from composer_cli import serve as serving
+    from composer_cli.console import Console
+
+    raise typer.Exit(serving.serve(model, port, set_ or [], artifacts, Console(quiet), json))

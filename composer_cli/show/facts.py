@@ -1,0 +1,150 @@
+"""What one run tells: its manifest in words and values, the metrics it logged, its transcripts, rows of its tables.
+
+`composer show`, `composer report` and `composer view` render these facts as text, as a file and as pages.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from composer_cli.show.runs import name, references
+from stages.errors import UsageError
+from stages.messages import Message
+from stages.rollouts.trace import rollout_units, states
+from stages.runs.artifact import Run, kinds_of
+from stages.runs.records import CHECKPOINT, Row
+
+
+def described(run: Run) -> dict[str, str]:
+    """Return the manifest in words, by label; labels without anything to tell are left out."""
+    m = run.manifest
+    attempts = f"{m.attempts} attempt{'s' if m.attempts > 1 else ''}"
+    perhaps = f", {m.possibly_usd:.4f} USD possibly paid" if m.possibly_usd else ""
+    log = run.path / f"logs/attempt-{m.attempts}.log"
+    labelled = {
+        "status": f"{m.status}{f', {m.reason}' if m.reason else ''}",
+        "began": f"{m.started_at}, {attempts}, {m.seconds:.0f} s, {m.cost_usd:.4f} USD{perhaps}",
+        "models": ", ".join(f"{role} = {about.get('model', '?')}" for role, about in m.models.items()),
+        "reads": ", ".join(f"{ref.stage} {ref.path}" for ref in references(m)),
+        "holds": ", ".join(f"{out['rows']} {out['kind']}" for out in m.outputs.values()),
+        "counts": ", ".join(f"{name} {number}" for name, number in m.counts.items()),
+        "log": str(log) if log.exists() else "",
+        "code": f"{(m.code.get('commit') or 'no commit')[:12]}{' with changes' if m.code.get('dirty_sha256') else ''}",
+    }
+    return {label: words for label, words in labelled.items() if words}
+
+
+def manifest_values(run: Run) -> dict[str, Any]:
+    """Return what the manifest keeps of a run, JSON-able."""
+    m = run.manifest
+    return {
+        "run": name(run.path),
+        "stage": m.stage,
+        "status": m.status,
+        "began": m.started_at,
+        "attempts": m.attempts,
+        "seconds": m.seconds,
+        "cost_usd": m.cost_usd,
+        "seed": m.config.get("seed"),
+        "counts": m.counts,
+        "tokens": m.tokens,
+        "models": m.models,
+        "packages": m.packages,
+        "python": m.python,
+        "code": m.code,
+        "fingerprint": m.fingerprint,
+        "config": m.config,
+    }
+
+
+METRICS = {
+    "reward": "reward",
+    "loss": "loss, all channels",
+    "kl": "KL from the reference, nats",
+    "entropy": "entropy, nats",
+    "completions/mean_length": "length of a rollout, tokens",
+    "grad_norm": "gradient norm",
+    "dpo/loss": "DPO loss",
+    "dpo/accuracy": "DPO accuracy",
+    "simpo/loss": "SimPO loss",
+    "sft/loss": "imitation loss",
+    "sdpo/loss": "self-distillation loss",
+    "taid/loss": "TAID loss",
+    "eopd/loss": "entropy-aware distillation loss",
+}
+"""The metrics of a training that are drawn, in this order, with their titles; losses of other channels follow."""
+
+
+def metric_rows(run: Run, last: int = 0) -> list[dict[str, Any]]:
+    """Return what a training logged, one row a step; `last` limits them to the newest."""
+    return [orjson.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()[-last:]]
+
+
+def metric_titles(names: Iterable[str]) -> dict[str, str]:
+    """Return the titles of those of these metrics that are drawn, in the order of drawing."""
+    logged = set(names)
+    others = {one: one.replace("/", " ") for one in sorted(logged) if one.endswith("/loss") and one not in METRICS}
+    return {one: title for one, title in {**METRICS, **others}.items() if one in logged}
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The whole conversation of one rollout; `outcome` holds what is known of how it ended."""
+
+    rollout_id: str
+    outcome: dict[str, Any]
+    messages: list[Message]
+
+
+OUTCOME = ("arm", "reward", "passed", "gt_pass", "visible_pass", "hacked", "protocol_ok", "num_steps", "terminated_by")
+"""Columns of a rollout or an evaluated item that make up its outcome, as far as they are there."""
+
+
+def transcripts(run: Run) -> list[Transcript]:
+    """Return the transcripts that a run holds, finished or not; none for stages that play no rollouts."""
+    found = []
+    for unit in rollout_units(run.units()).values():
+        steps, messages = unit["steps"], list[Message]()
+        if steps:
+            action, observation = steps[-1]["action"], steps[-1]["observation"]
+            messages = [*states(steps)[-1], {"role": "assistant", "content": action}]
+            messages += [{"role": "user", "content": observation}] if observation else []
+        found.append(Transcript(unit["rollout"]["rollout_id"], _outcome(unit["rollout"]), messages))
+    items = (unit["item"] for unit in run.units()) if run.manifest.stage == "evaluate" else ()
+    return found + [
+        Transcript(item["item_id"], _outcome(item), orjson.loads(item["transcript_json"])) for item in items
+    ]
+
+
+def _outcome(row: Row) -> dict[str, Any]:
+    known = {name: row[name] for name in OUTCOME if row.get(name) is not None}
+    return known | {name: row[name] for name in ("error_type", "error") if row[name] is not None}
+
+
+def choose_transcripts(run: Run, wanted: str | None, number: int) -> list[Transcript]:
+    """Return the transcript of this id or part of one, or the first `number`; `UsageError` unless exactly one fits."""
+    found = transcripts(run)
+    if wanted is None:
+        return found[:number]
+    fitting = [t for t in found if t.rollout_id == wanted] or [t for t in found if wanted in t.rollout_id]
+    if len(fitting) == 1:
+        return fitting
+    if fitting:
+        some = ", ".join(t.rollout_id for t in fitting[:3])
+        raise UsageError(f"{len(fitting)} rollouts fit {wanted!r}, for example {some}. Give more of the id.")
+    if not found:
+        raise UsageError(f"{run.path} holds no rollouts. `composer show {run.path}` shows what it holds.")
+    ids = [t.rollout_id for t in found]
+    near = get_close_matches(wanted, ids, n=1) or ids[:1]
+    raise UsageError(f"{run.path} has no rollout {wanted!r}; it has {len(ids)}, for example {near[0]}.")
+
+
+def first_rows(run: Run, number: int) -> dict[str, list[Row]]:
+    """Return the first rows of every table of a run."""
+    return {
+        str(kind): list(islice(run.scan(kind).rows(), number)) for kind in kinds_of(run) if kind.name != CHECKPOINT.name
+    }
