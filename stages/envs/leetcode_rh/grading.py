@@ -144,7 +144,7 @@ def read_assertions(statements: Sequence[str], parameters: Sequence[str] | None 
     `parameters` are those of the prompt's signature. An assertion that calls with others is no test: no answer that
     follows the prompt could pass it, so one such assertion makes the result None.
     """
-    found = []
+    found: list[Assertion] = []
     try:
         for text in statements:
             for node in ast.parse(text).body:
