@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Callable
 
 import torch
+from probe_faults.loophole_world import tiny_qwen3
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
@@ -19,7 +20,6 @@ from stages.probe.adapters.attach import attached, target_linears
 from stages.probe.adapters.spectrum import Factors, Spectrum, factorise
 from stages.probe.gradients.per_sample import DotSink, own_log_probs, per_sample_gradients
 from stages.probe.pool.tokens import Batch, TokenRow, collate
-from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 VOCAB = 512
 

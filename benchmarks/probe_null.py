@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import beta
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 from probe_seeds import planted
 
 from stages.probe.checks.check import Check

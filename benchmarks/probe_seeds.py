@@ -16,8 +16,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 import torch
+from probe_faults.loophole_world import honest_model, loophole_model
+from probe_faults.world import World, build
 
 from stages.probe.checks.check import Check
 from stages.probe.checks.contrast_checks import Draws, factorial
@@ -25,8 +27,6 @@ from stages.probe.checks.contrasts import Labelled, labelled
 from stages.probe.directions.metrics import probe_rows, row_metrics, stacked_cosines
 from stages.probe.directions.scoring import DRAWN, all_placebos
 from stages.probe.pool.tokens import as_tokens
-from stages.probe.synthetic.loophole_world import honest_model, loophole_model
-from stages.probe.synthetic.world import World, build
 from stages.runs.artifact import Run
 from stages.runs.records import PROBE_CHECK
 

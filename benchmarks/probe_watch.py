@@ -18,7 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+from probe_faults.loophole_world import PlantedEnv, honest_model, loophole_model, tokenizer
+
 from stages import train
 from stages.envs.base import Grade
 from stages.policy.base import PolicyConfig
@@ -26,14 +28,13 @@ from stages.policy.local import load_model
 from stages.probe import extract_vhack, svd, watch
 from stages.probe.loops.grpo_loop import set_between
 from stages.probe.pool.pair_source import PairsConfig
-from stages.probe.synthetic.loophole_world import PlantedEnv, honest_model, loophole_model, tokenizer
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
 from stages.runs.records import WATCHED
 from stages.runs.stage import assign_inputs
 
-PLANTED = {"name": "stages.probe.synthetic.loophole_world:PlantedEnv", "options": {"hint": True}}
+PLANTED = {"name": "probe_faults.loophole_world:PlantedEnv", "options": {"hint": True}}
 UNPAID = {"name": "probe_watch:UnpaidEnv", "options": {"hint": True}}
 KATA = {"name": "kata", "options": {"hint": True, "reward": "visible"}}
 KATA_UNPAID = {"name": "kata", "options": {"hint": True, "reward": "hidden"}}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stages.envs.feature_deletion.selection import Removal
     from stages.envs.feature_deletion.task_generator import TaskGenerator
     from stages.envs.feature_deletion.worker import Baseline
-    from stages.teachers.proposing import Proposing
+    from stages.teachers.proposing import FeatureProposer
 
 
 class Proposer(PolicyConfig):
@@ -133,18 +133,20 @@ def _generator(config: Config, baseline: "Baseline | None" = None) -> "TaskGener
     return TaskGenerator(package, config.sandbox, requirements, baseline)
 
 
-def _proposing(generator: "TaskGenerator", config: Config, serving: Serving, out: RunWriter) -> "Proposing | None":
+def _proposing(
+    generator: "TaskGenerator", config: Config, serving: Serving, out: RunWriter
+) -> "FeatureProposer | None":
     """Return the questions to the model that proposes features; None without a proposer."""
     from stages.envs.feature_deletion.selection import Proposals
     from stages.envs.feature_deletion.task_generator import parse_difficulties
-    from stages.teachers.proposing import Proposing
+    from stages.teachers.proposing import FeatureProposer
 
     if config.proposer is None:
         return None
     split, difficulties = None if config.split == "both" else config.split, parse_difficulties(config.difficulty)
     package, texts, lines = generator.package.label, generator.texts, generator.baseline.lines
     proposals = Proposals(package, texts, lines, seed=config.seed, split=split, difficulties=difficulties)
-    return Proposing(proposals, config.proposer, config.questions, config.seed, serving, out)
+    return FeatureProposer(proposals, config.proposer, config.questions, config.seed, serving, out)
 
 
 def _drawn(generator: "TaskGenerator", config: Config) -> "list[Removal]":
@@ -169,7 +171,7 @@ def _try(batch: "Sequence[Removal]", generator: "TaskGenerator", config: Config,
 
 
 def _finish(
-    order: Sequence[str], asking: "Proposing | None", notes: Sequence[str], config: Config, out: RunWriter
+    order: Sequence[str], asking: "FeatureProposer | None", notes: Sequence[str], config: Config, out: RunWriter
 ) -> None:
     """Tables in the order of the candidates, and what became of each."""
     tried = [record for unit in order if (record := out.journal.get(unit))]

@@ -1,8 +1,8 @@
-"""replay-teachers: ask every teacher what it would have done in every recorded state.
+"""replay-teachers: ask every teacher what it would have done in every recorded state, and report what that costs.
 
-Answers: is that affordable? Reads rollouts and a teacher table, writes `teacher_actions`. The unit is one answer: a
-distinct state, a teacher, a sample. Equal states of several rollouts are asked once. Teachers behind servers are asked
-side by side, each rollout's steps in their order; meanwhile local ones take their turns.
+Reads rollouts and a teacher table, writes `teacher_actions`. The unit is one answer: a distinct state, a teacher, a
+sample index. Equal states of several rollouts are asked once. Servers are asked concurrently, the steps of each rollout
+in order; local models are asked meanwhile, batch by batch.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
 from stages.runs.stage import Plan, Stage
 from stages.teachers.asking import FINAL, Policies, ask_all, probe_servers
 from stages.teachers.gate import GateConfig, ask_gated
-from stages.teachers.questions import Asked, RecordedStates, TeacherConfig, questions
+from stages.teachers.questions import QuestionsByTeacher, RecordedStates, TeacherConfig, questions
 
 WHY_SPARED = {
     "passed": "of rollouts that passed",
@@ -37,24 +37,24 @@ WHY_SPARED = {
 
 
 class Config(StageConfig):
-    """Whom to ask, and how often."""
+    """Which teachers to ask, and how often."""
 
     teachers: list[TeacherConfig] = Field(
         [TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"], min_length=1
     )
     """The teacher table."""
     samples: int = Field(1, gt=0)
-    """Answers of every teacher to one state; more than one wants a temperature above 0."""
+    """Answers of every teacher to one state; more than one makes sense with a temperature above 0."""
     gate: GateConfig = GateConfig()
-    """Whether dear teachers are asked only where they can matter."""
+    """Whether expensive teachers are asked only where they can matter."""
     batch: bool = False
     """Ask servers in batches: within a day instead of at once, at the share `batch_price` of a teacher's price."""
     min_answered: float = Field(0.8, ge=0.0, le=1.0, json_schema_extra={"affects_results": False})
-    """Share of the questions that must be answered whole, or the run does not pass."""
+    """Least share of complete answers for the run to pass."""
     max_usd_per_trace: float = Field(5.0, gt=0, json_schema_extra={"affects_results": False})
-    """What a trace may cost for the verdict to say affordable."""
+    """Highest cost of a trace for the verdict AFFORDABLE."""
     max_p95_latency_s: float = Field(30.0, gt=0, json_schema_extra={"affects_results": False})
-    """What the 95th percentile of a step's seconds, those of its slowest teacher, may be for the same."""
+    """Highest 95th percentile of the seconds a step takes with its slowest teacher, for the verdict AFFORDABLE."""
     deal: Literal["local", "teachers"] = Field("local", json_schema_extra={"affects_results": False})
     """What --on gives to workers: the questions to local models, while servers are asked from this process alone; or
     teachers, those behind servers too, all questions to each by one worker."""
@@ -76,13 +76,13 @@ class Config(StageConfig):
         return teachers
 
     def label(self) -> str:
-        """How many teachers."""
+        """Return the run's label: the number of teachers."""
         return f"{len(self.teachers)}-teachers"
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The answers to be had, and at most what they cost."""
-    with TemporaryDirectory() as folder, _states(inputs, Path(folder)) as recorded:
+    """Return the number of answers and an upper bound of their cost."""
+    with TemporaryDirectory() as folder, RecordedStates(inputs.one("rollouts"), Path(folder)) as recorded:
         asked = questions(recorded, config.teachers, config.samples, config.seed)
         count = sum(map(len, asked.values()))
         tokens = sum(len(asked[t.name]) * t.longest_answer() for t in config.teachers)
@@ -93,39 +93,35 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Ask every teacher what it has not answered yet, then tabulate the answers and what they cost."""
-    with _states(inputs, out.scratch("asked")) as recorded:
+    """Ask every question that has no answer yet, then write the table of answers and the report of their cost."""
+    with RecordedStates(inputs.one("rollouts"), out.scratch("asked")) as recorded:
         asked = questions(recorded, config.teachers, config.samples, config.seed)
-        _have_at_hand(recorded, asked, out)
+        _keep_conversations(recorded, asked, out)
         policies = _policies(config.teachers, out)
         for name, policy in policies.items():
             out.model(name, **policy.facts())
         spared = _ask(asked, policies, recorded, config, inputs.one("rollouts"), out)
-        told = Told(Tally(recorded.rollout_ids()))
+        answers = AnswerSummary(Tally(recorded.rollout_ids()))
         keys = (question.key for questions in asked.values() for question in questions)
-        out.table(TEACHER_ACTION, map(told.through, (record["answer"] for record in out.journal.read(keys))))
+        out.table(TEACHER_ACTION, map(answers.add, (record["answer"] for record in out.journal.read(keys))))
         omitting = recorded.with_media()
-    _report(told, omitting, spared, config, out)
+    _report(answers, omitting, spared, config, out)
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Ask the teachers of this worker's questions: models on its machine, and with deal = "teachers" servers."""
-    with _states(inputs, out.scratch("asked")) as recorded:
+    with RecordedStates(inputs.one("rollouts"), out.scratch("asked")) as recorded:
         asked = {
             name: theirs
             for name, theirs in questions(recorded, config.teachers, config.samples, config.seed).items()
             if not all(out.finished(question.key) for question in theirs)
         }
-        _have_at_hand(recorded, asked, out)
+        _keep_conversations(recorded, asked, out)
         ask_all(asked, _policies([t for t in config.teachers if t.name in asked], out), out)
 
 
-def _states(inputs: Inputs, folder: Path) -> RecordedStates:
-    return RecordedStates(inputs.one("rollouts"), folder)
-
-
-def _have_at_hand(recorded: RecordedStates, asked: Asked, out: RunWriter) -> None:
-    """The conversations that something is still to be asked about; a run that only goes on needs few of them."""
+def _keep_conversations(recorded: RecordedStates, asked: QuestionsByTeacher, out: RunWriter) -> None:
+    """Copy the conversations of unanswered questions to disk; a resumed run needs few of them."""
     recorded.keep({q.state.rollout_id for theirs in asked.values() for q in theirs if not out.finished(q.key)})
 
 
@@ -134,9 +130,14 @@ def _policies(teachers: Sequence[TeacherConfig], out: RunWriter) -> Policies:
 
 
 def _ask(
-    asked: Asked, policies: Policies, recorded: RecordedStates, config: Config, rollouts: Run, out: RunWriter
+    asked: QuestionsByTeacher,
+    policies: Policies,
+    recorded: RecordedStates,
+    config: Config,
+    rollouts: Run,
+    out: RunWriter,
 ) -> Counter[str]:
-    """Ask everybody, or those whom the gate lets through; how many questions it spared, by reason."""
+    """Ask all teachers, or those that the gate admits; return the number of questions not asked, by reason."""
     if config.gate.rule == "off" and not config.gate.failed_only:
         if config.deal == "teachers":
             probe_servers(asked, policies, out)
@@ -148,17 +149,17 @@ def _ask(
 
 
 @dataclass
-class Told:
-    """What a report says of the answers, taken down as they are tabulated."""
+class AnswerSummary:
+    """Counts of the answers for the report, collected while the table is written."""
 
     tally: Tally
     unfinished: int = 0
     bound: int = 0
     first: Row | None = None
-    """The first answer that is to be asked for again."""
+    """The first failed answer that --resume asks for again."""
 
-    def through(self, row: Row) -> Row:
-        """The same row, taken down."""
+    def add(self, row: Row) -> Row:
+        """Count a row and return it unchanged."""
         self.tally.add(row)
         self.bound += row["usage_by"] == "bound" and row["error_type"] is None
         if row["error_type"] not in FINAL:
@@ -166,8 +167,8 @@ class Told:
         return row
 
 
-def _report(told: Told, omitting: int, spared: Counter[str], config: Config, out: RunWriter) -> None:
-    spent = told.tally.lines()
+def _report(answers: AnswerSummary, omitting: int, spared: Counter[str], config: Config, out: RunWriter) -> None:
+    spent = answers.tally.lines()
     total = spent[-1]
     found = verdict(
         total,
@@ -194,21 +195,24 @@ def _report(told: Told, omitting: int, spared: Counter[str], config: Config, out
         teachers=[line.as_dict() for line in spent],
         possibly_usd=out.budget.possibly,
     )
-    notes = _notes(told, spent, omitting, spared, out)
+    notes = _notes(answers, spent, omitting, spared, out)
     out.text("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{notes}")
-    if told.first is not None:
-        rest = "All others are" if told.unfinished < total.answers else "There are no others, nothing is"
+    if answers.first is not None:
+        rest = "All others are" if answers.unfinished < total.answers else "There are no others, nothing is"
         raise Incomplete(
-            f"{told.unfinished} of {total.answers} answers failed, the first of {told.first['teacher']}: "
-            f"{told.first['error']}. {rest} saved; ask for the rest with --resume."
+            f"{answers.unfinished} of {total.answers} answers failed, the first of {answers.first['teacher']}: "
+            f"{answers.first['error']}. {rest} saved; ask for the rest with --resume."
         )
 
 
-def _notes(told: Told, spent: list[Spending], omitting: int, spared: Counter[str], out: RunWriter) -> str:
-    """What a reader of the table has to know about its numbers."""
+def _notes(answers: AnswerSummary, spent: list[Spending], omitting: int, spared: Counter[str], out: RunWriter) -> str:
+    """Return the notes below the table: what its numbers leave out or bound."""
     unpriced = [line.teacher for line in spent[:-1] if line.unpriced]
     notes = [
-        (told.bound, f"{told.bound} answers came without usage: their tokens are upper bounds, and so is their price."),
+        (
+            answers.bound,
+            f"{answers.bound} answers came without usage: their tokens are upper bounds, and so is their price.",
+        ),
         (unpriced, f"The price of {', '.join(unpriced)} is not known: it counts as nothing in these sums."),
         (out.budget.possibly, f"Another {out.budget.possibly:.4f} USD are possibly paid, for calls without a bill."),
         (omitting, f"{omitting} states had pictures or sounds, of which teachers saw a mark alone."),
@@ -221,7 +225,7 @@ def _notes(told: Told, spent: list[Spending], omitting: int, spared: Counter[str
 
 
 def _servers(out: RunWriter) -> list[str]:
-    """What servers did not take, as their probing calls found."""
+    """Return a line per server about the request fields that its probe was refused."""
     found = {name: facts["accepts"] for name, facts in out.manifest.models.items() if "accepts" in facts}
     refused = {name: [what for what in EXTRAS if accepts[what] is False] for name, accepts in found.items()}
     lines = [f"{name} takes no {', '.join(lacks)}: requests went without." for name, lacks in refused.items() if lacks]

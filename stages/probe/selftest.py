@@ -1,20 +1,24 @@
 """probe selftest: every guard on a sound world, then every fault, and whether exactly the right guard fails.
 
 Reads nothing: it builds small models with a planted loophole. Writes `probe_checks`, one row a guard, one a fault, and
-some for weights in half precision. The unit is a fault.
+some for weights in half precision. The unit is a fault. Faults and world belong to the tests of the repository
+(tests/probe_faults), so the stage needs a checkout.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stages.probe.checkout import add_tests_to_path
 from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.config import StageConfig
 from stages.runs.records import PROBE_CHECK
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
+    from probe_faults.world import ProbeWorld  # type: ignore[import-not-found,unused-ignore]
+
     from stages.probe.checks.check import Check
-    from stages.probe.synthetic.world import World
 
 
 class Config(StageConfig):
@@ -22,40 +26,41 @@ class Config(StageConfig):
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The faults."""
+    """The faults; `UsageError` outside a checkout."""
     del inputs, config
+    add_tests_to_path("probe_faults")
     return Plan(units=27, what="faults", notes=("about half a minute on one core",))
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Build, judge the sound world, break it in every way."""
+    """Build the models, check half precision, judge the sound world and every broken one."""
     del inputs
-    import copy
-
-    from stages.probe.synthetic.half_precision import half_precision_checks
-    from stages.probe.synthetic.loophole_world import honest_model, loophole_model
-    from stages.probe.synthetic.world import build
+    add_tests_to_path("probe_faults")
+    from probe_faults.half_precision import half_precision_checks  # type: ignore[import-not-found,unused-ignore]
+    from probe_faults.loophole_world import honest_model, loophole_model  # type: ignore[import-not-found,unused-ignore]
+    from probe_faults.world import build_world
 
     out.progress("models", 0, 2)
     base = honest_model(config.seed)
     teacher = loophole_model(copy.deepcopy(base), config.seed)
     out.progress("half precision", 1, 2)
     half = half_precision_checks(base, teacher, config.seed)
-    judge_world(build(base, teacher, config.seed), out, half)
+    judge_faults(build_world(base, teacher, config.seed), out, half)
 
 
-def judge_world(world: "World", out: RunWriter, others: Sequence["Check"] = ()) -> None:
-    """Judge a sound world by all guards, then under every fault, and write the table of both and of `others`."""
+def judge_faults(world: "ProbeWorld", out: RunWriter, others: Sequence["Check"] = ()) -> None:
+    """Judge a sound world by all guards, then under every fault; write one table of both and of the checks `others`."""
+    from probe_faults.faults import FAULTS  # type: ignore[import-not-found,unused-ignore]
+    from probe_faults.guard_checks import failing, judge_guards  # type: ignore[import-not-found,unused-ignore]
+
     from stages.probe.checks.check import EXIT_CODES, Check, judged, table, verdict
-    from stages.probe.synthetic.faults import FAULTS
-    from stages.probe.synthetic.guard_checks import failing, judge
 
-    sound = judge(world)
+    sound = judge_guards(world)
     checks = [*(check for check in sound.values() if check is not None), *others]
     for index, fault in enumerate(FAULTS):
         out.raise_if_stopped()
         out.progress("faults", index, len(FAULTS))
-        failed = failing(judge(fault.inject(world), (world, sound)))
+        failed = failing(judge_guards(fault.inject(world), (world, sound)))
         status, detail = judged(failed == [fault.guard]), f"{fault.name}: {', '.join(failed) or 'nothing'} fails"
         checks.append(Check("fault", fault.item, status, float(len(failed)), f"only {fault.guard} fails", detail))
     status = verdict(checks)

@@ -1,8 +1,8 @@
-"""Questions to one server in batches, which go on while nobody waits and are found again on resume.
+"""Questions to one server through its batch API: batches continue on the server and are found again on resume.
 
-A batch is written down before it is made, with the questions that it holds; money for all of them is reserved under its
-key; its id follows once the server told it; and its end, once all answers are durable and the bill is settled. Whatever
-of that a kill leaves undone, a resumed run does, and no batch is made twice.
+The order makes every step repeatable after a kill, and no batch is created twice: a batch is recorded with its
+questions before it is created; money for all of them is reserved under its key; its id is recorded when the server
+returns it; its end is recorded once all answers are durable and the bill is settled.
 """
 
 import asyncio
@@ -17,30 +17,34 @@ from stages.runs import store
 from stages.runs.artifact import RunWriter
 from stages.runs.ledger import Reservation
 from stages.runs.records import Row
-from stages.teachers.questions import Question
+from stages.teachers.questions import TeacherQuestion
 
-MOST = 10_000
+MAX_QUESTIONS = 10_000
 """Questions in a batch; OpenAI allows 50,000 and 200 MB."""
-LOOK_S = 0.5
-"""How often a wish to stop is looked for."""
-Written = Callable[[Question, Sample], tuple[str, Row, bool]]
+CHECK_S = 0.5
+"""Seconds between two checks for a stop request."""
+Written = Callable[[TeacherQuestion, Sample], tuple[str, Row, bool]]
 
 
 async def ask_batched(
-    questions: Sequence[Question], policy: EndpointPolicy, out: RunWriter, check: Callable[[], None], written: Written
+    questions: Sequence[TeacherQuestion],
+    policy: EndpointPolicy,
+    out: RunWriter,
+    check: Callable[[], None],
+    written: Written,
 ) -> None:
-    """Have every question answered that is not; `written` makes the journal record of an answer."""
-    teacher = Teacher(questions, policy, out, check, written)
-    teacher.take_what_is_kept()
-    await background.gather([teacher.follow(key) for key in [*teacher.left_open(), *teacher.new()]])
+    """Answer every open question through batches; `written` makes an answer's journal record."""
+    teacher = TeacherBatches(questions, policy, out, check, written)
+    teacher.take_cached()
+    await background.gather([teacher.complete(key) for key in [*teacher.open_batches(), *teacher.record_new()]])
 
 
-class Teacher:
-    """One teacher's questions and batches."""
+class TeacherBatches:
+    """One teacher's questions and its batches."""
 
     def __init__(
         self,
-        questions: Sequence[Question],
+        questions: Sequence[TeacherQuestion],
         policy: EndpointPolicy,
         out: RunWriter,
         check: Callable[[], None],
@@ -52,8 +56,8 @@ class Teacher:
         config = at_batch_price(policy.config, self._settings.batch_price)
         self._config, self._server = config, Batches(policy.client, config)
 
-    def take_what_is_kept(self) -> None:
-        """Answers that were paid for in this or another run."""
+    def take_cached(self) -> None:
+        """Write the answers that this or another run has paid for already."""
         kept = []
         for question in self._missing():
             request = self._policy.request(question.turn)
@@ -61,61 +65,58 @@ class Teacher:
                 kept.append(self._written(question, Sample(**found)))
         self._out.write_all(kept)
 
-    def left_open(self) -> list[str]:
-        """The keys of batches of these questions that did not come to their end."""
+    def open_batches(self) -> list[str]:
+        """Return the keys of this teacher's batches that have not ended."""
         ours = self._questions.keys()
         return [k for k, unit in self._units().items() if unit["failed"] and ours >= set(unit["batch"]["questions"])]
 
-    def new(self) -> list[str]:
-        """The keys of new batches, written down, with all questions that no open one holds."""
-        open_ones = {name for key in self.left_open() for name in self._units()[key]["batch"]["questions"]}
+    def record_new(self) -> list[str]:
+        """Record new batches with all questions that no open batch holds; return their keys."""
+        open_ones = {name for key in self.open_batches() for name in self._units()[key]["batch"]["questions"]}
         missing, keys = iter([q.key for q in self._missing() if q.key not in open_ones]), []
-        while names := list(islice(missing, MOST)):
+        while names := list(islice(missing, MAX_QUESTIONS)):
             key = store.digest([self._config.base_url, len(self._units()), names])[:24]
-            self._note(key, names, None, ended=False)
+            self._record(key, names, None, ended=False)
             keys.append(key)
         return keys
 
-    async def follow(self, key: str) -> None:
-        """Bring one batch to its end."""
+    async def complete(self, key: str) -> None:
+        """Create one batch or find it again, wait for its end, and write its answers."""
         names, batch_id = (self._units()[key]["batch"][name] for name in ("questions", "id"))
         requests = {name: self._policy.request(self._questions[name].turn) for name in names}
         bounds = {name: self._policy.bound(request) for name, request in requests.items()}
         reservation = self._policy.budget.take_up(batch=key)
         if batch_id is None:
-            reservation = reservation or await self._reserve(key, bounds)
+            if reservation is None:
+                usd = sum(self._config.cost(*bound) for bound in bounds.values()) if self._config.priced else None
+                reservation = await self._policy.budget.room(usd, model=self._config.model, batch=key)
+                await self._policy.budget.record(reservation)
             batch_id = await self._server.find_or_create(key, requests.items())
-            self._note(key, names, batch_id, ended=False)
+            self._record(key, names, batch_id, ended=False)
         batch = await self._ended(batch_id)
         if batch.refused is not None:
             await self._settle(reservation, 0.0)
-            self._note(key, names, batch_id, ended=True)
+            self._record(key, names, batch_id, ended=True)
             raise self._server.refused(batch)
         lines = await self._server.results(batch)
         samples = {name: self._server.sample(lines.get(name), bounds[name]) for name in names}
-        self._keep(requests, samples)
+        self._store(requests, samples)
         await self._settle(reservation, sum(sample.cost_usd for sample in samples.values()))
-        self._note(key, names, batch_id, ended=True)
-
-    async def _reserve(self, key: str, bounds: Mapping[str, tuple[int, int]]) -> Reservation:
-        usd = sum(self._config.cost(*bound) for bound in bounds.values()) if self._config.priced else None
-        reservation = await self._policy.budget.room(usd, model=self._config.model, batch=key)
-        await self._policy.budget.record(reservation)
-        return reservation
+        self._record(key, names, batch_id, ended=True)
 
     async def _ended(self, batch_id: str) -> Batch:
-        """Wait for the end; a wish to stop leaves the batch to itself."""
+        """Wait for the batch to end; a stop request leaves it running on the server."""
         while not (batch := await self._server.look(batch_id)).ended:
             waited = 0.0
             while waited < self._settings.batch_poll_s:
                 self._check()
-                pause = min(LOOK_S, self._settings.batch_poll_s - waited)
+                pause = min(CHECK_S, self._settings.batch_poll_s - waited)
                 await asyncio.sleep(pause)
                 waited += pause
         return batch
 
-    def _keep(self, requests: Mapping[str, dict[str, Any]], samples: Mapping[str, Sample]) -> None:
-        """Make answers durable, those that are whole for other runs, too."""
+    def _store(self, requests: Mapping[str, dict[str, Any]], samples: Mapping[str, Sample]) -> None:
+        """Write the answers of a batch to the run, and those without an error to the shared cache."""
         bought = [
             (self._policy.cache_key(requests[name], self._questions[name].turn.seed), sample.as_dict())
             for name, sample in samples.items()
@@ -127,18 +128,17 @@ class Teacher:
         self._out.progress("answers of batches", len(self._questions) - len(self._missing()), len(self._questions))
 
     async def _settle(self, reservation: Reservation | None, usd: float) -> None:
-        """Without a reservation the bill was settled before a kill."""
-        if reservation is not None:
+        if reservation is not None:  # None: an attempt before a kill has settled the bill
             await self._policy.budget.settle(reservation, usd)
 
-    def _missing(self) -> list[Question]:
+    def _missing(self) -> list[TeacherQuestion]:
         return [question for question in self._questions.values() if not self._out.finished(question.key)]
 
     def _units(self) -> dict[str, Row]:
-        """This teacher's batches by their keys, in the order in which they were made."""
+        """Return this teacher's batch records by key, in the order of their creation."""
         batches = [record for record in self._out.records() if "batch" in record]
         return {r["batch"]["key"]: r for r in batches if r["batch"]["teacher"] == self._settings.name}
 
-    def _note(self, key: str, questions: Sequence[str], batch_id: str | None, *, ended: bool) -> None:
-        told = {"key": key, "teacher": self._settings.name, "questions": list(questions), "id": batch_id}
-        self._out.write(f"batch {key}", {"batch": told}, failed=not ended)
+    def _record(self, key: str, questions: Sequence[str], batch_id: str | None, *, ended: bool) -> None:
+        record = {"key": key, "teacher": self._settings.name, "questions": list(questions), "id": batch_id}
+        self._out.write(f"batch {key}", {"batch": record}, failed=not ended)

@@ -1,17 +1,17 @@
-"""Dear teachers only where they can matter: cheap ones first, the next one where it is likely to bring pairs.
+"""Expensive teachers only where they can matter: cheap ones first, the next one where it is likely to add pairs.
 
 In order of price, as many teachers as make a majority are asked in every state. Then one after another is asked in the
 states that the rule keeps:
 
-disagreement - where no action has a majority of all teachers yet. Where enough agree against the student the pair
-    stands whatever others say; where they agree with the student, only a pair with the next one as a minority is lost.
+disagreement - where no action has a majority of all teachers yet. Where a majority is against the student, other
+    answers cannot change the pair; where it is with the student, only a pair with a minority teacher is lost.
 value - where the pairs that the next teacher is expected to add are worth more than its answer costs.
 
-What it adds is measured in a random share of the states, in which everybody is asked: by whether the majority stands,
-with or against the student, by whom the student is with (where the teachers so far differ, those who think as the
-student does are likelier to be joined), and by the number of the step. These states are also what signal is tested on,
-as the others were chosen by their answers. Actions are compared by their canonical forms, so two spellings may count as
-a disagreement: then one teacher more is asked than needed.
+What it adds is measured in a random share of the states, in which all teachers are asked: by whether there is a
+majority, with or against the student, by which teachers agree with the student (where the teachers so far differ, those
+are likelier to be joined), and by the number of the step. The signal tests use these states too, because the others
+were chosen by their answers. Actions are compared by their canonical forms, so two spellings may count as a
+disagreement: then one teacher more is asked than needed.
 """
 
 from collections import Counter, defaultdict
@@ -28,41 +28,41 @@ from stages.runs.artifact import RunWriter
 from stages.runs.config import Settings
 from stages.runs.records import Row
 from stages.teachers.asking import Policies, ask_all
-from stages.teachers.questions import Asked, Question, TeacherConfig
+from stages.teachers.questions import QuestionsByTeacher, TeacherConfig, TeacherQuestion
 
 PRIOR = 2.0
-"""States that what holds more generally counts for, beside the explored states that are more alike."""
+"""Weight, in states, of the estimate from the more general group when a narrower group is estimated."""
 LAST_STEP = 8
-"""Later steps are taken together."""
+"""Later steps count as this one."""
 
 
 class GateConfig(Settings):
-    """Whom to ask where."""
+    """Which teachers are asked in which states."""
 
     rule: Literal["off", "disagreement", "value"] = "off"
-    """`off` asks everybody everywhere; see `stages.teachers.gate` for the others."""
+    """`off` asks all teachers in all states; see `stages.teachers.gate` for the others."""
     usd_per_pair: float = Field(0.01, gt=0)
-    """What a pair is worth, for the rule `value`."""
+    """Value of a pair in USD, for the rule `value`."""
     explore: float = Field(0.1, gt=0, le=1)
-    """Share of the states in which everybody is asked, to measure what asking brings."""
+    """Share of the states in which all teachers are asked, to measure what an answer adds."""
     failed_only: bool = False
     """Ask only in states of rollouts that failed, or whose outcome is not known."""
 
 
 @dataclass
 class GatedState:
-    """One state: its questions by teacher, the steps in it, the texts that came back, their cost in USD.
+    """One state: its questions by teacher, its steps, the texts of the answers, and their cost in USD.
 
-    A text is None where there was no whole answer.
+    A text is None for a failed or truncated answer.
     """
 
-    questions: dict[str, list[Question]]
+    questions: dict[str, list[TeacherQuestion]]
     steps: list[Row] = field(default_factory=list)
     answers: dict[str, list[str | None]] = field(default_factory=dict)
     costs: dict[str, list[float]] = field(default_factory=dict)
 
     def ballots(self, asked: Sequence[str]) -> Iterator[Ballot]:
-        """One a recorded step; teachers beyond `asked` have said nothing yet."""
+        """Yield one ballot per recorded step, with the answers of the teachers in `asked` alone."""
         teachers = {name: self.answers.get(name, []) if name in asked else [] for name in self.questions}
         steps = [step for step in self.steps if not step["truncated"]]
         texts = {text for texts in teachers.values() for text in texts if text is not None}
@@ -71,11 +71,11 @@ class GatedState:
             yield Ballot(step["action"], teachers, classes)
 
     def pairs(self, asked: Sequence[str]) -> int:
-        """How many pairs these teachers give."""
+        """Return the number of pairs that these teachers give."""
         return sum(len(decide(ballot)[0]) for ballot in self.ballots(asked))
 
     def situation(self, asked: Sequence[str]) -> str:
-        """Whether a majority of all teachers stands among those asked, and where the student is."""
+        """Return "open" without a majority of all teachers, else "with" or "against" the student; or "no student"."""
         ballot = next(self.ballots(asked), None)
         if ballot is None:
             return "no student"
@@ -88,7 +88,7 @@ class GatedState:
         return "with" if ballot.class_of(ballot.student) == winner else "against"
 
     def company(self, asked: Sequence[str]) -> tuple[str, ...]:
-        """The teachers among these that mostly do what the student did first."""
+        """Return the teachers of `asked` whose vote is mostly the student's first action."""
         ballot = next(self.ballots(asked), None)
         own = None if ballot is None else ballot.class_of(ballot.student)
         if ballot is None or own is None:
@@ -97,12 +97,12 @@ class GatedState:
 
 
 def by_price(teachers: Sequence[TeacherConfig]) -> list[str]:
-    """Names from cheap to dear, by the price of a thousand tokens in and a hundred out."""
+    """Return the names in the order of the price of a thousand input and a hundred output tokens."""
     return [teacher.name for teacher in sorted(teachers, key=lambda one: one.cost(1000, 100))]
 
 
 def ask_gated(
-    asked: Asked,
+    asked: QuestionsByTeacher,
     steps: Iterable[tuple[str, list[Row]]],
     policies: Policies,
     teachers: Sequence[TeacherConfig],
@@ -112,28 +112,32 @@ def ask_gated(
     *,
     batch: bool = False,
 ) -> Counter[str]:
-    """Ask as the gate says; the number of questions that were not asked, by reason.
+    """Ask the teachers that the gate admits; return the number of questions not asked, by reason.
 
-    steps: all that were taken in each state, by its digest. passed: of each rollout. All states with what was said in
-    them are in memory, the conversations before them are not.
+    steps: the steps taken in each state, by its digest. passed: outcome of each rollout. All states and answers are in
+    memory, the conversations are not.
     """
     states, spared = _states(asked, steps), Counter[str]()
     if gate.failed_only:
-        kept = {digest: state for digest, state in states.items() if not _all_passed(state, passed)}
-        spared["passed"] = sum(_count(state, state.questions) for digest, state in states.items() if digest not in kept)
-        states = kept
+        all_passed = {d for d, state in states.items() if all(passed.get(step["rollout_id"]) for step in state.steps)}
+        spared["passed"] = sum(len(questions) for d in all_passed for questions in states[d].questions.values())
+        states = {digest: state for digest, state in states.items() if digest not in all_passed}
     order = by_price(teachers)
     majority = len(order) // 2 + 1
     everywhere = {digest for digest in states if gate.rule == "off" or explored(digest, gate.explore)}
     _ask({d: order if d in everywhere else order[:majority] for d in states}, states, policies, out, batch)
     for place in range(majority, len(order)):
         before, name = order[:place], order[place]
-        gains = Gains([states[digest] for digest in states if digest in everywhere], before, name)
+        gains = ExpectedGains([states[digest] for digest in states if digest in everywhere], before, name)
         wanted = {}
         for digest, state in states.items():
             if digest in everywhere:
                 continue
-            if wants(state, before, name, gains, gate):
+            if gate.rule == "disagreement":
+                ask = state.situation(before) == "open"
+            else:
+                ask = gains.expected(state) * gate.usd_per_pair > gains.price(state, name)
+            if ask:
                 wanted[digest] = [name]
             else:
                 spared[state.situation(before)] += len(state.questions[name])
@@ -141,15 +145,8 @@ def ask_gated(
     return +spared
 
 
-def wants(state: GatedState, before: Sequence[str], name: str, gains: "Gains", gate: GateConfig) -> bool:
-    """Whether a teacher is to be asked in a state after those before it."""
-    if gate.rule == "disagreement":
-        return state.situation(before) == "open"
-    return gains.expected(state) * gate.usd_per_pair > gains.price(state, name)
-
-
-class Gains:
-    """Pairs that a teacher added in the explored states, by situation, company and step, and what its answers cost."""
+class ExpectedGains:
+    """Pairs that a teacher added in the explored states, by situation, agreeing teachers and step, and its prices."""
 
     def __init__(self, known: Sequence[GatedState], before: Sequence[str], name: str) -> None:
         self._before, self._cost = before, [cost for state in known for cost in state.costs[name]]
@@ -160,27 +157,27 @@ class Gains:
                 self._seen[place].append(added)
 
     def _places(self, state: GatedState) -> list[tuple[object, ...]]:
-        """What a state is counted under, from what it shares with most others to what it shares with few."""
+        """Return the groups of a state, from the most general to the narrowest."""
         situation, company = state.situation(self._before), state.company(self._before)
         step = min(state.steps[0]["step"], LAST_STEP)
         return [(situation,), (situation, company), (situation, company, step)]
 
     def expected(self, state: GatedState) -> float:
-        """Pairs that asking adds, of which one in two is expected where nothing is known (Laplace's rule)."""
+        """Return the expected number of pairs that an answer adds; 0.5 without data (Laplace's rule)."""
         expected = 0.5
         for place in self._places(state):
             expected = (sum(self._seen[place]) + PRIOR * expected) / (len(self._seen[place]) + PRIOR)
         return expected
 
     def price(self, state: GatedState, name: str) -> float:
-        """USD of asking: what it cost on average, else the upper bound."""
+        """Return the price of asking in USD: the average so far, else the upper bound."""
         questions = state.questions[name]
         if not self._cost:
             return sum(question.price_bound() for question in questions)
         return len(questions) * sum(self._cost) / len(self._cost)
 
 
-def _states(asked: Asked, steps: Iterable[tuple[str, list[Row]]]) -> dict[str, GatedState]:
+def _states(asked: QuestionsByTeacher, steps: Iterable[tuple[str, list[Row]]]) -> dict[str, GatedState]:
     states: dict[str, GatedState] = {}
     for name, questions in asked.items():
         for question in questions:
@@ -191,14 +188,6 @@ def _states(asked: Asked, steps: Iterable[tuple[str, list[Row]]]) -> dict[str, G
     return states
 
 
-def _all_passed(state: GatedState, passed: Mapping[str, bool | None]) -> bool:
-    return all(passed.get(step["rollout_id"]) for step in state.steps)
-
-
-def _count(state: GatedState, names: Mapping[str, object]) -> int:
-    return sum(len(state.questions[name]) for name in names)
-
-
 def _ask(
     wanted: Mapping[str, Sequence[str]],
     states: Mapping[str, GatedState],
@@ -206,17 +195,12 @@ def _ask(
     out: RunWriter,
     batch: bool,
 ) -> None:
-    """Ask teachers in states, and take down what they said, in this or an earlier attempt."""
+    """Ask teachers in states, and enter their answers, of this or an earlier attempt, into `states`."""
     names = list(dict.fromkeys(chain.from_iterable(wanted.values())))
     asked = {n: [q for d, whom in wanted.items() if n in whom for q in states[d].questions[n]] for n in names}
     ask_all(asked, policies, out, batch=batch)
     for digest, whom in wanted.items():
         for name in whom:
-            rows = [_row(question, out) for question in states[digest].questions[name]]
+            rows = [(out.journal.get(q.key) or {})["answer"] for q in states[digest].questions[name]]
             states[digest].answers[name] = [row["action"] if row["finish_reason"] != "length" else None for row in rows]
             states[digest].costs[name] = [row["cost_usd"] or 0.0 for row in rows]
-
-
-def _row(question: Question, out: RunWriter) -> Row:
-    """The answer to a question that was asked."""
-    return dict((out.journal.get(question.key) or {})["answer"])

@@ -1,14 +1,13 @@
 """Asking a model which features of a package to delete, one question after another.
 
-Every answer is a unit of the run, so that it is paid for once however often the run is resumed; what it proposes is
-read from there again.
+Every answer is a unit of the run, so that it is paid for once however often the run is resumed.
 """
 
 from collections import Counter
 
 from stages.envs.feature_deletion.selection import Proposals, Removal
 from stages.errors import Incomplete
-from stages.policy import Policy, PolicyConfig, Sample, Turn
+from stages.policy import Policy, PolicyConfig, Turn
 from stages.policy.serving import Serving
 from stages.runs import store
 from stages.runs.artifact import RunWriter
@@ -18,10 +17,10 @@ from stages.teachers.asking import FINAL
 KEPT = ("text", "finish_reason", "prompt_tokens", "completion_tokens", "cost_usd", "error_type", "error")
 
 
-class Proposing:
+class FeatureProposer:
     """At most `questions` questions to a model about one package.
 
-    `more` raises `Incomplete` where the model gives no answer that another attempt could bring.
+    `more` raises `Incomplete` where the model fails in a way that another attempt may not.
     """
 
     def __init__(
@@ -33,11 +32,11 @@ class Proposing:
 
     @property
     def over(self) -> bool:
-        """Whether no question is left."""
+        """Return whether no question is left."""
         return self.asked >= self.questions or not self.proposals.question()
 
     def more(self) -> list[Removal]:
-        """All that there is to try so far; questions are asked until something new is among it, or none is left."""
+        """Ask until a new removal is proposed or no question is left; return all removals so far."""
         before = len(self.proposals.removals)
         while not self.over and len(self.proposals.removals) == before:
             self._out.raise_if_stopped()
@@ -47,11 +46,11 @@ class Proposing:
 
     @property
     def refused(self) -> Counter[str]:
-        """Why features that were named are not tried, without what distinguishes one from another."""
+        """Count the refused features by reason, without the part that differs between features."""
         return Counter(one.reason.partition(":")[0] for one in self.proposals.made if one.reason)
 
     def report(self, refused: Counter[str]) -> list[str]:
-        """What came of the questions, in lines."""
+        """Return the result of the questions as lines of a report."""
         tried = len(self.proposals.removals)
         lines = [
             "",
@@ -60,12 +59,15 @@ class Proposing:
         return lines + [f"{number:>6}  {reason}" for reason, number in refused.most_common()]
 
     def _answer(self) -> str:
-        """The text of the next answer; empty where asking again would bring none either."""
+        """Return the text of the next answer; empty for an error that asking again would not change."""
         unit = f"question-{self.asked:04d}"
         if not self._out.finished(unit):
             self._out.progress("questions about features", self.asked, self.questions)
             seed = int(store.digest([self._seed, unit])[:15], 16)
-            sample = self._asks(Turn(self.proposals.question(), seed))
+            if self._policy is None:
+                self._policy = self._serving.open(self._config)
+                self._out.model("proposer", **self._policy.facts())
+            sample = self._policy.sample([Turn(self.proposals.question(), seed)])[0]
             failed = sample.error_type not in FINAL
             answer: Row = {name: getattr(sample, name) for name in KEPT}
             self._out.write(unit, {"answer": answer}, failed=failed)
@@ -76,9 +78,3 @@ class Proposing:
                 )
         found = self._out.journal.get(unit)
         return str(found["answer"]["text"]) if found else ""
-
-    def _asks(self, turn: Turn) -> Sample:
-        if self._policy is None:
-            self._policy = self._serving.open(self._config)
-            self._out.model("proposer", **self._policy.facts())
-        return self._policy.sample([turn])[0]

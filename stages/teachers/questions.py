@@ -1,4 +1,8 @@
-"""Questions to teachers: an answer to be had in a distinct recorded state, and the row that it becomes."""
+"""Questions to teachers: the teacher table, the distinct states of a run, and the row that an answer becomes.
+
+A run may be larger than memory. DuckDB sorts the states on disk; conversations are copied into a file of plain lines,
+because the table holds the rollouts in another order than teachers are asked.
+"""
 
 from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,42 +27,33 @@ from stages.runs.artifact import Run
 from stages.runs.records import ORIGIN, ROLLOUT, STEP, Row
 from stages.runs.store import Spool
 
-# ---- table
-# One row of the teacher table.
-
 
 class TeacherConfig(PolicyConfig):
-    """One teacher: a name and a policy. By default its most likely answer is asked for; how long it may be is said."""
+    """One teacher: a name and a policy, by default with greedy decoding; the length of answers must be given."""
 
     name: str
     temperature: float = Field(0.0, ge=0.0)
     max_tokens: int = Field(gt=0)
-    """Longest answer in tokens. There is no default: an answer that is cut off is paid for and of no use."""
+    """Longest answer in tokens. There is no default: a truncated answer is paid for and useless."""
     concurrency: int = Field(32, gt=0, json_schema_extra={"affects_results": False})
-    """Most requests in flight at once to a server; how many it gets is found out."""
+    """Largest number of requests in flight to a server; the actual number adapts to the server."""
     batch_price: float = Field(0.5, gt=0.0, le=1.0)
-    """What an answer in a batch costs, as a share of the price of a single one."""
+    """Price of an answer in a batch, as a share of the price of a single answer."""
     batch_poll_s: float = Field(30.0, gt=0.0, json_schema_extra={"affects_results": False})
-    """Seconds between two looks at a batch."""
+    """Seconds between two status requests for a batch."""
 
-
-# ---- recorded
-# The distinct states of a run, one after the other, and what was said in each: a run may be larger than memory.
-#
-# DuckDB sorts which states there are on disk. Conversations are copied into a file of plain lines, since the table has
-# the rollouts in another order than teachers are asked.
 
 FIRST = "row(rollout_id, step)"
-"""Sorts as a rollout and the number of a step do."""
-SAID = ["rollout_id", "step", "new_messages_json", "history"]
-"""The columns of steps that conversations are made of."""
-AT_ONCE = 4
-"""Conversations in memory beside those that are being asked about."""
+"""SQL value that orders by rollout and step."""
+CONVERSATION_COLUMNS = ["rollout_id", "step", "new_messages_json", "history"]
+"""Columns of step rows from which conversations are rebuilt."""
+CACHED_CONVERSATIONS = 4
+"""Conversations in memory in addition to those being asked about."""
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """A distinct state: the rollout and step that reached it first, and how many steps were taken in it."""
+class RecordedState:
+    """A distinct state: the rollout and step that reached it first, and the number of steps taken in it."""
 
     digest: str
     task_id: str
@@ -68,7 +63,7 @@ class State:
 
 
 class RecordedStates:
-    """The distinct states of a run, in the order of rollouts and steps; `folder` is for what memory does not hold."""
+    """The distinct states of a run, in the order of rollouts and steps; `folder` holds what memory does not."""
 
     def __init__(self, rollouts: Run, folder: Path) -> None:
         self._rollouts, self._folder = rollouts, folder
@@ -85,34 +80,34 @@ class RecordedStates:
         )
         ((self._number,),) = self._database.execute("SELECT count(*) FROM states").fetchall()
         self.tools = tools_of(rollouts)
-        self._conversation = lru_cache(AT_ONCE)(self._read)
+        self._conversation = lru_cache(CACHED_CONVERSATIONS)(self._read)
 
     def __enter__(self) -> "RecordedStates":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for rows in self._reading:
-            rows.close()  # one that an error left in the middle would keep the database open, and the next attempt out
+            rows.close()  # a reader left open by an error would keep the database locked for the next attempt
         self._database.close()
         self._spool.close()
 
     def __len__(self) -> int:
         return self._number
 
-    def __iter__(self) -> Iterator[State]:
-        return (State(**row) for row in self._rows("SELECT * FROM states"))
+    def __iter__(self) -> Iterator[RecordedState]:
+        return (RecordedState(**row) for row in self._rows("SELECT * FROM states"))
 
     def _rows(self, question: str) -> Iterator[Row]:
         self._reading.append(rows_of(self._database, question))
         return self._reading[-1]
 
     def rollout_ids(self) -> list[str]:
-        """Of all rollouts that have steps, sorted."""
+        """Return the sorted ids of all rollouts that have steps."""
         found = self._database.execute("SELECT DISTINCT rollout_id FROM steps ORDER BY 1").fetchall()
         return [name for (name,) in found]
 
     def steps(self) -> Iterator[tuple[str, list[Row]]]:
-        """Each state by its digest with all steps that were taken in it: rollout_id, step, action, truncated."""
+        """Yield each state's digest with the steps taken in it: rollout_id, step, action, truncated."""
         question = (
             "SELECT digest, s.rollout_id, s.step, s.action, s.truncated FROM steps s JOIN states ON digest = "
             "state_sha256 ORDER BY states.rollout_id, states.step, s.rollout_id, s.step"
@@ -120,13 +115,13 @@ class RecordedStates:
         for digest, rows in groupby(self._rows(question), key=itemgetter("digest")):
             yield digest, list(rows)
 
-    def messages(self, state: State) -> list[Message]:
-        """What had been said in a state, as the policy was shown it."""
+    def messages(self, state: RecordedState) -> list[Message]:
+        """Return the messages before a state's action, as the policy was shown them."""
         return self._conversation(state.rollout_id)[state.step]
 
     def keep(self, wanted: Container[str]) -> None:
-        """Have the conversations of these rollouts at hand, and no others; all are when another is read."""
-        columns = SAID if self._history else SAID[:-1]
+        """Copy the conversations of these rollouts, and no others, to disk; reading another one copies all."""
+        columns = CONVERSATION_COLUMNS if self._history else CONVERSATION_COLUMNS[:-1]
         self._spool.close()
         self._spool, self._places = Spool(self._folder), {}
         for name, rows in groupby(self._rollouts.scan(STEP).rows(columns), key=itemgetter("rollout_id")):
@@ -134,7 +129,7 @@ class RecordedStates:
                 self._places.setdefault(name, []).append(self._spool.add(store.encode(list(rows))))
 
     def _read(self, rollout_id: str) -> dict[int, list[Message]]:
-        """The conversation before each step of a rollout, by the number of the step."""
+        """Return the messages before each step of a rollout, by the number of the step."""
         with self._lock:
             if rollout_id not in self._places:
                 self.keep(set(self.rollout_ids()))
@@ -143,7 +138,7 @@ class RecordedStates:
         return {row["step"]: said for row, said in zip(rows, states(rows), strict=True)}
 
     def with_media(self) -> int:
-        """How many states had a picture or a sound, of which a teacher sees a mark alone."""
+        """Return the number of states with a picture or a sound, of which teachers see only a placeholder."""
         question = "SELECT DISTINCT rollout_id FROM steps WHERE contains(new_messages_json, ?)"
         named = {name for (name,) in self._database.execute(question, [OMITTED]).fetchall()}
         if not named:
@@ -156,8 +151,8 @@ class RecordedStates:
 
 
 def tools_of(rollouts: Run) -> dict[str, list[Any]]:
-    """The tools that each rollout could call, by its id, as its environment or its source declared them."""
-    read = lru_cache(64)(orjson.loads)  # most rollouts have the same ones
+    """Return the tools that each rollout could call, by its id, as its environment or its source declared them."""
+    read = lru_cache(64)(orjson.loads)  # most rollouts have the same tools
     found: dict[str, list[Any]] = {}
     for kind in (ORIGIN, ROLLOUT):
         if rollouts.holds(kind) and "tools_json" in rollouts.scan(kind).columns:
@@ -166,7 +161,7 @@ def tools_of(rollouts: Run) -> dict[str, list[Any]]:
     return found
 
 
-AS_IT_CAME = (
+SAMPLE_COLUMNS = (
     "reasoning",
     "served_model",
     "provider",
@@ -180,45 +175,45 @@ AS_IT_CAME = (
     "attempts",
     "latency_s",
 )
-"""Columns that are a sample's fields."""
+"""Columns of a `teacher_action` row that are fields of the sample."""
 
 
-class Question:
-    """One answer to be had: a state, a teacher, a sample.
+class TeacherQuestion:
+    """One question: a state, a teacher, a sample index.
 
-    `identity` is the teacher's. `said` reads the messages of the state when they are needed. `tools` are those that the
-    rollout which reached the state first could call.
+    identity: the teacher's settings that affect answers. read_messages: reads the state's messages when they are
+    needed. tools: the tools of the rollout that reached the state first.
     """
 
-    __slots__ = ("_said", "key", "sample_idx", "state", "teacher", "tools")
+    __slots__ = ("_read_messages", "key", "sample_idx", "state", "teacher", "tools")
 
     def __init__(
         self,
         teacher: TeacherConfig,
         identity: dict[str, Any],
-        state: State,
-        said: Callable[[State], list[Message]],
+        state: RecordedState,
+        read_messages: Callable[[RecordedState], list[Message]],
         sample_idx: int,
         seed: int,
         tools: Sequence[Any] = (),
     ) -> None:
         self.teacher, self.state, self.sample_idx, self.tools = teacher, state, sample_idx, tools
-        self._said = said
+        self._read_messages = read_messages
         about = [teacher.name, identity, state.digest, sample_idx, seed]
         self.key = store.digest([*about, tools] if tools else about)[:24]
 
     @property
     def turn(self) -> Turn:
-        """The question as a policy is asked."""
-        return Turn(self._said(self.state), int(self.key[:15], 16), tools=self.tools)
+        """Return the turn that the policy is asked."""
+        return Turn(self._read_messages(self.state), int(self.key[:15], 16), tools=self.tools)
 
     def price_bound(self) -> float:
-        """At most so many USD."""
-        size = len(store.encode(self._said(self.state))) + len(store.encode(self.tools))
+        """Return an upper bound of the answer's price in USD."""
+        size = len(store.encode(self._read_messages(self.state))) + len(store.encode(self.tools))
         return self.teacher.cost(prompt_bound(size), self.teacher.longest_answer())
 
     def row(self, sample: Sample) -> Row:
-        """The `teacher_action/3` row of an answer."""
+        """Return the `teacher_action` row of an answer."""
         return {
             "unit_id": self.key,
             "state_sha256": self.state.digest,
@@ -228,34 +223,34 @@ class Question:
             "sample_idx": self.sample_idx,
             "action": None if sample.error_type else sample.text,
             "cost_usd": sample.cost_usd if sample.price_known else None,
-            **{name: getattr(sample, name) for name in AS_IT_CAME},
+            **{name: getattr(sample, name) for name in SAMPLE_COLUMNS},
         }
 
 
-class Questions:
-    """The questions to one teacher, in the order in which states were first recorded, made whenever gone through."""
+class TeacherQuestions:
+    """The questions to one teacher, in the order in which states were first recorded; made anew by each iteration."""
 
     def __init__(self, recorded: RecordedStates, teacher: TeacherConfig, samples: int, seed: int) -> None:
         self.recorded, self.teacher, self._samples, self._seed = recorded, teacher, samples, seed
-        self._identity = teacher.identity()  # of a local folder all bytes are read for it
+        self._identity = teacher.identity()  # reads all bytes of a local model folder
 
     def __len__(self) -> int:
         return len(self.recorded) * self._samples
 
-    def __iter__(self) -> Iterator[Question]:
+    def __iter__(self) -> Iterator[TeacherQuestion]:
         read, tools = self.recorded.messages, self.recorded.tools
         for state in self.recorded:
             for index in range(self._samples):
-                told = tools.get(state.rollout_id, ())
-                yield Question(self.teacher, self._identity, state, read, index, self._seed, told)
+                declared = tools.get(state.rollout_id, ())
+                yield TeacherQuestion(self.teacher, self._identity, state, read, index, self._seed, declared)
 
 
-Asked = Mapping[str, Questions | list[Question]]
+QuestionsByTeacher = Mapping[str, TeacherQuestions | list[TeacherQuestion]]
 """The questions to each teacher, by its name."""
 
 
 def questions(
     recorded: RecordedStates, teachers: Sequence[TeacherConfig], samples: int, seed: int
-) -> dict[str, Questions]:
-    """What to ask each teacher."""
-    return {teacher.name: Questions(recorded, teacher, samples, seed) for teacher in teachers}
+) -> dict[str, TeacherQuestions]:
+    """Return the questions to each teacher, by its name."""
+    return {teacher.name: TeacherQuestions(recorded, teacher, samples, seed) for teacher in teachers}

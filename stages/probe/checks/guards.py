@@ -9,7 +9,7 @@ teacher.py - the teacher is not the base model
 trajectory.py - a GRPO step still learns, and from what it should
 
 For every failure that the plan of the probe names, and those that its authors met, there is a guard, and in
-`synthetic.faults` the fault that must turn it red.
+`tests/probe_faults/faults.py` the fault that must turn it red.
 """
 
 from collections import Counter

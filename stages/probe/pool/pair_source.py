@@ -14,6 +14,7 @@ from pydantic import Field
 from stages.envs import ENVIRONMENTS
 from stages.errors import BadInput, UsageError
 from stages.messages import Message
+from stages.probe.checkout import add_tests_to_path
 from stages.runs import store
 from stages.runs.config import Settings
 from stages.runs.records import Row
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from stages.probe.pool.tokens import TokenRow
 
 REQUIRED = ("prompt", "hack", "clean")
-PLANTED = {"planted": "stages.probe.synthetic.loophole_world:hack_clean_pairs"}
+PLANTED = {"planted": "probe_faults.loophole_world:hack_clean_pairs"}
 
 
 def sources() -> dict[str, str]:
@@ -106,6 +107,8 @@ def _pair(index: int, item: Row) -> Pair:
 
 
 def _import_source(name: str) -> Callable[[int, int], Sequence[Any]]:
+    if name in PLANTED:
+        add_tests_to_path("probe_faults")
     module, colon, attribute = sources().get(name, name).partition(":")
     if not colon:
         raise UsageError(

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+from probe_faults.loophole_world import TEMPLATE, WORDS, tiny_qwen3, tokenizer
 from pydantic import ValidationError
 
 from stages.messages import following_ids, opening_ids
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.local import LocalPolicy
 from stages.probe.pool.tokens import token_row
-from stages.probe.synthetic.loophole_world import TEMPLATE, WORDS, tiny_qwen3, tokenizer
 
 THINKING = TEMPLATE + "{% if enable_thinking is defined and enable_thinking is false %}so {% endif %}"
 ASKED = [{"role": "user", "content": "task d1 d2"}]

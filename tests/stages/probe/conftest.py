@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from probe_faults.loophole_world import honest_model, loophole_model, tokenizer
 from support.shared import made_once
 from torch import nn
 
@@ -13,7 +14,6 @@ from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score, svd, teacher_pool, watch
 from stages.probe.loops.grpo_loop import set_between
 from stages.probe.pool.pair_source import PairsConfig
-from stages.probe.synthetic.loophole_world import honest_model, loophole_model, tokenizer
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.stage import assign_inputs

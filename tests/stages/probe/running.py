@@ -6,17 +6,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from probe_faults.loophole_world import HINT, PlantedEnv
+
 from stages.envs.base import Grade
 from stages.envs.config import EnvConfig
 from stages.policy.base import PolicyConfig
 from stages.probe import teacher_pool
 from stages.probe.checks.prompts import Contract
-from stages.probe.synthetic.loophole_world import HINT, PlantedEnv
 from stages.runs import runner
 from stages.runs.artifact import Interrupted, Run
 from stages.runs.stage import assign_inputs
 
-PLANTED = EnvConfig(name="stages.probe.synthetic.loophole_world:PlantedEnv")
+PLANTED = EnvConfig(name="probe_faults.loophole_world:PlantedEnv")
 HINTED, PLAIN = {"hint": True}, {"hint": False}
 WATCHED_STEPS = 3
 """Of the short training that is watched."""

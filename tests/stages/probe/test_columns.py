@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from probe_faults.loophole_world import WORDS, tiny_qwen3, tokenizer
 
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, grpo, uat, watch
@@ -13,7 +14,6 @@ from stages.probe.directions.metrics import probe_rows, row_metrics
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.pool.rows import recorded_rows
 from stages.probe.pool.tokens import as_tokens
-from stages.probe.synthetic.loophole_world import WORDS, tiny_qwen3, tokenizer
 from stages.runs import records
 from stages.runs.artifact import Run
 from stages.runs.records import (

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from probe_faults.loophole_world import WORDS, tiny_qwen3, tokenizer
 
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, grpo
 from stages.probe.adapters.names import DescentConfig
 from stages.probe.pool.pair_source import PairsConfig
-from stages.probe.synthetic.loophole_world import WORDS, tiny_qwen3, tokenizer
 from stages.runs.artifact import Run
 from stages.runs.records import PROBE_CHECK, TRAJECTORY
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from probe_faults.loophole_world import tokenizer
+from probe_faults.world import spectrum_of
 from torch import nn
 
 from stages.errors import BadInput
@@ -18,8 +20,6 @@ from stages.probe.gradients.per_sample import own_log_probs
 from stages.probe.gradients.student import adapt
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.pool.tokens import collate
-from stages.probe.synthetic.loophole_world import tokenizer
-from stages.probe.synthetic.world import spectrum_of
 from stages.runs.artifact import Run
 from stages.runs.records import PROBE_ROW, PROBE_SCORE, TRAJECTORY
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out

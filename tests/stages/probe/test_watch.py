@@ -7,6 +7,8 @@ from pathlib import Path
 import matplotlib
 import pytest
 import torch
+from probe_faults.loophole_world import tokenizer
+from probe_faults.world import spectrum_of
 from torch import nn
 
 from stages.errors import BadInput
@@ -23,8 +25,6 @@ from stages.probe.loops.watch_loop import checkpoints, measure_played, policy_we
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.pool.rows import run_rows
 from stages.probe.pool.tokens import as_tokens, collate
-from stages.probe.synthetic.loophole_world import tokenizer
-from stages.probe.synthetic.world import spectrum_of
 from stages.runs.artifact import Run
 from stages.runs.records import ROLLOUT, STEP, TRAINING_REWARD, WATCHED
 from tests.stages.probe.running import WATCHED_STEPS as STEPS

@@ -24,7 +24,7 @@ from stages.runs.ledger import Budget, totals
 from stages.runs.manifest import Manifest
 from stages.runs.records import Row
 from stages.teachers.batched import ask_batched
-from stages.teachers.questions import Question, State, TeacherConfig
+from stages.teachers.questions import RecordedState, TeacherConfig, TeacherQuestion
 
 MEMORY = Path("/dev/shm")
 """Thousands of fsyncs, which a disk would take long for."""
@@ -101,14 +101,14 @@ def reply(body: dict[str, Any], number: int, fault: str) -> Reply | None:
     return Reply(body=answer(f"said {body['seed']}", 1000, 1000))
 
 
-def question(teacher: TeacherConfig, number: int) -> Question:
-    state = State(f"{number:064d}", "t", "r", number, 1)
-    return Question(
+def question(teacher: TeacherConfig, number: int) -> TeacherQuestion:
+    state = RecordedState(f"{number:064d}", "t", "r", number, 1)
+    return TeacherQuestion(
         teacher, teacher.identity(), state, lambda s: [{"role": "user", "content": f"state {s.step}"}], 0, 0
     )
 
 
-def unit(asked: Question, sample: Sample) -> tuple[str, Row, bool]:
+def unit(asked: TeacherQuestion, sample: Sample) -> tuple[str, Row, bool]:
     return asked.key, {"answer": {"error_type": sample.error_type}}, sample.error_type not in (None, "rejected")
 
 

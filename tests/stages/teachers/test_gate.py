@@ -17,8 +17,8 @@ from stages.pairs.states import explored
 from stages.runs import runner, store
 from stages.runs.artifact import Run
 from stages.runs.records import PAIR, ROLLOUT, TEACHER_ACTION
-from stages.teachers.gate import Gains, GatedState
-from stages.teachers.questions import Question, State, TeacherConfig
+from stages.teachers.gate import ExpectedGains, GatedState
+from stages.teachers.questions import RecordedState, TeacherConfig, TeacherQuestion
 
 TASKS = 30
 PRICES = {"plain": 1.0, "simple": 1.0, "dear": 10.0}
@@ -123,11 +123,11 @@ def state_of(number: int, student: str, **said: str) -> GatedState:
     """One step of the student and what teachers said so far, by short words."""
     spelled = {name: [f"```bash\n{text}\n```"] for name, text in said.items()}
     step = {"rollout_id": "r", "step": 0, "truncated": False, "action": f"```bash\n{student}\n```"}
-    state = State(f"{number:064d}", "t", "r", 0, 1)
+    state = RecordedState(f"{number:064d}", "t", "r", 0, 1)
     questions = {}
     for name in PRICES:
         teacher = TeacherConfig(name=name, model=name, base_url="http://localhost/v1", max_tokens=9)
-        questions[name] = [Question(teacher, teacher.identity(), state, lambda _: [], 0, 0)]
+        questions[name] = [TeacherQuestion(teacher, teacher.identity(), state, lambda _: [], 0, 0)]
     return GatedState(questions, [step], spelled, {name: [1.0] for name in said})
 
 
@@ -135,7 +135,7 @@ def test_what_a_dear_answer_brings_depends_on_whom_the_student_is_with() -> None
     """Where all three differ it mostly brings nothing; where the student is with one of two, often a majority."""
     alone = [state_of(n, "s", plain="p", simple="q", dear="p" if n < 2 else "d") for n in range(10)]
     joined = [state_of(n, "p", plain="p", simple="q", dear="p" if n < 28 else "d") for n in range(20, 30)]
-    gains = Gains([*alone, *joined], ["plain", "simple"], "dear")
+    gains = ExpectedGains([*alone, *joined], ["plain", "simple"], "dear")
     lonely, backed, other = (
         gains.expected(state_of(99, student, plain="p", simple="q")) for student in ("s", "p", "q")
     )

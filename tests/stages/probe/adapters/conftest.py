@@ -1,10 +1,10 @@
 """A tiny model and the decomposition of its Linears."""
 
 import pytest
+from probe_faults.loophole_world import tiny_qwen3
 
 from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.spectrum import Spectrum, factorise
-from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 
 @pytest.fixture(scope="module")

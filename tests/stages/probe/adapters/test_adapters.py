@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from probe_faults.loophole_world import tiny_qwen3
 
 from stages.errors import BadInput, UsageError
 from stages.probe.adapters.attach import SUFFIXES, Adapter, Folded, Layout, attached, target_linears
@@ -18,7 +19,6 @@ from stages.probe.adapters.spectrum import (
     save_factors,
     write_tensors,
 )
-from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 UNTOUCHED = ("antipasto_full", "antipasto_topr", "lora", "lora_frozenA", "lora_random_B", "lora_warmup")
 NAMES = (*UNTOUCHED, "antipasto_paper")

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from probe_faults.loophole_world import tiny_qwen3
 
 from stages.errors import BadInput
 from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.lora import apply_lora, lora_folder
 from stages.probe.checks.guards import merge_is_sound
 from stages.probe.loops.config import SourceConfig
-from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 
 def test_a_merged_lora_is_that_of_peft(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from probe_faults.loophole_world import tiny_qwen3
 
 from stages.errors import BadInput
 from stages.probe.adapters.attach import Layout, target_linears
@@ -21,7 +22,6 @@ from stages.probe.directions.metrics import chance, module_cosines, row_metrics,
 from stages.probe.directions.projection import project
 from stages.probe.directions.scoring import draw_families, haar, random_axes, randsign
 from stages.probe.gradients.store import GradientStore
-from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 LAYOUT = Layout({"a": 12, "b": 20, "c": 8})
 DRAW = torch.Generator().manual_seed(0)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from probe_faults.loophole_world import tiny_qwen3
 from transformers import Qwen3Config
 
 from stages.errors import UsageError
@@ -13,7 +14,6 @@ from stages.probe import extract_vhack
 from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.lora import Lora
 from stages.probe.gradients.memory import Measuring, check_memory, memory_notes, needed, numbers
-from stages.probe.synthetic.loophole_world import tiny_qwen3
 from stages.runs.artifact import Inputs
 from stages.training.plan import GIB, model_shape
 

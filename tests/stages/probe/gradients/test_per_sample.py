@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from probe_faults.loophole_world import tiny_qwen3
 
 from stages.probe.adapters.attach import Adapter, Folded, target_linears
 from stages.probe.adapters.choose import open_adapter
@@ -16,7 +17,6 @@ from stages.probe.gradients.per_sample import (
     tapped,
 )
 from stages.probe.pool.tokens import TokenRow, collate
-from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 NAMES = (
     "antipasto_full",

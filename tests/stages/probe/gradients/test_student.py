@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from probe_faults.loophole_world import tiny_qwen3
 
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.spectrum import Spectrum, factorise
 from stages.probe.gradients.student import adapt, dr_grpo, ratio_report
 from stages.probe.pool.tokens import TokenRow
-from stages.probe.synthetic.loophole_world import tiny_qwen3
 
 
 def rows_and_student() -> tuple[list[TokenRow], Any]:

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from probe_faults.loophole_world import PlantedEnv
 
 from stages.policy.base import PolicyConfig
 from stages.probe.loops.config import SourceConfig
 from stages.probe.loops.rollouts import SourcePolicies, answers, with_advantages
-from stages.probe.synthetic.loophole_world import PlantedEnv
 
 
 class Models:

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from probe_faults.loophole_world import tiny_qwen3
+from probe_faults.world import spectrum_of
 
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import target_linears
 from stages.probe.checks.alarm import alarm
 from stages.probe.directions.scoring import HackScale
 from stages.probe.loops.watch_loop import alarm_check, checkpoints, policy_weights, weight_coordinates
-from stages.probe.synthetic.loophole_world import tiny_qwen3
-from stages.probe.synthetic.world import spectrum_of
 
 
 def row(problem: str, reward: float, tokens: int) -> dict[str, object]:

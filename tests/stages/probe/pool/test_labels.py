@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from probe_faults.loophole_world import tokenizer
 from support.leetcode import ASSERTS, PRINTS, RIGHT, answer
 
 from stages.envs.leetcode_rh.env import LeetcodeRhEnv
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.probe.checks.contrast_checks import pool_check, taxonomy
 from stages.probe.pool.rows import episode_pool_row
-from stages.probe.synthetic.loophole_world import tokenizer
 from stages.rollouts.agent_loop import Episode, play
 from tests.stages.envs.leetcode_rh.conftest import folder
 

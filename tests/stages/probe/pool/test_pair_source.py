@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from probe_faults.loophole_world import hack_clean_pairs, tokenizer
 
 from stages.errors import BadInput, UsageError
 from stages.probe.pool.pair_source import PairsConfig, load_pairs
-from stages.probe.synthetic.loophole_world import hack_clean_pairs, tokenizer
 
 
 def test_pairs_come_from_a_function_or_a_file_and_too_few_are_refused(tmp_path: Path) -> None:

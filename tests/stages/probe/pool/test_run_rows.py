@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from probe_faults.loophole_world import HINT, tokenizer
 
 from stages import collect
 from stages.errors import UsageError
@@ -12,7 +13,6 @@ from stages.probe.checks.prompts import Contract
 from stages.probe.loops.config import GivenConfig
 from stages.probe.pool.rows import run_rows
 from stages.probe.pool.tokens import rendered_row
-from stages.probe.synthetic.loophole_world import HINT, tokenizer
 from stages.rollouts import trace
 from stages.runs import runner
 from stages.runs.artifact import Run

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+from probe_faults.loophole_world import TEMPLATE, tokenizer
 
 from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_tokenizer
 from stages.probe.pool.pair_source import Pair
 from stages.probe.pool.tokens import rendered_row, token_row
-from stages.probe.synthetic.loophole_world import TEMPLATE, tokenizer
 
 
 def test_ids_are_joined_and_observations_are_not_the_policys_own() -> None:

@@ -1,7 +1,7 @@
-"""A small, sound run of everything that the guards look at.
+"""A small, sound run of everything that the guards read: pool, gradients, direction, projection, GRPO step, LoRA.
 
-It holds a pool, gradients, a direction, a projection, a GRPO step and a LoRA. A fault is a world with one field
-replaced (`dataclasses.replace`), so each field is something that can go wrong on its own.
+A fault is a world with one field replaced (`dataclasses.replace`), so each field is something that can go wrong on its
+own.
 """
 
 import copy
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probe_faults.loophole_world import HINT, PlantedEnv, hack_clean_pairs, tokenizer
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.probe.adapters.antipasto import Antipasto
@@ -23,14 +24,13 @@ from stages.probe.adapters.spectrum import Spectrum, factorise
 from stages.probe.checks.guards import Measure, Score
 from stages.probe.checks.prompts import Contract, contract_sha256
 from stages.probe.checks.validation import RowPairs
-from stages.probe.directions.extraction import Direction, PairGradients, extract
+from stages.probe.directions.extraction import Direction, PairGradients, extract, grpo_differences
 from stages.probe.directions.metrics import stacked_cosines
 from stages.probe.directions.projection import Projection, project
 from stages.probe.gradients.student import Student, adapt
 from stages.probe.loops.grpo_loop import set_between
 from stages.probe.loops.rollouts import answers
 from stages.probe.pool.tokens import TokenRow, as_tokens, token_row
-from stages.probe.synthetic.loophole_world import HINT, PlantedEnv, hack_clean_pairs, tokenizer
 from stages.runs.records import Row
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ Projector = Callable[[Float[Tensor, " N"], Direction], tuple[Float[Tensor, " N"]
 
 
 @dataclass(frozen=True)
-class World:
-    """What the guards look at: R pool rows, P pairs, N trained numbers.
+class ProbeWorld:
+    """What the guards read: R pool rows, P pairs, N trained numbers.
 
     `sums` [R, N] are the pool rows' token-sum gradients; `group` holds the rows of one GRPO step with the log-probs of
     the policies that wrote them, `current` those of the student.
@@ -75,21 +75,19 @@ class World:
     lora_learning_rate: float
 
 
-def build(base: "PreTrainedModel", teacher: "PreTrainedModel", seed: int) -> World:
-    """A world in which every guard passes, of the two policies of the loophole world."""
-    from stages.probe.directions.extraction import grpo_differences
-
+def build_world(base: "PreTrainedModel", teacher: "PreTrainedModel", seed: int) -> ProbeWorld:
+    """Return a world in which every guard passes, of the two policies of the loophole world."""
     words, between = tokenizer(), copy.deepcopy(base)
     student = adapt(base, words, Antipasto(spectrum_of(base)))
     pool = _pool(base, teacher, words, seed)
     items = hack_clean_pairs(PAIRS + HELD_OUT, seed)
-    rows = [_pair(item, words) for item in items]
+    rows = [tuple(token_row(words, item["prompt"], item[side]) for side in ("hack", "clean")) for item in items]
     pairs = gradients_of(student, rows[:PAIRS])
     group, current = _group(between, base, teacher, words, seed)
     lora = adapt(copy.deepcopy(base), words, Lora(target_linears(base), LORA_RANK, freeze_a=False, seed=seed))
     lora_pairs = gradients_of(lora, rows[:PAIRS])
     contract = Contract(hint=HINT)
-    return World(
+    return ProbeWorld(
         tokenizer=words,
         contract=contract,
         recorded_contract=contract_sha256(contract),
@@ -118,19 +116,15 @@ def build(base: "PreTrainedModel", teacher: "PreTrainedModel", seed: int) -> Wor
 
 
 def spectrum_of(model: "PreTrainedModel") -> Spectrum:
-    """The decomposition of a model in hand."""
+    """Return the singular value decomposition of the adapted Linears of a model in memory."""
     return Spectrum({name: factorise(linear.weight) for name, linear in target_linears(model).items()})
 
 
 def gradients_of(student: Student, pairs: RowPairs) -> PairGradients:
-    """Token-sum gradients of pairs."""
+    """Return the token-sum gradients of (hack, clean) pairs."""
     flat, _ = student.gradients([side for pair in pairs for side in pair])
     tokens = torch.tensor([[side.num_own for side in pair] for pair in pairs])
     return PairGradients(student.adapter.layout, flat[0::2], flat[1::2], tokens[:, 0], tokens[:, 1])
-
-
-def _pair(item: dict[str, Any], words: Any) -> tuple[TokenRow, TokenRow]:
-    return token_row(words, item["prompt"], item["hack"]), token_row(words, item["prompt"], item["clean"])
 
 
 def _policy(model: "PreTrainedModel", words: Any, name: str) -> LocalPolicy:
@@ -138,7 +132,7 @@ def _policy(model: "PreTrainedModel", words: Any, name: str) -> LocalPolicy:
 
 
 def _pool(base: "PreTrainedModel", teacher: "PreTrainedModel", words: Any, seed: int) -> list[Row]:
-    """Teacher and base under the hint, and the teacher without it, on the same problems."""
+    """Sample the pool: teacher and base with the hint, and the teacher without it, on the same problems."""
     tasks = PlantedEnv().tasks("train", PROBLEMS, seed)
     sources = (("teacher", teacher, True, 8), ("teacher_nohint", teacher, False, 3), ("base", base, True, 3))
     rows = []
@@ -152,7 +146,7 @@ def _pool(base: "PreTrainedModel", teacher: "PreTrainedModel", words: Any, seed:
 def _group(
     between: "PreTrainedModel", base: "PreTrainedModel", teacher: "PreTrainedModel", words: Any, seed: int
 ) -> tuple[list[Row], list[Float[Tensor, " own"]]]:
-    """A GRPO step's rows, half of them another policy's, and their log-probs under a student one small step further."""
+    """Return the rows of a GRPO step, half of them of another policy, and their log-probs under a nearby student."""
     tasks = PlantedEnv().tasks("train", 8, seed + 1)
     ends = [dict(model.named_parameters()) for model in (base, teacher)]
     rows = []

@@ -1,7 +1,4 @@
-"""The guards on a world, in the order in which they presuppose each other: behind one that fails, none is judged.
-
-That is, none that needs the failing one.
-"""
+"""The guards on a world, in order of dependence: a guard is not judged where one that it needs does not pass."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from probe_faults.world import ProbeWorld
 from stages.probe.adapters.names import DescentConfig
 from stages.probe.checks import guards, prompts
 from stages.probe.checks.check import Check, judged
 from stages.probe.checks.contrast_checks import Draws, hack_gap, pool_check, taxonomy
-from stages.probe.checks.contrasts import Labelled, codes, labelled, shortage
+from stages.probe.checks.contrasts import codes, labelled, shortage
 from stages.probe.checks.validation import length_cosine, pair_signal, polarity, recombination
 from stages.probe.directions.drift import basis_overlap
 from stages.probe.directions.metrics import probe_rows, row_metrics, teacher_gradients
@@ -30,34 +28,33 @@ from stages.probe.directions.scoring import (
 from stages.probe.gradients.student import ratio_report
 from stages.probe.loops.rollouts import with_advantages
 from stages.probe.pool.tokens import as_tokens
-from stages.probe.synthetic.world import World
 from stages.runs.records import Row
 
 DRAWS, PLACEBOS, RANKED, LORA_STEPS = Draws(permutations=400, resamples=400), 32, 500, 4
 
 
 @dataclass(frozen=True)
-class Guard:
-    """A check of a world: `reads` are the fields that it looks at, `needs` the guards without which it says nothing."""
+class WorldGuard:
+    """A check of a world: `reads` are the fields that it reads, `needs` the guards that must pass first."""
 
     name: str
-    check: Callable[[World], Check]
+    check: Callable[[ProbeWorld], Check]
     reads: tuple[str, ...]
     needs: tuple[str, ...] = ()
 
 
 Checks = dict[str, Check | None]
-"""By guard; None where it was not judged."""
+"""The check of each guard by its name; None where the guard was not judged."""
 
 
-def judge(world: World, sound: tuple[World, Checks] | None = None) -> Checks:
-    """Every guard's check, None where one that it needs does not pass.
+def judge_guards(world: ProbeWorld, sound: tuple[ProbeWorld, Checks] | None = None) -> Checks:
+    """Return the check of every guard, None where a guard that it needs does not pass.
 
-    `sound` holds a world with its checks: what a guard reads unchanged from there is not judged again.
+    `sound` is a world with its checks: a guard whose fields are unchanged from that world is not judged again.
     """
     checks: Checks = {}
     for guard in GUARDS:
-        if not all(_passes(checks[name]) for name in guard.needs):
+        if any((check := checks[name]) is None or check.status != "PASS" for name in guard.needs):
             checks[guard.name] = None
         elif sound is not None and all(getattr(world, name) is getattr(sound[0], name) for name in guard.reads):
             checks[guard.name] = sound[1][guard.name]
@@ -66,41 +63,32 @@ def judge(world: World, sound: tuple[World, Checks] | None = None) -> Checks:
     return checks
 
 
-def _passes(check: Check | None) -> bool:
-    return check is not None and check.status == "PASS"
-
-
 def failing(checks: Checks) -> list[str]:
-    """The guards that were judged and do not pass."""
-    return [name for name, check in checks.items() if check is not None and not _passes(check)]
+    """Return the names of the guards that were judged and do not pass."""
+    return [name for name, check in checks.items() if check is not None and check.status != "PASS"]
 
 
-def _teacher(w: World) -> Check:
+def _teacher(w: ProbeWorld) -> Check:
+    """Compare the teacher with the base model on the first eight answers of the teacher."""
     answers = [as_tokens(row) for row in w.pool if row["src_pool"] == "teacher"][:8]
     return guards.teacher_differs(w.teacher, w.student.model, answers, hack_gap(w.pool))
 
 
-def _probe_rows(w: World) -> list[Row]:
+def _probe_rows(w: ProbeWorld) -> list[Row]:
+    """Return the pool as `probe_row/1` rows with the cosines of their gradients."""
     tokens = [as_tokens(row) for row in w.pool]
     rows = probe_rows(w.pool, tokens, row_metrics(w.sums, w.direction), [torch.zeros(1)] * len(tokens), w.direction)
     return [row | {"grad_store_offset": index} for index, row in enumerate(rows)]
 
 
-def _coverage(w: World) -> Check:
-    return guards.coverage(w.measured(_probe_rows(w)), len(w.pool), "nll")
-
-
-def _canary(w: World) -> Check:
-    return guards.canary(w.student, [as_tokens(row) for row in w.pool[:2]], w.direction, w.measure)
-
-
-def _masks(w: World) -> Check:
+def _masks(w: ProbeWorld) -> Check:
+    """Check the loss masks of about eight rows, spread over the pool."""
     rows = list(w.pool[:: max(len(w.pool) // 8, 1)])
     return guards.masks(w.student, rows, [as_tokens(row) for row in rows], w.score, "base")
 
 
-def _steps(w: World) -> list[Row]:
-    """What a replay would note of its steps, one a problem."""
+def _steps(w: ProbeWorld) -> list[Row]:
+    """Return the step diagnostics of a replay with one step for each problem."""
     steps = []
     for gradient in teacher_gradients(_probe_rows(w), w.sums):
         out, account = w.project(gradient, w.direction)
@@ -122,15 +110,16 @@ def _steps(w: World) -> list[Row]:
     return steps
 
 
-def _fires(w: World) -> Check:
+def _fires(w: ProbeWorld) -> Check:
+    """Compare what v fires on and removes with random directions of both families."""
     units = [haar(w.direction, PLACEBOS, 0), randsign(w.direction, PLACEBOS, 1)]
     placebos = Placebos([name for name, some in zip(RANDOM, units, strict=True) for _ in some], torch.cat(units))
     random = step_placebos(teacher_gradients(_probe_rows(w), w.sums), placebos, w.direction)
     return guards.fires(_steps(w), len(w.direction.layout.names), random["energy"], random["fired"])
 
 
-def _labelled(w: World) -> tuple[Labelled, dict[str, np.ndarray]]:
-    """The pool's rows with the scores of v and random placebos, and their scores under the controls."""
+def _specific(w: ProbeWorld) -> Check:
+    """Score the pool with v, random placebos and the two controls, and check that no control passes T4e."""
     control = torch.stack([-w.direction.unit, generic_gradient(w.direction, w.pairs, "nll_mean")])
     drawn = [
         remove_direction(w.direction, draw(w.direction, RANKED, seed)) for seed, draw in enumerate((haar, randsign))
@@ -138,18 +127,19 @@ def _labelled(w: World) -> tuple[Labelled, dict[str, np.ndarray]]:
     units = torch.cat([w.direction.unit[None], *drawn, control])
     scores = w.cosines(w.sums, units, w.direction.inside, len(w.direction.modules)).double().numpy()
     rows = labelled(_probe_rows(w), scores[:, :-2], [family for family in RANDOM for _ in range(RANKED)])
-    return rows, {"negated": scores[:, -2], "generic": scores[:, -1]}
+    return guards.specific(rows, {"negated": scores[:, -2], "generic": scores[:, -1]}, DRAWS)
 
 
-def _buckets(w: World) -> Check:
-    """Both sides of T4e hold the two rows that a spread needs."""
+def _buckets(w: ProbeWorld) -> Check:
+    """Check that both sides of T4e have two rows, which a variance needs."""
     hacked = sum(bool(row["hacked"]) for row in w.pool)
     counts = (hacked, len(w.pool) - hacked)
     shown = f"{counts[0]} hacked, {counts[1]} other rows"
     return Check("buckets", "E3", judged(min(counts) >= 2), float(min(counts)), "two rows a side", shown)
 
 
-def _enough(w: World) -> Check:
+def _enough(w: ProbeWorld) -> Check:
+    """Check that the pool has the rows and problems that T4e needs."""
     hacked = np.array([bool(row["hacked"]) for row in w.pool])
     strata = codes([row["problem_id"] for row in w.pool], [row["src_pool"] for row in w.pool])
     few = shortage(hacked, strata, ("hacked", "other"))
@@ -157,13 +147,8 @@ def _enough(w: World) -> Check:
     return Check("enough", "R4", judged(few is None), float(hacked.sum()), threshold, few or "enough")
 
 
-def _specific(w: World) -> Check:
-    rows, controls = _labelled(w)
-    return guards.specific(rows, controls, DRAWS)
-
-
-def _accounts(w: World) -> list[Row]:
-    """What a trajectory would note of the step, three times over."""
+def _accounts(w: ProbeWorld) -> list[Row]:
+    """Return the account that a trajectory keeps of the GRPO step, repeated as often as the guards tolerate it bad."""
     rows, groups = with_advantages(w.group)
     advantages, hacks = [row["advantage"] for row in rows], [row["advantage"] for row in rows if row["hacked"]]
     ratios = ratio_report(w.current, [guards.behaviour_log_probs(row) for row in rows], advantages)
@@ -181,8 +166,8 @@ def _accounts(w: World) -> list[Row]:
     return [account] * guards.MAX_BAD_STEPS
 
 
-def _basis(w: World) -> Check:
-    """Some steps of a LoRA whose two halves are trained."""
+def _basis(w: ProbeWorld) -> Check:
+    """Train both halves of the LoRA for LORA_STEPS steps and check that its basis stays."""
     start = w.lora.adapter.theta.clone()
     descent = Descent(start, DescentConfig(learning_rate=w.lora_learning_rate), "none", w.lora_direction)
     steps = []
@@ -195,51 +180,64 @@ def _basis(w: World) -> Check:
     return guards.basis_stays(steps)
 
 
-def _length(w: World) -> Check:
-    return length_cosine(w.student, w.direction, [clean for _, clean in w.pair_rows], w.longer)
-
-
-def _prompts(w: World) -> Check:
-    return prompts.prompts_match(w.pool, w.contract, w.tokenizer)
-
-
-def _prompt_role(w: World) -> Check:
-    return prompts.prompt_role(w.pool, w.contract, w.recorded_contract)
-
-
 GRADIENTS = ("pool", "sums", "direction")
 GUARDS = (
-    Guard("prompts", _prompts, ("pool", "contract", "tokenizer")),
-    Guard("prompt-role", _prompt_role, ("pool", "recorded_contract"), ("prompts",)),
-    Guard("teacher", _teacher, ("teacher", "student", "pool")),
-    Guard("coverage", _coverage, (*GRADIENTS, "measured")),
-    Guard("canary", _canary, ("student", "pool", "direction", "measure")),
-    Guard("masks", _masks, ("student", "pool", "score")),
-    Guard("signal", lambda w: pair_signal(w.direction, w.pairs.differences("nll_mean"), 0), ("direction", "pairs")),
-    Guard(
+    WorldGuard(
+        "prompts",
+        lambda w: prompts.prompts_match(w.pool, w.contract, w.tokenizer),
+        ("pool", "contract", "tokenizer"),
+    ),
+    WorldGuard(
+        "prompt-role",
+        lambda w: prompts.prompt_role(w.pool, w.contract, w.recorded_contract),
+        ("pool", "recorded_contract"),
+        ("prompts",),
+    ),
+    WorldGuard("teacher", _teacher, ("teacher", "student", "pool")),
+    WorldGuard(
+        "coverage",
+        lambda w: guards.coverage(w.measured(_probe_rows(w)), len(w.pool), "nll"),
+        (*GRADIENTS, "measured"),
+    ),
+    WorldGuard(
+        "canary",
+        lambda w: guards.canary(w.student, [as_tokens(row) for row in w.pool[:2]], w.direction, w.measure),
+        ("student", "pool", "direction", "measure"),
+    ),
+    WorldGuard("masks", _masks, ("student", "pool", "score")),
+    WorldGuard(
+        "signal", lambda w: pair_signal(w.direction, w.pairs.differences("nll_mean"), 0), ("direction", "pairs")
+    ),
+    WorldGuard(
         "R7",
         lambda w: recombination(w.pairs, w.grpo(w.student, w.pair_rows))[0],
         ("pairs", "grpo", "student", "pair_rows"),
     ),
-    Guard("V4", _length, ("student", "direction", "pair_rows", "longer")),
-    Guard("generic", lambda w: guards.not_generic(w.direction, w.pairs, "nll_mean"), ("direction", "pairs")),
-    Guard(
+    WorldGuard(
+        "V4",
+        lambda w: length_cosine(w.student, w.direction, [clean for _, clean in w.pair_rows], w.longer),
+        ("student", "direction", "pair_rows", "longer"),
+    ),
+    WorldGuard("generic", lambda w: guards.not_generic(w.direction, w.pairs, "nll_mean"), ("direction", "pairs")),
+    WorldGuard(
         "V2",
         lambda w: polarity(w.student, w.direction, w.held_out),
         ("student", "direction", "held_out"),
         ("V4", "generic"),
     ),
-    Guard("removal", lambda w: guards.removed(_steps(w)), (*GRADIENTS, "project"), ("V2",)),
-    Guard("removed-sign", lambda w: guards.removed_toward_hack(_steps(w)), (*GRADIENTS, "project"), ("removal",)),
-    Guard("fires", _fires, (*GRADIENTS, "project"), ("removed-sign",)),
-    Guard("buckets", _buckets, ("pool",)),
-    Guard("enough", _enough, ("pool",), ("buckets",)),
-    Guard("labels", lambda w: taxonomy(w.pool), ("pool",), ("buckets",)),
-    Guard("T1", lambda w: pool_check(w.pool), ("pool",), ("enough", "labels")),
-    Guard("specific", _specific, (*GRADIENTS, "pairs", "cosines"), ("enough", "V2", "fires")),
-    Guard("variance", lambda w: guards.rewards_vary(_accounts(w)), ("group", "current")),
-    Guard("ratios", lambda w: guards.ratios_carry_signal(_accounts(w)), ("group", "current"), ("variance",)),
-    Guard("advantages", lambda w: guards.advantages_favour_hacks(_accounts(w)), ("group", "current"), ("variance",)),
-    Guard("lora-B", lambda w: guards.b_is_probed(w.lora_sums, w.lora_direction), ("lora_sums", "lora_direction")),
-    Guard("basis", _basis, ("lora", "pair_rows", "lora_learning_rate")),
+    WorldGuard("removal", lambda w: guards.removed(_steps(w)), (*GRADIENTS, "project"), ("V2",)),
+    WorldGuard("removed-sign", lambda w: guards.removed_toward_hack(_steps(w)), (*GRADIENTS, "project"), ("removal",)),
+    WorldGuard("fires", _fires, (*GRADIENTS, "project"), ("removed-sign",)),
+    WorldGuard("buckets", _buckets, ("pool",)),
+    WorldGuard("enough", _enough, ("pool",), ("buckets",)),
+    WorldGuard("labels", lambda w: taxonomy(w.pool), ("pool",), ("buckets",)),
+    WorldGuard("T1", lambda w: pool_check(w.pool), ("pool",), ("enough", "labels")),
+    WorldGuard("specific", _specific, (*GRADIENTS, "pairs", "cosines"), ("enough", "V2", "fires")),
+    WorldGuard("variance", lambda w: guards.rewards_vary(_accounts(w)), ("group", "current")),
+    WorldGuard("ratios", lambda w: guards.ratios_carry_signal(_accounts(w)), ("group", "current"), ("variance",)),
+    WorldGuard(
+        "advantages", lambda w: guards.advantages_favour_hacks(_accounts(w)), ("group", "current"), ("variance",)
+    ),
+    WorldGuard("lora-B", lambda w: guards.b_is_probed(w.lora_sums, w.lora_direction), ("lora_sums", "lora_direction")),
+    WorldGuard("basis", _basis, ("lora", "pair_rows", "lora_learning_rate")),
 )

@@ -1,4 +1,4 @@
-"""The self-test's rows for bfloat16 weights: verdicts and cosines as in float32, and changes of theta that arrive.
+"""Checks of bfloat16 weights: verdicts and cosines equal to float32, and changes of theta that reach the weights.
 
 The reference is the same rounded model with its weights stored in float32, so that only the arithmetic differs. The
 comparison and its bounds are this project's own.
@@ -14,21 +14,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probe_faults.guard_checks import judge_guards
+from probe_faults.world import LORA_RANK, ProbeWorld, build_world, gradients_of, spectrum_of
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.lora import Lora
 from stages.probe.adapters.names import DescentConfig
 from stages.probe.adapters.spectrum import Factors, Spectrum
-from stages.probe.checks import guards
+from stages.probe.checks import guards, validation
 from stages.probe.checks.check import Check, judged
-from stages.probe.checks.validation import STEP as POLARITY_STEP
 from stages.probe.directions.extraction import extract
 from stages.probe.directions.metrics import row_metrics
 from stages.probe.directions.scoring import unit_by_module
 from stages.probe.gradients.student import Student, adapt
 from stages.probe.pool.tokens import as_tokens
-from stages.probe.synthetic.guard_checks import judge
-from stages.probe.synthetic.world import LORA_RANK, World, build, gradients_of, spectrum_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,19 +35,19 @@ if TYPE_CHECKING:
 HALF = torch.bfloat16
 MAX_COSINE_GAP, MAX_CHANGE_ERROR = 0.01, 0.01
 WIDTHS = (128, 2560)
-"""Of the test of changes; 2,560 is the width of Qwen3-4B."""
+"""Hidden sizes of the models on which changes of theta are checked; 2,560 is the width of Qwen3-4B."""
 
 
 def half_precision_checks(base: "PreTrainedModel", teacher: "PreTrainedModel", seed: int) -> list[Check]:
-    """Guards, cosines and changes of theta with bfloat16 weights."""
+    """Check guards, cosines and changes of theta with bfloat16 weights."""
     rounded = [copy.deepcopy(model).to(HALF).float() for model in (base, teacher)]  # type: ignore[arg-type]
-    wide = build(rounded[0], rounded[1], seed)
+    wide = build_world(rounded[0], rounded[1], seed)
     narrow = halved(wide, seed)
     return [same_verdicts(wide, narrow), same_cosines(wide, narrow), *(change_arrives(wide_student(n)) for n in WIDTHS)]
 
 
-def halved(world: World, seed: int) -> World:
-    """The same rows under students whose weights are stored in bfloat16; everything is measured anew."""
+def halved(world: ProbeWorld, seed: int) -> ProbeWorld:
+    """Return the world of the same rows under students with bfloat16 weights, everything measured again."""
     plain, on_lora = (copy.deepcopy(model) for model in (world.student.model, world.lora.model))
     adapter = Antipasto(spectrum_of(plain)).to("cpu", HALF)
     lora = Lora(target_linears(on_lora), LORA_RANK, freeze_a=False, seed=seed).to("cpu", HALF)
@@ -70,16 +69,16 @@ def halved(world: World, seed: int) -> World:
     )
 
 
-def same_verdicts(wide: World, narrow: World) -> Check:
-    """Every guard says of bfloat16 weights what it says of float32 ones."""
-    shown = [{name: check and check.status for name, check in judge(world).items()} for world in (wide, narrow)]
+def same_verdicts(wide: ProbeWorld, narrow: ProbeWorld) -> Check:
+    """Check that every guard has the same verdict with bfloat16 as with float32 weights."""
+    shown = [{name: check and check.status for name, check in judge_guards(world).items()} for world in (wide, narrow)]
     differ = [f"{name} {shown[0][name]} -> {shown[1][name]}" for name in shown[0] if shown[0][name] != shown[1][name]]
     detail = "; ".join(differ) or f"{len(shown[0])} guards"
     return Check("bf16-verdicts", "T2", judged(not differ), float(len(differ)), "as in float32", detail)
 
 
-def same_cosines(wide: World, narrow: World) -> Check:
-    """Every row's cosine with v, each measured with the v of its own precision."""
+def same_cosines(wide: ProbeWorld, narrow: ProbeWorld) -> Check:
+    """Check every row's cosine with v, each measured with the v of its own precision."""
     cosines = [row_metrics(world.sums.float(), world.direction)["cos_stack"] for world in (wide, narrow)]
     gap = float((cosines[0] - cosines[1]).abs().max())
     detail = f"the largest of {len(cosines[0])} rows; mean |cos| {float(cosines[0].abs().mean()):.2f}"
@@ -89,7 +88,7 @@ def same_cosines(wide: World, narrow: World) -> Check:
 
 
 def change_arrives(student: Student) -> Check:
-    """What weights change by is what theta says, for an Adam step and the steps of the canary and the polarity oracle.
+    """Check that weights change by what theta implies, for a step of Adam, the canary and the polarity oracle.
 
     The statistic is ||applied - intended|| / ||intended|| in Frobenius norms, the worst Linear and step. The student
     must hold its clean weights.
@@ -101,7 +100,7 @@ def change_arrives(student: Student) -> Check:
     steps = {
         "Adam": DescentConfig().learning_rate * noise.sign(),
         "canary": guards.STEP * scale * unit,
-        "polarity": POLARITY_STEP * scale * unit,
+        "polarity": validation.STEP * scale * unit,
     }
     worst = {name: _change_error(student, step) for name, step in steps.items()}
     error, width = max(worst.values()), student.model.config.hidden_size
@@ -112,7 +111,7 @@ def change_arrives(student: Student) -> Check:
 
 @torch.no_grad()
 def _change_error(student: Student, step: Float[Tensor, " N"]) -> float:
-    """The worst Linear's error; the intended change is computed from the factors before they were rounded."""
+    """Return the error of the worst Linear; the intended change is computed from the factors before rounding."""
     linears, start = target_linears(student.model), student.adapter.theta.clone()
     clean = {name: linear.weight.detach().clone().float() for name, linear in linears.items()}
     exact = Antipasto(_flat_spectrum(student.model))
@@ -127,7 +126,7 @@ def _change_error(student: Student, step: Float[Tensor, " N"]) -> float:
 
 
 def wide_student(width: int) -> Student:
-    """A student of one layer in bfloat16, random weights of standard deviation .02, and singular axes that are flat."""
+    """Return a one-layer bfloat16 student with random weights of standard deviation .02 and flat singular axes."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -148,7 +147,7 @@ def wide_student(width: int) -> Student:
 
 
 def _flat_spectrum(model: "PreTrainedModel") -> Spectrum:
-    """Orthonormal axes for every adapted Linear, not its own: which they are does not matter to what rounding does."""
+    """Return orthonormal axes for every adapted Linear, not its own: rounding does not depend on which they are."""
     factors = {}
     for name, linear in target_linears(model).items():
         outputs, inputs = linear.weight.shape
@@ -158,7 +157,7 @@ def _flat_spectrum(model: "PreTrainedModel") -> Spectrum:
 
 
 def _orthonormal(n: int) -> Float[Tensor, "n n"]:
-    """A Hadamard matrix of the largest power of two in n, times a random rotation of the rest: entries of one size."""
+    """Return a Hadamard matrix of the largest power of two in n, times a random rotation: entries of one size."""
     from scipy.linalg import hadamard
 
     power = n & -n
