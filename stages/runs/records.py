@@ -20,8 +20,8 @@ TOKENS, LOGPROBS, TEXTS = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_
 class Kind:
     """A row type: its name, version, columns in order, and those that depend on wall time or the machine (`wall`).
 
-    Columns in `wall` are stored, but do not enter a table's content digest, so that rerunning a stage on the same inputs
-    gives the same digest.
+    Columns in `wall` are stored, but do not enter a table's content digest, so that rerunning a stage on the same
+    inputs gives the same digest.
     """
 
     name: str
