@@ -1,16 +1,11 @@
 """The environments, by name, and how to get one.
 
-base.py - what an environment is, and the values that it exchanges
-boundary.py - what an environment returns or raises, checked where it enters
-bash.py - the text protocol of a bash action
-bash_faults.py - which turns of a shell episode went wrong
-folders.py - folders that an agent may have filled with anything: walked, read, copied
-folder_writes.py - writes and deletes below such folders
-temporary.py - temporary folders, and those that killed processes left
-tool_calls.py - tool calls: checked against what is declared, carried out, their mistakes answered
-config.py - which environment a stage acts in, its options and its sandbox
-task_table.py - tasks from the table of a run, in its order
-jsonl.py - rows of a file that a user names by path
+base.py - the protocols of an environment, and the values that it exchanges
+boundary.py - validation of an environment's return values and errors; tool calls checked and executed
+bash.py - the text protocol of a bash action, and the faulty turns of a shell episode
+folders.py - folders with arbitrary content of an agent: walk, read, copy, write, delete; temporary folders
+config.py - the settings of a stage's environment: name, split, options, sandbox
+task_table.py - tasks from the table of a run, and rows of a JSON lines file of the user
 kata/ - small code-repair tasks, generated, with small models that act in them
 gsm8k/ - grade-school maths from JSON lines or the hub, a reward for the right number
 leetcode_rh/ - LeetCode problems whose prompt gives a loophole away; problems and recorded rollouts by path

@@ -55,7 +55,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Fault:
+class TurnFault:
     """A turn that went wrong: its index, the kind of error in a word, and the error as the agent saw it.
 
     advice: a sentence that would have helped before the turn.
@@ -184,6 +184,6 @@ class ComparesOutcomes(Protocol):
 class ReportsFaults(Protocol):
     """An environment that can say which turns of an episode went wrong, from what came back after each."""
 
-    def faults(self, observations: Sequence[Observation]) -> list[Fault]:
-        """At most one Fault a turn; malformed actions and wrong answers are found without its help."""
+    def faults(self, observations: Sequence[Observation]) -> list[TurnFault]:
+        """At most one TurnFault a turn; malformed actions and wrong answers are found without its help."""
         ...

@@ -10,7 +10,7 @@ python3 test_solution.py
 import re
 from collections.abc import Sequence
 
-from stages.envs.base import Fault, Observation
+from stages.envs.base import Observation, TurnFault
 from stages.sandbox import CommandResult
 
 FENCE = "```"
@@ -131,9 +131,9 @@ def _parts(command: str) -> tuple[str, list[str]]:
     return QUOTED.sub("''", shell), bodies + QUOTED.findall(shell)
 
 
-def faults(observations: Sequence[Observation]) -> list[Fault]:
+def faults(observations: Sequence[Observation]) -> list[TurnFault]:
     """Every faulty turn of an episode, once."""
-    by_turn: dict[int, Fault] = {}
+    by_turn: dict[int, TurnFault] = {}
     last_edit: int | None = None
     for index, observation in enumerate(observations):
         fault = _fault(index, observation, last_edit)
@@ -144,19 +144,19 @@ def faults(observations: Sequence[Observation]) -> list[Fault]:
     return list(by_turn.values())
 
 
-def _fault(index: int, observation: Observation, last_edit: int | None) -> Fault | None:
+def _fault(index: int, observation: Observation, last_edit: int | None) -> TurnFault | None:
     if observation.returncode in (None, 0):
         return None
     error = observation.content
     if NO_COMMAND.search(error):
-        return Fault(index, "unknown_command", error, f"there is no command {_first(NO_COMMAND, error)} here.")
+        return TurnFault(index, "unknown_command", error, f"there is no command {_first(NO_COMMAND, error)} here.")
     if NO_FILE.search(error):
-        return Fault(index, "wrong_file", error, f"there is no file {_first(NO_FILE, error)} here.")
+        return TurnFault(index, "wrong_file", error, f"there is no file {_first(NO_FILE, error)} here.")
     tested = any(map(runs_tests, observation.commands))
     # One command may edit and test; the edit is then its own.
     edit = index if tested and any(map(edits, observation.commands)) else last_edit
     if tested and edit is not None:
-        return Fault(edit, "failing_test", error, f"the tests then say: {error.strip()}")
+        return TurnFault(edit, "failing_test", error, f"the tests then say: {error.strip()}")
     return None
 
 

@@ -31,7 +31,7 @@ class UnwieldyTree(Exception):
     """A tree is deeper, longer or larger than is read: a fact about what an agent left, no trouble of this machine."""
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     """A file, folder, link or anything else; `folder` is a descriptor, open until the next entry is asked for."""
 
     path: str
@@ -57,7 +57,7 @@ class _Level:
     folders: list[str] | None = field(default=None)
 
 
-def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Iterator[Entry]:
+def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Iterator[TreeEntry]:
     """Everything below a folder: what each holds by name, then its folders for which `enter(path)`, one by one.
 
     What cannot be listed is left out. `UnwieldyTree` beyond DEEPEST, LONGEST_PATH or MOST_ENTRIES.
@@ -91,7 +91,7 @@ def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Ite
             os.close(level.descriptor)
 
 
-def _listed(level: _Level) -> Iterator[Entry]:
+def _listed(level: _Level) -> Iterator[TreeEntry]:
     try:
         names = sorted(os.listdir(level.descriptor))
     except OSError:
@@ -100,7 +100,7 @@ def _listed(level: _Level) -> Iterator[Entry]:
         raise UnwieldyTree(f"A path is longer than {LONGEST_PATH} bytes; it begins with {level.path[:60]!r}.")
     for name in names:
         with suppress(OSError):
-            yield Entry(level.path + name, name, level.descriptor, os.lstat(name, dir_fd=level.descriptor))
+            yield TreeEntry(level.path + name, name, level.descriptor, os.lstat(name, dir_fd=level.descriptor))
 
 
 def open_up(root: Path) -> None:
@@ -154,7 +154,7 @@ def copy(
         place.chmod(mode)
 
 
-def _copy_file(entry: Entry, place: Path, mode: int) -> None:
+def _copy_file(entry: TreeEntry, place: Path, mode: int) -> None:
     try:
         source = os.open(entry.name, FILE, dir_fd=entry.folder)
     except PermissionError:
