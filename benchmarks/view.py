@@ -60,7 +60,7 @@ def main() -> None:
 
 def measure(folder: Path, given: argparse.Namespace, number: int) -> None:
     run = multiplied(given.run.resolve(), folder / "artifacts", number)
-    (found,) = queries.page(Run(run), queries.Wanted(), number * 9 // 10, 1).rows
+    (found,) = queries.page(Run(run), queries.RolloutFilter(), number * 9 // 10, 1).rows
     rollout_id = found["id"]
     with serving_view(folder / "artifacts") as site, browsing(folder) as tab:
         for name, path in pages(f"collect/{run.name}", rollout_id).items():

@@ -26,7 +26,7 @@ from composer_cli.view import catalog, transcript
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import queries
 from stages.runs.artifact import Run
-from stages.runs.queries import Wanted
+from stages.runs.queries import RolloutFilter
 from stages.runs.records import EVAL_ITEM
 
 HOST = "127.0.0.1"
@@ -236,12 +236,12 @@ def _arms(run: Run) -> list[str]:
     return sorted({role.rpartition("/")[0] for role in run.manifest.models})
 
 
-def _wanted(request: Request) -> tuple[Wanted, int]:
+def _wanted(request: Request) -> tuple[RolloutFilter, int]:
     """Return the filters of an address and the offset of its page; numbers that are none count as 0."""
     asked = request.query_params
     offset = asked.get("offset", "0")
     reward = asked.get("reward", "")
-    wanted = Wanted(
+    wanted = RolloutFilter(
         text=asked.get("text", ""),
         task=asked.get("task", ""),
         arm=asked.get("arm", ""),

@@ -1,4 +1,7 @@
-"""A run as a stage sees it: `Run` is read, `RunWriter` is written. Stages never see a path outside them."""
+"""A run as a stage sees it: `Run` is read, `RunWriter` is written, `Inputs` are the runs that a stage reads.
+
+Stages open no file of a run by themselves.
+"""
 
 import signal
 import threading
@@ -18,15 +21,12 @@ from stages.runs.manifest import InputRef
 from stages.runs.parquet import Scan
 from stages.runs.records import CHECKPOINT, KINDS, Kind, Row
 
-# ---- so_far
-# What a run has come to so far, for whoever watches: the mean reward of its units, tokens a second, and the money.
-
 
 class RunningTotals:
-    """Sums over units as they are written. A step of training has a mean of its own, since its policy is another.
+    """Mean reward, sampled tokens per second and cost of a run in progress, for progress lines and log backends.
 
-    Means are kept for each arm of an evaluation. Tokens are those that were sampled; their pace is that of this
-    attempt, from its first progress on, so that a server's start does not count.
+    The mean is that of the newest training step, because each step has another policy; an evaluation has one mean per
+    arm. The rate counts from this attempt's first progress on, so that a server's start does not count.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,12 +36,12 @@ class RunningTotals:
         self.units, self.tokens, self._before = 0, 0, 0
 
     def begin(self) -> None:
-        """From here on the clock runs, and tokens count toward the pace; called again, it changes nothing."""
+        """Start the clock of the token rate; later calls have no effect."""
         if self._began < 0:
             self._began, self._before = self._clock(), self.tokens
 
     def add(self, payload: Mapping[str, Any]) -> None:
-        """One unit's payload: a rollout, an item of an evaluation, an answer, or the rollouts of a training step."""
+        """Add one unit's payload: a rollout, an evaluation item, an answer, or the rollouts of a training step."""
         self.units += 1
         if "played" in payload:
             self._sums, self._name = {}, "reward of the last step"
@@ -62,17 +62,17 @@ class RunningTotals:
             self._sums[name] = total + float(row[value]), count + 1
 
     def pace(self) -> float:
-        """Sampled tokens a second in this attempt; 0.0 before any."""
+        """Return the sampled tokens per second of this attempt; 0.0 before any."""
         seconds = self._clock() - self._began
         return (self.tokens - self._before) / seconds if self._began >= 0 and seconds > 0 else 0.0
 
     def figures(self, usd: float) -> dict[str, float]:
-        """The means by name, sampled tokens, their pace and the money, as a backend logs them."""
+        """Return means by name, sampled tokens, their rate and the cost, as log backends take them."""
         means = {name: total / count for name, (total, count) in self._sums.items()}
         return {**means, "sampled_tokens": self.tokens, "tokens_per_second": self.pace(), "cost_usd": usd}
 
     def text(self, usd: float) -> str:
-        """`mean reward 0.412, 35 tokens a second, 0.03 USD`; empty where there is none of them."""
+        """Return `mean reward 0.412, 35 tokens a second, 0.03 USD`, without the parts that do not exist yet."""
         sums = list(self._sums.values())
         count = sum(number for _, number in sums)
         reward = [f"{self._name} {sum(total for total, _ in sums) / count:.3f}"] if count else []
@@ -81,11 +81,11 @@ class RunningTotals:
 
 
 Listener = Callable[[str, int, int], None]
-"""Called with (what is being done, units done, units in all); with (a remark on how things stand, 0, 0) beside it."""
+"""Called with (activity, units done, units in all), and with (a remark, 0, 0) between such calls."""
 
 
 class Interrupted(Exception):
-    """Asked to stop by a signal: everything finished is saved. The exit code is 128 and the signal's number."""
+    """A signal asked the run to stop; finished units are saved. The exit code is 128 plus the signal's number."""
 
     signal_number: int = signal.SIGINT
 
@@ -98,17 +98,17 @@ class Run:
         self.manifest = manifest.read(self.path)
 
     def holds(self, kind: Kind) -> str | None:
-        """The name of the output that is of this kind, whatever its version; None when there is none."""
+        """Return the name of the output of this kind, whatever its version; None when there is none."""
         return next(
             (name for name, out in self.manifest.outputs.items() if out["kind"].partition("/")[0] == kind.name), None
         )
 
     def rows(self, kind: Kind) -> list[Row]:
-        """All rows of this kind as a list (`scan` for many); `BadInput` where there are none, or damaged, or newer."""
+        """Read all rows of this kind (use `scan` for many); `BadInput` for a missing, damaged or newer table."""
         return list(self.scan(kind).rows())
 
     def scan(self, name: str | Kind) -> Scan:
-        """A table, not read yet, by its kind or a name (`rollouts`, `rollout`); `BadInput` where there is none."""
+        """Return a lazy table by its kind or name (`rollouts`, `rollout`); `BadInput` when there is none."""
         if isinstance(name, Kind):
             return parquet.scan_table(self.path / f"{self._name(name)}.parquet", name)
         for output, out in self.manifest.outputs.items():
@@ -118,20 +118,20 @@ class Run:
         raise BadInput(f"{self.path} has no table {name!r}; it has {', '.join(held) or 'none'}.")
 
     def folder(self, kind: Kind = CHECKPOINT) -> Path:
-        """The folder output of this kind (a checkpoint)."""
+        """Return the folder output of this kind (a checkpoint)."""
         return self.path / self._name(kind)
 
     def read_file(self, name: str) -> bytes | None:
-        """A file beside the tables (`report.txt`, `metrics.jsonl`); None when the run wrote none of that name."""
+        """Read a file of the run folder (`report.txt`, `metrics.jsonl`); None when it does not exist."""
         return store.read_bytes(self.path / name)
 
     def live(self) -> Row | None:
-        """What `RunWriter.live` last told, and `at`, when (seconds since 1970); None where it told nothing."""
+        """Return the newest state written by `RunWriter.live`, `at` in seconds since 1970; None without one."""
         path = self.path / "scratch" / "live" / "units.json"
         return store.read_json(path) if path.is_file() else None
 
     def units(self) -> Iterator[Row]:
-        """The last record of every unit, finished or failed; a run that is still going on is read and left as it is."""
+        """Yield the last record of every unit, finished or failed; works on a run in progress, too."""
         return store.read_units(self.path / "steps")
 
     def _name(self, kind: Kind) -> str:
@@ -144,7 +144,7 @@ class Run:
         return name
 
     def damage(self) -> str | None:
-        """What is wrong with the outputs on disk against the manifest, in words; None when they are all as written."""
+        """Compare the outputs on disk with the manifest; return the first difference in words, None without one."""
         for name, out in self.manifest.outputs.items():
             if not (self.path / out["file"]).exists():
                 return f"{out['file']} is missing"
@@ -157,10 +157,10 @@ class Run:
 
 
 class RunWriter:
-    """A run folder being written: finished units, tables, folders, counts, progress and the wish to stop."""
+    """A run folder being written: finished units, tables, folders, counts, progress, and stop requests."""
 
-    worker = False  # whether this is a worker's part of a run
-    found: Any = None  # in a worker: what the run found out that all workers need
+    worker = False  # True in a worker process, which writes its share of the units
+    found: Any = None  # in a worker: the value that the run passed to `spread`
 
     def __init__(
         self,
@@ -183,29 +183,29 @@ class RunWriter:
         self.journal = Journal(path / "steps", look=self._so_far.add)
 
     def finished(self, unit: str) -> bool:
-        """Whether a unit was finished in this or an earlier attempt, or failed in this one where workers tried it."""
+        """Return whether a unit is finished, in any attempt, or was tried by a worker in this attempt."""
         return unit in self._attempted or self.journal.finished(unit)
 
     def spread(self, blocks: Sequence[Sequence[str]], what: str, found: Any = None) -> None:
-        """Have the units that are missing done by workers, where this run has some; `work` of the stage does them.
+        """Let workers do the missing units with the stage's `work`; without workers do nothing.
 
-        Units of one block depend on each other: one worker does all of them that are missing. found: what this process
-        found out that each of them would else have to find out again; it can be pickled.
+        Units of one block depend on each other, so one worker does all missing units of a block. found: a picklable
+        value that saves the workers a computation.
         """
         if self._spread:
             self._spread(self, blocks, what, found)
 
     def take_over(self, units: Sequence[tuple[str, Mapping[str, Any], bool]]) -> None:
-        """Make durable what a worker wrote."""
+        """Write units that a worker has done."""
         self.write_all(units)
         self._attempted.update(unit for unit, _, _ in units)
 
     def write(self, unit: str, payload: Mapping[str, Any], *, failed: bool = False) -> None:
-        """Make a unit durable; safe to call from several threads."""
+        """Write a unit durably; safe to call from several threads."""
         self.write_all([(unit, payload, failed)])
 
     def write_all(self, units: Iterable[tuple[str, Mapping[str, Any], bool]]) -> None:
-        """Make several (unit, payload, failed) durable in one step."""
+        """Write several (unit, payload, failed) durably in one step."""
         with self._lock:
             written = list(units)
             self.journal.append(written)
@@ -215,17 +215,17 @@ class RunWriter:
                 self._follow(self._so_far.figures(self.budget.spent), self._so_far.units)
 
     def records(self) -> Iterator[Row]:
-        """All units so far, finished and failed, one after the other."""
+        """Yield all units so far, finished and failed."""
         return self.journal.records()
 
     def table(self, kind: Kind, rows: Iterable[Row | RecordBatch], name: str | None = None) -> None:
-        """Write a Parquet output. The rows of an iterator are never all in memory."""
+        """Write a Parquet output; the rows of an iterator are never all in memory."""
         name = name or f"{kind.name}s"
         file = f"{name}.parquet"
         self.manifest.outputs[name] = {"file": file, **parquet.write_table(self.path / file, kind, rows)}
 
     def checkpoint(self, fill: Callable[[Path], None], name: str = "checkpoint") -> None:
-        """Write a folder output whole: `fill` writes into a temporary folder that is then renamed."""
+        """Write a folder output atomically: `fill` writes into a temporary folder that is then renamed."""
         temporary, final = self.path / f".{name}.tmp", self.path / name
         rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -246,15 +246,15 @@ class RunWriter:
         return rows
 
     def document(self, name: str, value: Any) -> None:
-        """Write a JSON document beside the tables (a report, a verdict)."""
+        """Write a JSON document of the run (a report, a verdict)."""
         store.write_json(self.path / f"{name}.json", value)
 
     def text(self, name: str, value: str) -> None:
-        """Write a text file beside the tables."""
+        """Write a text file of the run."""
         store.write_sealed(self.path / name, value.encode())
 
     def figure(self, name: str, data: bytes) -> None:
-        """Write an image beside the tables."""
+        """Write an image of the run."""
         store.write_sealed(self.path / name, data)
 
     def metrics(self, rows: Iterable[Row]) -> None:
@@ -262,54 +262,50 @@ class RunWriter:
         store.write_sealed(self.path / "metrics.jsonl", b"".join(store.encode(row) + b"\n" for row in rows))
 
     def scratch(self, name: str) -> Path:
-        """A folder for what only a resumed attempt needs; removed when the run completes."""
+        """Return a folder for data that only a resumed attempt needs; it is removed when the run completes."""
         folder = self.path / "scratch" / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def live(self, rows: list[Row], done: int, total: int) -> None:
-        """Show what goes on in units that are not finished, to whoever follows the run; removed when it completes."""
-        told = {"at": time.time(), "done": done, "total": total, "units": rows}
-        store.write_json(self.scratch("live") / "units.json", told)
+        """Write the state of unfinished units for `composer show --follow`; it is removed when the run completes."""
+        state = {"at": time.time(), "done": done, "total": total, "units": rows}
+        store.write_json(self.scratch("live") / "units.json", state)
 
     def count(self, **numbers: int) -> None:
         """Set named counts (planned, done, failed, dropped by reason) in the manifest."""
         self.manifest.counts.update({name: int(number) for name, number in numbers.items()})
 
     def set_summary(self, *, ok: bool | None = None, exit_code: int | None = None, **summary: Any) -> None:
-        """Say what came of the run. Called again, it adds to what was said.
+        """Set the outcome of the run; later calls add to it.
 
-        ok: whether the run passed its own checks. exit_code: what its verdict asks for, where it has one. summary: the
-        few numbers that a person looks for first.
+        ok: whether the run passed its own checks. exit_code: the exit code of its verdict, if any. summary: the most
+        important numbers.
         """
-        said = self.manifest.outcome
-        said.ok = said.ok if ok is None else ok
-        said.code = said.code if exit_code is None else exit_code
-        said.summary.update(summary)
+        outcome = self.manifest.outcome
+        outcome.ok = outcome.ok if ok is None else ok
+        outcome.code = outcome.code if exit_code is None else exit_code
+        outcome.summary.update(summary)
 
     def model(self, role: str, **facts: Any) -> None:
-        """Record a model that was used: its name, digests of weights, tokenizer and chat template."""
+        """Record a model of the run: its name, digests of weights, tokenizer and chat template."""
         self.manifest.models[role] = facts
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Tell whoever watches; called often, prints nothing itself."""
+        """Report progress to the listener; may be called often."""
         self._so_far.begin()
         self._listen(what, done, total)
         if remark := self._so_far.text(self.budget.spent):
             self._listen(remark, 0, 0)
 
     def follow(self, log: Callable[[Mapping[str, float], int], None] | None) -> None:
-        """Give `log` what the run has come to and the number of its units after each write; None: no more."""
+        """Call `log` with the running totals and the number of units after each write; None stops it."""
         self._follow = log
 
     def raise_if_stopped(self) -> None:
-        """Raise `Interrupted` when somebody asked to stop; call it between units."""
+        """Raise `Interrupted` after a stop request; call it between units."""
         if self.stop.is_set():
             raise Interrupted
-
-
-# ---- inputs
-# What a stage reads: giving runs to input slots, and refusing runs that are unfinished, damaged or of no use.
 
 
 @dataclass(frozen=True)
@@ -332,25 +328,25 @@ class Inputs(dict[str, list[Run]]):
         super().__init__({name: [one] if isinstance(one, Run) else list(one) for name, one in (given or {}).items()})
 
     def one(self, slot: str) -> Run:
-        """The only run of a slot; `KeyError` when it is empty."""
+        """Return the only run of a slot; `KeyError` when it is empty."""
         (run,) = self[slot]
         return run
 
     def optional(self, slot: str) -> Run | None:
-        """The only run of a slot that may stay empty."""
+        """Return the only run of a slot, or None when it is empty."""
         return self.one(slot) if slot in self else None
 
     def many(self, slot: str) -> list[Run]:
-        """All runs of a slot, none when it is empty."""
+        """Return all runs of a slot, an empty list when there is none."""
         return self.get(slot, [])
 
     def runs(self) -> Iterator[Run]:
-        """Every run, slot by slot."""
+        """Yield every run, slot by slot."""
         return (run for runs in self.values() for run in runs)
 
 
 def input_refs(inputs: Inputs) -> dict[str, list[InputRef]]:
-    """Return what the manifest keeps of the inputs."""
+    """Return the manifest's entries of the inputs."""
     return {
         name: [
             InputRef(
@@ -363,7 +359,7 @@ def input_refs(inputs: Inputs) -> dict[str, list[InputRef]]:
 
 
 def kinds_of(run: Run) -> list[Kind]:
-    """The kinds of all outputs of a run that this program knows."""
+    """Return the kinds of all outputs of a run that this program knows."""
     return [
         KINDS[out["kind"].partition("/")[0]]
         for out in run.manifest.outputs.values()

@@ -1,4 +1,4 @@
-"""A folder or bucket, through obstore: create (put if absent), write, read, list, delete. Counts bytes.
+"""Buckets and folders of runs: access through obstore, the Hugging Face hub, finished runs, and runs in progress.
 
 Keys come from where each provider's own tools look for them (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, ...),
 as do endpoints (AWS_ENDPOINT_URL, and AWS_ALLOW_HTTP=true for one without TLS).
@@ -29,19 +29,19 @@ SCHEMES = ("s3", "gs", "az", "file", "memory")
 
 
 class ReadStore(Protocol):
-    """Where finished runs lie."""
+    """A place of finished runs."""
 
     url: str
     sent: int
 
     def read(self, key: str) -> bytes | None:
-        """What lies there under a name; None where nothing does."""
+        """Return the object under a name; None when there is none."""
 
     def fetch(self, key: str, path: Path) -> None:
-        """Write it into a file here."""
+        """Write the object into a local file."""
 
     def keys(self, prefix: str) -> list[str]:
-        """The names that begin with a prefix, sorted."""
+        """Return the sorted names that begin with a prefix."""
 
     def send_all(self, files: Sequence[tuple[Path, str]]) -> None:
         """Write files under these names, none of them after the last one."""
@@ -189,18 +189,11 @@ def _first_line(error: Exception) -> str:
     return re.split(r"\n|Debug source", str(error), maxsplit=1)[0].strip().rstrip(".")
 
 
-# ---- hub_bucket
-# Runs on the Hugging Face hub: in a bucket (`hf://buckets/OWNER/NAME/RUN`) or a dataset
-# (`hf://datasets/OWNER/NAME/RUN`).
-#
-# A bucket takes runs that go on. A dataset is a repository whose every write is a commit, so it takes finished runs
-# only,
-# one commit each. Neither can write a file only where there is none, append, or rename: nothing here needs that, but
-# replicas do, and are refused (`bucket.open_bucket`).
-#
-# The token is HF_TOKEN's, else that of `hf auth login`; HF_ENDPOINT names another hub. Through `HfFileSystem` and
-# `HfApi`
-# of huggingface_hub 2.4.
+# Runs on the Hugging Face hub, in a bucket (`hf://buckets/OWNER/NAME/RUN`) or a dataset (`hf://datasets/OWNER/NAME/RUN`).
+# A bucket takes runs in progress. A dataset is a repository whose every write is a commit, so it takes finished runs
+# only, one commit each. Neither can create a file only if it is absent, append, or rename: nothing here needs that,
+# but DiLoCo replicas do, and are refused (`open_bucket`). The token is HF_TOKEN, else that of `hf auth login`;
+# HF_ENDPOINT names another hub. Uses `HfFileSystem` and `HfApi` of huggingface_hub 2.4.
 
 SCHEME = "hf"
 ADDRESS = re.compile(r"hf://(buckets|datasets)/([\w.-]+/[\w.-]+)((?:/[^/@]+)*)")
@@ -328,16 +321,13 @@ def open_hub(url: str) -> HubDataset:
     return (HubBucket if kind == "buckets" else HubDataset)(url, kind, repository, folder.lstrip("/"))
 
 
-# ---- remote
-# Finished runs in a bucket: fetched into a folder here to be read, and published there.
-#
-# A run in a bucket is the files of its folder under the same names, the manifest written last. What was fetched is
-# held
-# against the digests of the manifest, kept, and not fetched again while the manifest there is the same.
+# Finished runs in a bucket: fetched into a local folder to be read, and published. A run in a bucket is the files of
+# its folder under the same names, the manifest written last. Fetched files are compared with the manifest's digests,
+# kept, and not fetched again while the manifest in the bucket is the same.
 
 MANIFEST = "manifest.json"
 LEFT_OUT = ("scratch", "ledger.jsonl")
-"""What only an attempt that goes on needs; hidden files are left out too."""
+"""Files that only a resumed attempt needs; hidden files are left out too."""
 
 
 def is_address(text: str) -> bool:
@@ -435,17 +425,13 @@ def _to_publish(folder: Path) -> Iterator[tuple[Path, str]]:
             yield path, name.as_posix()
 
 
-# ---- mirror
-# A run that lies in a bucket while it goes on: written into a folder here, and what is durable there sent after it.
-#
-# Every few seconds what changed is sent: units, then everything else, then the ledger, then the manifest. So what
-# lies in
-# the bucket is a run folder as a kill would leave it, at most that much older, and `--resume` on another machine
-# goes on
-# from it. Whoever begins last owns the run: a machine that comes back to life finds that and stops.
+# A run whose folder is in a bucket while it runs: it is written into a local folder, and durable files are sent every
+# few seconds: units, then everything else, then the ledger, then the manifest. So the bucket holds a run folder as a kill
+# would leave it, at most that much older, and `--resume` on another machine continues from it. The machine that began
+# last owns the run: one that comes back finds that out and stops.
 
 EVERY_S = 5.0
-"""Between two looks at what changed: so much work a machine that is lost takes with it."""
+"""Seconds between two transfers: the work that a lost machine loses at most."""
 OWNER = "owner.json"
 PASSING = "scratch/"
 """What lies here goes on only where it was begun."""

@@ -1,4 +1,4 @@
-"""Tables of a run as Parquet: written row by row, in row groups of bounded size, under a kind's declared schema.
+"""Tables of a run as Parquet: written in row groups of bounded size under a kind's schema, read lazily by `Scan`.
 
 Equal rows give equal bytes and digests, whether they come as a list, an iterator or record batches.
 """
@@ -23,32 +23,30 @@ if TYPE_CHECKING:
     import pandas
 
 
-# ---- scan
-# A table of a run for whoever computes further: row by row, in batches, as Arrow, DuckDB, or a pandas frame.
-
 BATCH_ROWS = 512
-"""Rows that are Python objects at the same time."""
+"""Rows that exist as Python objects at the same time, in reading and in writing."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """One table, on disk until it is asked for."""
+    """One table on disk, to be read row by row, in batches, as Arrow, with DuckDB, or as a pandas frame."""
 
     path: Path
 
     def __len__(self) -> int:
-        """The number of rows, without reading them."""
+        """Return the number of rows without reading them."""
         return int(pq.read_metadata(self.path).num_rows)
 
     @property
     def columns(self) -> list[str]:
-        """The names of its columns; a file of an older version may have others than its kind."""
+        """Return the column names; a file of an older version may have other columns than its kind."""
         return list(pq.read_schema(self.path).names)
 
     def batches(self, columns: list[str] | None = None, size: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-        """All rows in order, or these columns of them, at most `size` at a time; `BadInput` where they are damaged."""
+        """Yield all rows in order, or these columns of them, `size` at a time; `BadInput` for a damaged file."""
         try:
-            with pq.ParquetFile(self.path, pre_buffer=False) as file:  # buffered, all that was read stays in memory
+            # with pre_buffer, pyarrow keeps everything it has read in memory
+            with pq.ParquetFile(self.path, pre_buffer=False) as file:
                 yield from file.iter_batches(size, columns=columns)
         except (pa.ArrowInvalid, OSError) as error:
             raise BadInput(
@@ -56,35 +54,32 @@ class Scan:
             ) from None
 
     def rows(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-        """The same one by one, each a dictionary."""
+        """Yield the rows as dictionaries."""
         return (row for batch in self.batches(columns) for row in batch.to_pylist())
 
     def arrow(self, columns: list[str] | None = None) -> pa.Table:
-        """All rows, or these columns of them, as an Arrow table with the kind in its metadata."""
+        """Read all rows, or these columns of them, as an Arrow table with the kind in its metadata."""
         return pq.ParquetFile(self.path).read(columns=columns)
 
     def duckdb(self, connection: "duckdb.DuckDBPyConnection | None" = None) -> "duckdb.DuckDBPyRelation":
-        """A relation to filter and join before anything is read: `scan.duckdb().filter("reward > 0")`."""
-        import duckdb  # heavy, and most stages ask for rows alone
+        """Return a DuckDB relation to filter and join before reading: `scan.duckdb().filter("reward > 0")`."""
+        import duckdb  # slow to import, and most stages need rows alone
 
         return (connection or duckdb.connect()).read_parquet(str(self.path))
 
     def pandas(self, columns: list[str] | None = None) -> "pandas.DataFrame":
-        """All rows, or these columns of them, as a frame; lists become arrays."""
+        """Read all rows, or these columns of them, as a pandas frame; lists become arrays."""
         return self.arrow(columns).to_pandas()
 
 
 GROUP_ROWS = 8192
-"""One rollout is found without all others."""
+"""Most rows of a row group, so that one rollout is read without all others."""
 GROUP_BYTES = 32 * 1024 * 1024
-"""Of text and numbers. A row group is held in memory by whoever writes or reads it."""
-
-PART_ROWS = 512
-"""Rows that are Python objects at the same time."""
+"""Most bytes of a row group, which is held in memory when it is written or read."""
 
 
 def write_table(path: Path, kind: Kind, rows: Iterable[Row | pa.RecordBatch]) -> Row:
-    """Write rows; returns what the manifest keeps about them. `UsageError` where a row is not of this kind."""
+    """Write rows and return the table's manifest entry; `UsageError` for a row that is not of this kind."""
     content, begun = hashlib.sha256(b"["), False
 
     def of_kind() -> Iterator[pa.RecordBatch]:
@@ -102,36 +97,36 @@ def write_table(path: Path, kind: Kind, rows: Iterable[Row | pa.RecordBatch]) ->
 
 
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Iterable[Row]) -> int:
-    """Write rows of any schema, keys of servers redacted; returns how many they are."""
+    """Write rows of any schema with API keys redacted; return their number."""
     return _write(file, schema, (batch for batch, _ in _batches(rows, schema, lambda row: None)))
 
 
 def _batches(
     rows: Iterable[Row | pa.RecordBatch], schema: pa.Schema, check: Callable[[Row], None]
 ) -> Iterator[tuple[pa.RecordBatch, list[Row]]]:
-    """Rows, not many at a time, as Arrow and as Python objects; keys of servers are redacted in both."""
+    """Yield rows in small batches, as Arrow and as Python objects, both with API keys redacted."""
     for part in _parts(rows):
-        told = part.to_pylist() if isinstance(part, pa.RecordBatch) else part
-        for row in told:
+        given = part.to_pylist() if isinstance(part, pa.RecordBatch) else part
+        for row in given:
             check(row)
-        clean = redacted_value(told)
-        as_given = isinstance(part, pa.RecordBatch) and clean is told
+        clean = redacted_value(given)
+        as_given = isinstance(part, pa.RecordBatch) and clean is given
         yield part if as_given else pa.RecordBatch.from_pylist(clean, schema=schema), clean
 
 
 def _parts(rows: Iterable[Row | pa.RecordBatch]) -> Iterator[list[Row] | pa.RecordBatch]:
-    """Batches as they are, in slices; rows in lists of at most `PART_ROWS`, or fewer where they are long."""
+    """Yield record batches in slices and rows in lists, of at most `BATCH_ROWS`; fewer where rows are long."""
     held, size = list[Row](), 0
     for one in rows:
         if isinstance(one, pa.RecordBatch):
             if held:
                 yield held
             held, size = [], 0
-            yield from (one.slice(at, PART_ROWS) for at in range(0, len(one), PART_ROWS))
+            yield from (one.slice(at, BATCH_ROWS) for at in range(0, len(one), BATCH_ROWS))
             continue
         held.append(one)
         size += _size(one)
-        if len(held) == PART_ROWS or size > GROUP_BYTES // 8:
+        if len(held) == BATCH_ROWS or size > GROUP_BYTES // 8:
             yield held
             held, size = [], 0
     if held:
@@ -139,7 +134,7 @@ def _parts(rows: Iterable[Row | pa.RecordBatch]) -> Iterator[list[Row] | pa.Reco
 
 
 def _write(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """In row groups of at most `GROUP_ROWS` and `GROUP_BYTES`, wherever batches begin; returns the number of rows."""
+    """Write row groups of at most `GROUP_ROWS` and `GROUP_BYTES`, independent of batches; return the number of rows."""
     number, group, rows, size = 0, list[pa.RecordBatch](), 0, 0
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for batch in batches:
@@ -157,7 +152,7 @@ def _write(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch])
 
 
 def _sizes(batch: pa.RecordBatch) -> list[int]:
-    """Of each row, as `_size` has it."""
+    """Return the size of each row in bytes, as `_size` estimates it."""
     total = pa.array([0] * len(batch), pa.int64())
     for column in batch.columns:
         total = pc.add(total, _column_sizes(column).cast(pa.int64()))
@@ -176,7 +171,7 @@ def _column_sizes(column: pa.Array) -> pa.Array:
 
 
 def _size(value: Any) -> int:
-    """About how many bytes a value takes: its text, and eight for everything else."""
+    """Estimate the bytes of a value: the length of text, and eight for everything else."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -192,7 +187,7 @@ def _write_group(writer: pq.ParquetWriter, batches: list[pa.RecordBatch]) -> Non
 
 
 def scan_table(path: Path, kind: Kind) -> Scan:
-    """A Parquet file that must be of this kind and not newer; `BadInput` says what it is otherwise."""
+    """Open a Parquet file of this kind; `BadInput` for another kind or a newer version."""
     found = parse_kind(table_kind(path), str(path))
     if found.name != kind.name:
         raise BadInput(
@@ -202,7 +197,7 @@ def scan_table(path: Path, kind: Kind) -> Scan:
 
 
 def table_kind(path: Path) -> str:
-    """The `name/version` in a Parquet file's metadata; `BadInput` when it has none or is no Parquet file."""
+    """Return the `name/version` in a Parquet file's metadata; `BadInput` without it or for another file."""
     try:
         metadata = pq.read_schema(path).metadata or {}
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Rollouts of a run by text, task, reward, hack and error, a page at a time: DuckDB over its Parquet, nothing copied.
+"""Queries over the tables of runs with DuckDB: search in one run, a page at a time, and SQL over many runs.
 
-A rollout of a collection, an import or a training and an item of an evaluation are found the same way. A run under way
-has no tables yet: what its journal holds is searched instead.
+Rollouts of a collection, an import or a training and items of an evaluation are searched the same way. A run in
+progress has no tables yet, so its journal is searched instead.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,8 +31,8 @@ ORDERS = {"": "file_row", "reward": "reward DESC NULLS LAST, file_row", "steps":
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which rollouts: every field that is not empty narrows the choice."""
+class RolloutFilter:
+    """Which rollouts to list: every field that is not empty narrows the choice."""
 
     text: str = ""
     task: str = ""
@@ -44,8 +44,8 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Page:
-    """How many there are in all, and the rows from `offset` on."""
+class RolloutPage:
+    """The number of matching rollouts, and the rows from `offset` on."""
 
     total: int
     offset: int
@@ -53,19 +53,19 @@ class Page:
 
 
 def holds_rollouts(run: Run) -> bool:
-    """Whether there is anything to list, now or once the run has played its first rollout."""
+    """Return whether the run has rollouts or items, or is writing its first ones."""
     return bool(run.holds(ROLLOUT) or run.holds(EVAL_ITEM)) or any((run.path / "steps").glob("*.jsonl.open"))
 
 
-def page(run: Run, wanted: Wanted, offset: int = 0, size: int = 50) -> Page:
-    """One page of the rollouts that are wanted, in the order of the run or the one that is asked for."""
+def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> RolloutPage:
+    """Return one page of the matching rollouts, in the order of the run or of the filter."""
     with _tables(run) as connection:
         name = _listed(connection)
         if name is None:
-            return Page(0, 0, [])
+            return RolloutPage(0, 0, [])
         where, values = _conditions(wanted, name)
         listed = f"(SELECT * FROM ({LISTED[name]}) WHERE {where})"
-        if wanted.text:  # looked for once, as that is most of the work
+        if wanted.text:  # search once: it is most of the work
             connection.execute(f"CREATE TEMP TABLE fitting AS FROM {listed}", values)
             listed, values = "fitting", []
         ((total,),) = connection.execute(f"SELECT count(*) FROM {listed}", values).fetchall()
@@ -73,11 +73,11 @@ def page(run: Run, wanted: Wanted, offset: int = 0, size: int = 50) -> Page:
         rows = _rows(
             connection, f"SELECT * FROM {listed} ORDER BY {order} LIMIT {int(size)} OFFSET {int(offset)}", values
         )
-    return Page(total, offset, rows)
+    return RolloutPage(total, offset, rows)
 
 
 def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
-    """The row of one rollout or item, all columns of it, and its steps in order; items have none."""
+    """Return the full row of one rollout or item, and its steps in order; items have none."""
     with _tables(run) as connection:
         name = _listed(connection)
         if name is None:
@@ -89,7 +89,7 @@ def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
 
 
 def _steps(connection: duckdb.DuckDBPyConnection, rollout_id: str) -> list[Row]:
-    """First where they lie in the file, then the rows themselves: the wide columns are read in that place only."""
+    """Return the steps of a rollout: find their row numbers first, so that wide columns are read only there."""
     if not _has(connection, STEP.name):
         return []
     ((first, last),) = connection.execute(
@@ -102,7 +102,7 @@ def _steps(connection: duckdb.DuckDBPyConnection, rollout_id: str) -> list[Row]:
 
 
 def tasks(run: Run, size: int = 500) -> list[Row]:
-    """How many rollouts of an evaluation passed, by task and arm; tasks on which arms part come first."""
+    """Return passed and scored rollouts of an evaluation by task and arm, largest differences first."""
     with _tables(run) as connection:
         if not _has(connection, EVAL_ITEM.name):
             return []
@@ -120,14 +120,14 @@ def tasks(run: Run, size: int = 500) -> list[Row]:
 
 
 def of_task(run: Run, task: str, arm: str) -> list[Row]:
-    """The items of one arm on one task, by training seed and sample."""
+    """Return the items of one arm on one task, by training seed and sample."""
     with _tables(run) as connection:
         question = "SELECT * FROM eval_item WHERE task_id = ? AND arm = ? ORDER BY train_seed, sample_idx"
         return _rows(connection, question, [task, arm]) if _has(connection, EVAL_ITEM.name) else []
 
 
 def at_states(run: Run, kind: Kind, states: Sequence[str]) -> list[Row]:
-    """The rows of a kind (teachers' actions, pairs) at these states, by their digests."""
+    """Return the rows of a kind (teacher actions, pairs) at the states with these digests."""
     with _tables(run) as connection:
         if not states or not _has(connection, kind.name):
             return []
@@ -136,7 +136,7 @@ def at_states(run: Run, kind: Kind, states: Sequence[str]) -> list[Row]:
 
 
 def first_rows(run: Run, number: int) -> dict[str, list[Row]]:
-    """The first rows of every table of a run, by the kind of its rows."""
+    """Return the first rows of every table of a run, by record kind."""
     tables = [(out["kind"], run.path / out["file"]) for out in run.manifest.outputs.values()]
     with _database().cursor() as connection:
         return {
@@ -146,7 +146,7 @@ def first_rows(run: Run, number: int) -> dict[str, list[Row]]:
         }
 
 
-def _conditions(wanted: Wanted, name: str) -> tuple[str, list[Any]]:
+def _conditions(wanted: RolloutFilter, name: str) -> tuple[str, list[Any]]:
     where, values = ["true"], list[Any]()
     if wanted.text:
         text = wanted.text.lower()
@@ -186,7 +186,7 @@ TABLES = (ROLLOUT, STEP, EVAL_ITEM, TEACHER_ACTION, PAIR)
 
 @contextmanager
 def _tables(run: Run) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection with a view under the name of each kind of rows that the run has, `file_row` beside them."""
+    """Open a connection with a view per record kind of the run, with the column `file_row` added."""
     with _database().cursor() as connection:
         files = [(kind, run.path / f"{name}.parquet") for kind in TABLES if (name := run.holds(kind))]
         for kind, path in files:
@@ -203,7 +203,7 @@ def _tables(run: Run) -> Iterator[duckdb.DuckDBPyConnection]:
 
 @cache
 def _database() -> duckdb.DuckDBPyConnection:
-    """One for the process, empty: views are of the cursor that makes them."""
+    """Return the process's empty database; views belong to the cursor that makes them."""
     return duckdb.connect()
 
 
@@ -213,14 +213,14 @@ def _parquet(path: Path) -> str:
 
 
 def _columns(kind: Kind, path: Path) -> str:
-    """The kind's columns; those that an older version of it lacks are null."""
+    """Return the kind's columns as SQL; columns that an older version lacks are null."""
     there = set(pq.read_schema(path).names)
     named = [f'"{name}"' if name in there else f'NULL AS "{name}"' for name in kind.columns]
     return ", ".join([*named, "file_row_number AS file_row"])
 
 
 def _journal(run: Run) -> list[tuple[Kind, list[Row]]]:
-    """What a run under way has finished, as the rows that its tables will hold."""
+    """Return the finished units of a run in progress as the rows that its tables will hold."""
     rollouts, steps, items = list[Row](), list[Row](), list[Row]()
     for unit in run.units():
         for payload in unit.get("played", [unit] if "rollout" in unit else []):
@@ -230,12 +230,6 @@ def _journal(run: Run) -> list[tuple[Kind, list[Row]]]:
     return [(kind, rows) for kind, rows in ((ROLLOUT, rollouts), (STEP, steps), (EVAL_ITEM, items)) if rows]
 
 
-# ---- tables
-# The tables of many runs at once, for questions in SQL: DuckDB over the Parquet files, nothing copied.
-#
-# Every table is there under the name of its file (`rollouts`, `steps`, `pairs`, ...), with the rows of all runs and a
-# column `run`; `runs` holds a row a run.
-
 RUNS = pa.schema(
     [(name, pa.string()) for name in ("run", "stage", "status", "label", "started_at", "fingerprint", "path")]
     + [("seconds", pa.float64()), ("cost_usd", pa.float64())]
@@ -243,7 +237,11 @@ RUNS = pa.schema(
 
 
 def query(runs: Sequence[Run], sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and rows of an answer; `UsageError` with DuckDB's own words when the question cannot be answered."""
+    """Answer a question in SQL about many runs: column names and rows; `UsageError` with DuckDB's message.
+
+    Every table is a view under the name of its file (`rollouts`, `steps`, `pairs`, ...), with the rows of all runs
+    and a column `run`; `runs` holds one row per run. DuckDB reads the Parquet files, nothing is copied.
+    """
     with duckdb.connect() as connection:
         files: dict[str, list[Path]] = {}
         for run in runs:
@@ -266,7 +264,7 @@ def query(runs: Sequence[Run], sql: str) -> tuple[list[str], list[tuple[Any, ...
 
 
 def _rows_of(paths: Sequence[Path]) -> str:
-    """A query for the rows of some Parquet files; a file of another version may have other columns."""
+    """Return SQL for the rows of some Parquet files, which may have different columns."""
     listed = ", ".join("'" + str(path.resolve()).replace("'", "''") + "'" for path in paths)
     run = "parse_path(filename)[-3] || '/' || parse_path(filename)[-2] AS run"
     # paths are quoted above; a table function takes no parameters
@@ -274,7 +272,7 @@ def _rows_of(paths: Sequence[Path]) -> str:
 
 
 def _about(run: Run) -> dict[str, Any]:
-    """The columns of `runs`."""
+    """Return a run's row of the view `runs`."""
     found = run.manifest
     facts = {name: getattr(found, name) for name in RUNS.names if hasattr(found, name)}
     return facts | {"run": f"{run.path.parent.name}/{run.path.name}", "path": str(run.path)}

@@ -1,8 +1,9 @@
-"""Files of a run: whole ones, JSON, lines. `journal` and `parquet` write theirs through it, and nothing else opens one.
+"""Files of a run: sealed files, JSON documents and lines; `journal` and `parquet` write theirs through this module.
 
-A sealed file is written whole to a temporary name, flushed, fsynced and renamed, so a file under its final name is
-never torn. An open journal (`.jsonl.open`) may end in a torn line, which counts as not written. Keys of servers are
-kept out of all files (`stages.redaction`).
+A sealed file is written to a temporary name, flushed, fsynced and renamed, so a file under its final name is never
+torn. An open journal (`.jsonl.open`) may end in a torn line, which counts as not written. API keys are redacted from
+all files (`stages.redaction`). `Spool` keeps lines in a temporary file, `GroupCommit` turns many small durable writes
+into few.
 """
 
 import asyncio
@@ -27,64 +28,64 @@ from stages.errors import BadInput
 from stages.redaction import redacted_bytes
 from stages.runs.records import Row
 
-RESTED_S = 2.0
-"""Seconds since its last change after which a file cannot change unseen, the clock of file systems being coarse."""
+CTIME_MARGIN_S = 2.0
+"""Age from which ctime proves that a file is unchanged: ctime has the resolution of the file system's clock tick."""
 TORN = re.compile(r"\..+\.\d+\.tmp")
 
 
 def encode(value: Any) -> bytes:
-    """Canonical JSON: keys sorted, no spaces, UTF-8. Equal values give equal bytes."""
+    """Return canonical JSON: keys sorted, no spaces, UTF-8. Equal values give equal bytes."""
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of the canonical JSON of a value, in hex."""
+    """Return the SHA-256 of a value's canonical JSON, in hex."""
     return hashlib.sha256(encode(value)).hexdigest()
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """Return the SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def folder_sha256(folder: Path) -> str:
-    """SHA-256 over the relative names and bytes of all files below a folder, in hex; the files' times do not matter.
+    """Return the SHA-256 over the relative names and bytes of all files below a folder, in hex.
 
-    A process reads a file that has rested for `RESTED_S` once, however often it asks: a model's may be gigabytes.
+    A process hashes an unchanged file once, because a model's files may be gigabytes.
     """
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return digest([[str(p.relative_to(folder)), _known_sha256(p)] for p in files])
+    return digest([[str(p.relative_to(folder)), _sha256_by_ctime(p)] for p in files])
 
 
-def _known_sha256(path: Path) -> str:
-    """A change moves a file's time of change, which nobody can set, but by steps of a clock: what is new is read."""
+def _sha256_by_ctime(path: Path) -> str:
+    """Cache the hash unless ctime is within 2 s of now: ctime has the resolution of the clock tick."""
     status = path.stat()
-    if time.time() - status.st_ctime < RESTED_S:
+    if time.time() - status.st_ctime < CTIME_MARGIN_S:
         return file_sha256(path)
-    return _rested_sha256(path.absolute(), (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns))
+    return _cached_sha256(path.absolute(), (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns))
 
 
 @cache
-def _rested_sha256(path: Path, stamp: tuple[int, ...]) -> str:
-    del stamp  # another one is another file
+def _cached_sha256(path: Path, stamp: tuple[int, ...]) -> str:
+    del stamp  # only a part of the cache key
     return file_sha256(path)
 
 
 def write_sealed(path: Path, data: bytes) -> None:
-    """Write a whole file so that it is either there complete or not there at all."""
+    """Write a file atomically: it exists complete or not at all."""
     with sealing(path) as file:
         file.write(redacted_bytes(data))
 
 
 @contextmanager
 def sealing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that is there under its name once all is written, and not at all where anything is raised.
+    """Open a file that appears under its name once the block ends, and not at all after an exception.
 
-    Whoever writes keeps keys of servers out of it.
+    The caller redacts API keys.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # as TORN has it
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # matches TORN
     try:
         with temporary.open("wb") as file:
             yield file
@@ -96,14 +97,14 @@ def sealing(path: Path) -> Iterator[BinaryIO]:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what was being written in a run's folder when its process was killed; `scratch` is left to workers."""
+    """Delete temporary files that a killed process left in a run's folder; `scratch` belongs to workers."""
     for path in folder.rglob(".*.tmp"):
         if TORN.fullmatch(path.name) and path.is_file() and path.relative_to(folder).parts[0] != "scratch":
             path.unlink(missing_ok=True)
 
 
 def write_lines(file: BinaryIO, rows: Iterable[Row]) -> int:
-    """Write rows as JSON, one a line; returns how many they are."""
+    """Write rows as JSON lines; return their number."""
     number = 0
     for row in rows:
         file.write(redacted_bytes(encode(row)) + b"\n")
@@ -139,7 +140,7 @@ def seal_lines(path: Path, lines: Sequence[bytes]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[Row]:
-    """The rows of a sealed `jsonl.gz`; `BadInput` with the line number when it is truncated or malformed."""
+    """Yield the rows of a sealed `jsonl.gz`; `BadInput` with the line number when it is truncated or malformed."""
     for number, line in enumerate(sealed_lines(path), 1):
         try:
             row = orjson.loads(line)
@@ -152,7 +153,7 @@ def read_lines(path: Path) -> Iterator[Row]:
 
 
 def sealed_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a sealed `jsonl.gz` as they are; `BadInput` with the line number when it is truncated."""
+    """Yield the raw lines of a sealed `jsonl.gz`; `BadInput` with the line number when it is truncated."""
     number = 0
     try:
         with gzip.open(path, "rb") as file:
@@ -214,12 +215,11 @@ def append_lines(path: Path, lines: Sequence[bytes]) -> None:
             raise
 
 
-# ---- spool
-# Lines in a temporary file, read back in any order: sealed files have no middle, and memory is too small.
-
-
 class Spool:
-    """Lines without line breaks, each found again by the place that `add` gave. The file ends with the process."""
+    """Lines in a temporary file, read back in any order by the offset that `add` returned.
+
+    Sealed files are gzip and cannot be read from the middle, and memory is too small for all lines.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -234,13 +234,13 @@ class Spool:
         self.close()
 
     def add(self, line: bytes) -> int:
-        """Keep one more line; all are added before any is read."""
+        """Append a line and return its offset; all lines are added before any is read."""
         place = self._end
         self._end += self._file.write(line + b"\n")
         return place
 
     def line(self, place: int) -> bytes:
-        """The line at a place; safe to call from several threads."""
+        """Return the line at an offset; safe to call from several threads."""
         with self._lock:
             self._file.seek(place)
             return self._file.readline().removesuffix(b"\n")
@@ -250,19 +250,15 @@ class Spool:
         self._file.close()
 
 
-# ---- together
-# Many small durable writes as few large ones: what comes while one is under way goes together in the next.
-#
-# An fsync takes milliseconds whatever its size, so that a thousand answers a second can be made durable only in
-# groups.
-
 Item = TypeVar("Item")
 
 
 class GroupCommit(Generic[Item]):
-    """Await an instance with an item, and the item is durable; `write` gets items in their order, in another thread.
+    """Many small durable writes as few large ones: awaiting an instance with an item returns once the item is durable.
 
-    All callers share one event loop. An error of a write is raised to everyone whose item was in it; a caller that is
+    An fsync takes milliseconds whatever its size, so that a thousand answers a second can only be written in groups.
+    `write` gets the items in order, in another thread; items that arrive during a write form the next one. All
+    callers share one event loop. An error of a write is raised to everyone whose item was in it; a caller that is
     cancelled leaves its item to be written.
     """
 
