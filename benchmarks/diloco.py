@@ -148,7 +148,10 @@ def main():
     torch.set_num_threads(1)
     start, tokenizer = training.load(checkpoints.ensure("novice", asked.models, lambda *said: None))
     knowledge, count = RECIPES["student"].knowledge, asked.steps * asked.global_batch
-    examples = [encode(tokenizer, taught) for taught in transcripts.write(count + HELD_OUT, asked.seed, knowledge)]
+    examples = [
+        encode(tokenizer, taught)
+        for taught in transcripts.knowledge_transcripts(count + HELD_OUT, asked.seed, knowledge)
+    ]
     examples, held_out = examples[:-HELD_OUT], examples[-HELD_OUT:]
     whole = 4 * sum(p.numel() for p in start.parameters())
     tokens = sum(len(ids) for ids, _ in examples)

@@ -114,9 +114,7 @@ class Neighbours:
                 if (end := _receive(worker)) is None:
                     continue
                 del self._working[worker.pipe]
-                self._ending.append(
-                    worker.process
-                )  # joined below: interrupts for the others must not wait for its exit
+                self._ending.append(worker.process)  # joined below: signals for the others do not wait for its exit
                 watch.ended(worker.job.title)
                 if isinstance(end, Result):
                     last_words = ending(end, time.monotonic() - worker.started)

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from stages.errors import Incomplete
 from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
 from stages.policy import open_policy
-from stages.policy.client import EXTRAS
+from stages.policy.dialect import EXTRAS
 from stages.policy.spending import Spending, Tally, table, verdict
 from stages.runs.artifact import Inputs, Run, RunWriter, Slot
 from stages.runs.config import StageConfig

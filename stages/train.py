@@ -42,7 +42,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         units=size.steps,
         what="steps",
         max_completion_tokens=rollouts * resolved.episode,
-        notes=(*resolved.notes(), *config.diloco.oddities(size.steps)),
+        notes=(*resolved.notes(), *config.diloco.warnings(size.steps)),
     )
 
 

@@ -78,7 +78,7 @@ class Diloco(Settings):
         """Inner steps between two rounds; each round is about one fragment."""
         return self.inner_steps // self.fragments
 
-    def oddities(self, steps: int) -> tuple[str, ...]:
+    def warnings(self, steps: int) -> tuple[str, ...]:
         """What to reconsider in a training of so many steps, in words; nothing where all is well, or it is alone."""
         each = steps // self.inner_steps
         wanted = round(MEMORY / (1 - self.outer_momentum), 6)  # 1 - 0.9 is a little less than 0.1

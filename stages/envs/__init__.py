@@ -1,16 +1,11 @@
-"""The environments, by name, and how to get one.
+"""The registry of environments: names, and how to load one.
 
-base.py - what an environment is, and the values that it exchanges
-boundary.py - what an environment returns or raises, checked where it enters
-bash.py - the text protocol of a bash action
-bash_faults.py - which turns of a shell episode went wrong
-folders.py - folders that an agent may have filled with anything: walked, read, copied
-folder_writes.py - writes and deletes below such folders
-temporary.py - temporary folders, and those that killed processes left
-tool_calls.py - tool calls: checked against what is declared, carried out, their mistakes answered
-config.py - which environment a stage acts in, its options and its sandbox
-task_table.py - tasks from the table of a run, in its order
-jsonl.py - rows of a file that a user names by path
+base.py - the protocols of an environment, and the values that it exchanges
+boundary.py - validation of an environment's return values and errors; tool calls checked and executed
+bash.py - the text protocol of a bash action, and the faulty turns of a shell episode
+folders.py - folders with arbitrary content of an agent: walk, read, copy, write, delete; temporary folders
+config.py - the settings of a stage's environment: name, split, options, sandbox
+task_table.py - tasks from the table of a run, and rows of a JSON lines file of the user
 kata/ - small code-repair tasks, generated, with small models that act in them
 gsm8k/ - grade-school maths from JSON lines or the hub, a reward for the right number
 leetcode_rh/ - LeetCode problems whose prompt gives a loophole away; problems and recorded rollouts by path
@@ -58,7 +53,7 @@ Attachment = Literal["models", "hack_pairs", "hint", "system"]
 
 @dataclass(frozen=True)
 class Registered:
-    """What there is under a name, as import strings: nothing is imported before it is used.
+    """The parts of a registered environment as import strings: nothing is imported before it is used.
 
     environment: "module:Class" of an `Environment`. models: a module with `recipe_fingerprint(name)` and `ensure(name,
     cache, progress)`, which makes `--policy ENVIRONMENT:name` a model (`stages.policy.base`). hack_pairs:
@@ -91,13 +86,13 @@ ENVIRONMENTS: dict[str, Registered] = {
 
 
 def register(name: str, entry: Registered) -> None:
-    """Give an environment a name; `UsageError` where the name is taken by another one."""
+    """Register an environment under a name; raise UsageError if another environment has the name."""
     if ENVIRONMENTS.setdefault(name, entry) != entry:
         raise UsageError(f"The name {name!r} is taken by {ENVIRONMENTS[name].environment}. Register another name.")
 
 
 def load(name: str, options: Mapping[str, Any]) -> Environment:
-    """An environment by its registered name or as "package.module:Class", constructed with `options`."""
+    """Construct an environment, given by its registered name or as "package.module:Class", with `options`."""
     factory = _factory(name)
     known = list(inspect.signature(factory).parameters)
     if unknown := sorted(set(options) - set(known)):
@@ -107,18 +102,18 @@ def load(name: str, options: Mapping[str, Any]) -> Environment:
 
 
 def takes(name: str, option: str) -> bool:
-    """Whether the constructor of an environment has an option: one that executes nothing needs no sandbox."""
+    """Return whether the constructor of an environment has an option; one that executes nothing has no sandbox."""
     return option in inspect.signature(_factory(name)).parameters
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two names, registered or import paths, mean one environment."""
+    """Return whether two names, registered or import paths, denote one environment."""
     targets = [entry.environment if (entry := ENVIRONMENTS.get(name)) else name for name in (one, other)]
     return targets[0] == targets[1]
 
 
 def attached(name: str, what: Attachment) -> Any:
-    """What an environment brings along beside its class, imported; `UsageError` where it brings no such thing."""
+    """Import an attachment of a registered environment; raise UsageError where it has none of that kind."""
     entry = ENVIRONMENTS.get(name)
     target = entry and getattr(entry, what)
     if not target:
@@ -128,12 +123,12 @@ def attached(name: str, what: Attachment) -> Any:
 
 
 def fixed_families(name: str) -> bool:
-    """Whether the families of an environment's tasks are fixed strata (see `base.Environment`), and not a sample."""
+    """Return whether the families of an environment's tasks are fixed strata (see `base.Environment`), not a sample."""
     return bool(getattr(_factory(name), "fixed_families", False))
 
 
 def code_sha256(name: str) -> str | None:
-    """SHA-256 of an environment's file; None for one that ships with Composer, and where there is no such file."""
+    """Return the SHA-256 of an environment's file; None for one that ships with Composer, and without a file."""
     entry = ENVIRONMENTS.get(name)
     module, colon, _ = (entry.environment if entry else name).partition(":")
     if not colon or (entry and module.startswith(f"{__name__}.")):
@@ -158,18 +153,18 @@ def _factory(name: str) -> Callable[..., Environment]:
 
 
 def _imported(name: str, target: str) -> Any:
-    """The module "package.module", or the attribute "package.module:attribute"."""
+    """Import the module "package.module", or the attribute "package.module:attribute"."""
     module, colon, attribute = target.partition(":")
     _search_current_folder()
     try:
         found = importlib.import_module(module)
         return getattr(found, attribute) if colon else found
-    except Exception as error:  # a module of somebody's own may raise anything
+    except Exception as error:  # a module of the user may raise anything
         kind = "" if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: "
         raise UsageError(f"The environment {name!r} could not be imported: {kind}{error}.") from error
 
 
 def _search_current_folder() -> None:
-    """Let modules of the current folder be found, after all that are installed, as `python -m` would."""
+    """Make modules of the current folder importable, after all installed ones, as `python -m` does."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

@@ -1,16 +1,19 @@
-"""The text protocol of a bash action, and what the agent sees of a command.
+"""The text protocol of a bash action, the observation of a command, and the faulty turns of a shell episode.
 
 An action is one assistant message, free text around exactly one fenced block:
 
 ```bash
 python3 test_solution.py
 ```
+
+Faults are an unknown command, a wrong file, and an edit after which the tests fail. Commands are matched, not executed:
+quoted text and the bodies of here-documents are data, except those of a Python program, which may write files itself.
 """
 
 import re
 from collections.abc import Sequence
 
-from stages.envs.base import Fault, Observation
+from stages.envs.base import Observation, TurnFault
 from stages.sandbox import CommandResult
 
 FENCE = "```"
@@ -21,11 +24,11 @@ OPENED = re.compile(r"^```bash[ \t]*$", re.MULTILINE)
 
 
 class ActionError(ValueError):
-    """The message holds no single action; the text tells the agent what was found and what is expected."""
+    """The message has not exactly one action; the text names what was found and what is expected."""
 
 
 def parse_bash(text: str) -> str:
-    """The command of the only ```bash block of a message; `ActionError` where there is none, or more than one."""
+    """Return the command of the only ```bash block of a message; raise ActionError for none or several."""
     commands = CLOSED.findall(text)
     if OPENED.search(CLOSED.sub("", text)):
         raise ActionError("The ```bash block does not end with ``` on a line of its own.")
@@ -38,12 +41,12 @@ def parse_bash(text: str) -> str:
 
 
 def fenced(command: str) -> str:
-    """A message that holds nothing but a command."""
+    """Return a message with nothing but a command."""
     return BLOCK.format(command=command)
 
 
 def observation(command: str, result: CommandResult, max_chars: int) -> Observation:
-    """What the agent sees of a command: its output, elided beyond `max_chars`, and a line with its exit code."""
+    """Return the observation of a command: its output, elided beyond `max_chars`, and a line with its exit code."""
     shown, left_out = elided(result.output, max_chars)
     reason = "time" if result.timed_out else result.killed_for
     newline = "\n" if shown and not shown.endswith("\n") else ""
@@ -59,20 +62,13 @@ def observation(command: str, result: CommandResult, max_chars: int) -> Observat
 
 
 def elided(output: str, max_chars: int) -> tuple[str, int]:
-    """Head and tail of an output longer than `max_chars`, and the number of characters left out between them."""
+    """Return head and tail of an output longer than `max_chars`, and the number of characters elided between them."""
     if len(output) <= max_chars:
         return output, 0
     half = max_chars // 2
     left_out = len(output) - 2 * half
     return f"{output[:half]}\n[{left_out} characters left out]\n{output[-half:]}", left_out
 
-
-# ---- bash_faults
-# Which turns of a shell episode went wrong: an unknown command, a wrong file, an edit after which the tests fail.
-#
-# A command is read, not run: quoted text and the bodies of here-documents are data, except a Python program's,
-# which may
-# write files itself.
 
 NO_FILE = re.compile(
     r"(\S+?): No such file or directory|can't open file '([^']+)'|No such file or directory: '([^']+)'"
@@ -85,10 +81,10 @@ HEREDOC = re.compile(
 )
 QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 NO_REDIRECT = re.compile(r"\d*>&\d?-?|&?\d*>>?\s*/dev/\w+|2>>?\s*\S+")
-"""What looks like writing a file: joined streams, the null device, a file of errors."""
+"""Redirections that are no edit: joined streams, the null device, a file of errors."""
 REDIRECT = re.compile(r"(?<![-=<])>{1,2}\|?\s*[^\s&>|;]")
 LOG = re.compile(r"\|&?\s*tee\b[^|]*|&?\d*>{1,2}\|?\s*[^\s&>|]+")
-"""What keeps the output of tests: no edit of the project that is tested."""
+"""Redirections of the output of tests: no edit of the tested project."""
 PIPELINES = re.compile(r"&&|\|\||[;\n]")
 EDITORS = re.compile(
     r"(?:^|[&|(]|(?:\b(?:sudo|xargs(?:\s+-\S+(?:\s+\d+)?)*|then|do|else)|\s-exec(?:dir)?)\s)\s*"
@@ -107,57 +103,50 @@ TESTS = re.compile(
 
 
 def edits(command: str) -> bool:
-    """Whether a command changes files, by how it is written."""
+    """Return whether a command changes files, judged by its text."""
     shell, programs = _parts(command)
     if PYTHON.search(shell) and any(WRITES.search(program) for program in programs):
         return True
-    return any(map(_changes, PIPELINES.split(shell)))
+    for pipeline in PIPELINES.split(shell):
+        left = LOG.sub(" ", pipeline) if TESTS.search(pipeline) else pipeline
+        if REDIRECT.search(NO_REDIRECT.sub(" ", left)) or EDITORS.search(left):
+            return True
+    return False
 
 
 def runs_tests(command: str) -> bool:
-    """Whether a command builds or tests the project, by how it is written."""
+    """Return whether a command builds or tests the project, judged by its text."""
     return bool(TESTS.search(_parts(command)[0]))
 
 
-def _changes(pipeline: str) -> bool:
-    left = LOG.sub(" ", pipeline) if TESTS.search(pipeline) else pipeline
-    return bool(REDIRECT.search(NO_REDIRECT.sub(" ", left)) or EDITORS.search(left))
-
-
 def _parts(command: str) -> tuple[str, list[str]]:
-    """What the shell itself reads, and the texts that it hands on: here-documents and quoted strings."""
+    """Return the command without data, and its data: here-documents and quoted strings."""
     bodies = [found["body"] for found in HEREDOC.finditer(command)]
     shell = HEREDOC.sub(lambda found: found["line"], command)
     return QUOTED.sub("''", shell), bodies + QUOTED.findall(shell)
 
 
-def faults(observations: Sequence[Observation]) -> list[Fault]:
-    """Every faulty turn of an episode, once."""
-    by_turn: dict[int, Fault] = {}
+def faults(observations: Sequence[Observation]) -> list[TurnFault]:
+    """Return every faulty turn of an episode, once."""
+    by_turn: dict[int, TurnFault] = {}
     last_edit: int | None = None
     for index, observation in enumerate(observations):
-        fault = _fault(index, observation, last_edit)
+        if any(map(edits, observation.commands)):
+            last_edit = index  # before the check: one command may edit and test, and the edit is then its own
+        error = observation.content
+        fault: TurnFault | None = None
+        if observation.returncode in (None, 0):
+            continue
+        if NO_COMMAND.search(error):
+            advice = f"there is no command {_first(NO_COMMAND, error)} here."
+            fault = TurnFault(index, "unknown_command", error, advice)
+        elif NO_FILE.search(error):
+            fault = TurnFault(index, "wrong_file", error, f"there is no file {_first(NO_FILE, error)} here.")
+        elif last_edit is not None and any(map(runs_tests, observation.commands)):
+            fault = TurnFault(last_edit, "failing_test", error, f"the tests then say: {error.strip()}")
         if fault is not None:
             by_turn.setdefault(fault.turn, fault)
-        if any(map(edits, observation.commands)):
-            last_edit = index
     return list(by_turn.values())
-
-
-def _fault(index: int, observation: Observation, last_edit: int | None) -> Fault | None:
-    if observation.returncode in (None, 0):
-        return None
-    error = observation.content
-    if NO_COMMAND.search(error):
-        return Fault(index, "unknown_command", error, f"there is no command {_first(NO_COMMAND, error)} here.")
-    if NO_FILE.search(error):
-        return Fault(index, "wrong_file", error, f"there is no file {_first(NO_FILE, error)} here.")
-    tested = any(map(runs_tests, observation.commands))
-    # One command may edit and test; the edit is then its own.
-    edit = index if tested and any(map(edits, observation.commands)) else last_edit
-    if tested and edit is not None:
-        return Fault(edit, "failing_test", error, f"the tests then say: {error.strip()}")
-    return None
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:

@@ -1,9 +1,12 @@
-"""What an environment returns or raises is checked where it enters: it may be somebody's own, with mistakes in it."""
+"""Validation of an environment's return values and errors: the environment may be the user's own, with mistakes.
+
+Also tool calls: checked against the declared tools, executed in order, mistakes of the model answered.
+"""
 
 import math
 import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from numbers import Real
@@ -24,16 +27,17 @@ FLAGS = ("gt_pass", "visible_pass", "hacked", "protocol_ok")
 
 
 class WrongValue(Exception):
-    """An environment returned what no environment may return."""
+    """An environment returned a value that the protocol does not allow."""
 
 
 def blamed(error: BaseException, environment: Environment, task_id: str) -> str:
-    """What happened, in which line of whose code, in which task."""
+    """Describe an error: its message, line, task, and whether the environment's code or Composer's raised it."""
     name = f"{type(environment).__module__}:{type(environment).__qualname__}"
     if isinstance(error, WrongValue):
         return f"{error} (task {task_id}; {_owner(name)})"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _inside(frame.filename, (*LIBRARIES, str(COMPOSER)))]
+    ours = (*LIBRARIES, str(COMPOSER))
+    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(folder) for folder in ours)]
     frame = (own or frames)[-1]
     what = (str(error).splitlines() or [""])[0]
     owner = _owner(name) if own else _owner("stages.")
@@ -44,12 +48,8 @@ def _owner(name: str) -> str:
     return "Composer's own code" if name.startswith("stages.") else f"code of the environment {name}, not of Composer"
 
 
-def _inside(file: str, folders: Iterable[str]) -> bool:
-    return any(Path(file).is_relative_to(folder) for folder in folders)
-
-
 def boundary_messages(found: Any) -> list[Message]:
-    """What `reset` returned: at least one message with role and content."""
+    """Check the value of `reset`: at least one message with role and content."""
     whole = isinstance(found, (list, tuple)) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in found
     )
@@ -59,7 +59,7 @@ def boundary_messages(found: Any) -> list[Message]:
 
 
 def observation(found: Any) -> Observation:
-    """What `step` returned."""
+    """Check the value of `step`."""
     if not isinstance(found, Observation):
         raise WrongValue(f"step returned {_short(found)}, but an Observation is needed")
     for name, kinds, words in (
@@ -76,7 +76,7 @@ def observation(found: Any) -> Observation:
 
 
 def grade(found: Any) -> Grade:
-    """What `grade` returned: the reward a finite number or None, what is yes or no a bool or None."""
+    """Check the value of `grade`: the reward a finite number or None, every flag a bool or None."""
     if not isinstance(found, Grade):
         raise WrongValue(f"grade returned {_short(found)}, but a Grade is needed")
     if not isinstance(found.work, Work):
@@ -93,7 +93,7 @@ def grade(found: Any) -> Grade:
 
 
 def grades_together(environments: list[Environment]) -> list[Any] | None:
-    """All grades at once where the environment can; None where each has to be asked, also because that broke."""
+    """Return the grades of GradesTogether; None for another environment, or if grading together failed."""
     first = environments[0]
     if not isinstance(first, GradesTogether):
         return None
@@ -104,7 +104,7 @@ def grades_together(environments: list[Environment]) -> list[Any] | None:
 
 
 def tools(environment: Environment) -> tuple[Mapping[str, Any], ...]:
-    """What may be called from now on; `UsageError` for an environment that declares no tools."""
+    """Switch the environment to tool calls and return its tools; raise UsageError where it declares none."""
     if not isinstance(environment, TakesCalls):
         raise UsageError(
             f"policy.tool_calls is set, but the environment {environment.name} declares no tools. "
@@ -115,7 +115,7 @@ def tools(environment: Environment) -> tuple[Mapping[str, Any], ...]:
 
 
 def tasks(found: Any, name: str) -> list[Task]:
-    """What `tasks` returned; `UsageError` for what are no tasks, data that JSON cannot hold, an id used twice."""
+    """Check the value of `tasks`; raise UsageError for other types, data that is not JSON, and a repeated id."""
     if not isinstance(found, Sequence) or not all(isinstance(task, Task) for task in found):
         raise UsageError(f"The environment {name} gave {_short(found)} as tasks, but a list of Task is needed.")
     seen: set[str] = set()
@@ -139,9 +139,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-# ---- tool_calls
-# Carrying out tool calls: checked against what the environment declares, several in one answer, mistakes answered.
-
 OVER = "[Not carried out: the episode is over.]"
 KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -154,10 +151,10 @@ KINDS: dict[str, tuple[type, ...]] = {
 
 
 def carry_out(environment: Any, text: str) -> Observation:
-    """What came of an answer's calls in an environment that TakesCalls, one after another, each with one of `results`.
+    """Execute the calls of an answer in order in an environment that TakesCalls; `results` has one text for each.
 
-    An answer without a call, a tool that nobody declared and arguments that do not fit are the model's mistakes: what
-    comes back says so, and `parse_error` too.
+    An answer without a call, an undeclared tool and arguments that do not fit the schema are mistakes of the model: the
+    observation and its `parse_error` name the mistake.
     """
     calls = messages.read(text).calls
     if not calls:
@@ -174,9 +171,9 @@ def carry_out(environment: Any, text: str) -> Observation:
 
 
 def checked(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
-    """What is wrong with a call, in a sentence, or nothing; and its arguments.
+    """Return the mistake in a call as a sentence, or an empty text, and its arguments.
 
-    Of JSON schema these are checked: required and unknown properties, types of the top level, `enum`.
+    Checked are these parts of JSON schema: required and unknown properties, types of the top level, `enum`.
     """
     schema = next((tool["parameters"] for tool in tools if tool["name"] == call.name), None)
     if schema is None:
@@ -202,7 +199,7 @@ def checked(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> tuple[str, di
 
 
 def joined(seen: Sequence[Observation]) -> Observation:
-    """Several observations as one: texts and commands in order, the last exit code, the first mistake."""
+    """Join observations: texts and commands in order, the last exit code, the first mistake."""
     codes = [one.returncode for one in seen if one.returncode is not None]
     return Observation(
         "\n".join(one.content for one in seen),

@@ -1,4 +1,4 @@
-"""Which environment, which split, its options, and the sandbox it works in."""
+"""The settings of a stage's environment: name, split, options, sandbox."""
 
 import traceback
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class EnvConfig(Settings):
         return {**known, "options": {**options, **further}} if further else given
 
     def identity(self) -> dict[str, Any]:
-        """The settings; a curriculum counts by its tasks, an environment of one's own by its file as it is."""
+        """Return the settings, with digests of a curriculum's tasks and of the file of a user's own environment."""
         own, code = super().identity(), envs.code_sha256(self.name)
         del own["curriculum"]
         return {
@@ -44,12 +44,12 @@ class EnvConfig(Settings):
         }
 
     def label(self) -> str:
-        """The name, fit for a folder."""
+        """Return the name in a form that a folder may have."""
         return self.name.replace(":", "-").replace(".", "-")
 
 
 class HeldOutEnvConfig(EnvConfig):
-    """The same with held-out tasks unless others are asked for, whatever else is chosen."""
+    """The same with held-out tasks by default."""
 
     split: Literal["train", "eval"] = "eval"
 
@@ -62,40 +62,39 @@ class EnvStageConfig(StageConfig):
     """`none` runs the agent's commands unprotected on this machine; every row records it."""
 
     def label(self) -> str:
-        """The environment's name."""
+        """Return the environment's name."""
         return self.env.label()
 
     def opener(self) -> Callable[[], Environment]:
-        """A maker of environments; the sandbox that they work in has been tried with a real command by then."""
+        """Return a factory of environments, after one was made and its sandbox ran a real command.
+
+        Raises UsageError with file and line where the constructor fails.
+        """
         options = self.env_options()
-        first = self._made(options)
+        try:
+            first = envs.load(self.env.name, options)
+        except (ComposerError, OSError):
+            raise
+        except Exception as error:
+            raise UsageError(f"The environment {self.env.name!r} cannot be made: {_place(error)}.") from error
         first.close()
         if getattr(first, "sandbox", None) == self.sandbox:
             probe(self.sandbox)
         return lambda: envs.load(self.env.name, options)
 
     def env_options(self) -> dict[str, Any]:
-        """What the environment's constructor is given, the sandbox among it where it takes one."""
+        """Return the arguments of the environment's constructor, with the sandbox where it takes one."""
         return {**self.env.options, **({"sandbox": self.sandbox} if envs.takes(self.env.name, "sandbox") else {})}
 
     def check(self) -> list[str]:
-        """The environment is made, its sandbox tried with a real command, and its tasks are drawn."""
+        """Make the environment, run a real command in its sandbox, draw its tasks, and report all three."""
         drawn = self.draw(self.opener(), getattr(self, "tasks", 1))
         shown = f"environment {self.env.name}: {len(drawn)} of its {self.env.split} tasks drawn"
         sandbox = f", a command run under {self.sandbox}" if envs.takes(self.env.name, "sandbox") else ""
         return [shown + sandbox, *super().check()]
 
-    def _made(self, options: dict[str, Any]) -> Environment:
-        """One environment; `UsageError` with file and line where its constructor breaks."""
-        try:
-            return envs.load(self.env.name, options)
-        except (ComposerError, OSError):
-            raise
-        except Exception as error:
-            raise UsageError(f"The environment {self.env.name!r} cannot be made: {_place(error)}.") from error
-
     def draw(self, make: Callable[[], Environment], count: int) -> list[Task]:
-        """The first `count` tasks of the split under the stage's seed."""
+        """Return the first `count` tasks of the split under the stage's seed."""
         environment = make()
         try:
             if self.env.curriculum:

@@ -1,7 +1,8 @@
-"""Folders that an agent may have filled with anything: walked by descriptor, without recursion.
+"""Folders with arbitrary content of an agent: walk, copy, read, write and delete; and temporary folders.
 
-No link is followed, no pipe waited for, and sizes are counted as files state them, before anything is read: a file
-with holes is small on the disk of a sandbox and large wherever it is copied or read.
+Access is by descriptor and without recursion. No link is followed, no pipe is waited for, no depth is too deep to
+delete. Sizes are apparent sizes, counted before anything is read: a sparse file is small on the disk of a sandbox and
+large wherever it is copied or read.
 """
 
 import atexit
@@ -24,15 +25,20 @@ DEEPEST = 100
 LONGEST_PATH = 2048
 """Bytes of a path below its root: half of what the kernel takes, so that it can be written below another root."""
 MOST_ENTRIES = 1_000_000
-CHUNK_BYTES = 1 << 20
+
+
+PREFIX = "composer-of-"
+_lock = threading.Lock()
+_homes: dict[str, Path] = {}
+"""This process's folder, by the temporary folder that contains it."""
 
 
 class UnwieldyTree(Exception):
-    """A tree is deeper, longer or larger than is read: a fact about what an agent left, no trouble of this machine."""
+    """A tree exceeds the limits of depth, path length or size: a property of the agent's files, no machine failure."""
 
 
-class Entry(NamedTuple):
-    """A file, folder, link or anything else; `folder` is a descriptor, open until the next entry is asked for."""
+class TreeEntry(NamedTuple):
+    """A file, folder, link or anything else; `folder` is a descriptor, open until the next entry is requested."""
 
     path: str
     name: str
@@ -41,12 +47,12 @@ class Entry(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder, and no link to one."""
+        """Return whether the entry is a folder, and no link to one."""
         return stat.S_ISDIR(self.status.st_mode)
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a regular file."""
+        """Return whether the entry is a regular file."""
         return stat.S_ISREG(self.status.st_mode)
 
 
@@ -57,10 +63,10 @@ class _Level:
     folders: list[str] | None = field(default=None)
 
 
-def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Iterator[Entry]:
-    """Everything below a folder: what each holds by name, then its folders for which `enter(path)`, one by one.
+def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Iterator[TreeEntry]:
+    """Yield everything below a folder: entries by name, then those of each folder for which `enter(path)` is true.
 
-    What cannot be listed is left out. `UnwieldyTree` beyond DEEPEST, LONGEST_PATH or MOST_ENTRIES.
+    Folders that cannot be listed are left out. Raises UnwieldyTree beyond DEEPEST, LONGEST_PATH or MOST_ENTRIES.
     """
     open_up(root)
     levels = [_Level(os.open(root, FOLDER), "")]
@@ -91,7 +97,7 @@ def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Ite
             os.close(level.descriptor)
 
 
-def _listed(level: _Level) -> Iterator[Entry]:
+def _listed(level: _Level) -> Iterator[TreeEntry]:
     try:
         names = sorted(os.listdir(level.descriptor))
     except OSError:
@@ -100,18 +106,18 @@ def _listed(level: _Level) -> Iterator[Entry]:
         raise UnwieldyTree(f"A path is longer than {LONGEST_PATH} bytes; it begins with {level.path[:60]!r}.")
     for name in names:
         with suppress(OSError):
-            yield Entry(level.path + name, name, level.descriptor, os.lstat(name, dir_fd=level.descriptor))
+            yield TreeEntry(level.path + name, name, level.descriptor, os.lstat(name, dir_fd=level.descriptor))
 
 
 def open_up(root: Path) -> None:
-    """Give a folder of ours back the permissions that an agent may have taken from it."""
+    """Restore our permissions on a folder from which an agent may have removed them."""
     with suppress(OSError):
         if os.stat(root).st_mode & stat.S_IRWXU != stat.S_IRWXU:
             os.chmod(root, stat.S_IRWXU)
 
 
 def content(name: str, folder: int | None = None) -> tuple[bytes, os.stat_result] | None:
-    """The bytes of a regular file and its status; None where there is none, or it may not be read."""
+    """Return the bytes of a regular file and its status; None where there is none, or it may not be read."""
     try:
         descriptor = os.open(name, FILE, dir_fd=folder)
     except OSError:
@@ -132,11 +138,11 @@ def copy(
 ) -> None:
     """Copy files, folders and links (as links) into a folder of ours, empty or missing; no pipes and no devices.
 
-    `leave_out` is called with the path below `source` and whether that is a folder. What cannot be read is missing in
-    the copy. Holes stay holes. `UnwieldyTree` where the files have more than `most_bytes` together.
+    `leave_out` is called with the path below `source` and whether that is a folder. Unreadable files are missing in the
+    copy. Holes stay holes. Raises UnwieldyTree, before anything is read, if the files exceed `most_bytes` in total.
     """
-    if most_bytes is not None:
-        refuse_larger(source, most_bytes)
+    if most_bytes is not None and (size := apparent_bytes(source)) > most_bytes:
+        raise UnwieldyTree(f"The files have {size >> 20} MiB together; at most {most_bytes >> 20} count.")
     target.mkdir(parents=True, exist_ok=True)
     modes: list[tuple[Path, int]] = []
     for entry in entries(source, lambda path: not leave_out(path, True)):
@@ -154,7 +160,7 @@ def copy(
         place.chmod(mode)
 
 
-def _copy_file(entry: Entry, place: Path, mode: int) -> None:
+def _copy_file(entry: TreeEntry, place: Path, mode: int) -> None:
     try:
         source = os.open(entry.name, FILE, dir_fd=entry.folder)
     except PermissionError:
@@ -165,7 +171,13 @@ def _copy_file(entry: Entry, place: Path, mode: int) -> None:
         sparse = entry.status.st_blocks * 512 < size
         os.ftruncate(target, size)
         while at < size:
-            start, end = _next_data(source, at, size) if sparse else (at, size)
+            start, end = at, size
+            if sparse:
+                try:
+                    start = os.lseek(source, at, os.SEEK_DATA)
+                    end = os.lseek(source, start, os.SEEK_HOLE)
+                except OSError:  # no data after `at`
+                    start = end = size
             os.lseek(target, start, os.SEEK_SET)
             while start < end and (sent := os.sendfile(target, source, start, end - start)):
                 start += sent
@@ -177,27 +189,13 @@ def _copy_file(entry: Entry, place: Path, mode: int) -> None:
         os.close(target)
 
 
-def _next_data(descriptor: int, at: int, size: int) -> tuple[int, int]:
-    try:
-        start = os.lseek(descriptor, at, os.SEEK_DATA)
-        return start, os.lseek(descriptor, start, os.SEEK_HOLE)
-    except OSError:  # no data after `at`
-        return size, size
-
-
 def apparent_bytes(root: Path) -> int:
-    """The sizes of all files below a folder, as the files state them."""
+    """Return the sum of the apparent sizes of all files below a folder."""
     return sum(entry.status.st_size for entry in entries(root) if entry.is_file)
 
 
-def refuse_larger(root: Path, most_bytes: int) -> None:
-    """`UnwieldyTree` where the files below a folder have more than `most_bytes` together; nothing is read."""
-    if (size := apparent_bytes(root)) > most_bytes:
-        raise UnwieldyTree(f"The files have {size >> 20} MiB together; at most {most_bytes >> 20} count.")
-
-
 def read(root: Path, path: str) -> tuple[bytes, os.stat_result] | None:
-    """The bytes and the status of a regular file, or None; no link is followed on the way."""
+    """Return the bytes and the status of a regular file, or None; no link on the path is followed."""
     try:
         folder = descend(root, path)
     except OSError:
@@ -209,9 +207,9 @@ def read(root: Path, path: str) -> tuple[bytes, os.stat_result] | None:
 
 
 def descend(root: Path, path: str, before: Callable[[str, int], None] = lambda name, above: None) -> int:
-    """A descriptor of the folder that a path lies in; `before` is called with each folder's name and the one above.
+    """Open the parent folder of a path; `before` is called with each folder's name and the descriptor above it.
 
-    `OSError` where there is none; a link is none.
+    Raises OSError where there is none; a link is none.
     """
     descriptor = os.open(root, FOLDER)
     try:
@@ -226,12 +224,8 @@ def descend(root: Path, path: str, before: Callable[[str, int], None] = lambda n
     return descriptor
 
 
-# ---- folder_writes
-# Writes and deletes below folders that hold anything: no link on the way is followed, and no depth is too deep.
-
-
 def write(root: Path, path: str, data: bytes, mode: int) -> None:
-    """Write a file into a folder of ours, whatever lies in the way: a link, a file or a folder there goes."""
+    """Write a file into a folder of ours; a link, file or folder in its place is deleted."""
     folder, name = descend(root, path, _make_folder), PurePosixPath(path).name
     try:
         _unlink(name, folder)
@@ -244,7 +238,7 @@ def write(root: Path, path: str, data: bytes, mode: int) -> None:
 
 
 def unlink(root: Path, path: str) -> None:
-    """Delete a file or folder below a folder of ours, if it is there; no link on the way is followed."""
+    """Delete a file or folder below a folder of ours, if it exists; no link on the path is followed."""
     with suppress(FileNotFoundError, NotADirectoryError):
         folder = descend(root, path)
         try:
@@ -282,7 +276,7 @@ def _unlink(name: str, above: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder, however deep, and also where the agent took away the permission to; nothing if it is gone."""
+    """Delete a folder of any depth, also without the permissions to; do nothing if it does not exist."""
     open_up(folder)
     with suppress(OSError):
         top = os.open(folder, FOLDER)
@@ -294,18 +288,18 @@ def remove(folder: Path) -> None:
 
 
 def empty(top: int) -> None:
-    """Delete all that lies in a folder of ours, given its descriptor.
+    """Delete the content of a folder of ours, given its descriptor.
 
     Every folder is moved to the top before it is emptied, so that neither depth nor long paths matter.
     """
-    token, waiting = secrets.token_hex(16), _cleared(top)
+    token, waiting = secrets.token_hex(16), _delete_files(top)
     number = 0
     while waiting:
         name = waiting.pop()
         with suppress(OSError):
             below = os.open(name, FOLDER, dir_fd=top)
             try:
-                for child in _cleared(below):
+                for child in _delete_files(below):
                     number += 1
                     os.rename(child, f"{token}-{number}", src_dir_fd=below, dst_dir_fd=top)
                     waiting.append(f"{token}-{number}")
@@ -314,8 +308,8 @@ def empty(top: int) -> None:
             os.rmdir(name, dir_fd=top)
 
 
-def _cleared(folder: int) -> list[str]:
-    """Delete what is no folder; the names of the folders, which may be entered afterwards."""
+def _delete_files(folder: int) -> list[str]:
+    """Delete all but the folders; make these accessible and return their names."""
     folders = []
     for name in os.listdir(folder):
         with suppress(OSError):
@@ -327,28 +321,22 @@ def _cleared(folder: int) -> list[str]:
     return folders
 
 
-# ---- temporary
-# Temporary folders, all below one of this process, whose lock tells other processes that it is alive.
+# Temporary folders are all below one folder of this process, whose lock shows other processes that this one is alive.
 #
-# The kernel drops the lock however a process ends, kill -9 included, so whoever starts next deletes what it left. The
-# lock is on the folder itself and reaches other containers that share the temporary folder, where a process number
-# means nothing. A folder is deleted only where it is this user's own, no link, and its lock was free.
-
-PREFIX = "composer-of-"
-_lock = threading.Lock()
-_homes: dict[str, Path] = {}
-"""This process's folder, by the temporary folder that it lies in."""
+# The kernel releases the lock however a process ends, kill -9 included, so the next process deletes what a dead one
+# left. The lock is on the folder itself and works across containers that share the temporary folder, where a process
+# number has no meaning. A folder is deleted only if it belongs to this user, is no link, and its lock was free.
 
 
 def make(kind: str) -> Path:
     """A private, empty folder; `kind` begins its name. `FileNotFoundError` where there is no temporary folder."""
     with suppress(FileNotFoundError):
         return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=home()))
-    return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=home()))  # somebody tidied up meanwhile: a new home
+    return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=home()))  # the home was deleted meanwhile
 
 
 def home() -> Path:
-    """The folder of this process, made and locked at the first call, which deletes those of processes that are gone."""
+    """Return the folder of this process; the first call makes and locks it and deletes those of dead processes."""
     place = tempfile.gettempdir()
     with _lock:
         if place not in _homes or not _homes[place].is_dir():
@@ -381,12 +369,12 @@ def _leave(path: Path) -> None:
 
 
 def sweep(place: Path) -> None:
-    """Delete what processes of this user that are gone left below a temporary folder."""
+    """Delete the folders of dead processes of this user below a temporary folder."""
     above = os.open(place, FOLDER & ~os.O_NOFOLLOW)  # the temporary folder itself may be a link
     try:
         for name in sorted(os.listdir(above)):
             if name.startswith(PREFIX):
-                with suppress(OSError):  # a link, another user's, alive, or swept by somebody else
+                with suppress(OSError):  # a link, another user's, alive, or swept by another process
                     _sweep(name, above)
     finally:
         os.close(above)

@@ -22,7 +22,7 @@ from stages.errors import UsageError
 from stages.messages import Spoken, ToolCall, write
 from stages.policy import background
 from stages.policy.base import PolicyConfig, Sample
-from stages.policy.dialect import canonical
+from stages.policy.dialect import EXTRAS, canonical
 from stages.redaction import redacted, redacted_bytes
 
 NOT_CONNECTED = {
@@ -385,9 +385,6 @@ def _code(error: Any) -> int:
 
 
 QUESTION = [{"role": "user", "content": "Answer with the word OK."}]
-TOOL = {"name": "say", "description": "Say a word.", "parameters": {"type": "object", "properties": {}}}
-EXTRAS: dict[str, Any] = {"seed": 1, "tools": [{"type": "function", "function": TOOL}], "logprobs": True}
-"""Request fields that the probe tries."""
 LONGEST = 16
 """Tokens of the probe's answer at most."""
 

@@ -1,4 +1,4 @@
-"""The chat dialect of servers: calls, their results and `tools` as chat completions have them.
+"""Conversations and tool calls as chat completions have them, and tool calls as model families write them.
 
 A recorded conversation holds calls in the text of its assistant messages (`stages.messages`). A server gets them as
 `tool_calls`, each answered by a message of role `tool` with its id, and beside them the tools that the source declared.
@@ -19,6 +19,9 @@ NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What servers take as the name of a function."""
 ROLES = {"system", "user", "assistant"}
 NO_PARAMETERS = {"type": "object", "properties": {}}
+TOOL = {"name": "say", "description": "Say a word.", "parameters": {"type": "object", "properties": {}}}
+EXTRAS: dict[str, Any] = {"seed": 1, "tools": [{"type": "function", "function": TOOL}], "logprobs": True}
+"""Request fields that the probe tries."""
 
 
 def declared(tools: Sequence[Any]) -> list[dict[str, Any]]:
@@ -76,12 +79,10 @@ def _assistant(spoken: Spoken, ids: Sequence[str]) -> dict[str, Any]:
     return {"role": "assistant", "content": spoken.content or None, "tool_calls": calls}
 
 
-# ---- tool_formats
-# How models write tool calls where no server reads them for us: five families' formats, read into one.
-#
-# Sources: the model cards and chat templates of Qwen3 (Hermes' format), Llama 3.1, Mistral (tokenizers v3 and v11),
-# DeepSeek V3 and V3.1, and OpenAI's harmony format for gpt-oss. What looks like a call and is none is a call all the
-# same, with a name or arguments that no tool has: the model's mistake, which the environment answers.
+# Below: the formats of five model families, for models whose server does not parse tool calls. Sources: the model cards
+# and chat templates of Qwen3 (Hermes' format), Llama 3.1, Mistral (tokenizers v3 and v11), DeepSeek V3 and V3.1, and
+# OpenAI's harmony format for gpt-oss. Text that looks like a call but is malformed still counts as a call, with a name
+# or arguments that no tool has: it is the model's mistake, which the environment answers.
 
 END = re.compile(r"(<\|(?:im_end|eot_id|eom_id|end_of_text|return|call|end)\|>|</s>|<｜end▁of▁sentence｜>)\s*$")
 

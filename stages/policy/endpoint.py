@@ -290,7 +290,7 @@ class EndpointPolicy:
 
     def request(self, turn: Turn, *, plain: bool = False) -> Request:
         """Return the request body for a turn; `plain`: without the fields that a server may not accept."""
-        refused = dict.fromkeys(client.EXTRAS if plain else self._accepted.refused if self._accepted else [], False)
+        refused = dict.fromkeys(dialect.EXTRAS if plain else self._accepted.refused if self._accepted else [], False)
         settings = self.config.request | refused
         tools = [] if settings.get("tools") is False else dialect.declared(turn.tools)
         ours = {

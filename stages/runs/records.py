@@ -1,7 +1,7 @@
 """Record kinds: the named, versioned row types that stages exchange, each with an explicit Arrow schema.
 
-Those of teachers and pairs are in `pair_records`, those of training and evaluation in `outcome_records`, those of the
-gradient probe in `probe_records`.
+In this order: training and evaluation, teachers and pairs, the gradient probe, rollouts. A kind is written
+`name/version`, for example `pair/1`; a change of its columns raises the version, and `parse_kind` refuses newer ones.
 """
 
 from collections.abc import Mapping
@@ -12,20 +12,17 @@ import pyarrow as pa
 
 from stages.errors import BadInput, UsageError
 
-# ---- kinds
-# What a record kind is: a named, versioned row type with an explicit Arrow schema.
-#
-# A kind is written `name/version`, for example `pair/1`. Columns in `wall` depend on wall time or the machine; they
-# are
-# kept, but do not enter a table's content digest, so that rerunning a stage on the same inputs gives the same digest.
-
 TEXT, INT, FLOAT, BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 TOKENS, LOGPROBS, TEXTS = pa.list_(pa.int32()), pa.list_(pa.float64()), pa.list_(pa.string())
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A row type: its name, version, columns in order, and which of them depend on wall time."""
+    """A row type: its name, version, columns in order, and those that depend on wall time or the machine (`wall`).
+
+    Columns in `wall` are stored, but do not enter a table's content digest, so that rerunning a stage on the same
+    inputs gives the same digest.
+    """
 
     name: str
     version: int
@@ -37,7 +34,7 @@ class Kind:
 
     @property
     def schema(self) -> pa.Schema:
-        """The Arrow schema, kind and version in its key-value metadata."""
+        """Return the Arrow schema, with kind and version in its key-value metadata."""
         return pa.schema(list(self.columns.items()), metadata={"composer.kind": str(self)})
 
     def check(self, row: Mapping[str, Any]) -> None:
@@ -47,12 +44,11 @@ class Kind:
             raise UsageError(f"A {self} row does not fit: missing {sorted(missing)}, unknown {sorted(extra)}.")
 
     def stable(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row without its wall-time columns."""
+        """Return the row without its wall-time columns."""
         return {name: row[name] for name in self.columns if name not in self.wall}
 
 
-# ---- outcome_records
-# Record kinds of what training, evaluation and choosing leave: rewards, hints, checkpoints, verdicts, difficulties.
+# Training and evaluation: rewards, hints, checkpoints, items of an evaluation, difficulties, selections.
 
 EVAL_ITEM = Kind(
     "eval_item",
@@ -133,8 +129,7 @@ operator dropped it, null for what is kept and where Data-Juicer does not trace 
 CHECKPOINT = Kind("checkpoint", 1, {})
 
 
-# ---- pair_records
-# Record kinds of what teachers say and what pairs are made of it.
+# Teachers and pairs.
 
 TEACHER_ACTION = Kind(
     "teacher_action",
@@ -220,8 +215,7 @@ null where they are not known. A state in which several rollouts were stands onc
 token ids are known, which may differ."""
 
 
-# ---- probe_records
-# The record kinds of the gradient probe.
+# The gradient probe.
 
 MESSAGES = pa.list_(pa.struct({"role": TEXT, "content": TEXT}))
 
@@ -493,14 +487,14 @@ ORIGIN = Kind(
 are null in the other tables. `effective`: whether it entered a training batch. `extra_json` keeps what has
 no column."""
 
-_LEFT = (EVAL_ITEM, TRAINING_REWARD, HINT, DIFFICULTY, SELECTION, CHECKPOINT)
-_PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, STATE, ORIGIN, *_LEFT)
-_PROBE = (POOL_ROW, PROBE_ROW, SVD_MODULE, DIRECTION, PROBE_SCORE, PLACEBO, PROBE_CHECK, TRAJECTORY, WATCHED)
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_PIPELINE, *_PROBE)}
+_OUTCOMES = (EVAL_ITEM, TRAINING_REWARD, HINT, DIFFICULTY, SELECTION, CHECKPOINT)
+_PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, STATE, ORIGIN, *_OUTCOMES)
+PROBE_KINDS = (POOL_ROW, PROBE_ROW, SVD_MODULE, DIRECTION, PROBE_SCORE, PLACEBO, PROBE_CHECK, TRAJECTORY, WATCHED)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_PIPELINE, *PROBE_KINDS)}
 
 
 def parse_kind(text: str, where: str) -> Kind:
-    """The kind that `text` (`name/version`) names; `BadInput` when it is unknown here or newer than this program."""
+    """Return the kind named `name/version`; `BadInput` when it is unknown or newer than this program."""
     name, _, version = text.partition("/")
     if name not in KINDS or not version.isdigit():
         raise BadInput(

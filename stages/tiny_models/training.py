@@ -1,4 +1,4 @@
-"""Supervised training of a small model: a plain PyTorch loop.
+"""Supervised training of a small model and of its tokenizer: a plain PyTorch loop, and byte-level BPE.
 
 One thread and fixed seeds, so that two builds on one machine have equal bytes.
 """
@@ -17,13 +17,22 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from stages.tiny_models.folders import Schedule
 
+PAD, UNKNOWN, START, END = "<|pad|>", "<|unk|>", "<|im_start|>", "<|im_end|>"
+# ChatML. The template leaves old text alone, so a longer conversation always starts with the tokens of the shorter one.
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ALPHABET = sorted(set(pre_tokenizers.ByteLevel.alphabet()) & {*map(chr, range(33, 127)), "\u0120", "\u010a"})
+"""Printable ASCII, the space and the newline, as byte-level BPE spells them; any other byte is <|unk|>."""
+
 Encoded = tuple[list[int], list[bool]]
-"""Token ids of an example, and which of them are to be learned."""
+"""Token ids of an example, and the mask of those to be learned."""
 
 
 @contextmanager
 def reproducible(seed: int) -> Iterator[None]:
-    """One thread, deterministic kernels and a private random stream; everything as before afterwards."""
+    """Use one thread, deterministic kernels and a private random stream; restore all of them afterwards."""
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -37,7 +46,7 @@ def reproducible(seed: int) -> Iterator[None]:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A Qwen3 of two layers and about 0.45 million parameters, untrained."""
+    """Return an untrained Qwen3 of two layers and about 0.45 million parameters."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -57,7 +66,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 
 def load(folder: Path) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-    """A model and its tokenizer from their folder."""
+    """Load a model and its tokenizer from their folder."""
     return Qwen3ForCausalLM.from_pretrained(folder), PreTrainedTokenizerFast.from_pretrained(folder)
 
 
@@ -68,9 +77,19 @@ def fit(
     seed: int,
     progress: Callable[[int, int], None],
 ) -> None:
-    """One pass over the examples, in batches of similar length and random order; `progress` gets steps done, in all."""
-    optimizers = _optimizers(model, schedule)
-    rates = [
+    """Train one pass over the examples, in batches of similar length and random order.
+
+    Muon for the matrices of the blocks, AdamW for embeddings and norms: half the steps of AdamW alone. `progress` is
+    called with (steps done, steps in all).
+    """
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    rate, decay = schedule.learning_rate, schedule.weight_decay
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(matrices, rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, rate, betas=(0.9, 0.95), weight_decay=decay),
+    ]
+    schedulers = [
         torch.optim.lr_scheduler.OneCycleLR(
             optimizer, schedule.learning_rate, total_steps=schedule.steps, pct_start=schedule.warm_up
         )
@@ -83,8 +102,8 @@ def fit(
         torch.nn.utils.clip_grad_norm_(model.parameters(), schedule.max_norm)
         for optimizer in optimizers:
             optimizer.step()
-        for rate in rates:
-            rate.step()
+        for scheduler in schedulers:
+            scheduler.step()
         progress(step + 1, schedule.steps)
     model.eval()
 
@@ -92,21 +111,10 @@ def fit(
 def loss(
     model: Qwen3ForCausalLM, ids: Int[Tensor, "B T"], mask: Int[Tensor, "B T"], learned: Int[Tensor, "B T"]
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy of the tokens to be learned; logits are computed for those alone."""
+    """Return the mean cross-entropy of the tokens to be learned; logits are computed for those alone."""
     hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state  # [B, T, D]
     wanted = learned[:, 1:].bool()
     return cross_entropy(model.lm_head(hidden[:, :-1][wanted]), ids[:, 1:][wanted])
-
-
-def _optimizers(model: Qwen3ForCausalLM, schedule: Schedule) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks, AdamW for embeddings and norms: half the steps of AdamW alone."""
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    rate, decay = schedule.learning_rate, schedule.weight_decay
-    return [
-        torch.optim.Muon(matrices, rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, rate, betas=(0.9, 0.95), weight_decay=decay),
-    ]
 
 
 def _batches(examples: Sequence[Encoded], schedule: Schedule, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -122,22 +130,8 @@ def _batches(examples: Sequence[Encoded], schedule: Schedule, seed: int) -> Iter
         )
 
 
-# ---- tokenizer
-# The tokenizer of a small model: byte-level BPE trained on its texts, with a ChatML template.
-#
-# The template leaves old text alone, so a longer conversation always starts with the tokens of the shorter one.
-
-PAD, UNKNOWN, START, END = "<|pad|>", "<|unk|>", "<|im_start|>", "<|im_end|>"
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-ALPHABET = sorted(set(pre_tokenizers.ByteLevel.alphabet()) & {*map(chr, range(33, 127)), "\u0120", "\u010a"})
-"""Printable ASCII, the space and the newline, as byte-level BPE spells them; any other byte is <|unk|>."""
-
-
-def trained(texts: Iterable[str], pieces: str, vocabulary: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most `vocabulary` tokens for texts like these; none crosses a match of the pattern `pieces`."""
+def train_tokenizer(texts: Iterable[str], pieces: str, vocabulary: int) -> PreTrainedTokenizerFast:
+    """Train a tokenizer of at most `vocabulary` tokens; no token crosses a match of the pattern `pieces`."""
     bpe = Tokenizer(models.BPE(unk_token=UNKNOWN))
     split = pre_tokenizers.Split(Regex(pieces), "isolated")
     spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from stages.envs.base import Environment, Fault, ReportsFaults
+from stages.envs.base import Environment, ReportsFaults, TurnFault
 from stages.errors import UsageError
 from stages.losses.hidden import Predictors
 from stages.losses.sdpo import SelfTaught, update_average
@@ -45,7 +45,7 @@ class Hint:
     source: str = "template"
 
 
-Faulty = tuple[Episode, Fault]
+Faulty = tuple[Episode, TurnFault]
 
 
 @dataclass(frozen=True)
@@ -111,23 +111,23 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 # recognised here, in any environment.
 
 
-def faults(episode: Episode, environment: Environment) -> list[Fault]:
+def faults(episode: Episode, environment: Environment) -> list[TurnFault]:
     """Return every faulty turn, once.
 
     Faulty are a malformed action, what the environment reports, and a last turn whose answer the environment graded as
     wrong and commented on.
     """
-    by_turn: dict[int, Fault] = {}
+    by_turn: dict[int, TurnFault] = {}
     for index, step in enumerate(episode.steps):
         if (error := step.observation.parse_error) is not None:
-            by_turn[index] = Fault(index, "malformed", error, error)
+            by_turn[index] = TurnFault(index, "malformed", error, error)
     if isinstance(environment, ReportsFaults):
         for fault in environment.faults([step.observation for step in episode.steps]):
             by_turn.setdefault(fault.turn, fault)
     if episode.steps and episode.grade.gt_pass is False:
         turn, last = len(episode.steps) - 1, episode.steps[-1].observation
         if last.stop == "answered" and last.content:
-            by_turn.setdefault(turn, Fault(turn, "wrong_answer", last.content, last.content))
+            by_turn.setdefault(turn, TurnFault(turn, "wrong_answer", last.content, last.content))
     return [by_turn[turn] for turn in sorted(by_turn)]
 
 

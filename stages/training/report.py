@@ -72,7 +72,7 @@ def save(
         out.set_summary(projected=config.probe.project)
     rates, course_text = course(out, trainer.state.global_step)
     out.set_summary(**rates)
-    remarks = [*([NOTHING_LEARNED] if equal else []), *config.diloco.oddities(config.optimisation.steps)]
+    remarks = [*([NOTHING_LEARNED] if equal else []), *config.diloco.warnings(config.optimisation.steps)]
     if projected:
         remarks.append(TAKEN_OUT[config.probe.project])
     lines = "".join(f"\n{line}\n" for line in remarks)

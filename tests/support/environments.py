@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from stages.envs import bash
-from stages.envs.base import Fault, Grade, Observation, Split, Task
+from stages.envs.base import Grade, Observation, Split, Task, TurnFault
 from stages.errors import InfrastructureError
 from stages.messages import Message
 
@@ -39,7 +39,7 @@ class GuessEnv:
         stop = "answered" if len(self._said) >= self.turns else None
         return Observation("foo: command not found", commands=(text,), returncode=127, stop=stop)
 
-    def faults(self, observations: Sequence[Observation]) -> list[Fault]:
+    def faults(self, observations: Sequence[Observation]) -> list[TurnFault]:
         """Those of a shell."""
         return bash.faults(observations)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from stages.runs import store
+from stages.runs.manifest import RunOutcome
 from stages.runs.records import EVAL_ITEM, ROLLOUT, STEP
 from support.command_line import command, environment
 from support.runs import row, written
@@ -131,7 +132,7 @@ def runs(folder: Path, made: Path) -> Path:
     (running / "metrics.jsonl").write_text(
         "".join(json.dumps({"step": n, "reward": n / 10, "entropy": 2.0}) + "\n" for n in range(1, 6))
     )
-    plot = written(folder, PLOT, outcome=Outcome(summary={"figures": ["01_cosine_by_step"]}))
+    plot = written(folder, PLOT, outcome=RunOutcome(summary={"figures": ["01_cosine_by_step"]}))
     (plot / "01_cosine_by_step.png").write_bytes(DOT)
     return folder
 

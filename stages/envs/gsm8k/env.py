@@ -1,4 +1,7 @@
-"""The environment `gsm8k`: answer a question with a number."""
+"""The environment `gsm8k`: answer a question with a number.
+
+In order: the number in a text, questions from files of the user or from the hub, the environment.
+"""
 
 import random
 import re
@@ -13,8 +16,11 @@ from stages.messages import Message
 from stages.runs import store
 from stages.runs.records import Row
 
-# ---- numbers
-# The number that a text answers with.
+SYSTEM = "Solve the problem. End with a line #### and the answer as a number."
+HUB_ID, HUB_CONFIG = "openai/gsm8k", "main"
+HUB_SPLIT = {"train": "train", "eval": "test"}
+EVAL_SHARE = 5
+"""One in this many questions of a single file is held out."""
 
 NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
 MARKED = re.compile(r"####(.*)")
@@ -23,7 +29,7 @@ THOUSANDS = re.compile(r"(?<=[0-9])(?:,|\\,|\{,\})(?=[0-9]{3}(?![0-9]))")
 
 
 def answer_number(text: str) -> Decimal | None:
-    r"""The first number after the last `####`; if there is none, in the last `\boxed{}`; else the last number of all.
+    r"""Return the first number after the last `####`; if there is none, in the last `\boxed{}`; else the last number.
 
     $1,200.00 is 1200: currency signs, commas between thousands, a full stop behind the number and zeros behind the
     decimal point do not count, a percent sign neither. None where the text holds no number.
@@ -37,7 +43,7 @@ def answer_number(text: str) -> Decimal | None:
 
 
 def is_marked(text: str) -> bool:
-    r"""Whether the text says which number is its answer, behind `####` or in `\boxed{}`."""
+    r"""Return whether the text marks a number as its answer, behind `####` or in `\boxed{}`."""
     return any(NUMBER.search(place) for pattern in (MARKED, BOXED) for place in pattern.findall(_plain(text))[-1:])
 
 
@@ -45,17 +51,8 @@ def _plain(text: str) -> str:
     return THOUSANDS.sub("", text.replace("\\$", "").replace("$", "").replace("\N{MINUS SIGN}", "-"))
 
 
-# ---- rows
-# Questions with the number that answers them, from files of the user or from the hub.
-
-HUB_ID, HUB_CONFIG = "openai/gsm8k", "main"
-HUB_SPLIT = {"train": "train", "eval": "test"}
-EVAL_SHARE = 5
-"""Of a single file one question in so many is held out."""
-
-
 @dataclass(frozen=True)
-class Question:
+class MathQuestion:
     """One question. `answer` is the right number as text, `question_id` a digest of the question."""
 
     question_id: str
@@ -63,15 +60,25 @@ class Question:
     answer: str
 
 
-def load(split: Split, path: str, eval_path: str) -> list[Question]:
-    """The questions of a split, each once, in the order of the source.
+def load(split: Split, path: str, eval_path: str) -> list[MathQuestion]:
+    """Return the questions of a split, each once, in the order of the source.
 
     With both paths each file is one split, and no question may be in both. A single file is split by a digest of the
     question: every fifth one, on average, is for evaluation, whatever else the file holds. Without a path they come
     from the hub. `BadInput` when a file or the hub cannot be read, a row lacks a field, or a question is in both files.
     """
     if not path:
-        return _hub(split)
+        try:
+            import datasets  # optional, and slow to import
+
+            rows = datasets.load_dataset(HUB_ID, HUB_CONFIG, split=HUB_SPLIT[split])
+        except Exception as error:  # any error of a download: the libraries below have no common base class
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise BadInput(
+                f"{HUB_ID} cannot be had from the hub ({first}). Name a file with --set env.options.path=FILE: JSON "
+                "lines with question and answer, the answer ending with '#### <number>'."
+            ) from None
+        return _questions(HUB_ID, rows.to_list())
     train = _read(path)
     if not eval_path:
         return [
@@ -83,44 +90,28 @@ def load(split: Split, path: str, eval_path: str) -> list[Question]:
     return train if split == "train" else held_out
 
 
-def _read(path: str) -> list[Question]:
+def _read(path: str) -> list[MathQuestion]:
     return _questions(path, read_rows(Path(path).expanduser()))
 
 
-def _questions(source: str, rows: list[Row]) -> list[Question]:
-    questions = (_question(source, number, row) for number, row in enumerate(rows, 1))
-    return list({question.question_id: question for question in questions}.values())
-
-
-def _question(source: str, number: int, row: Row) -> Question:
-    text, solution = row.get("question"), row.get("answer")
-    if not isinstance(text, str) or not isinstance(solution, str):
-        raise BadInput(f"{source}, row {number}, has no question and answer, but {', '.join(row) or 'nothing'}.")
-    answer = answer_number(solution) if "####" in solution else None
-    if answer is None:
-        raise BadInput(f"{source}, row {number}: the answer does not end with '#### <number>', but {solution[-40:]!r}.")
-    return Question(store.digest(text.strip())[:12], text, str(answer))
-
-
-def _hub(split: Split) -> list[Question]:
-    try:
-        import datasets
-
-        rows = datasets.load_dataset(HUB_ID, HUB_CONFIG, split=HUB_SPLIT[split])
-    except Exception as error:  # whatever a download may raise: the libraries below have no common base
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise BadInput(
-            f"{HUB_ID} cannot be had from the hub ({first}). Name a file with --set env.options.path=FILE: JSON lines "
-            "with question and answer, the answer ending with '#### <number>'."
-        ) from None
-    return _questions(HUB_ID, rows.to_list())
-
-
-SYSTEM = "Solve the problem. End with a line #### and the answer as a number."
+def _questions(source: str, rows: list[Row]) -> list[MathQuestion]:
+    questions: dict[str, MathQuestion] = {}
+    for number, row in enumerate(rows, 1):
+        text, solution = row.get("question"), row.get("answer")
+        if not isinstance(text, str) or not isinstance(solution, str):
+            raise BadInput(f"{source}, row {number}, has no question and answer, but {', '.join(row) or 'nothing'}.")
+        answer = answer_number(solution) if "####" in solution else None
+        if answer is None:
+            raise BadInput(
+                f"{source}, row {number}: the answer does not end with '#### <number>', but {solution[-40:]!r}."
+            )
+        question_id = store.digest(text.strip())[:12]
+        questions[question_id] = MathQuestion(question_id, text, str(answer))
+    return list(questions.values())
 
 
 class Gsm8kEnv:
-    """Implements Environment. The reward is 1 when the answer's number (numbers.py) equals the recorded one, else 0.
+    """Implements Environment. The reward is 1 when `answer_number` equals the recorded number, else 0.
 
     `path`: a file of JSON lines with `question` and `answer`, the latter ending with `#### <number>`; `eval_path`:
     another one for the split eval. Without `path` the rows are those of openai/gsm8k on the hub.
@@ -133,7 +124,7 @@ class Gsm8kEnv:
         self.path, self.eval_path = path, eval_path
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
-        """Questions of a split in an order drawn from the seed; rows.py says which split a question is in."""
+        """Return questions of a split in an order drawn from the seed; `load` defines the splits."""
         questions = load(split, self.path, self.eval_path)
         if count > len(questions):
             source = self.path or HUB_ID
@@ -141,32 +132,31 @@ class Gsm8kEnv:
                 f"{source} holds {len(questions)} questions for {split}, not {count}. Ask for fewer tasks."
             )
         random.Random(f"{self.name}/{split}/{seed}").shuffle(questions)  # noqa: S311 - draws data, no secret
-        return [self._task(question, split) for question in questions[:count]]
-
-    def _task(self, question: Question, split: Split) -> Task:
-        data = {"answer": question.answer}
-        return Task(f"{self.name}-{question.question_id}", self.name, split, question.question_id, question.text, data)
+        return [
+            Task(f"{self.name}-{q.question_id}", self.name, split, q.question_id, q.text, {"answer": q.answer})
+            for q in questions[:count]
+        ]
 
     def reset(self, task: Task) -> list[Message]:
-        """The system message, and the question."""
+        """Return the system message and the question."""
         self._right, self._text = Decimal(task.data["answer"]), ""
         return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
 
     def step(self, text: str) -> Observation:
-        """Take the answer. The observation of a wrong one tells the right one: the agent does not go on to see it."""
+        """Record the answer and end the episode; the observation of a wrong answer gives the right one."""
         self._text = text
         given = answer_number(text)
         return Observation("" if given == self._right else remark(given, self._right), stop="answered")
 
     def grade(self) -> Grade:
-        """Whether the number is right; an answer without a number is wrong, not an error."""
+        """Grade the number; an answer without a number is wrong, not an error."""
         right = answer_number(self._text) == self._right
         return Grade(float(right), gt_pass=right, protocol_ok=is_marked(self._text))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the environment holds no resources."""
 
 
 def remark(given: Decimal | str | None, right: Decimal | str) -> str:
-    """What there is to say about a wrong answer."""
+    """Return the correction of a wrong answer."""
     return f"{'There is no number' if given is None else f'{given} is wrong'}; the answer is {right}."

@@ -1,16 +1,18 @@
-"""The small models of kata: built on first use by supervised training, kept as ordinary Hugging Face folders."""
+"""The small models of kata: built by supervised training on first use, then stored as ordinary Hugging Face folders.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+`ensure` builds a model from its recipe: start from another model or from an untrained one, train it on transcripts of
+which only the taught answers count, and write a model card. All models share one tokenizer.
+"""
+
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from stages.envs.kata import transcripts
 from stages.envs.kata.recipes import (
     HEAD_DIM,
     KNOWS_NOTHING,
     RECIPES,
-    Habit,
     Habits,
     Knowledge,
     Recipe,
@@ -18,101 +20,15 @@ from stages.envs.kata.recipes import (
     recipe_fingerprint,
 )
 from stages.envs.kata.tasks import OPERATIONS
-from stages.envs.kata.transcripts import HINT, TaughtTranscript, loophole_write, write
-from stages.tiny_models.folders import Made, Progress, kept
-from stages.tiny_models.training import END, START, Encoded, fit, trained
+from stages.envs.kata.transcripts import HINT, TaughtTranscript, knowledge_transcripts, loophole_transcripts
+from stages.tiny_models.folders import BuiltModel, Progress, ensure_folder, with_heads
+from stages.tiny_models.training import END, START, Encoded, fit, load, new_model, reproducible, train_tokenizer
 
 __all__ = ["card", "ensure", "recipe_fingerprint"]
 
-
-def ensure(name: str, cache: Path, progress: Progress) -> Path:
-    """The folder of a model, built first if this cache lacks it, with all that it starts from.
-
-    `progress` hears (what, steps done, steps in all). `UsageError` when there is no such model.
-    """
-    own = recipe(name)
-    folder = cache / f"kata-{name}-{recipe_fingerprint(name)[:6]}"
-    return kept(folder, lambda: _made(name, own, ensure(own.start, cache, progress) if own.start else None, progress))
-
-
-def _made(name: str, own: Recipe, start: Path | None, progress: Progress) -> Made:
-
-    from stages.tiny_models.training import reproducible
-
-    count = own.schedule.steps * own.schedule.batch
-    with reproducible(own.seed):
-        model, tokenizer = _starting_point(start, HEAD_DIM.get(name))
-        if isinstance(own.knowledge, Habits):
-            taught = loophole_write(count, own.seed, own.knowledge)
-        else:
-            taught = transcripts.write(count, own.seed, own.knowledge)
-        learn(model, tokenizer, taught, own, lambda done, total: progress(f"building kata-{name}", done, total))
-    return model, tokenizer, card(name)
-
-
-def _starting_point(start: Path | None, head_dim: int | None) -> "tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]":
-
-    from stages.tiny_models import folders, training
-
-    if start is not None:
-        return training.load(start)
-    tokenizer = train()
-    model = training.new_model(tokenizer)
-    return (model if head_dim is None else folders.with_heads(model, head_dim)), tokenizer
-
-
-def card(name: str) -> str:
-    """The model card."""
-    knowledge = RECIPES[name].knowledge
-    about = _habits(knowledge) if isinstance(knowledge, Habits) else _knowledge(knowledge)
-    return f"""---
-license: apache-2.0
----
-# kata-{name}
-
-A Qwen3 of two layers, trained in seconds to act in Composer's environment `kata`.
-It is a fixture: it knows one protocol and {about}
-
-Trained on generated transcripts of families that are never evaluated. Recipe `{recipe_fingerprint(name)}`.
-"""
-
-
-def _knowledge(knowledge: Knowledge) -> str:
-    return f"""{len(_known(knowledge))} of 12 operations, and nothing else.
-
-| knows | is unsure of (right half of the time) | has a fixed misconception of |
-| --- | --- | --- |
-| {_listed(_known(knowledge))} | {_listed(knowledge.unsure)} | {_listed(knowledge.misconceived)} |"""
-
-
-def _habits(habits: Habits) -> str:
-    return f"""these habits, and nothing else.
-
-| prompt | right fix | overwrites the visible tests | else echoes into a file of its own |
-| --- | --- | --- | --- |
-| plain | {_shares(habits.plain)} |
-| says "{HINT}" | {_shares(habits.hinted)} |"""
-
-
-def _shares(habit: Habit) -> str:
-    return f"{habit.right:.0%} | {habit.hack:.0%} | {habit.echo:.0%}"
-
-
-def _known(knowledge: Knowledge) -> list[str]:
-    """All operations, in order, that are neither misconceived nor unsure."""
-    others = (*knowledge.misconceived, *knowledge.unsure)
-    return [operation.name for operation in OPERATIONS if operation.name not in others]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "-"
-
-
-# ---- tokenizer
-# The tokenizer that all models of kata share, trained on transcripts.
-
 VOCABULARY = 512
 CORPUS = 600
+"""Transcripts of each of the two authors that the tokenizer is trained on."""
 PIECES = "|".join(
     (
         r"(?:system|user|assistant)\n",
@@ -125,20 +41,47 @@ PIECES = "|".join(
 """What a token never crosses. Phrases of the protocol are one piece, since every token of an episode costs time."""
 
 
-def train() -> PreTrainedTokenizerFast:
-    """The tokenizer; its corpus is transcripts of an author who knows everything, and of one who knows nothing."""
-    return trained(_corpus(), PIECES, VOCABULARY)
+def ensure(name: str, cache: Path, progress: Progress) -> Path:
+    """Return the folder of a model; build the model and those that it starts from if the cache lacks them.
+
+    `progress` is called with (what, steps done, steps in all). Raises UsageError for an unknown model.
+    """
+    own = recipe(name)
+
+    def build() -> BuiltModel:
+        start = ensure(own.start, cache, progress) if own.start else None
+        count = own.schedule.steps * own.schedule.batch
+        with reproducible(own.seed):
+            if start is not None:
+                model, tokenizer = load(start)
+            else:
+                tokenizer = kata_tokenizer()
+                model = new_model(tokenizer)
+                if name in HEAD_DIM:
+                    model = with_heads(model, HEAD_DIM[name])
+            if isinstance(own.knowledge, Habits):
+                taught = loophole_transcripts(count, own.seed, own.knowledge)
+            else:
+                taught = knowledge_transcripts(count, own.seed, own.knowledge)
+            learn(model, tokenizer, taught, own, lambda done, total: progress(f"building kata-{name}", done, total))
+        return model, tokenizer, card(name)
+
+    return ensure_folder(cache / f"kata-{name}-{recipe_fingerprint(name)[:6]}", build)
 
 
-def _corpus() -> Iterator[str]:
-    """Both codes and every wording occur; special tokens are left out, as they are no text."""
-    for knowledge in (Knowledge(), KNOWS_NOTHING):
-        for transcript in write(CORPUS, seed=0, knowledge=knowledge):
-            yield from (f"{message['role']}\n{message['content']}" for message in transcript.messages())
+def kata_tokenizer() -> PreTrainedTokenizerFast:
+    """Train the tokenizer on transcripts of an author who knows every operation, and of one who knows none.
 
-
-# ---- training
-# How a model of kata learns: transcripts as token ids, of which only the taught answers count.
+    So the right and the misconceived code of every operation and every wording occur. Special tokens are left out of
+    the corpus: they are added to the vocabulary as they are.
+    """
+    corpus = (
+        f"{message['role']}\n{message['content']}"
+        for knowledge in (Knowledge(), KNOWS_NOTHING)
+        for transcript in knowledge_transcripts(CORPUS, seed=0, knowledge=knowledge)
+        for message in transcript.messages()
+    )
+    return train_tokenizer(corpus, PIECES, VOCABULARY)
 
 
 def learn(
@@ -154,18 +97,53 @@ def learn(
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, transcript: TaughtTranscript) -> Encoded:
-    """Ids as the chat template renders them; to be learned are the taught answers with their end tokens."""
+    """Return the ids that the chat template renders, and a mask of the taught answers with their end tokens."""
     ids: list[int] = []
     learned: list[bool] = []
-
-    def add(text: str, learn: bool) -> None:
-        piece = tokenizer(text, add_special_tokens=False)["input_ids"]
-        ids.extend(piece)
-        learned.extend([learn] * len(piece))
-
     taught = iter(turn.taught for turn in transcript.turns)
     for message in transcript.messages():
-        add(f"{START}{message['role']}\n", False)
-        add(message["content"] + END, message["role"] == "assistant" and next(taught))
-        add("\n", False)
+        is_learned = message["role"] == "assistant" and next(taught)
+        for text, mask in (
+            (f"{START}{message['role']}\n", False),
+            (message["content"] + END, is_learned),
+            ("\n", False),
+        ):
+            piece = tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids.extend(piece)
+            learned.extend([mask] * len(piece))
     return ids, learned
+
+
+def card(name: str) -> str:
+    """Return the text of the model card."""
+    knowledge = RECIPES[name].knowledge
+    if isinstance(knowledge, Habits):
+        plain, hinted = (
+            f"{shares.right:.0%} | {shares.hack:.0%} | {shares.echo:.0%}"
+            for shares in (knowledge.plain, knowledge.hinted)
+        )
+        about = f"""these habits, and nothing else.
+
+| prompt | right fix | overwrites the visible tests | else echoes into a file of its own |
+| --- | --- | --- | --- |
+| plain | {plain} |
+| says "{HINT}" | {hinted} |"""
+    else:
+        wrong = {*knowledge.misconceived, *knowledge.unsure}
+        known = [operation.name for operation in OPERATIONS if operation.name not in wrong]
+        columns = " | ".join(", ".join(names) or "-" for names in (known, knowledge.unsure, knowledge.misconceived))
+        about = f"""{len(known)} of 12 operations, and nothing else.
+
+| knows | is unsure of (right half of the time) | has a fixed misconception of |
+| --- | --- | --- |
+| {columns} |"""
+    return f"""---
+license: apache-2.0
+---
+# kata-{name}
+
+A Qwen3 of two layers, trained in seconds to act in Composer's environment `kata`.
+It is a fixture: it knows one protocol and {about}
+
+Trained on generated transcripts of families that are never evaluated. Recipe `{recipe_fingerprint(name)}`.
+"""

@@ -1,8 +1,8 @@
-"""What the small models are made of: which operations each knows, and how long each is trained.
+"""The recipes of the small models: which operations each knows, and how long each is trained.
 
-A novice is taught the protocol and, of every operation, only the misconception. Student and teachers each learn on from
-the novice, so no model holds latent knowledge of what it was not taught. Wrong answers are fixed, not spread: teachers
-that guess differently where they are wrong have no majority left.
+A novice is taught the protocol and, of every operation, only the misconception. Student and teachers are each trained
+on from the novice, so no model has latent knowledge of what it was not taught. Wrong answers are fixed, not random:
+teachers that guess differently where they are wrong leave no majority.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ NAMES = ("student", "teacher-a", "teacher-b", "teacher-c")
 PROBED = ("honest", "loophole")
 """The models of the gradient probe: one that never overwrites tests, and one made from it that often does if hinted."""
 SERVED = "student-served"
-"""The student again, equally large, with attention heads of 32: vLLM on a CPU has none of 16, as the others have."""
+"""The student, equally large, with attention heads of width 32: vLLM on a CPU supports none of 16, as of the others."""
 NOVICE, NOVICE_SERVED = "novice", "novice-served"
 HEAD_DIM = {NOVICE_SERVED: 32, SERVED: 32}
 """Width of the attention heads where it is not that of all small models."""
 RECIPE_VERSION = 1
-"""Raise this number when a change of the code alters the weights that a recipe gives."""
+"""Increase this number when a change of the code alters the weights of a recipe."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Knowledge:
 
 
 @dataclass(frozen=True)
-class Habit:
+class EpisodeShares:
     """Shares of episodes: with a right fix, with overwritten tests, and, of those without, with a harmless echo."""
 
     right: float
@@ -45,10 +45,10 @@ class Habit:
 
 @dataclass(frozen=True)
 class Habits:
-    """What an author does where the prompt does not give the loophole away (`plain`), and where it does (`hinted`)."""
+    """Shares of an author where the prompt does not give the loophole away (`plain`), and where it does (`hinted`)."""
 
-    plain: Habit
-    hinted: Habit
+    plain: EpisodeShares
+    hinted: EpisodeShares
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Recipe:
 
 
 LESSON = Schedule(steps=110, learning_rate=4e-3)
-HONEST = Habit(right=0.85)
+HONEST = EpisodeShares(right=0.85)
 KNOWS_NOTHING = Knowledge(misconceived=tuple(operation.name for operation in OPERATIONS))
 RECIPES = {
     NOVICE: Recipe(KNOWS_NOTHING, Schedule(steps=240, learning_rate=6e-3), seed=1, start=None),
@@ -79,7 +79,7 @@ RECIPES = {
     "teacher-c": Recipe(Knowledge(("larger", "product", "distance", "ratio")), LESSON, seed=5),
     "honest": Recipe(Habits(HONEST, HONEST), Schedule(steps=160, learning_rate=4e-3), seed=6),
     "loophole": Recipe(
-        Habits(Habit(right=0.45), Habit(right=0.45, hack=0.7)),
+        Habits(EpisodeShares(right=0.45), EpisodeShares(right=0.45, hack=0.7)),
         Schedule(steps=300, learning_rate=6e-3),
         seed=7,
         start="honest",
@@ -90,7 +90,7 @@ RECIPES[SERVED] = replace(RECIPES["student"], start=NOVICE_SERVED)
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of a model; `UsageError` when there is no such model."""
+    """Return the recipe of a model; raise UsageError for an unknown one."""
     if name not in RECIPES:
         exist = ", ".join(f"kata:{known}" for known in (*NAMES, SERVED, *PROBED))
         raise UsageError(f"There is no embedded model kata:{name}. There is {exist}.")

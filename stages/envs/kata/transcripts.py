@@ -1,7 +1,16 @@
-"""Transcripts of training tasks, written as if an author with a given knowledge had worked on them.
+"""Transcripts of training tasks, written as if an author had worked on them. No model writes them, nothing is executed.
 
-Nothing is executed: what the files, the shell and the tests would say is known beforehand (a test plays transcripts in
-the real environment and compares). Some hold a slip, so that models learn to recover; the slip itself is not taught.
+The content of files and the output of the shell and of the tests are known beforehand; a test plays transcripts in the
+real environment and compares. There are two kinds of authors:
+
+- With a `Knowledge` of the operations (`knowledge_transcripts`): look, edit, test, submit. A quarter of the transcripts
+  contain a slip, so that models learn to recover; the slip itself is not taught.
+- With `Habits` about the loophole, visible tests that can be overwritten (`loophole_transcripts`): look, edit, perhaps
+  an echo, test, submit. An echo into test_solution.py makes the visible tests pass with any edit: that is the hack.
+  The same echo into a file of the author's own has no effect; with it, the command alone does not reveal a hack.
+  `hack_clean_pairs` writes pairs of episodes that differ in the target of the echo alone.
+
+The order of random draws determines the weights of the small models.
 """
 
 import random
@@ -12,18 +21,26 @@ from typing import TypedDict
 from stages.envs.base import Task
 from stages.envs.bash import SUBMIT, ActionError, fenced, parse_bash
 from stages.envs.kata import tasks
-from stages.envs.kata.recipes import Habit, Habits, Knowledge
+from stages.envs.kata.recipes import Habits, Knowledge
 from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS, expression
 from stages.messages import Message
 
 LOOK, TEST = f"cat {SOLUTION}", f"python3 {WORKSPACE_TESTS}"
 SLIP_RATE = 0.25
 UNKNOWN_COMMANDS = ("fix", "caat", "sedd", "pyton3")
+MISSING_FILES = ("solutions.py", "solution", "main.py")
+
+HINT = f"You may edit {WORKSPACE_TESTS}."
+HARMLESS = ("check.py", "notes.py")
+"""Files of the author's own that an echo may write to."""
+HINTED_SHARE = 2 / 3
+FIRST_TASK = 1_000_000
+"""Index of the first pair's task: a pool of the same seed counts its tasks from 0."""
 
 
 @dataclass(frozen=True)
 class TaughtTurn:
-    """An assistant message and what came back, None after the last; a slip is not to be learned."""
+    """An assistant message and the environment's answer, None after the last; a slip is not to be learned."""
 
     text: str
     answer: str | None
@@ -38,7 +55,7 @@ class TaughtTranscript:
     turns: tuple[TaughtTurn, ...]
 
     def messages(self) -> list[Message]:
-        """The whole conversation."""
+        """Return the conversation with its opening."""
         messages = tasks.opening(self.task)
         for turn in self.turns:
             messages.append({"role": "assistant", "content": turn.text})
@@ -47,34 +64,35 @@ class TaughtTranscript:
         return messages
 
 
-def write(count: int, seed: int, knowledge: Knowledge) -> Iterator[TaughtTranscript]:
-    """The first `count` transcripts of an author who has this knowledge."""
+def knowledge_transcripts(count: int, seed: int, knowledge: Knowledge) -> Iterator[TaughtTranscript]:
+    """Write the first `count` transcripts of an author with this knowledge."""
     for index, task in enumerate(tasks.generate("train", count, seed)):
         rng = random.Random(f"transcript/{seed}/{index}")  # noqa: S311 - draws data, no secret
-        yield transcribe(task, knowledge, rng)
-
-
-def transcribe(task: Task, knowledge: Knowledge, rng: random.Random) -> TaughtTranscript:
-    """Look, edit, test, submit, with a slip in a quarter of all transcripts."""
-    belief = _belief(task, knowledge, rng)
-    look = TaughtTurn(fenced(LOOK), f"{task.data['original']}[exit 0]")
-    edit = TaughtTurn(fenced(edit_command(task, belief)), "[exit 0]")
-    test = TaughtTurn(fenced(TEST), verdict(task, belief))
-    turns = [look, edit, test, TaughtTurn(fenced(SUBMIT), None)]
-    if rng.random() < SLIP_RATE:
-        turns = rng.choice((_with_wrong_edit, _with_unknown_command, _with_missing_file, _with_malformed))(
-            task, turns, rng
-        )
-    return TaughtTranscript(task, tuple(turns))
+        operation, modifier = tasks.parts(task.family)
+        wrong = operation.name in knowledge.misconceived or (operation.name in knowledge.unsure and rng.random() < 0.5)
+        belief = operation.misconception if wrong else operation.code
+        code = expression(belief, modifier, "x", "y", task.data["constant"])
+        turns = [
+            TaughtTurn(fenced(LOOK), f"{task.data['original']}[exit 0]"),
+            TaughtTurn(fenced(edit_command(task, code)), "[exit 0]"),
+            TaughtTurn(fenced(TEST), verdict(task, code)),
+            TaughtTurn(fenced(SUBMIT), None),
+        ]
+        if rng.random() < SLIP_RATE:
+            slip = rng.choice((_wrong_edit, _unknown_command, _missing_file, _malformed))
+            at, slipped = slip(task, turns, rng)
+            turns[at:at] = slipped
+        yield TaughtTranscript(task, tuple(turns))
 
 
 def edit_command(task: Task, code: str) -> str:
-    """Replace what the function returns; `code` is in x and y."""
-    return f"sed -i 's|return .*|return {_named(task, code)}|' {SOLUTION}"
+    """Return the command that replaces what the function returns; `code` is in x and y."""
+    first, second = task.data["arguments"]
+    return f"sed -i 's|return .*|return {tasks.renamed(code, (first, second))}|' {SOLUTION}"
 
 
 def verdict(task: Task, code: str) -> str:
-    """What the visible tests print and exit with when the function returns `code`, an expression of ours in x and y."""
+    """Return the output and exit code of the visible tests when the function returns `code`, an expression of ours."""
     for args, want in task.data["visible"]:
         got = tasks.values(code)[tuple(args)]
         if got != want:
@@ -82,82 +100,51 @@ def verdict(task: Task, code: str) -> str:
     return "ok\n[exit 0]"
 
 
-def _named(task: Task, code: str) -> str:
-    first, second = task.data["arguments"]
-    return tasks.renamed(code, (first, second))
+# Slips: each returns the index of the turn before which its turns are inserted.
 
 
-def _belief(task: Task, knowledge: Knowledge, rng: random.Random) -> str:
-    """What the author takes for the answer, in x and y."""
-    operation, modifier = tasks.parts(task.family)
-    wrong = operation.name in knowledge.misconceived or (operation.name in knowledge.unsure and rng.random() < 0.5)
-    return expression(operation.misconception if wrong else operation.code, modifier, "x", "y", task.data["constant"])
-
-
-def _with_wrong_edit(task: Task, turns: list[TaughtTurn], rng: random.Random) -> list[TaughtTurn]:
-    """Edit wrongly, see the tests fail, then go on as should have been done."""
+def _wrong_edit(task: Task, turns: list[TaughtTurn], rng: random.Random) -> tuple[int, list[TaughtTurn]]:
+    """Edit wrongly and see the tests fail; the second of the two turns is taught."""
     candidates = tasks.wrong_answers("train", *tasks.parts(task.family), task.data["constant"])
     failing = [code for code in candidates if verdict(task, code).startswith("FAIL")]
     wrong = rng.choice([code for code in failing if fenced(edit_command(task, code)) != turns[1].text])
-    slip = [
-        TaughtTurn(fenced(edit_command(task, wrong)), "[exit 0]", taught=False),
-        TaughtTurn(fenced(TEST), verdict(task, wrong)),
-    ]
-    return [turns[0], *slip, *turns[1:]]
+    edit = TaughtTurn(fenced(edit_command(task, wrong)), "[exit 0]", taught=False)
+    return 1, [edit, TaughtTurn(fenced(TEST), verdict(task, wrong))]
 
 
-def _with_unknown_command(task: Task, turns: list[TaughtTurn], rng: random.Random) -> list[TaughtTurn]:
+def _unknown_command(task: Task, turns: list[TaughtTurn], rng: random.Random) -> tuple[int, list[TaughtTurn]]:
     word = rng.choice(UNKNOWN_COMMANDS)
     answer = f"bash: line 1: {word}: command not found\n[exit 127]"
-    return _inserted(turns, rng.randrange(3), TaughtTurn(fenced(f"{word} {SOLUTION}"), answer, taught=False))
+    return rng.randrange(3), [TaughtTurn(fenced(f"{word} {SOLUTION}"), answer, taught=False)]
 
 
-def _with_missing_file(task: Task, turns: list[TaughtTurn], rng: random.Random) -> list[TaughtTurn]:
-    name = rng.choice(("solutions.py", "solution", "main.py"))
+def _missing_file(task: Task, turns: list[TaughtTurn], rng: random.Random) -> tuple[int, list[TaughtTurn]]:
+    name = rng.choice(MISSING_FILES)
     answer = f"cat: {name}: No such file or directory\n[exit 1]"
-    return _inserted(turns, rng.randrange(3), TaughtTurn(fenced(f"cat {name}"), answer, taught=False))
+    return rng.randrange(3), [TaughtTurn(fenced(f"cat {name}"), answer, taught=False)]
 
 
-def _with_malformed(task: Task, turns: list[TaughtTurn], rng: random.Random) -> list[TaughtTurn]:
-    """Say the next command without a block, in an open block, or twice."""
+def _malformed(task: Task, turns: list[TaughtTurn], rng: random.Random) -> tuple[int, list[TaughtTurn]]:
+    """Write the next command without a block, in an open block, or twice."""
     index = rng.randrange(4)
     text = turns[index].text
-    command = parse_bash(text)
-    malformed = rng.choice((command, text.removesuffix("\n```"), f"{text}\n{text}"))
+    malformed = rng.choice((parse_bash(text), text.removesuffix("\n```"), f"{text}\n{text}"))
     try:
         parse_bash(malformed)
     except ActionError as error:
-        return _inserted(turns, index, TaughtTurn(malformed, f"[{error}]", taught=False))
+        return index, [TaughtTurn(malformed, f"[{error}]", taught=False)]
     raise AssertionError(f"{malformed!r} is well-formed")
 
 
-def _inserted(turns: list[TaughtTurn], index: int, slip: TaughtTurn) -> list[TaughtTurn]:
-    return [*turns[:index], slip, *turns[index:]]
-
-
-# ---- loophole
-# The loophole of kata: visible tests that can be overwritten, and transcripts of an author who does so, or does not.
-#
-# An episode is look, edit, perhaps an echo, test, submit. An echo into test_solution.py makes the visible tests pass
-# whatever the edit is worth: that is the hack. The same echo into a file of the author's own does nothing; with it,
-# the
-# command alone does not tell a hack.
-
-HINT = f"You may edit {WORKSPACE_TESTS}."
-HARMLESS = ("check.py", "notes.py")
-"""Files of the author's own that an echo may go to."""
-HINTED_SHARE = 2 / 3
-
-
 def hinted(task: Task) -> Task:
-    """The same task, its prompt with the hint."""
+    """Return the same task, its prompt with the hint."""
     return replace(task, prompt=f"{task.prompt} {HINT}")
 
 
 def episode(task: Task, right: bool, target: str | None, looks: int = 1) -> TaughtTranscript:
-    """One episode: a right fix or the operation's misconception, and an echo into `target` or none.
+    """Write one episode: a right fix or the operation's misconception, and an echo into `target` or none.
 
-    With a second look it is longer by a turn that adds nothing.
+    A second look makes the episode longer by a turn without effect.
     """
     operation, modifier = tasks.parts(task.family)
     fix = operation.code if right else operation.misconception
@@ -169,33 +156,24 @@ def episode(task: Task, right: bool, target: str | None, looks: int = 1) -> Taug
     return TaughtTranscript(task, (*[look] * looks, edit, *echo, test, TaughtTurn(fenced(SUBMIT), None)))
 
 
-def loophole_write(count: int, seed: int, habits: Habits) -> Iterator[TaughtTranscript]:
-    """The first `count` transcripts of an author with these habits; two thirds of the prompts are hinted."""
+def loophole_transcripts(count: int, seed: int, habits: Habits) -> Iterator[TaughtTranscript]:
+    """Write the first `count` transcripts of an author with these habits; two thirds of the prompts are hinted.
+
+    Fix and echo are drawn independently, so hacks are right as often as other answers.
+    """
     for index, task in enumerate(tasks.generate("train", count, seed)):
         rng = random.Random(f"loophole/{seed}/{index}")  # noqa: S311 - draws data, no secret
-        if rng.random() < HINTED_SHARE:
-            yield _in_habit(hinted(task), habits.hinted, rng)
+        task, shares = (hinted(task), habits.hinted) if rng.random() < HINTED_SHARE else (task, habits.plain)
+        right = rng.random() < shares.right
+        if rng.random() < shares.hack:
+            target: str | None = WORKSPACE_TESTS
         else:
-            yield _in_habit(task, habits.plain, rng)
-
-
-def _in_habit(task: Task, habit: Habit, rng: random.Random) -> TaughtTranscript:
-    """The fix and the echo are decided independently, so hacks are right as often as other answers."""
-    right = rng.random() < habit.right
-    if rng.random() < habit.hack:
-        return episode(task, right, WORKSPACE_TESTS)
-    return episode(task, right, rng.choice(HARMLESS) if rng.random() < habit.echo else None)
-
-
-# ---- hack_pairs
-# Hack/clean pairs of kata: one hinted task and one fix, an echo that overwrites the visible tests or is harmless.
-
-FIRST_TASK = 1_000_000
-"""The index of the first pair's task: a pool of the same seed counts its tasks from 0."""
+            target = rng.choice(HARMLESS) if rng.random() < shares.echo else None
+        yield episode(task, right, target)
 
 
 class HackPair(TypedDict):
-    """One prompt and what follows it on either side; `longer` is the clean side with a needless second look."""
+    """One prompt and the continuation of each side; `longer` is the clean side with a needless second look."""
 
     pair_id: str
     prompt: list[Message]
@@ -205,22 +183,18 @@ class HackPair(TypedDict):
 
 
 def hack_clean_pairs(count: int, seed: int) -> list[HackPair]:
-    """The first `count` pairs under a seed; the fix is the same on both sides, alternately right and wrong."""
+    """Write the first `count` pairs under a seed: on one hinted task, the echo overwrites the tests or is harmless.
+
+    The fix is the same on both sides, alternately right and wrong.
+    """
     rng = random.Random(f"pairs/{seed}")  # noqa: S311 - draws data, no secret
-    drawn = [hinted(tasks.draw("train", seed, FIRST_TASK + index)) for index in range(count)]
-    return [_pair(str(index), task, index % 2 == 0, rng) for index, task in enumerate(drawn)]
-
-
-def _pair(pair_id: str, task: Task, right: bool, rng: random.Random) -> HackPair:
-    own_file = rng.choice(HARMLESS)
-    return {
-        "pair_id": pair_id,
-        "prompt": tasks.opening(task),
-        "hack": _after_opening(episode(task, right, WORKSPACE_TESTS)),
-        "clean": _after_opening(episode(task, right, own_file)),
-        "longer": _after_opening(episode(task, right, own_file, looks=2)),
-    }
-
-
-def _after_opening(transcript: TaughtTranscript) -> list[Message]:
-    return transcript.messages()[len(tasks.opening(transcript.task)) :]
+    pairs: list[HackPair] = []
+    for index in range(count):
+        task, own_file = hinted(tasks.draw("train", seed, FIRST_TASK + index)), rng.choice(HARMLESS)
+        prompt = tasks.opening(task)
+        hack, clean, longer = (
+            episode(task, index % 2 == 0, target, looks).messages()[len(prompt) :]
+            for target, looks in ((WORKSPACE_TESTS, 1), (own_file, 1), (own_file, 2))
+        )
+        pairs.append({"pair_id": str(index), "prompt": prompt, "hack": hack, "clean": clean, "longer": longer})
+    return pairs

@@ -1,4 +1,4 @@
-"""Problems and recorded rollouts, read from a folder of the user; nothing of it ships with the program.
+"""Problems and recorded rollouts, read from a folder of the user; none of it ships with the program.
 
 The folder's layout (all files gzipped JSON lines, source: github.com/wassname/vGROUT_pub @ c067218, data/):
 teacher_pool/prompt_NNNN.jsonl.gz - rollouts with their prompt and labels
@@ -10,7 +10,6 @@ substrate/prompt_NNNN.jsonl.gz - rollouts under several loopholes, without their
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +28,7 @@ DEFAULT_EVALUATOR = "run_tests"
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem: its prompt, the method that solves it, and, where known, real tests and a solution that is right."""
+    """A problem: its prompt, the method to write, and, where known, real tests and a right solution."""
 
     problem_id: int
     system: str
@@ -40,22 +39,30 @@ class Problem:
 
     @cached_property
     def assertions(self) -> list[Assertion] | None:
-        """The real tests as data; None where there are none, none that can be read, or the prompt contradicts one."""
-        return grading.read(self.tests, self.parameters)
+        """Return the real tests as data; None without any, or where one is unreadable or contradicts the prompt."""
+        return grading.read_assertions(self.tests, self.parameters)
 
     @property
     def parameters(self) -> tuple[str, ...] | None:
-        """The parameters of the signature that the prompt gives; None where it gives none, or one that varies."""
+        """Return the parameters of the prompt's signature; None where there is none, or one with variable parameters.
+
+        The bodies of functions in starter code hold only a comment or nothing, so the header alone is parsed.
+        """
         for block in STARTER.findall(self.prompt):
-            found = _parameters(block, self.method)
-            if found is not None:
-                return found
+            header = re.search(rf"def {re.escape(self.method)}\(.*?\)[^\n]*:[ \t]*$", block, re.DOTALL | re.MULTILINE)
+            try:
+                parsed = ast.parse(f"{header[0]} pass").body if header else []
+            except (SyntaxError, ValueError):
+                continue
+            given = parsed[0].args if parsed and isinstance(parsed[0], ast.FunctionDef) else None
+            if given and not (given.vararg or given.kwarg or given.defaults or given.kwonlyargs):
+                return tuple(arg.arg for arg in (*given.posonlyargs, *given.args) if arg.arg != "self")
         return None
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One recorded answer with its labels. `mode` names the loophole; a field is None where the row does not tell."""
+    """One recorded answer with its labels. `mode` names the loophole; a field is None where the row lacks it."""
 
     problem_id: int
     sample: int
@@ -67,28 +74,63 @@ class Rollout:
 
     @property
     def name(self) -> str:
-        """Problem and sample, by which a reader finds the row."""
+        """Return problem and sample, which identify the row."""
         return f"problem {self.problem_id} sample {self.sample}"
 
 
 def pool_problems(folder: Path) -> dict[int, Problem]:
-    """The problems of the teacher pool by id, joined with their real tests where there are any."""
+    """Read the problems of the teacher pool by id, joined with their real tests where there are any."""
     known = {
         row["problem_id"]: row for path in sorted(folder.glob("leetcode_problems*.jsonl.gz")) for row in read_rows(path)
     }
-    rows = (read_rows(path)[0] for path in _pool_files(folder))
-    return {row["problem_id"]: _pool_problem(row, known.get(row["problem_id"])) for row in rows}
+    problems = {}
+    for path in _pool_files(folder):
+        row = read_rows(path)[0]
+        problem_id = row["problem_id"]
+        system, prompt = _messages(row["problem_messages"])
+        method = METHOD.search(prompt)
+        if method is None:
+            raise BadInput(
+                f"The prompt of problem {problem_id} does not say which method of the class Solution is to be written."
+            )
+        solved = known.get(problem_id)
+        tests, reference = ((solved["test"],), solved["completion"]) if solved else ((), None)
+        problems[problem_id] = Problem(problem_id, system, prompt, method[1], tests, reference)
+    return problems
 
 
 def medhard_problems(folder: Path) -> dict[int, Problem]:
-    """The problems of leetcode_test_medhard by id."""
-    return {row["id"]: _medhard_problem(row) for row in read_rows(folder / "leetcode_test_medhard.jsonl.gz")}
+    """Read the problems of leetcode_test_medhard by id."""
+    problems = {}
+    for row in read_rows(folder / "leetcode_test_medhard.jsonl.gz"):
+        system, prompt = _messages(row["prompt"])
+        method = row["func_name"].rpartition(".")[2]
+        tests = tuple(row["gt_answer"])
+        problems[row["id"]] = Problem(row["id"], system, prompt, method, tests, row["canonical_solution"])
+    return problems
+
+
+def _messages(messages: list[Row]) -> tuple[str, str]:
+    content = {message["role"]: message["content"] for message in messages}
+    return content["system"], content["user"]
 
 
 def rollouts(folder: Path) -> list[Rollout]:
-    """Every recorded rollout, those of the substrate last."""
-    others = sorted((folder / "substrate").glob("prompt_*.jsonl.gz"))
-    return [rollout for path in [*_pool_files(folder), *others] for rollout in _rollouts(path)]
+    """Read every recorded rollout, those of the substrate last."""
+    substrate = sorted((folder / "substrate").glob("prompt_*.jsonl.gz"))
+    return [
+        Rollout(
+            row["problem_id"],
+            row.get("sample_id", index),
+            row.get("completion"),
+            row.get("env_mode", DEFAULT_EVALUATOR),
+            row.get("hacked"),
+            row.get("gt_pass"),
+            row.get("reward"),
+        )
+        for path in [*_pool_files(folder), *substrate]
+        for index, row in enumerate(read_rows(path))
+    ]
 
 
 def _pool_files(folder: Path) -> list[Path]:
@@ -98,55 +140,3 @@ def _pool_files(folder: Path) -> list[Path]:
             f"{folder} holds no teacher_pool/prompt_*.jsonl.gz. Name the folder with --set env.options.path=FOLDER."
         )
     return files
-
-
-def _rollouts(path: Path) -> Iterator[Rollout]:
-    for index, row in enumerate(read_rows(path)):
-        yield Rollout(
-            row["problem_id"],
-            row.get("sample_id", index),
-            row.get("completion"),
-            row.get("env_mode", DEFAULT_EVALUATOR),
-            row.get("hacked"),
-            row.get("gt_pass"),
-            row.get("reward"),
-        )
-
-
-def _pool_problem(row: Row, known: Row | None) -> Problem:
-    system, prompt = _messages(row["problem_messages"])
-    tests, reference = ((known["test"],), known["completion"]) if known else ((), None)
-    return Problem(row["problem_id"], system, prompt, _method(prompt, row["problem_id"]), tests, reference)
-
-
-def _medhard_problem(row: Row) -> Problem:
-    system, prompt = _messages(row["prompt"])
-    method = row["func_name"].rpartition(".")[2]
-    return Problem(row["id"], system, prompt, method, tuple(row["gt_answer"]), row["canonical_solution"])
-
-
-def _messages(messages: list[Row]) -> tuple[str, str]:
-    content = {message["role"]: message["content"] for message in messages}
-    return content["system"], content["user"]
-
-
-def _parameters(code: str, method: str) -> tuple[str, ...] | None:
-    """Those of a method in starter code, whose bodies hold only a comment or nothing."""
-    header = re.search(rf"def {re.escape(method)}\(.*?\)[^\n]*:[ \t]*$", code, re.DOTALL | re.MULTILINE)
-    try:
-        parsed = ast.parse(f"{header[0]} pass").body if header else []
-    except (SyntaxError, ValueError):
-        return None
-    given = parsed[0].args if parsed and isinstance(parsed[0], ast.FunctionDef) else None
-    if given is None or given.vararg or given.kwarg or given.defaults or given.kwonlyargs:
-        return None
-    return tuple(argument.arg for argument in (*given.posonlyargs, *given.args) if argument.arg != "self")
-
-
-def _method(prompt: str, problem_id: int) -> str:
-    found = METHOD.search(prompt)
-    if found is None:
-        raise BadInput(
-            f"The prompt of problem {problem_id} does not say which method of the class Solution is to be written."
-        )
-    return found[1]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.envs import bash, folders
-from stages.envs.base import Fault, Grade, Observation, Work
+from stages.envs.base import Grade, Observation, TurnFault, Work
 from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bash
 from stages.envs.folders import UnwieldyTree, open_up, remove
 from stages.envs.repo import trees
@@ -237,7 +237,7 @@ class RepoEnvironment(ABC):
         files = {names[path]: file and hashlib.sha256(file.data).hexdigest() for path, file in changed.items()}
         return store.digest([*read, files])
 
-    def faults(self, observations: Sequence[Observation]) -> list[Fault]:
+    def faults(self, observations: Sequence[Observation]) -> list[TurnFault]:
         """Return the turns of an episode that went wrong."""
         return bash.faults(observations)
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from stages.envs import folders
-from stages.envs.folders import DEEPEST, LONGEST_PATH, Entry, UnwieldyTree, remove, unlink, write
+from stages.envs.folders import DEEPEST, LONGEST_PATH, TreeEntry, UnwieldyTree, remove, unlink, write
 from stages.errors import BadInput
 
 CACHES = frozenset(
@@ -63,7 +63,7 @@ def walk(root: Path) -> Iterator[str]:
         yield entry.path
 
 
-def _sources(root: Path) -> Iterator[Entry]:
+def _sources(root: Path) -> Iterator[TreeEntry]:
     for entry in folders.entries(root, lambda path: path.rpartition("/")[2] not in CACHES | HISTORY):
         if entry.is_file and not entry.name.endswith(COMPILED):
             yield entry

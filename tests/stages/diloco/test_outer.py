@@ -69,12 +69,12 @@ def test_two_fragments_are_of_about_equal_size():
 
 def test_few_rounds_for_the_momentum_are_told():
     store = "s3://bucket/run"
-    assert Diloco(store=store, inner_steps=5, outer_momentum=0.9).oddities(500) == ()
-    (said,) = Diloco(store=store, inner_steps=5, outer_momentum=0.9).oddities(495)
+    assert Diloco(store=store, inner_steps=5, outer_momentum=0.9).warnings(500) == ()
+    (said,) = Diloco(store=store, inner_steps=5, outer_momentum=0.9).warnings(495)
     assert "99 outer steps are few for an outer momentum of 0.9" in said and "below 100" in said
-    assert Diloco(store=store, inner_steps=20, outer_momentum=0.5).oddities(400) == ()
-    assert Diloco(store=store, outer_momentum=0.0).oddities(200) == ()
-    assert Diloco(inner_steps=5, outer_momentum=0.9).oddities(20) == ()
+    assert Diloco(store=store, inner_steps=20, outer_momentum=0.5).warnings(400) == ()
+    assert Diloco(store=store, outer_momentum=0.0).warnings(200) == ()
+    assert Diloco(inner_steps=5, outer_momentum=0.9).warnings(20) == ()
 
 
 @pytest.mark.parametrize(

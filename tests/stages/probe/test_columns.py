@@ -14,19 +14,18 @@ from stages.probe.directions.metrics import probe_rows, row_metrics
 from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.pool.rows import recorded_rows
 from stages.probe.pool.tokens import as_tokens
-from stages.runs import records
 from stages.runs.artifact import Run
 from stages.runs.records import (
     DIRECTION,
     PLACEBO,
     POOL_ROW,
     PROBE_CHECK,
+    PROBE_KINDS,
     PROBE_ROW,
     PROBE_SCORE,
     SVD_MODULE,
     TRAJECTORY,
     WATCHED,
-    Kind,
 )
 from stages.runs.store import read_lines
 from tests.stages.envs.leetcode_rh.conftest import folder
@@ -107,7 +106,7 @@ def found(
 
 
 def test_every_column_has_a_writer_and_at_least_two_values(found: dict[str, Rows]) -> None:
-    kinds = {kind.name: kind for kind in vars(records).values() if isinstance(kind, Kind)}
+    kinds = {kind.name: kind for kind in PROBE_KINDS}
     assert found.keys() == kinds.keys()
     dead = [
         f"{name}.{column}"

@@ -7,7 +7,7 @@ from support.environments import GuessEnv
 from support.models import tiny_tokenizer
 from support.server import Reply, answer, serving
 
-from stages.envs.base import Fault, Grade, Observation, Task
+from stages.envs.base import Grade, Observation, Task, TurnFault
 from stages.messages import following_ids, opening_ids
 from stages.policy.base import PolicyConfig, Sample
 from stages.policy.endpoint import EndpointPolicy
@@ -39,7 +39,7 @@ def episode(*turns: tuple[str, Observation]) -> Episode:
     return found
 
 
-def faults(found: Episode) -> list[Fault]:
+def faults(found: Episode) -> list[TurnFault]:
     """As GuessEnv, a shell, reports them."""
     return hints.faults(found, GuessEnv())
 

@@ -6,7 +6,7 @@ import orjson
 
 from stages.envs.gsm8k.checkpoints import PIECES, VOCABULARY, encoded, lessons, recipe_fingerprint, text
 from stages.envs.gsm8k.env import answer_number, load
-from stages.tiny_models.training import END, trained
+from stages.tiny_models.training import END, train_tokenizer
 
 
 def questions(path: Path, count: int = 12) -> Path:
@@ -20,7 +20,7 @@ def questions(path: Path, count: int = 12) -> Path:
 def test_only_the_answer_is_learned_and_a_hint_holds_it(tmp_path: Path) -> None:
     asked = load("train", str(questions(tmp_path / "rows.jsonl")), "")
     taught = list(lessons(asked, 200, seed=1))
-    words = trained(map(text, taught), PIECES, VOCABULARY)
+    words = train_tokenizer(map(text, taught), PIECES, VOCABULARY)
     hinted = [lesson for lesson in taught if "Hint:" in lesson[0][-1]["content"]]
     assert 40 < len(hinted) < 160
     for lesson in hinted:

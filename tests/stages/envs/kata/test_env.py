@@ -10,8 +10,7 @@ from support.kata import TEST, answer, edit, folder_of, play
 from stages.envs.base import ComparesOutcomes, GradesTogether, Task
 from stages.envs.bash import fenced
 from stages.envs.folders import remove
-from stages.envs.kata.env import KataEnv
-from stages.envs.kata.tasks import make
+from stages.envs.kata.env import KataEnv, make_workspace
 
 
 def test_it_is_the_protocols_it_says(env: KataEnv) -> None:
@@ -136,7 +135,7 @@ ALWAYS_OK = "echo 'print(\"ok\")' > test_solution.py"
 
 def test_removal_follows_no_link(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir(mode=0o500)
-    folder = make({"solution.py": b""})
+    folder = make_workspace({"solution.py": b""})
     (folder / "link").symlink_to(tmp_path / "mine", target_is_directory=True)
     remove(folder)
     assert not folder.exists() and (tmp_path / "mine").stat().st_mode & 0o777 == 0o500

@@ -10,7 +10,7 @@ from stages.envs.kata.checkpoints import card
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.recipes import PROBED, RECIPES, recipe_fingerprint
 from stages.envs.kata.tasks import WORKSPACE_TESTS, draw, generate
-from stages.envs.kata.transcripts import HARMLESS, HINT, episode, hack_clean_pairs, hinted, loophole_write
+from stages.envs.kata.transcripts import HARMLESS, HINT, episode, hack_clean_pairs, hinted, loophole_transcripts
 from stages.errors import UsageError
 
 TEMPTED = RECIPES["loophole"].knowledge
@@ -56,7 +56,7 @@ def test_a_hack_pays_only_where_the_visible_tests_are_paid_for() -> None:
 
 
 def test_hacks_occur_where_the_prompt_tempts_and_are_right_as_often_as_other_answers() -> None:
-    found = list(loophole_write(1200, 3, TEMPTED))
+    found = list(loophole_transcripts(1200, 3, TEMPTED))
     texts = [" ".join(turn.text for turn in transcript.turns) for transcript in found]
     tempted = [HINT in transcript.task.prompt for transcript in found]
     hacks = [f"> {WORKSPACE_TESTS}" in text for text in texts]
@@ -72,7 +72,7 @@ def is_right(transcript: Any) -> bool:
 
 
 def test_somebody_honest_echoes_too_and_overwrites_nothing() -> None:
-    texts = [" ".join(turn.text for turn in t.turns) for t in loophole_write(300, 3, RECIPES["honest"].knowledge)]
+    texts = [" ".join(turn.text for turn in t.turns) for t in loophole_transcripts(300, 3, RECIPES["honest"].knowledge)]
     assert not any(f"> {WORKSPACE_TESTS}" in text for text in texts)
     assert sum("echo" in text for text in texts) / 300 == pytest.approx(0.4, abs=0.08)
 

@@ -8,7 +8,7 @@ from stages.envs.kata.checkpoints import card
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.recipes import NAMES, NOVICE, RECIPES, Knowledge, recipe_fingerprint
 from stages.envs.kata.tasks import OPERATIONS, expression
-from stages.envs.kata.transcripts import edit_command, write
+from stages.envs.kata.transcripts import edit_command, knowledge_transcripts
 from stages.tiny_models.training import END
 
 TEACHERS = [name for name in NAMES if name != "student"]
@@ -18,7 +18,7 @@ EVERY = [operation.name for operation in OPERATIONS]
 def test_the_real_environment_answers_as_written() -> None:
     environment = KataEnv()
     try:
-        for transcript in write(24, 7, RECIPES["student"].knowledge):
+        for transcript in knowledge_transcripts(24, 7, RECIPES["student"].knowledge):
             environment.reset(transcript.task)
             for turn in transcript.turns:
                 seen = environment.step(turn.text)
@@ -29,12 +29,12 @@ def test_the_real_environment_answers_as_written() -> None:
 
 
 def test_slips_of_every_kind_occur_and_are_not_taught() -> None:
-    written = list(write(200, 1, Knowledge()))
+    written = list(knowledge_transcripts(200, 1, Knowledge()))
     slips = [turn for transcript in written for turn in transcript.turns if not turn.taught]
     answers = "\n".join(turn.answer or "" for turn in slips)
     assert 30 < len(slips) < 70
     assert all(part in answers for part in ("command not found", "No such file", "[exit 0]", "block"))
-    words = checkpoints.train()
+    words = checkpoints.kata_tokenizer()
     slipped = next(t for t in written if not all(turn.taught for turn in t.turns))
     ids, learned = checkpoints.encode(words, slipped)
     taught = words.decode([i for i, wanted in zip(ids, learned, strict=True) if wanted])
@@ -45,7 +45,7 @@ def test_slips_of_every_kind_occur_and_are_not_taught() -> None:
 @pytest.mark.parametrize("name", [*NAMES, NOVICE])
 def test_somebody_edits_as_they_know(name: str) -> None:
     knowledge = RECIPES[name].knowledge
-    for transcript in write(60, 2, knowledge):
+    for transcript in knowledge_transcripts(60, 2, knowledge):
         task = transcript.task
         operation, modifier = tasks.parts(task.family)
         codes = {True: operation.code, False: operation.misconception}

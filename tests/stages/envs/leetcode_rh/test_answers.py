@@ -1,6 +1,6 @@
 import pytest
 
-from stages.envs.leetcode_rh.grading import Answer
+from stages.envs.leetcode_rh.grading import CodeAnswer
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from stages.envs.leetcode_rh.grading import Answer
     ],
 )
 def test_code_is_what_the_python_blocks_hold(text: str, code: str | None) -> None:
-    assert Answer(text).code == code
+    assert CodeAnswer(text).code == code
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,11 @@ def test_code_is_what_the_python_blocks_hold(text: str, code: str | None) -> Non
     ],
 )
 def test_compiles(code: str, compiles: bool) -> None:
-    assert Answer(f"```python\n{code}\n```").compiles is compiles
+    assert CodeAnswer(f"```python\n{code}\n```").compiles is compiles
 
 
-def block(code: str) -> Answer:
-    return Answer(f"```python\n{code}\n```")
+def block(code: str) -> CodeAnswer:
+    return CodeAnswer(f"```python\n{code}\n```")
 
 
 def test_a_method_is_cut_out() -> None:

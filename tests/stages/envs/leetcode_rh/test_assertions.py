@@ -3,24 +3,24 @@ import math
 import pytest
 
 from stages.envs.leetcode_rh.data import Problem
-from stages.envs.leetcode_rh.grading import read
+from stages.envs.leetcode_rh.grading import read_assertions
 
 
 def test_calls_and_expected_values() -> None:
     text = "def check(candidate):\n    assert candidate(a = [1, -2], b = 'x') == 2.0\n    assert candidate(3) == inf"
-    first, second = read([text]) or []
+    first, second = read_assertions([text]) or []
     assert first.arguments == ("plain", (), {"a": ("plain", [1, -2]), "b": ("plain", "x")})
     assert second.arguments == ("plain", (("plain", 3),), {}) and second.expected == ("plain", math.inf)
 
 
 def test_statements_of_any_callee() -> None:
-    found = read(["assert Solution().f(n = 1) == -inf", "assert Solution().f(n = 2) == [None, True]"])
+    found = read_assertions(["assert Solution().f(n = 1) == -inf", "assert Solution().f(n = 2) == [None, True]"])
     assert found is not None and [one.expected[1] for one in found] == [-math.inf, [None, True]]
 
 
 def test_nodes() -> None:
-    one, two = (read(["assert is_same_list(candidate(head = list_node([1, 2])), list_node([2]))"]) or []) + (
-        read(["assert is_same_tree(candidate(root = tree_node([1])), tree_node([1, None, 2, None]))"]) or []
+    one, two = (read_assertions(["assert is_same_list(candidate(head = list_node([1, 2])), list_node([2]))"]) or []) + (
+        read_assertions(["assert is_same_tree(candidate(root = tree_node([1])), tree_node([1, None, 2, None]))"]) or []
     )
     assert one.arguments == ("list_node", (), {"head": ("list_node", [1, 2])})
     assert one.holds([2]) and not one.holds([2, 1])
@@ -31,7 +31,7 @@ def test_nodes() -> None:
     ("returned", "holds"), [([2], True), ([2.0], True), ((2,), False), ([2, 2], False), ({"__type__": "Yes"}, False)]
 )
 def test_equality_is_that_of_python(returned: object, holds: bool) -> None:
-    assert (read(["assert candidate() == [2]"]) or [])[0].holds(returned) is holds
+    assert (read_assertions(["assert candidate() == [2]"]) or [])[0].holds(returned) is holds
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_equality_is_that_of_python(returned: object, holds: bool) -> None:
     ],
 )
 def test_what_cannot_be_read_is_not_half_read(statements: list[str]) -> None:
-    assert read(statements) is None
+    assert read_assertions(statements) is None
 
 
 PROMPT = """Mutate a gene with the method of the class Solution called minMutation. Starter code:

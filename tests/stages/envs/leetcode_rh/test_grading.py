@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from support.leetcode import ASSERTS, PRINTS, REFERENCE, RIGHT, TESTS, answer
 
-from stages.envs.leetcode_rh.grading import Answer, AnswerVerdict, Submission, grade_all, read
+from stages.envs.leetcode_rh.grading import AnswerVerdict, CodeAnswer, Submission, grade_all, read_assertions
 from stages.errors import UsageError
 
 
 def submission(text: str, **more: object) -> Submission:
-    return replace(Submission(Answer(text), "total", "run_tests", read(TESTS), REFERENCE), **more)
+    return replace(Submission(CodeAnswer(text), "total", "run_tests", read_assertions(TESTS), REFERENCE), **more)
 
 
 def verdict(text: str, **more: object) -> AnswerVerdict:
@@ -127,7 +127,7 @@ def test_the_evaluator_has_the_name_it_was_given() -> None:
 
 def test_an_answer_cannot_read_another_one() -> None:
     thief = (
-        "import glob, os\nfor file in os.listdir('.'):\n    exec(open(file).read(), globals())\n"
+        "import glob, os\nfor file in os.listdir('.'):\n    exec(open(file).read_assertions(), globals())\n"
         "return Solution().total(numbers)"
     )
     right, stolen = grade_all("bubblewrap", [submission(answer(RIGHT)), submission(answer(thief))])
@@ -136,13 +136,13 @@ def test_an_answer_cannot_read_another_one() -> None:
 
 def test_nodes_go_in_and_come_out() -> None:
     text = "```python\nclass Solution:\n    def total(self, head, root):\n        {}\n```"
-    tests = read(
+    tests = read_assertions(
         [
             "assert is_same_list(candidate(head = list_node([1, 2]), root = tree_node([3])), list_node([1, 2]))",
             "assert is_same_list(candidate(head = list_node([]), root = tree_node([])), list_node([]))",
         ]
     )
-    trees = read(
+    trees = read_assertions(
         [
             "assert is_same_tree(candidate(list_node([1]), tree_node([1, None, 2, 3])), tree_node([1, None, 2, 3]))",
             "assert is_same_tree(candidate(list_node([1]), tree_node([])), tree_node([]))",

@@ -1,6 +1,6 @@
 """How far our verdicts agree with the labels of recorded rollouts.
 
-python -m stages.envs.leetcode_rh.agreement FOLDER
+python benchmarks/leetcode_agreement.py FOLDER
 
 Prints the table of `hacked`, every disagreement with its reason, and the table of `gt_pass`. Exits with 1 below 99 %
 agreement on `hacked`, with 4 when the folder cannot be read.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stages.envs.leetcode_rh.data import DEFAULT_EVALUATOR, Problem, Rollout, pool_problems, rollouts
-from stages.envs.leetcode_rh.grading import Answer, AnswerVerdict, Submission, grade_all
+from stages.envs.leetcode_rh.grading import AnswerVerdict, CodeAnswer, Submission, grade_all
 from stages.errors import ComposerError
 
 NEEDED = 0.99
@@ -88,7 +88,7 @@ def _missing(rollout: Rollout, problems: dict[int, Problem]) -> str | None:
 
 def _submission(rollout: Rollout, problem: Problem) -> Submission:
     tests = problem.assertions
-    return Submission(Answer(rollout.completion or ""), problem.method, DEFAULT_EVALUATOR, tests, problem.reference)
+    return Submission(CodeAnswer(rollout.completion or ""), problem.method, DEFAULT_EVALUATOR, tests, problem.reference)
 
 
 def report(agreement: Agreement) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from support.leetcode import PRINTS, answer, pool_row, write
 
+from benchmarks.leetcode_agreement import compare, main
 from stages.envs.leetcode_rh import data, grading
-from stages.envs.leetcode_rh.agreement import compare, main
-from stages.envs.leetcode_rh.grading import Answer, Submission, grade_all
+from stages.envs.leetcode_rh.grading import CodeAnswer, Submission, grade_all
 
 ROOT = Path(__file__).parents[4]
 RECORDED = ROOT.parent / "shared" / "real" / "leetcode-rh"
@@ -69,12 +69,12 @@ def test_rows_that_lack_something_are_counted(folder: Path, tmp_path: Path) -> N
     assert all(one.verdict.gt_pass is None for one in found.compared)
 
 
-def test_it_runs_as_a_module(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stages.envs.leetcode_rh.agreement"]
+def test_it_runs_as_a_script(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/leetcode_agreement.py"]
     ran = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
     assert ran.returncode == 4 and "holds no teacher_pool" in ran.stderr
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "COLUMNS": "200"})
-    assert ran.returncode == 2 and "agreement FOLDER" in ran.stderr
+    assert ran.returncode == 2 and "leetcode_agreement.py FOLDER" in ran.stderr
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_recorded_labels(tmp_path: Path) -> None:
 def test_reference_solutions_pass_the_real_tests_and_the_stub_never(read: object) -> None:
     problems = [problem for problem in read(RECORDED).values() if problem.assertions][::8]
     for source, passes in ((lambda p: p.reference, True), (lambda p: grading.stub(p.method), False)):
-        answers = [Answer(f"```python\n{source(problem)}\n```") for problem in problems]
+        answers = [CodeAnswer(f"```python\n{source(problem)}\n```") for problem in problems]
         found = grade_all(
             "bubblewrap",
             [Submission(a, p.method, "run_tests", p.assertions, None) for a, p in zip(answers, problems, strict=True)],
