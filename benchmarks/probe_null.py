@@ -83,7 +83,7 @@ def main() -> None:
         return
     for name, draw in labelings(rows, teacher).items():
         checks = [
-            factorial(rows.relabelled(draw(np.random.default_rng(seed))), Draws(100, 100, seed))
+            factorial(replace(rows, hacked=draw(np.random.default_rng(seed))), Draws(100, 100, seed))
             for seed in range(options.labelings)
         ]
         _print(f"labels: {name}", checks)

@@ -52,7 +52,7 @@ STAGES = {
     "collect": StageEntry("stages.collect", "Play a policy in an environment and keep every step."),
     "replay-teachers": StageEntry("stages.replay_teachers", "Ask every teacher what it would have done at each step."),
     "extract-pairs": StageEntry("stages.extract_pairs", "Turn disagreement with the teachers into preference pairs."),
-    "train": StageEntry("stages.train", "Train an arm: GRPO, with preference pairs or imitation beside it."),
+    "train": StageEntry("stages.train", "Train an arm: GRPO, with preference pairs or imitation in addition."),
     "evaluate": StageEntry("stages.evaluate", "Compare trained arms on held-out tasks, with statistics."),
     "import": StageEntry(
         "stages.import_traces",

@@ -32,15 +32,15 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Judge and write what was found; `BadInput` without a vanilla replay, or with scores of other rows."""
     from stages.probe.checks.check import EXIT_CODES, table, verdict
     from stages.probe.checks.contrast_checks import Draws
-    from stages.probe.checks.judging import buckets, judge
+    from stages.probe.checks.judging import bucket_table, judge_runs
 
     arms = _arms(inputs.many("replays"))
-    checks = judge(inputs, arms, Draws(config.permutations, config.resamples, config.seed), config.placebos)
+    checks = judge_runs(inputs, arms, Draws(config.permutations, config.resamples, config.seed), config.placebos)
     rows = arms["vanilla"].rows(PROBE_ROW)
     out.table(PROBE_CHECK, [check.row() for check in checks])
     out.document("uat", [check.as_json() for check in checks])
     status = verdict(checks)
-    out.text("report.txt", f"{buckets(rows)}\n\n{table(checks)}\n")
+    out.text("report.txt", f"{bucket_table(rows)}\n\n{table(checks)}\n")
     out.count(planned=len(checks), done=len(checks))
     shown = {check.name: check.status for check in checks}
     out.set_summary(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], checks=shown)

@@ -12,7 +12,7 @@ A whole run is to have one false alarm in twenty at most. What a direction shows
 the threshold is what 5 % of the placebos of a family reach, with the same likeness. A v that is like one more draw of
 the family passes it with probability 5 % at most, however many checkpoints there are and however much they depend on
 each other. This is the max-statistic permutation test of Westfall and Young (Resampling-Based Multiple Testing, 1993),
-over directions. Which families are a null is said in `directions.placebos`; the largest of their thresholds counts, and
+over directions. `directions.scoring` explains which families are a null; the largest of their thresholds counts, and
 no less than FLOOR: random directions have no likeness at all, and one rollout is no trend.
 
 Shapes: Q checkpoints, R rollouts, D placebos.
@@ -37,9 +37,10 @@ RANDOM_FAMILY = "haar"
 
 @dataclass(frozen=True)
 class Alarm:
-    """`push` [Q] of v, the thresholds by family, the largest of a null, what counts, and the first checkpoint above it.
+    """The `push` [Q] of v against the thresholds of the placebo families.
 
-    `first` is None where there is none.
+    `placebos` is the largest threshold of a null family, `threshold` the one that counts, FLOOR included, and `first`
+    the first checkpoint above it, None where there is none.
     """
 
     push: Float[np.ndarray, " Q"]
@@ -52,12 +53,12 @@ class Alarm:
 def pushed(
     cosines: Float[np.ndarray, "R D1"], advantages: Float[np.ndarray, " R"], scale: HackScale
 ) -> Float[np.ndarray, " D1"]:
-    """The push of one checkpoint's rollouts along v and the placebos, from their cosines; NaN has no likeness."""
+    """Return the push of one checkpoint's rollouts along v and the placebos from their cosines; NaN has no likeness."""
     return advantages @ np.nan_to_num(scale.likeness(cosines))
 
 
 def alarm(pushes: Float[np.ndarray, "Q D1"], families: Sequence[str], floor: float = FLOOR) -> Alarm:
-    """The alarm of a run with these pushes [Q, 1 + D] of its checkpoints, in order, those of v first.
+    """Return the alarm of a run from the pushes [Q, 1 + D] of its checkpoints, in order, those of v first.
 
     Needs 19 placebos of each family that is a null: with fewer no threshold has a level of 5 %, and it is infinite.
     """
@@ -71,13 +72,13 @@ def alarm(pushes: Float[np.ndarray, "Q D1"], families: Sequence[str], floor: flo
 
 
 def _threshold(largest: Float[np.ndarray, " D"]) -> float:
-    """The smallest value that at most 5 % of D draws and one more, exchangeable with them, exceed."""
+    """Return the smallest value that at most 5 % of D draws and one more, exchangeable with them, exceed."""
     rank = math.ceil((1 - LEVEL) * (len(largest) + 1))
     return float(np.sort(largest)[rank - 1]) if rank <= len(largest) else math.inf
 
 
 def standardised(cosines: Float[np.ndarray, "Q D1"], families: Sequence[str]) -> Float[np.ndarray, "Q D1"]:
-    """Cosines [Q, 1 + D] of v and the placebos over the root mean square of the random placebos' in each line."""
+    """Return cosines [Q, 1 + D] of v and the placebos over the root mean square of the random placebos in each line."""
     random = cosines[:, 1:][:, np.array(families) == RANDOM_FAMILY]
     scale = np.sqrt((random**2).mean(1, keepdims=True))
     return cosines / np.where(scale > 0, scale, np.nan)

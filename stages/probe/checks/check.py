@@ -55,33 +55,33 @@ class Check:
 
     @property
     def passed(self) -> bool | None:
-        """None where it is inconclusive."""
+        """Whether the check passed; None where it is inconclusive."""
         return None if self.status == "INCONCLUSIVE" else self.status == "PASS"
 
     def row(self) -> Row:
-        """One `probe_check/1` row."""
+        """Return the `probe_check/1` row of this check."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"check": columns.pop("name"), **columns, "passed": self.passed}
 
     @classmethod
     def of_row(cls, row: Row) -> "Check":
-        """The check that `row` gave."""
+        """Return the check of a `probe_check/1` row."""
         columns = {name: value for name, value in row.items() if name not in ("check", "passed")}
         return cls(name=row["check"], **columns)
 
     def as_json(self) -> Row:
-        """As in `uat.json`: `pass` is true, false or null."""
+        """Return the check as in `uat.json`, where `pass` is true, false or null."""
         row = self.row()
         return {("pass" if name == "passed" else name): value for name, value in row.items()}
 
 
 def judged(holds: bool) -> Status:
-    """PASS when the criterion holds, else FAIL."""
+    """Return PASS when the criterion holds, else FAIL."""
     return "PASS" if holds else "FAIL"
 
 
 def verdict(checks: Sequence[Check]) -> Status:
-    """FAIL if a gate fails, else INCONCLUSIVE if one is, else PASS; without gates nothing was shown."""
+    """Return FAIL if a gate fails, else INCONCLUSIVE if a gate is or there is no gate, else PASS."""
     statuses = {check.status for check in checks if check.severity == "gate"}
     if "FAIL" in statuses:
         return "FAIL"
@@ -89,21 +89,25 @@ def verdict(checks: Sequence[Check]) -> Status:
 
 
 def table(checks: Sequence[Check]) -> str:
-    """The checks as text: those that decide, those that are only reported, what each needs and showed, the verdict."""
-    gates = [f for f in checks if f.severity == "gate"]
-    others = [f for f in checks if f.severity != "gate"]
+    """Return the checks as text: gates, reported checks, the threshold and detail of each, and the verdict."""
+    gates = [check for check in checks if check.severity == "gate"]
+    others = [check for check in checks if check.severity != "gate"]
     lines = [f"{'status':<13}{'check':<13}{'statistic':>10}{'placebos':>10}  {ABOUT}", *map(_line, gates)]
     if others:
         lines += ["", "Reported because the plan asked for it; decides nothing:", *map(_line, others)]
-    return "\n".join([*lines, "", *map(_details, [*gates, *others]), "", f"Verdict: {verdict(checks)}"])
+    details = [
+        textwrap.fill(
+            f"needs {check.threshold}: {check.detail}",
+            WIDTH,
+            initial_indent=f"{check.name:<13}",
+            subsequent_indent=" " * 13,
+        )
+        for check in (*gates, *others)
+    ]
+    return "\n".join([*lines, "", *details, "", f"Verdict: {verdict(checks)}"])
 
 
-def _line(f: Check) -> str:
-    shown, placebo = (f"{x:.3g}" if x is not None else "-" for x in (f.stat, f.placebo_q95))
-    return f"{f.status:<13}{f.name:<13}{shown:>10}{placebo:>10}  {QUESTIONS.get(f.name, f.threshold)}"
-
-
-def _details(f: Check) -> str:
-    """Threshold and detail, in lines that fit a terminal."""
-    text = f"needs {f.threshold}: {f.detail}"
-    return textwrap.fill(text, WIDTH, initial_indent=f"{f.name:<13}", subsequent_indent=" " * 13)
+def _line(check: Check) -> str:
+    shown, placebo = (f"{x:.3g}" if x is not None else "-" for x in (check.stat, check.placebo_q95))
+    question = QUESTIONS.get(check.name, check.threshold)
+    return f"{check.status:<13}{check.name:<13}{shown:>10}{placebo:>10}  {question}"

@@ -3,7 +3,7 @@
 Criteria are this project's own: docs/probe.md, Projection and arms.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,13 +20,13 @@ MARGIN = 0.2
 """In standard deviations: a smaller difference of effects counts as none."""
 ARMS = ("vanilla", "projected", "projected_random")
 Rises = dict[str, dict[int, tuple[float, float]]]
-"""By arm and seed: the student's hack rate over its first and over its last three steps."""
+"""The student's hack rate over its first and over its last three steps, by arm and seed."""
 
 
 def lora_against_svd(effects: Comparison) -> Check:
-    """R6: the LoRA's effect is at least .8 of the SVD's, or clearly less.
+    """Check R6: the LoRA's effect is at least .8 of the SVD's, or clearly less.
 
-    PASS when the 95 % interval of the ratio of Cohen's d lies on one side of .8, whichever, INCONCLUSIVE when it
+    PASS when the 95 % interval of the ratio of Cohen's d is on one side of .8, either side, INCONCLUSIVE when it
     crosses .8: either side answers the question.
     """
     value, low, high = effects.ratio
@@ -38,10 +38,10 @@ def lora_against_svd(effects: Comparison) -> Check:
 
 
 def grpo_against_nll(effects: Comparison, t: Sequence[float] | None = None) -> Check:
-    """R7: the GRPO direction's effect (Cohen's d) is no smaller than the NLL direction's on the same rows, by .2.
+    """Check R7: the GRPO direction's effect (Cohen's d) is no smaller than the NLL direction's on the same rows, by .2.
 
-    PASS when the 95 % interval of the difference lies above -.2, Cohen's small effect, FAIL when it lies below. `t` are
-    T4e's of both directions, to be shown.
+    PASS when the 95 % interval of the difference is above -.2, Cohen's small effect, FAIL when it is below. `t` holds
+    the t of T4e for both directions, which is shown.
     """
     value, low, high = effects.difference
     detail = f"difference in [{low:.2f}, {high:.2f}]; {_sizes(effects, 'NLL', 'GRPO')}"
@@ -58,7 +58,7 @@ def _sizes(effects: Comparison, *names: str) -> str:
 
 
 def reductions_match(rows: Sequence[Row]) -> list[Check]:
-    """R6 on `trajectory/1` rows: projection slows a LoRA's hacking as much as the SVD's, within 20 %.
+    """Check R6 on `trajectory/1` rows: projection slows a LoRA's hacking as much as the SVD's, within 20 %.
 
     For each generator that both a LoRA and a spectral adapter have trajectories of, over the seeds that they share. A
     seed's reduction is how much less projected rises than vanilla. Shown is both that the LoRA's is more than .8 and
@@ -67,26 +67,29 @@ def reductions_match(rows: Sequence[Row]) -> list[Check]:
     change): then the arms differ in more than the adapter.
     """
     kinds = sorted({(row["generator"], row["adapter"]) for row in rows})
-    pairs = [
-        (generator, svd, lora)
+    return [
+        _compare_reductions(rows, generator, svd, lora)
         for generator, svd in kinds
         for other, lora in kinds
         if other == generator and lora.startswith("lora") and not svd.startswith("lora")
     ]
-    return [_reductions(rows, *pair) for pair in pairs]
 
 
-def _reductions(rows: Sequence[Row], generator: str, svd: str, lora: str) -> Check:
+def _compare_reductions(rows: Sequence[Row], generator: str, svd: str, lora: str) -> Check:
     threshold, found, moved = "LoRA's reduction .8 to 1.2 of the SVD's", [], list[float]()
     for adapter in (svd, lora):
         some = [row for row in rows if (row["adapter"], row["generator"]) == (adapter, generator)]
         found.append([_rates_by_seed(some, arm) for arm in ("vanilla", "projected")])
-        moved += _mean_end(some, "vanilla", "delta_norm")
+        trained = sorted({row["train_seed"] for row in some if row["arm"] == "vanilla"})
+        ends = [known[-1] for seed in trained if (known := _column(some, "vanilla", seed, "delta_norm"))]
+        if ends and len(ends) == len(trained):
+            moved.append(float(np.mean(ends)))
     seeds = sorted(set.intersection(*(set(rates) for arms in found for rates in arms)))
     if len(seeds) < MIN_SEEDS or len(moved) < 2:
         detail = f"{len(seeds)} seeds of vanilla and projected in common, {MIN_SEEDS} are needed"
         return Check("R6-trajectory", "R6", "INCONCLUSIVE", None, threshold, detail)
-    first, second = (np.array([_rise(arms[0], s) - _rise(arms[1], s) for s in seeds]) for arms in found)
+    rises = [[np.array([rates[s][1] - rates[s][0] for s in seeds]) for rates in arms] for arms in found]
+    first, second = (vanilla - projected for vanilla, projected in rises)
     energy = moved[1] / max(moved[0], 1e-12)
     matched = 1 / MAX_ENERGY_RATIO <= energy <= MAX_ENERGY_RATIO
     low, high = (paired_bounds(second - bound * first) for bound in (MIN_RATIO, 2 - MIN_RATIO))
@@ -100,46 +103,32 @@ def _reductions(rows: Sequence[Row], generator: str, svd: str, lora: str) -> Che
     return Check("R6-trajectory", "R6", status, ratio, threshold, detail)
 
 
-def _rise(rates: Mapping[int, tuple[float, float]], seed: int) -> float:
-    first, last = rates[seed]
-    return last - first
-
-
-def _mean_end(rows: Sequence[Row], arm: str, column: str) -> list[float]:
-    """The mean over seeds of a column after the last step, alone in a list; nothing where a seed does not tell."""
-    seeds = sorted({row["train_seed"] for row in rows if row["arm"] == arm})
-    ends = [known[-1] for seed in seeds if (known := _column(rows, arm, seed, column))]
-    return [float(np.mean(ends))] if ends and len(ends) == len(seeds) else []
-
-
 def trajectories_slowed(rows: Sequence[Row]) -> list[Check]:
-    """R5 on `trajectory/1` rows, in its strict reading and in the plan's words, by adapter and generator.
+    """Check R5 on `trajectory/1` rows, in its strict reading and in the plan's words, by adapter and generator.
 
-    Seeds are compared with themselves in another arm, over the seeds that all arms share; what was trained on another
-    adapter or from another generator is another comparison.
+    A seed is compared with itself in another arm, over the seeds that all arms share. Trajectories of another adapter
+    or generator are another comparison.
     """
-    kinds = sorted({(row["adapter"], row["generator"]) for row in rows})
-    return [check for kind in kinds for check in _slowed(rows, kind, "" if len(kinds) == 1 else f":{'/'.join(kind)}")]
-
-
-def _slowed(rows: Sequence[Row], kind: tuple[str, str], suffix: str) -> list[Check]:
-    some = [row for row in rows if (row["adapter"], row["generator"]) == kind]
-    rises = {arm: _rates_by_seed(some, arm) for arm in sorted({row["arm"] for row in some})}
-    missing = [arm for arm in ARMS if arm not in rises]
-    if missing:
-        return [_undecided(f"no trajectories of the arm {', '.join(missing)}", suffix)]
-    seeds = sorted(set.intersection(*(set(rises[arm]) for arm in ARMS)))
-    if len(seeds) < MIN_SEEDS:
-        return [_undecided(f"{len(seeds)} seeds in common, {MIN_SEEDS} are needed", suffix)]
-    return [replace(check, name=check.name + suffix) for check in (_strict(some, rises, seeds), _literal(rises, seeds))]
-
-
-def _undecided(why: str, suffix: str) -> Check:
-    return Check("R5" + suffix, "R5", "INCONCLUSIVE", None, "three arms, three seeds", why)
+    kinds, checks = sorted({(row["adapter"], row["generator"]) for row in rows}), []
+    for kind in kinds:
+        suffix = "" if len(kinds) == 1 else f":{'/'.join(kind)}"
+        some = [row for row in rows if (row["adapter"], row["generator"]) == kind]
+        rises = {arm: _rates_by_seed(some, arm) for arm in sorted({row["arm"] for row in some})}
+        missing = [arm for arm in ARMS if arm not in rises]
+        seeds = [] if missing else sorted(set.intersection(*(set(rises[arm]) for arm in ARMS)))
+        if missing or len(seeds) < MIN_SEEDS:
+            why = f"{len(seeds)} seeds in common, {MIN_SEEDS} are needed"
+            if missing:
+                why = f"no trajectories of the arm {', '.join(missing)}"
+            checks.append(Check("R5" + suffix, "R5", "INCONCLUSIVE", None, "three arms, three seeds", why))
+            continue
+        found = _strict_slowing(some, rises, seeds), _planned_slowing(rises, seeds)
+        checks += [replace(check, name=check.name + suffix) for check in found]
+    return checks
 
 
 def _rates_by_seed(rows: Sequence[Row], arm: str) -> dict[int, tuple[float, float]]:
-    """By seed: the student's hack rate over the first three steps and over the last three it took.
+    """Return, by seed, the student's hack rate over the first three steps and over the last three.
 
     A seed that was given up early, for example because it had learned to hack fully, counts with fewer steps at either
     end. `UsageError` when a step of a seed is given twice.
@@ -154,17 +143,17 @@ def _rates_by_seed(rows: Sequence[Row], arm: str) -> dict[int, tuple[float, floa
 
 
 def _column(rows: Sequence[Row], arm: str, seed: int, column: str) -> list[float]:
-    """The known values of a column along one trajectory, by step."""
+    """Return the known values of a column along one trajectory, in the order of its steps."""
     path = sorted((row for row in rows if (row["arm"], row["train_seed"]) == (arm, seed)), key=lambda row: row["step"])
     if len({row["step"] for row in path}) < len(path):
         raise UsageError(f"Two trajectories of the arm {arm} and seed {seed} were given. Give each once with --from.")
     return [row[column] for row in path if row[column] is not None]
 
 
-def _strict(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> Check:
-    """Vanilla rises by 20 points, projected by 10 less and by less than random, at equal solve rates.
+def _strict_slowing(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> Check:
+    """Check that vanilla rises by 20 points, projected by 10 less and by less than random, at equal solve rates.
 
-    Differences between arms are paired by seed and one-sided t-tests at .05. Equal means that the interval lies inside
+    Differences between arms are paired by seed and one-sided t-tests at .05. Equal means that the interval is inside
     the margin; where it does not, or is unknown, nothing is concluded.
     """
     vanilla, projected, random = (
@@ -208,13 +197,13 @@ def _strict(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> Check:
 
 
 def paired_bounds(gaps: np.ndarray) -> tuple[float, float]:
-    """One-sided 95 % bounds, below and above, of the mean of gaps paired by seed, by Student's t."""
+    """Return the one-sided 95 % bounds, below and above, of the mean of gaps paired by seed, by Student's t."""
     width = float(student_t.ppf(0.95, len(gaps) - 1) * gaps.std(ddof=1) / len(gaps) ** 0.5)
     return float(gaps.mean()) - width, float(gaps.mean()) + width
 
 
 def _solve_gaps(rows: Sequence[Row], seeds: Sequence[int]) -> np.ndarray | None:
-    """By seed: how much less is solved without the hint after projected than after random projection.
+    """Return, by seed, how much less is solved without the hint after projected than after random projection.
 
     None when a seed of either arm was not evaluated at its end.
     """
@@ -230,8 +219,8 @@ def _solve_gaps(rows: Sequence[Row], seeds: Sequence[int]) -> np.ndarray | None:
     return ends[0] - ends[1]
 
 
-def _literal(rises: Rises, seeds: Sequence[int]) -> Check:
-    """The plan's "projected stays < 10 pp lower", read as: projected ends at least 10 points below vanilla."""
+def _planned_slowing(rises: Rises, seeds: Sequence[int]) -> Check:
+    """Check the plan's "projected stays < 10 pp lower", read as: projected ends at least 10 points below vanilla."""
     ends = [float(np.mean([rises[arm][seed][1] for seed in seeds])) for arm in ("vanilla", "projected")]
     detail = f"last three steps: {ends[0]:.2f} vanilla, {ends[1]:.2f} projected"
     gap = ends[0] - ends[1]

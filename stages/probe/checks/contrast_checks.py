@@ -1,9 +1,11 @@
-"""T4: whether scores of labelled rows tell hacks apart, beyond what random directions, problems, length and source do.
+"""T1 and T4: whether the teacher hacks, and whether scores tell hacks apart beyond what other explanations do.
 
-T4a-d compare hacks whose solution is wrong with hacks whose solution is right. Both sides are hacks, so they say little
-about hacking and are reported only; the plan asked for T4a. T4e compares hacks with non-hacks, right or wrong alike,
-and carries the claim. The rules are this project's own (docs/probe.md): on the public teacher pool of vGROUT_pub rows
-of one problem are correlated (ICC .55), so that Welch's t alone rejects true nulls too often.
+T1 is on the rows of a pool, T4 on scored rows, where random directions, problems, length and source could explain a
+difference too; last comes the effect that T4e can detect, before anything is sampled. T4a-d compare hacks whose
+solution is wrong with hacks whose solution is right. Both sides are hacks, so they show little about hacking and are
+reported only; the plan asked for T4a. T4e compares hacks with non-hacks, right or wrong alike, and carries the claim.
+The rules are this project's own (docs/probe.md): on the public teacher pool of vGROUT_pub rows of one problem are
+correlated (ICC .55), so that Welch's t alone rejects true nulls too often.
 """
 
 import math
@@ -18,7 +20,6 @@ from scipy.stats import t as student_t
 from stages.probe.checks.check import Check, Status, judged
 from stages.probe.checks.contrasts import (
     FROM_HACKS,
-    Codes,
     Labelled,
     codes,
     concordance,
@@ -35,237 +36,27 @@ from stages.runs.records import Row
 BUCKETS = ("hacked-and-wrong", "hacked-and-right")
 MIN_T, MAX_P, MAX_SOURCE_CORRELATION = 2.33, 0.01, 0.95
 MIN_FACTORIAL_PROBLEMS, MIN_PLACEBOS = 60, 999
-"""What T4e is judged on at least: with fewer problems an effect of half a standard deviation is mostly missed."""
+"""The least that T4e is judged on: with fewer problems an effect of half a standard deviation is mostly missed."""
+THRESHOLD = f"t > {MIN_T} with p < {MAX_P}, and placebo rank p <= {MAX_P}"
 LENGTH_TOLERANCE = 0.1
+POWER = 0.8
+"""The probability with which T4e is to detect an effect."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """How many permutations and bootstrap resamples, and their seed."""
+    """Numbers of permutations and bootstrap resamples, and their seed."""
 
     permutations: int = 2000
     resamples: int = 2000
     seed: int = 0
 
 
-def contrast_checks(rows: Labelled, draws: Draws) -> list[Check]:
-    """T4a to T4e of scored rows, in the order in which they are read."""
-    hacks = rows.among_hacks
-    few = shortage(hacks.wrong, hacks.problem, BUCKETS)
-    if few is not None:
-        names = ("T4a", "T4b", "T4c", "T4d")
-        shown = [Check(name, "T4", "INCONCLUSIVE", None, "enough rows", few, "report") for name in names]
-    else:
-        shown = [welch_rule(hacks), within_problem(hacks, draws), placebo_calibration(hacks), nuisances(hacks)]
-    return [*shown, factorial(rows, draws)]
-
-
-def welch_rule(hacks: Labelled) -> Check:
-    """T4a: the plan's rule, one-sided Welch t > 2 and p < .05."""
-    t, df = (float(part[0]) for part in welch(hacks.scores[:, :1], hacks.wrong))
-    p = float(student_t.sf(t, df))
-    detail = f"{hacks.wrong.sum()} rows {BUCKETS[0]}, {(~hacks.wrong).sum()} {BUCKETS[1]}, p {p:.2g}"
-    return Check("T4a", "T4", _finite(t, t > 2 and p < 0.05), t, "Welch t > 2 and p < .05", detail, "report")
-
-
-def _finite(stat: float, holds: bool) -> Status:
-    return judged(holds) if math.isfinite(stat) else "INCONCLUSIVE"
-
-
-def within_problem(hacks: Labelled, draws: Draws) -> Check:
-    """T4b: labels permuted inside problems; with the matched AUROC, and what clustering costs the t of T4a.
-
-    The t of T4a is too large by sqrt(1 + (m - 1) ICC_label ICC_score), m rows a problem: the design effect.
-    """
-    p = permutation_p(hacks.scores[:, 0], hacks.wrong, hacks.problem, draws.permutations, draws.seed)
-    pairs = concordance(hacks.scores[:, :1], hacks.wrong, hacks.problem, hacks.problem)
-    low, high = pairs.interval(draws.resamples, draws.seed)
-    iccs = [intraclass_correlation(x.astype(float), hacks.problem) for x in (hacks.wrong, hacks.scores[:, 0])]
-    size = len(hacks) / len(np.unique(hacks.problem))
-    effect = math.sqrt(max(1.0, 1 + (size - 1) * iccs[0] * iccs[1]))
-    detail = (
-        f"AUROC within problems {float(pairs.auroc()[0]):.3f} [{low:.3f}, {high:.3f}]; "
-        f"ICC of label {iccs[0]:.2f}, of score {iccs[1]:.2f}: t of T4a shrinks by {effect:.2f}"
-    )
-    return Check("T4b", "T4", judged(p < 0.05), p, "permutation p < .05", detail, "report")
-
-
-def placebo_calibration(hacks: Labelled) -> Check:
-    """T4c: the t of T4a against that of placebo directions on the same gradients."""
-    t = welch(hacks.scores, hacks.wrong)[0]
-    t = np.concatenate([t[:1], t[1:][hacks.null]])
-    if len(t) < 2:
-        return Check("T4c", "T4", "INCONCLUSIVE", float(t[0]), "t > placebo q95", "no placebos were scored", "report")
-    q95, wild = float(np.quantile(t[1:], 0.95)), float((np.abs(t[1:]) > 2).mean())
-    detail = f"{len(t) - 1} placebos, {wild:.0%} of them with |t| > 2"
-    status = _finite(float(t[0]), float(t[0]) > q95)
-    return Check("T4c", "T4", status, float(t[0]), "t > placebo q95", detail, "report", q95)
-
-
-def nuisances(hacks: Labelled) -> Check:
-    """T4d: length, hedging, comments, log-prob and problems held fixed.
-
-    Repeated on the score of the first 128 tokens and on rows of matched length; standard errors are cluster-robust.
-    """
-    columns = np.column_stack([hacks.length, hacks.style, hacks.logp])
-    near = hacks.where(_length_matched(hacks))
-    fits = {
-        "all": regress(hacks.scores[:, :1], hacks.wrong, columns, hacks.problem),
-        "first 128 tokens": regress(hacks.first, hacks.wrong, columns, hacks.problem),
-    }
-    if shortage(near.wrong, near.problem, BUCKETS) is None:
-        fits["equal length"] = regress(near.scores[:, :1], near.wrong, near.style, codes(near.problem))
-    ts = {name: float(fit.t[0]) for name, fit in fits.items()}
-    holds = all(t > 0 and float(fits[name].p()[0]) < 0.05 for name, t in ts.items())
-    detail = "t " + ", ".join(f"{name} {t:.2f}" for name, t in ts.items()) + f"; {len(near)} rows of matched length"
-    return Check(
-        "T4d", "T4", _finite(min(ts.values()), holds), ts["all"], "every coefficient > 0, p < .05", detail, "report"
-    )
-
-
-def _length_matched(hacks: Labelled) -> np.ndarray:
-    """Rows that have, in their problem, one of the other bucket within 10 % of their length."""
-    keep = np.zeros(len(hacks), dtype=bool)
-    for index in range(len(hacks)):
-        other = (hacks.problem == hacks.problem[index]) & (hacks.wrong != hacks.wrong[index])
-        keep[index] = bool((np.abs(hacks.length[other] / hacks.length[index] - 1) <= LENGTH_TOLERANCE).any())
-    return keep
-
-
-def factorial(rows: Labelled, draws: Draws) -> Check:
-    """T4e: score ~ hacked + wrong + length + source + problem, hacks against real non-hacks.
-
-    Passes when both hold: t > 2.33 and p < .01, cluster-robust, and v's rank by t among the placebos of each family
-    that is a null (`directions.placebos`) gives p <= .01. The rank is the level of the test: what random labels do is
-    narrower than what unrelated directions do on true labels. Reported beside: v's rank in every family, null or not, p
-    of labels permuted among rows of one problem, source and correctness, and the AUROC among such rows.
-    """
-    matched = codes(rows.problem, rows.wrong, rows.source) if len(rows) else rows.problem
-    same_source = codes(rows.problem, rows.source) if len(rows) else rows.problem
-    why = shortage(rows.hacked, same_source, ("hacked", "other")) or _off_policy(rows) or _too_small(rows)
-    if why is not None:
-        return Check("T4e", "T4", "INCONCLUSIVE", None, THRESHOLD, why)
-    fit = regress(rows.scores, rows.hacked, factorial_design(rows), rows.problem)
-    if not math.isfinite(float(fit.t[0])):
-        return Check(
-            "T4e", "T4", "INCONCLUSIVE", None, THRESHOLD, "source, problem and correctness explain every label"
-        )
-    return _factorial(rows, fit.t, float(fit.p()[0]), matched, draws)
-
-
-THRESHOLD = f"t > {MIN_T} with p < {MAX_P}, and placebo rank p <= {MAX_P}"
-
-
-def _too_small(rows: Labelled) -> str | None:
-    problems, placebos = len(np.unique(rows.problem)), int(rows.null.sum())
-    if problems < MIN_FACTORIAL_PROBLEMS:
-        return f"{problems} problems; {MIN_FACTORIAL_PROBLEMS} are needed"
-    return f"{placebos} placebos; {MIN_PLACEBOS} are needed" if placebos < MIN_PLACEBOS else None
-
-
-def placebo_ranks(t: np.ndarray, families: Sequence[str]) -> dict[str, float]:
-    """By family the p of v's t among its placebos: (1 + how many are as large) / (1 + how many there are).
-
-    `t` [1 + D] holds v's and then the placebos' own.
-    """
-    names = np.array(families)
-    return {
-        family: (1 + int((t[1:][names == family] >= t[0]).sum())) / (1 + int((names == family).sum()))
-        for family in dict.fromkeys(families)
-    }
-
-
-def _factorial(rows: Labelled, t: np.ndarray, p: float, matched: Codes, draws: Draws) -> Check:
-    pairs = concordance(rows.scores, rows.hacked, matched, rows.problem)
-    auroc, (low, high) = pairs.auroc(), pairs.interval(draws.resamples, draws.seed)
-    q95, auroc_q95 = (float(np.quantile(x[1:][rows.null], 0.95)) for x in (t, auroc))
-    dealt = permutation_p(rows.scores[:, 0], rows.hacked, matched, draws.permutations, draws.seed)
-    ranks = placebo_ranks(t, rows.families)
-    null = {family: rank for family, rank in ranks.items() if family not in FROM_HACKS}
-    worst = max(null, key=lambda family: null[family])  # v may be like any of them
-    holds = {"t": t[0] > MIN_T and p < MAX_P, "placebos": null[worst] <= MAX_P}
-    missed = [name for name, held in holds.items() if not held]
-    detail = (
-        f"p {p:.2g}, rank p {null[worst]:.2g} ({worst}) among {int(rows.null.sum())} placebos; by family "
-        f"{_shown(ranks, t, rows.families)}; permutation p {dealt:.2g}, AUROC {float(auroc[0]):.3f} [{low:.3f}, "
-        f"{high:.3f}] (placebo q95 {auroc_q95:.3f}); {rows.hacked.sum()} hacked and {(~rows.hacked).sum()} other rows"
-    ) + (f"; fails by {', '.join(missed)}" if missed else "")
-    return Check("T4e", "T4", judged(not missed), float(t[0]), THRESHOLD, detail, placebo_q95=q95)
-
-
-def _shown(ranks: dict[str, float], t: np.ndarray, families: Sequence[str]) -> str:
-    """Every family with v's rank p in it and the 95th percentile of its t; those made of hacks are marked."""
-    names = np.array(families)
-    return ", ".join(
-        f"{family} {rank:.2g} (q95 {np.quantile(t[1:][names == family], 0.95):.1f}"
-        + (", of hacks: no null)" if family in FROM_HACKS else ")")
-        for family, rank in ranks.items()
-    )
-
-
-def _off_policy(rows: Labelled) -> str | None:
-    correlation = multiple_correlation(rows.hacked, rows.source)
-    if correlation < MAX_SOURCE_CORRELATION:
-        return None
-    return f"hack = off-policy: source predicts the label at {correlation:.2f}; non-hacks of the same source are needed"
-
-
-def factorial_design(rows: Labelled) -> np.ndarray:
-    """Nuisances [n, 2 + sources - 1] of T4e: wrong, length, source; the problems are fixed effects."""
-    sources = [rows.source == code for code in np.unique(rows.source)[1:]]
-    return np.column_stack([rows.wrong, rows.length, *sources]).astype(float)
-
-
-# ---- planning
-# How large an effect T4e can see with so many problems and answers, before anything is sampled.
-#
-# With problems held fixed, a problem's n answers of one source tell q (1 - q) (n - 1) rows' worth about hacks, q their
-# share. So t is about d sqrt(P q (1 - q) (n - 1)), d the effect in standard deviations of the score within problems.
-
-POWER = 0.8
-
-
-def detectable_effect(problems: int, answers: int, hack_share: float = 0.5) -> float:
-    """The effect d that T4e passes four times in five; `answers` are a problem's from the source that hacks.
-
-    T4e needs a t above 2.33 and above all but 1 % of the placebos, which without an axis of hacking come to the same.
-    """
-    information = problems * hack_share * (1 - hack_share) * max(answers - 1, 1)
-    return float((norm.isf(MAX_P) + norm.ppf(POWER)) / information**0.5)
-
-
-# ---- pool_checks
-# T1: whether the teacher hacks and the base model does not, with enough rows of each kind to compare.
-#
-# And whether the rows' labels, where the environment has any, agree with the verdicts that they are made of. Bounds
-# are
-# those of the probe's plan.
-
-
-def rate(rows: Sequence[Row], column: str) -> float | None:
-    """The share of rows where a column is true, of those where it is known; None when it is known nowhere."""
-    known = [row[column] for row in rows if row[column] is not None]
-    return sum(known) / len(known) if known else None
-
-
-def hack_gap(rows: Sequence[Row]) -> float | None:
-    """The teacher's hack rate under the hint less the base model's; None where one of them is unknown."""
-    teacher, base = (rate([row for row in rows if row["src_pool"] == name], "hacked") for name in ("teacher", "base"))
-    return None if teacher is None or base is None else teacher - base
-
-
-def bucket_shortage(rows: Sequence[Row]) -> str | None:
-    """Why the hacks are too few to compare wrong with right ones, in words; None when they suffice."""
-    hacks = [row for row in rows if row["src_pool"] == "teacher" and row["hacked"] and row["gt_pass"] is not None]
-    wrong = np.array([not row["gt_pass"] for row in hacks], dtype=bool)
-    problems = codes([row["problem_id"] for row in hacks]) if hacks else np.zeros(0, dtype=int)
-    return shortage(wrong, problems, ("hacked-and-wrong", "hacked-and-right"))
-
-
 def pool_check(rows: Sequence[Row]) -> Check:
-    """T1 on `pool_row/1` rows: FAIL when a rate misses its threshold, INCONCLUSIVE when only the buckets are too small.
+    """Check T1 on `pool_row/1` rows: FAIL when a rate misses its bound, INCONCLUSIVE when only buckets are too small.
 
-    Thresholds: docs/probe.md. On the public pool of vGROUT_pub @c067218 the teacher hacks in 98.9 % of its answers.
+    Bounds are those of the probe's plan: docs/probe.md. On the public pool of vGROUT_pub @c067218 the teacher hacks in
+    98.9 % of its answers.
     """
     teacher = [row for row in rows if row["src_pool"] == "teacher"]
     hacks, base = rate(teacher, "hacked"), rate([row for row in rows if row["src_pool"] == "base"], "hacked")
@@ -288,8 +79,28 @@ def pool_check(rows: Sequence[Row]) -> Check:
     return Check("T1", "T1", status, hacks, "hack rate >= .30, base <= .05, both buckets filled", detail)
 
 
+def rate(rows: Sequence[Row], column: str) -> float | None:
+    """Return the share of rows where a column is true among those where it is known; None when it is known nowhere."""
+    known = [row[column] for row in rows if row[column] is not None]
+    return sum(known) / len(known) if known else None
+
+
+def hack_gap(rows: Sequence[Row]) -> float | None:
+    """Return the teacher's hack rate under the hint less the base model's; None where one of them is unknown."""
+    teacher, base = (rate([row for row in rows if row["src_pool"] == name], "hacked") for name in ("teacher", "base"))
+    return None if teacher is None or base is None else teacher - base
+
+
+def bucket_shortage(rows: Sequence[Row]) -> str | None:
+    """Return why the hacks are too few to compare wrong with right ones; None when they suffice."""
+    hacks = [row for row in rows if row["src_pool"] == "teacher" and row["hacked"] and row["gt_pass"] is not None]
+    wrong = np.array([not row["gt_pass"] for row in hacks], dtype=bool)
+    problems = codes([row["problem_id"] for row in hacks]) if hacks else np.zeros(0, dtype=int)
+    return shortage(wrong, problems, BUCKETS)
+
+
 def taxonomy(rows: Sequence[Row]) -> Check:
-    """Every label is that of its row's verdicts; reported as undecided where the environment has no labels.
+    """Check that every label agrees with its row's verdicts; INCONCLUSIVE where the environment has no labels.
 
     correct and correct_attempted pass the real tests, the other labels fail them; reward_hack, and no other wrong
     answer, passes its own tests; what does not compile is incorrect. Definitions: ariahw/rl-rewardhacking @bf5cdb8,
@@ -312,3 +123,170 @@ def _fits(row: Row) -> bool:
         and (row["hacked_strict"], row["hacked_loose"]) == (label in STRICT, label in LOOSE)
         and (row["can_compile"] is not False or label == "incorrect")
     )
+
+
+def contrast_checks(rows: Labelled, draws: Draws) -> list[Check]:
+    """Check T4a to T4e on scored rows."""
+    hacks = rows.where(rows.hacked)  # T4a-d compare hacks with a wrong and hacks with a right solution
+    few = shortage(hacks.wrong, hacks.problem, BUCKETS)
+    if few is not None:
+        names = ("T4a", "T4b", "T4c", "T4d")
+        shown = [Check(name, "T4", "INCONCLUSIVE", None, "enough rows", few, "report") for name in names]
+    else:
+        shown = [welch_rule(hacks), within_problem(hacks, draws), placebo_calibration(hacks), nuisances(hacks)]
+    return [*shown, factorial(rows, draws)]
+
+
+def welch_rule(hacks: Labelled) -> Check:
+    """Check T4a, the plan's rule: one-sided Welch t > 2 and p < .05."""
+    t, df = (float(part[0]) for part in welch(hacks.scores[:, :1], hacks.wrong))
+    p = float(student_t.sf(t, df))
+    detail = f"{hacks.wrong.sum()} rows {BUCKETS[0]}, {(~hacks.wrong).sum()} {BUCKETS[1]}, p {p:.2g}"
+    return Check("T4a", "T4", _finite(t, t > 2 and p < 0.05), t, "Welch t > 2 and p < .05", detail, "report")
+
+
+def _finite(stat: float, holds: bool) -> Status:
+    return judged(holds) if math.isfinite(stat) else "INCONCLUSIVE"
+
+
+def within_problem(hacks: Labelled, draws: Draws) -> Check:
+    """Check T4b: labels permuted inside problems; shown with the matched AUROC and the design effect on T4a.
+
+    The t of T4a is too large by sqrt(1 + (m - 1) ICC_label ICC_score), m rows a problem: the design effect.
+    """
+    p = permutation_p(hacks.scores[:, 0], hacks.wrong, hacks.problem, draws.permutations, draws.seed)
+    pairs = concordance(hacks.scores[:, :1], hacks.wrong, hacks.problem, hacks.problem)
+    low, high = pairs.interval(draws.resamples, draws.seed)
+    iccs = [intraclass_correlation(x.astype(float), hacks.problem) for x in (hacks.wrong, hacks.scores[:, 0])]
+    size = len(hacks) / len(np.unique(hacks.problem))
+    effect = math.sqrt(max(1.0, 1 + (size - 1) * iccs[0] * iccs[1]))
+    detail = (
+        f"AUROC within problems {float(pairs.auroc()[0]):.3f} [{low:.3f}, {high:.3f}]; "
+        f"ICC of label {iccs[0]:.2f}, of score {iccs[1]:.2f}: t of T4a shrinks by {effect:.2f}"
+    )
+    return Check("T4b", "T4", judged(p < 0.05), p, "permutation p < .05", detail, "report")
+
+
+def placebo_calibration(hacks: Labelled) -> Check:
+    """Check T4c: the t of T4a against that of placebo directions on the same gradients."""
+    t = welch(hacks.scores, hacks.wrong)[0]
+    t = np.concatenate([t[:1], t[1:][hacks.null]])
+    if len(t) < 2:
+        return Check("T4c", "T4", "INCONCLUSIVE", float(t[0]), "t > placebo q95", "no placebos were scored", "report")
+    q95, wild = float(np.quantile(t[1:], 0.95)), float((np.abs(t[1:]) > 2).mean())
+    detail = f"{len(t) - 1} placebos, {wild:.0%} of them with |t| > 2"
+    status = _finite(float(t[0]), float(t[0]) > q95)
+    return Check("T4c", "T4", status, float(t[0]), "t > placebo q95", detail, "report", q95)
+
+
+def nuisances(hacks: Labelled) -> Check:
+    """Check T4d: length, hedging, comments, log-prob and problems held fixed.
+
+    Repeated on the score of the first 128 tokens and on rows of matched length, those that have in their problem one
+    of the other bucket within 10 % of their length. Standard errors are cluster-robust.
+    """
+    columns = np.column_stack([hacks.length, hacks.style, hacks.logp])
+    matched = np.zeros(len(hacks), dtype=bool)
+    for index in range(len(hacks)):
+        other = (hacks.problem == hacks.problem[index]) & (hacks.wrong != hacks.wrong[index])
+        matched[index] = bool((np.abs(hacks.length[other] / hacks.length[index] - 1) <= LENGTH_TOLERANCE).any())
+    near = hacks.where(matched)
+    fits = {
+        "all": regress(hacks.scores[:, :1], hacks.wrong, columns, hacks.problem),
+        "first 128 tokens": regress(hacks.first, hacks.wrong, columns, hacks.problem),
+    }
+    if shortage(near.wrong, near.problem, BUCKETS) is None:
+        fits["equal length"] = regress(near.scores[:, :1], near.wrong, near.style, codes(near.problem))
+    ts = {name: float(fit.t[0]) for name, fit in fits.items()}
+    holds = all(t > 0 and float(fits[name].p()[0]) < 0.05 for name, t in ts.items())
+    detail = "t " + ", ".join(f"{name} {t:.2f}" for name, t in ts.items()) + f"; {len(near)} rows of matched length"
+    return Check(
+        "T4d", "T4", _finite(min(ts.values()), holds), ts["all"], "every coefficient > 0, p < .05", detail, "report"
+    )
+
+
+def factorial(rows: Labelled, draws: Draws) -> Check:
+    """Check T4e: score ~ hacked + wrong + length + source + problem, hacks against real non-hacks.
+
+    Passes when both hold: t > 2.33 and p < .01, cluster-robust, and v's rank by t among the placebos of each family
+    that is a null (`directions.scoring`) gives p <= .01. The rank is the level of the test: the distribution of t under
+    random labels is narrower than that of unrelated directions on true labels. Also shown: v's rank in every family,
+    null or not, p of labels permuted among rows of one problem, source and correctness, and the AUROC among such rows.
+    """
+    why = _why_undecided(rows)
+    if why is not None:
+        return Check("T4e", "T4", "INCONCLUSIVE", None, THRESHOLD, why)
+    fit = regress(rows.scores, rows.hacked, factorial_design(rows), rows.problem)
+    t, p = fit.t, float(fit.p()[0])
+    if not math.isfinite(float(t[0])):
+        detail = "source, problem and correctness explain every label"
+        return Check("T4e", "T4", "INCONCLUSIVE", None, THRESHOLD, detail)
+    matched = codes(rows.problem, rows.wrong, rows.source)
+    pairs = concordance(rows.scores, rows.hacked, matched, rows.problem)
+    auroc, (low, high) = pairs.auroc(), pairs.interval(draws.resamples, draws.seed)
+    q95, auroc_q95 = (float(np.quantile(x[1:][rows.null], 0.95)) for x in (t, auroc))
+    permuted = permutation_p(rows.scores[:, 0], rows.hacked, matched, draws.permutations, draws.seed)
+    ranks, names = placebo_ranks(t, rows.families), np.array(rows.families)
+    null = {family: rank for family, rank in ranks.items() if family not in FROM_HACKS}
+    worst = max(null, key=lambda family: null[family])  # v may be like any of the families
+    holds = {"t": t[0] > MIN_T and p < MAX_P, "placebos": null[worst] <= MAX_P}
+    missed = [name for name, held in holds.items() if not held]
+    by_family = ", ".join(
+        f"{family} {rank:.2g} (q95 {np.quantile(t[1:][names == family], 0.95):.1f}"
+        + (", of hacks: no null)" if family in FROM_HACKS else ")")
+        for family, rank in ranks.items()
+    )
+    detail = (
+        f"p {p:.2g}, rank p {null[worst]:.2g} ({worst}) among {int(rows.null.sum())} placebos; by family "
+        f"{by_family}; permutation p {permuted:.2g}, AUROC {float(auroc[0]):.3f} [{low:.3f}, "
+        f"{high:.3f}] (placebo q95 {auroc_q95:.3f}); {rows.hacked.sum()} hacked and {(~rows.hacked).sum()} other rows"
+    ) + (f"; fails by {', '.join(missed)}" if missed else "")
+    return Check("T4e", "T4", judged(not missed), float(t[0]), THRESHOLD, detail, placebo_q95=q95)
+
+
+def _why_undecided(rows: Labelled) -> str | None:
+    """Return why T4e cannot be judged on these rows: too few rows, labels that are the source, too few placebos."""
+    same_source = codes(rows.problem, rows.source) if len(rows) else rows.problem
+    few = shortage(rows.hacked, same_source, ("hacked", "other"))
+    if few is not None:
+        return few
+    correlation = multiple_correlation(rows.hacked, rows.source)
+    if correlation >= MAX_SOURCE_CORRELATION:
+        return (
+            f"hack = off-policy: source predicts the label at {correlation:.2f}; "
+            "non-hacks of the same source are needed"
+        )
+    problems, placebos = len(np.unique(rows.problem)), int(rows.null.sum())
+    if problems < MIN_FACTORIAL_PROBLEMS:
+        return f"{problems} problems; {MIN_FACTORIAL_PROBLEMS} are needed"
+    return f"{placebos} placebos; {MIN_PLACEBOS} are needed" if placebos < MIN_PLACEBOS else None
+
+
+def placebo_ranks(t: np.ndarray, families: Sequence[str]) -> dict[str, float]:
+    """Return, by family, the p of v's t among its placebos: (1 + how many are as large) / (1 + how many there are).
+
+    `t` [1 + D] holds v's and then the placebos' own.
+    """
+    names = np.array(families)
+    return {
+        family: (1 + int((t[1:][names == family] >= t[0]).sum())) / (1 + int((names == family).sum()))
+        for family in dict.fromkeys(families)
+    }
+
+
+def factorial_design(rows: Labelled) -> np.ndarray:
+    """Return the nuisances [n, 2 + sources - 1] of T4e: wrong, length, source; the problems are fixed effects."""
+    sources = [rows.source == code for code in np.unique(rows.source)[1:]]
+    return np.column_stack([rows.wrong, rows.length, *sources]).astype(float)
+
+
+def detectable_effect(problems: int, answers: int, hack_share: float = 0.5) -> float:
+    """Return the effect d with which T4e passes four times in five; `answers` are those of the hacking source.
+
+    With problems held fixed, the n answers of one source to a problem carry the information of q (1 - q) (n - 1) rows
+    about hacks, q their share. So t is about d sqrt(P q (1 - q) (n - 1)) for P problems, d the effect in standard
+    deviations of the score within problems. T4e needs a t above 2.33 and above all but 1 % of the placebos, which is
+    the same where no axis of hacking exists.
+    """
+    information = problems * hack_share * (1 - hack_share) * max(answers - 1, 1)
+    return float((norm.isf(MAX_P) + norm.ppf(POWER)) / information**0.5)

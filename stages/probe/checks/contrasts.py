@@ -1,6 +1,10 @@
 """Statistics of labelled rows that are not independent: rows of one problem resemble each other.
 
-Scores are [n, D], one column a direction, so that v and all its placebos go through the same arithmetic at once.
+First tests of a flag (Welch, permutation, regression, concordance), then `Labelled`, the scored rows that the T4 checks
+take, then effect sizes that can be compared across adapters. Cosines cannot be: adapters differ in their number of
+parameters. Scores are [n, D], one column for each direction, so that v and all its placebos go through the same
+arithmetic at once. Bounds of too little data are those of the probe's plan.
+
 Shapes: n rows, D directions, S strata, C clusters (problems), R draws.
 """
 
@@ -15,16 +19,20 @@ from stages.runs.records import Row
 Scores = Float[np.ndarray, "n D"]
 Flags = Bool[np.ndarray, " n"]
 Codes = Int[np.ndarray, " n"]
+MIN_ROWS, MIN_PROBLEMS = 15, 8
+"""With fewer rows in a bucket, or fewer problems that hold both kinds, nothing can be concluded."""
+FROM_HACKS = ("perm_pairs", "hack_hack")
+"""Families of placebos made of hacks' own gradients: shown, but no null (`directions.scoring` explains why)."""
 
 
 def codes(*labels: Sequence[object] | np.ndarray) -> Codes:
-    """One integer for every combination of labels."""
+    """Return one integer for every combination of labels."""
     joined = ["\x1f".join(str(part) for part in row) for row in zip(*labels, strict=True)]
     return np.unique(np.asarray(joined, dtype=str), return_inverse=True)[1]
 
 
 def welch(scores: Scores, flags: Flags) -> tuple[Float[np.ndarray, " D"], Float[np.ndarray, " D"]]:
-    """Welch's t of flagged minus other rows and its df (Welch-Satterthwaite), as if rows were independent."""
+    """Return Welch's t of flagged minus other rows and its df (Welch-Satterthwaite), as if rows were independent."""
     parts = [scores[flags], scores[~flags]]
     means = [part.mean(0) for part in parts]
     errors = [part.var(0, ddof=1) / len(part) for part in parts]
@@ -34,7 +42,7 @@ def welch(scores: Scores, flags: Flags) -> tuple[Float[np.ndarray, " D"], Float[
 
 
 def within(scores: Scores, strata: Codes) -> Scores:
-    """Scores less the mean of their stratum."""
+    """Return scores less the mean of their stratum."""
     counts = np.bincount(strata)
     sums = np.zeros((len(counts), scores.shape[1]))
     np.add.at(sums, strata, scores)
@@ -42,13 +50,13 @@ def within(scores: Scores, strata: Codes) -> Scores:
 
 
 def mixed(flags: Flags, strata: Codes) -> int:
-    """Strata that hold both flagged and other rows."""
+    """Return the number of strata that hold both flagged and other rows."""
     total, flagged = np.bincount(strata), np.bincount(strata, weights=flags)
     return int(((flagged > 0) & (flagged < total)).sum())
 
 
 def permutation_p(score: Float[np.ndarray, " n"], flags: Flags, strata: Codes, draws: int, seed: int) -> float:
-    """One-sided p of sum over strata of n1 n0 / (n1 + n0) (mean1 - mean0), flags dealt anew within strata.
+    """Return the one-sided p of sum over strata of n1 n0 / (n1 + n0) (mean1 - mean0), flags permuted within strata.
 
     That statistic is the sum of flagged rows' scores, less their stratum's mean.
     """
@@ -71,23 +79,26 @@ class Regression:
     df: int
 
     def p(self) -> Float[np.ndarray, " D"]:
-        """One-sided: the probability of a t as large under no effect."""
+        """Return the one-sided probability of a t as large without an effect."""
         from scipy.stats import t
 
         return np.asarray(t.sf(self.t, self.df))
 
 
 def regress(scores: Scores, flags: Flags, nuisances: Float[np.ndarray, "n k"], clusters: Codes) -> Regression:
-    """Least squares of scores on the flag, nuisances and a fixed effect of each cluster.
+    """Regress scores on the flag, nuisances and a fixed effect of each cluster by least squares.
 
-    By Frisch-Waugh: what of the flag the others do not explain. Standard errors are robust to clusters (Liang and
+    By Frisch-Waugh: the flag's residual on the others. Standard errors are robust to clusters (Liang and
     Zeger, Biometrika 73, 1986) with the correction C / (C - 1) (n - 1) / (n - p), which clubSandwich calls CR1S. t is
-    NaN where the others explain the flag whole.
+    NaN where the others explain the flag completely.
     """
     others = within(nuisances.astype(float), clusters)
     others = others / np.maximum(np.linalg.norm(others, axis=0), 1e-12)
     flag, outcome = within(flags[:, None].astype(float), clusters), within(scores, clusters)
-    basis = _basis(others)
+    basis = others
+    if others.shape[1]:  # an orthonormal basis of the span; constant and collinear columns drop out
+        left, strengths, _ = np.linalg.svd(others, full_matrices=False)
+        basis = left[:, strengths > 1e-8]
     flag, outcome = flag - basis @ (basis.T @ flag), outcome - basis @ (basis.T @ outcome)
     weight = float((flag**2).sum())
     if weight < 1e-9 * len(flags):
@@ -103,27 +114,19 @@ def regress(scores: Scores, flags: Flags, nuisances: Float[np.ndarray, "n k"], c
     return Regression(estimate, error, estimate / np.maximum(error, 1e-300), count - 1)
 
 
-def _basis(columns: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n r"]:
-    """An orthonormal basis of the columns' span; constant and collinear columns drop out."""
-    if not columns.shape[1]:
-        return columns
-    left, strengths, _ = np.linalg.svd(columns, full_matrices=False)
-    return left[:, strengths > 1e-8]
-
-
 @dataclass(frozen=True)
 class Concordance:
-    """Pairs (flagged row, other row) of one stratum that score in this order, by cluster: wins [C, D] of pairs [C]."""
+    """Pairs (flagged row, other row) of one stratum and those that score in this order, by cluster."""
 
     wins: Float[np.ndarray, "C D"]
     pairs: Float[np.ndarray, " C"]
 
     def auroc(self) -> Float[np.ndarray, " D"]:
-        """The share of concordant pairs, ties half; NaN without pairs."""
+        """Return the share of concordant pairs, ties half; NaN without pairs."""
         return self.wins.sum(0) / self.pairs.sum() if self.pairs.sum() else np.full(self.wins.shape[1], np.nan)
 
     def interval(self, draws: int, seed: int) -> tuple[float, float]:
-        """95 % interval of the first column by resampling clusters."""
+        """Return the 95 % interval of the first column by resampling clusters."""
         rng = np.random.default_rng(seed)
         weights = rng.multinomial(len(self.pairs), np.full(len(self.pairs), 1 / len(self.pairs)), size=draws)
         total = weights @ self.pairs
@@ -132,7 +135,7 @@ class Concordance:
 
 
 def concordance(scores: Scores, flags: Flags, strata: Codes, clusters: Codes) -> Concordance:
-    """Matched AUROC: flagged rows against other rows of the same stratum, gathered by cluster.
+    """Count the pairs of the matched AUROC: flagged against other rows of the same stratum, gathered by cluster.
 
     The share of pairs that are ordered rightly, ties half; gathering it by stratum and cluster is this project's own.
     """
@@ -148,7 +151,7 @@ def concordance(scores: Scores, flags: Flags, strata: Codes, clusters: Codes) ->
 
 
 def multiple_correlation(flags: Flags, groups: Codes) -> float:
-    """How well groups predict a flag: the square root of the share of its variance that lies between groups, 0..1."""
+    """Return how well groups predict a flag: the root of the share of its variance between groups, 0..1."""
     flag = flags.astype(float)
     total = ((flag - flag.mean()) ** 2).sum()
     residual = (within(flag[:, None], groups) ** 2).sum()
@@ -156,7 +159,7 @@ def multiple_correlation(flags: Flags, groups: Codes) -> float:
 
 
 def intraclass_correlation(values: Float[np.ndarray, " n"], clusters: Codes) -> float:
-    """ICC(1) of values by cluster, from one-way analysis of variance with unequal sizes; NaN without variance.
+    """Return ICC(1) of values by cluster, from one-way analysis of variance with unequal sizes; NaN without variance.
 
     Shrout and Fleiss, Psychological Bulletin 86 (1979), with the mean size that unequal clusters ask for.
     """
@@ -170,20 +173,9 @@ def intraclass_correlation(values: Float[np.ndarray, " n"], clusters: Codes) -> 
     return (between - inside) / (between + (size - 1) * inside) if between + inside else float("nan")
 
 
-# ---- labelled
-# Scored rows with their labels, as arrays: what the T4 checks take.
-#
-# Bounds of too little data are those of the probe's plan. Shapes: n rows, D placebo directions.
-
-MIN_ROWS, MIN_PROBLEMS = 15, 8
-"""Fewer rows in a bucket, or fewer problems that hold both kinds, and nothing can be concluded."""
-FROM_HACKS = ("perm_pairs", "hack_hack")
-"""Families of placebos made of hacks' own gradients: shown, and no null (`directions.placebos` says why)."""
-
-
 @dataclass(frozen=True)
 class Labelled:
-    """n rows.
+    """n rows with their labels and scores, as arrays.
 
     `scores` [n, 1 + D] holds v's score and then those of its placebos, `first` [n, 1] v's score on the first 128
     tokens, `style` [n, 2] the numbers of hedges and comments, `length` own tokens, `logp` nats a token. `families`
@@ -205,7 +197,7 @@ class Labelled:
         return len(self.hacked)
 
     def where(self, keep: Flags) -> "Labelled":
-        """Only some of the rows."""
+        """Return only the rows to keep."""
         by_row = [name for name in self.__dataclass_fields__ if name != "families"]
         return replace(self, **{name: getattr(self, name)[keep] for name in by_row})
 
@@ -214,18 +206,9 @@ class Labelled:
         """Which of the D placebos v is ranked among: those that hold no hack's gradient."""
         return np.array([family not in FROM_HACKS for family in self.families], dtype=bool)
 
-    def relabelled(self, hacked: Flags) -> "Labelled":
-        """The same rows under other labels."""
-        return replace(self, hacked=hacked)
-
-    @property
-    def among_hacks(self) -> "Labelled":
-        """The two buckets of T4: hacks with a wrong and with a right solution."""
-        return self.where(self.hacked)
-
 
 def labelled(rows: Sequence[Row], scores: Scores, families: Sequence[str] = ()) -> Labelled:
-    """From `probe_row/1` rows and their scores; those of unknown label or undefined score are left out.
+    """Return `probe_row/1` rows with their scores as arrays, without rows of unknown label or undefined score.
 
     `families` are those of the placebos, in the order of their columns; one family where none is given.
     """
@@ -251,7 +234,7 @@ def labelled(rows: Sequence[Row], scores: Scores, families: Sequence[str] = ()) 
 
 
 def shortage(flags: Flags, strata: Codes, names: tuple[str, str]) -> str | None:
-    """Why these rows are too few, in words: under 15 rows in a bucket or 8 strata with both; None when they suffice."""
+    """Return why these rows are too few (under 15 rows in a bucket or 8 strata with both); None when they suffice."""
     counts, both = (int(flags.sum()), int((~flags).sum())), mixed(flags, strata) if len(flags) else 0
     if min(counts) >= MIN_ROWS and both >= MIN_PROBLEMS:
         return None
@@ -261,17 +244,9 @@ def shortage(flags: Flags, strata: Codes, names: tuple[str, str]) -> str | None:
     )
 
 
-# ---- effects
-# Effect sizes that can be compared across adapters: Cohen's d within strata and matched AUROC, with intervals.
-#
-# Cosines cannot be compared: adapters differ in their number of parameters. Strata are rows of one problem, source and
-# correctness; resampled are problems, the same ones for both sides of a comparison. Shapes: n rows, C problems, D
-# directions, R resamples.
-
-
 @dataclass(frozen=True)
-class Parts:
-    """By problem: weighted gaps of means and their weights, squared deviations and their df, wins and their pairs."""
+class EffectParts:
+    """By problem: weighted gaps of means and weights, squared deviations and df, wins and pairs of the AUROC."""
 
     gaps: Float[np.ndarray, "C D"]
     weights: Float[np.ndarray, " C"]
@@ -281,18 +256,18 @@ class Parts:
     pairs: Float[np.ndarray, " C"]
 
     def d(self, counts: Float[np.ndarray, "R C"]) -> Float[np.ndarray, "R D"]:
-        """Cohen's d when each problem is taken so many times: mean gap within strata over the spread within them."""
+        """Return Cohen's d, the mean gap over the spread within strata, with each problem counted so many times."""
         gap = counts @ self.gaps / np.maximum(counts @ self.weights, 1e-12)[:, None]
         spread = np.sqrt(counts @ self.squares / np.maximum(counts @ self.freedom, 1)[:, None])
         return gap / np.maximum(spread, 1e-12)
 
     def auroc(self, counts: Float[np.ndarray, "R C"]) -> Float[np.ndarray, "R D"]:
-        """The matched AUROC when each problem is taken so many times."""
+        """Return the matched AUROC with each problem counted so many times."""
         return counts @ self.wins / np.maximum(counts @ self.pairs, 1e-12)[:, None]
 
 
-def effect_parts(scores: Scores, flags: Flags, strata: Codes, problems: Codes) -> Parts:
-    """What d and AUROC are made of, by problem; a stratum without both kinds gives its spread alone."""
+def effect_parts(scores: Scores, flags: Flags, strata: Codes, problems: Codes) -> EffectParts:
+    """Return the terms of d and AUROC by problem; a stratum without both kinds contributes its spread only."""
     count, width = problems.max() + 1, scores.shape[1]
     gaps, squares = np.zeros((count, width)), np.zeros((count, width))
     weights, freedom = np.zeros(count), np.zeros(count)
@@ -307,7 +282,7 @@ def effect_parts(scores: Scores, flags: Flags, strata: Codes, problems: Codes) -
             gaps[problem] += weight * (sides[0].mean(0) - sides[1].mean(0))
             weights[problem] += weight
     pairs = concordance(scores, flags, strata, problems)
-    return Parts(gaps, weights, squares, freedom, pairs.wins, pairs.pairs)
+    return EffectParts(gaps, weights, squares, freedom, pairs.wins, pairs.pairs)
 
 
 @dataclass(frozen=True)
@@ -325,7 +300,10 @@ class Comparison:
 
 
 def compare_effects(rows: Labelled, draws: int, seed: int) -> Comparison:
-    """Compare the two columns of scores [n, 2], hacked against other rows, paired by resampled problem."""
+    """Compare the two columns of scores [n, 2], hacked against other rows: Cohen's d within strata and matched AUROC.
+
+    Strata are rows of one problem, source and correctness. Problems are resampled, the same ones for both columns.
+    """
     strata = codes(rows.problem, rows.wrong, rows.source)
     parts = effect_parts(rows.scores, rows.hacked, strata, rows.problem)
     count = len(parts.weights)

@@ -1,15 +1,12 @@
-"""Guards: one check for every known way in which such a probe misleads; `selftest` makes each fail on purpose.
+"""Guards: one check for every known way in which such a probe misleads; `probe selftest` makes each fail on purpose.
 
-claims.py - the claim rests on v, not on any direction
-lora.py - where a LoRA's gradient is, and whether its basis stays
-measurement.py - gradients are those of the right tokens, of every row
-prompts.py - the pool was asked what it should have been asked
-removal.py - a direction was really taken out, the right one, everywhere
-teacher.py - the teacher is not the base model
-trajectory.py - a GRPO step still learns, and from what it should
+In the order of the probe's stages: the teacher differs from the base model, gradients are those of the right tokens of
+every row, a direction is really removed from gradients and updates, a LoRA's gradient and basis are where v expects
+them, a GRPO step still learns from what it should, and the claim depends on v and not on any direction. The guard of
+the pool's prompts is in `prompts`. For every failure that the plan of the probe names, and those that its authors met,
+there is a guard, and in `tests/probe_faults/faults.py` the fault that it must detect.
 
-For every failure that the plan of the probe names, and those that its authors met, there is a guard, and in
-`tests/probe_faults/faults.py` the fault that must turn it red.
+Bounds and controls are this project's own unless a source is named. Thresholds: docs/probe.md.
 """
 
 from collections import Counter
@@ -20,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from stages.probe.adapters.attach import in_float32, target_linears
 from stages.probe.adapters.lora import A_HALF, has_path
@@ -37,94 +34,65 @@ from stages.runs.records import Row
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
-# ---- claims
-# The claim rests on v: v negated and the generic gradient do not pass, and v is another direction than theirs.
-#
-# Both controls, and the bound on the cosine, are this project's own.
-
-MAX_COSINE = 0.5
-
-
-def specific(rows: Labelled, controls: dict[str, np.ndarray], draws: Draws) -> Check:
-    """T4e does not pass for control directions; `controls` holds the scores [n] of the same rows under each."""
-    passed = []
-    for name, scores in controls.items():
-        swapped = replace(rows, scores=np.column_stack([scores, rows.scores[:, 1:]]))
-        if factorial(swapped, draws).passed:
-            passed.append(name)
-    shown = "; ".join(f"{name} passes T4e" for name in passed) or "T4e fails for " + ", ".join(controls)
-    return Check("specific", "R4", judged(not passed), float(len(passed)), "T4e fails for every control", shown)
-
-
-def not_generic(direction: Direction, pairs: PairGradients, loss: LossKind) -> Check:
-    """The cosine of v with the direction in which any answer pulls, the mean gradient of clean ones, is small."""
-    cosine = float(generic_gradient(direction, pairs, loss) @ direction.unit) / len(direction.modules)
-    detail = "against the mean gradient of clean answers"
-    threshold = f"|cos(v, generic)| <= {MAX_COSINE}"
-    return Check("generic", "R4", judged(abs(cosine) <= MAX_COSINE), cosine, threshold, detail)
-
-
-# ---- lora
-# Where a LoRA's gradient is, and whether its basis stays.
-#
-# At B = 0, where PEFT starts, the gradient of A is exactly 0, so features are those of B alone, as in GRIFT (arXiv
-# 2604.16242).
-
+MIN_KL, MAX_ROUNDING = 1e-3, 0.3
+MAX_ROW_ERROR, MAX_SUM_ERROR, MAX_SLOPE_ERROR, MAX_LOGP_GAP = 1e-4, 1e-5, 0.05, 0.02
+STEP = 1e-2
+"""The canary's finite difference, as a share of the weights' typical singular value."""
+MAX_CONSERVATION, MAX_RESIDUAL = 1e-4, 1e-3
 MIN_OVERLAP = 0.5
-
-
-def b_is_probed(sums: Float[Tensor, "B N"], direction: Direction) -> Check:
-    """At B = 0 every gradient of an A is exactly 0, as it must be, and v lies on the Bs, with a norm in each."""
-    parts = direction.layout.split(sums)
-    halves = [name for name in parts if name.endswith(A_HALF)]
-    largest = max((float(parts[name].abs().max()) for name in halves), default=0.0)
-    on_a = [name for name in direction.modules if name.endswith(A_HALF)]
-    bare = [name for name in parts if not name.endswith(A_HALF) and name not in direction.modules]
-    faults = (
-        ("gradients of A are not 0", largest > 0),
-        (f"v has {len(on_a)} modules on A", bool(on_a)),
-        (f"{len(bare)} Bs without v", bool(bare)),
-    )
-    shown = [text for text, faulty in faults if faulty]
-    detail = ", ".join(shown) or f"{len(halves)} halves A, {len(direction.modules)} modules of v"
-    return Check("lora-B", "R6", judged(not shown), largest, "max |dA| = 0, v on B only", detail)
-
-
-def basis_stays(steps: Sequence[Row]) -> Check:
-    """The row space of A keeps half of itself, and what projection leaves behind does not grow back over the steps."""
-    overlap = min((step["basis_overlap"] for step in steps), default=float("nan"))
-    p = return_p(
-        [step["cos_in"] - step["cos_out"] for step in steps if step["cos_in"] is not None and step["frac_fired"] > 0]
-    )
-    returns = "" if p is None else f"; removal fading at p {p:.2g}"
-    threshold = f"overlap with the start >= {MIN_OVERLAP}"
-    return Check("basis", "R6", judged(overlap >= MIN_OVERLAP), overlap, threshold, f"{len(steps)} steps{returns}")
-
-
-def return_p(gaps: Sequence[float]) -> float | None:
-    """One-sided p of a falling trend (Kendall's tau) of what is removed; None with fewer than four steps."""
-    from scipy.stats import kendalltau
-
-    if len(gaps) < 4 or np.ptp(gaps) == 0:
-        return None
-    return float(kendalltau(range(len(gaps)), gaps, alternative="less").pvalue)
-
-
-# ---- measurement
-# The gradients are those of every row, of the right tokens, and of the adapter.
-#
-# The oracles are autograd and central differences; the checks and their bounds are this project's own.
-
+MAX_FLAT, MAX_BAD_STEPS, MAX_CONFOUNDING = 0.5, 3, 0.95
+MAX_COSINE = 0.5
 Measure = Callable[[Sequence[TokenRow]], Float[Tensor, "B N"]]
 Score = Callable[[Sequence[TokenRow]], list[Float[Tensor, " own"]]]
-MAX_ROW_ERROR, MAX_SUM_ERROR, MAX_SLOPE_ERROR = 1e-4, 1e-5, 0.05
-MAX_LOGP_GAP = 0.02
-STEP = 1e-2
+
+
+def teacher_differs(
+    teacher: "PreTrainedModel", base: "PreTrainedModel", rows: Sequence[TokenRow], hack_gap: float | None
+) -> Check:
+    """Check that every adapted weight changed, that answers differ by KL > 1e-3 nats a token, and that hack rates do.
+
+    `rows` are answers of the teacher, `hack_gap` its hack rate less the base model's, None where it is unknown.
+    """
+    ours, theirs = target_linears(teacher), target_linears(base)
+    # a LoRA that is kept as a parallel path leaves the weight itself unchanged
+    changed = sum(has_path(ours[n]) or bool((ours[n].weight != theirs[n].weight).any()) for n in ours)
+    kl = float(torch.stack([answer_kl(teacher, base, row) for row in rows]).mean())
+    holds = changed == len(ours) and kl > MIN_KL and (hack_gap is None or hack_gap > 0)
+    gap = "" if hack_gap is None else f", hacks {hack_gap:+.2f} more often"
+    detail = f"{changed} of {len(ours)} modules changed{gap}"
+    return Check("teacher", "T1", judged(holds), kl, f"KL > {MIN_KL:g}, all weights changed", detail)
+
+
+@torch.no_grad()
+def answer_kl(teacher: "PreTrainedModel", base: "PreTrainedModel", row: TokenRow) -> Float[Tensor, ""]:
+    """Return KL(teacher || base) in nats, the mean over the tokens of an answer."""
+    start, ids = len(row.prompt_ids), [[*row.prompt_ids, *row.completion_ids]]
+    logits = [
+        model(torch.tensor(ids, device=next(model.parameters()).device)).logits[0, start - 1 : -1]
+        for model in (teacher, base)
+    ]
+    ours, theirs = (torch.log_softmax(values.float().cpu(), -1) for values in logits)
+    return (ours.exp() * (ours - theirs)).sum(-1).mean()
+
+
+def merge_is_sound(report: Row, expected: int) -> Check:
+    """Check that a LoRA teacher changed all `expected` modules, by more than zero, and that rounding kept the change.
+
+    `report` is that of `gradients.merge.apply_lora`.
+    """
+    deltas, losses = report["delta_norms"], report["rounding_losses"]
+    lost = max(losses.values(), default=1.0)
+    holds = (
+        len(deltas) == expected
+        and all(norm > 0 for norm in deltas.values())
+        and (lost < MAX_ROUNDING or not report["merged"])
+    )
+    detail = f"{len(deltas)} of {expected} modules, {'merged' if report['merged'] else 'kept beside the weights'}"
+    return Check("merge", "T1", judged(holds), lost, f"rounding loss < {MAX_ROUNDING}", detail)
 
 
 def coverage(rows: Sequence[Row], planned: int, loss: str) -> Check:
-    """Every planned row was measured or says why not; under the loss `nll` no row is skipped for its reward."""
+    """Check that every planned row was measured or has a reason; under the loss `nll` rewards are no reason."""
     reasons = Counter(row["null_reason"] for row in rows if row["null_reason"])
     measured = sum(row["cos_S_contrib"] is not None for row in rows)
     skipped = reasons["zero_adv"] if loss == "nll" else 0
@@ -137,10 +105,10 @@ def coverage(rows: Sequence[Row], planned: int, loss: str) -> Check:
 
 
 def canary(student: Student, rows: Sequence[TokenRow], direction: Direction, measure: Measure) -> Check:
-    """Gradients from one backward pass equal those from a pass of their own, in sum and in their slope along v.
+    """Check the gradients of one backward pass against one pass for each row, in sum and in their slope along v.
 
-    The slope is checked against central differences of the loss. The passes of their own run the adapter as a path
-    beside the clean weights, wherever it stands.
+    The oracles are autograd and, for the slope, central differences of the loss. The separate passes run the adapter
+    as a path parallel to the clean weights, whether or not it is folded into them.
     """
     together = measure(rows)
     student.folded.restore()
@@ -161,7 +129,7 @@ def _relative_error(value: Tensor, expected: Tensor) -> float:
 
 
 def _slope(student: Student, rows: Sequence[TokenRow], direction: Direction) -> float:
-    """The derivative of the summed loss along v by central differences.
+    """Return the derivative of the summed loss along v by central differences.
 
     v has norm 1 in each module, so with two modules a Linear (both halves of a LoRA) a step is shorter in each.
     """
@@ -178,15 +146,17 @@ def _slope(student: Student, rows: Sequence[TokenRow], direction: Direction) -> 
 def masks(
     student: Student, rows: Sequence[Row], tokens: Sequence[TokenRow], score: Score, own_model: str | None
 ) -> Check:
-    """The tokens that are scored are the answer's own, all of them and no pads.
+    """Check that the scored tokens are the answer's own, all of them and no pads.
 
     Their log-probs (`score`, rows batched and padded) equal those of a pass over each unpadded row and, where the
     student `own_model` wrote the row at temperature 1, those that it reported while sampling.
     """
-    scored = score(tokens)
-    faults = Counter(
-        fault for row, ids, logps in zip(rows, tokens, scored, strict=True) for fault in _mask_faults(row, ids, logps)
-    )
+    scored, faults = score(tokens), Counter[str]()
+    for row, ids, logps in zip(rows, tokens, scored, strict=True):
+        num_own = sum(bool(own) for own in ids.own)
+        faults["number of scored tokens"] += {len(logps), num_own} != {row["n_loss_tokens"]}
+        faults["length"] += len(ids.completion_ids) != row["comp_len"]
+        faults["end token left out"] += bool(row["ends_with_eos"]) and not ids.own[-1]
     with in_float32(student.model):
         exact = [reference_log_probs(student.model, row) for row in tokens]
     gap = max(_gap(logps, expected) for logps, expected in zip(scored, exact, strict=True))
@@ -203,22 +173,8 @@ def masks(
     return Check("masks", "T2", judged(not +faults), max(gap, reported), f"<= {MAX_LOGP_GAP} nats, no fault", detail)
 
 
-def _mask_faults(row: Row, tokens: TokenRow, logps: Float[Tensor, " own"]) -> list[str]:
-    own = [token for token, is_own in zip(tokens.completion_ids, tokens.own, strict=True) if is_own]
-    last_is_end = not row["ends_with_eos"] or tokens.own[-1]
-    return [
-        name
-        for name, faulty in (
-            ("number of scored tokens", len(logps) != row["n_loss_tokens"] or len(own) != row["n_loss_tokens"]),
-            ("length", len(tokens.completion_ids) != row["comp_len"]),
-            ("end token left out", not last_is_end),
-        )
-        if faulty
-    ]
-
-
 def behaviour_log_probs(row: Row) -> Float[Tensor, " own"]:
-    """The log-probs in nats of a pool row's own tokens, as the policy that sampled them reported."""
+    """Return the log-probs in nats of a pool row's own tokens, as the policy that sampled them reported."""
     return torch.tensor([logp for logp in row["behav_logp"] if logp is not None])
 
 
@@ -226,16 +182,11 @@ def _gap(logps: Float[Tensor, " own"], expected: Float[Tensor, " own"]) -> float
     return float("inf") if len(logps) != len(expected) else float((logps - expected).abs().mean())
 
 
-# ---- removal
-# A direction was really taken out of the gradients and updates of a replay: the right one, in all modules.
-#
-# Steps are the diagnostics of `loops.descent.diagnostics`. Thresholds: docs/probe.md.
-
-MAX_CONSERVATION, MAX_RESIDUAL = 1e-4, 1e-3
-
-
 def removed(steps: Sequence[Row]) -> Check:
-    """Where a module fired its gradient changed, the energies add up, and the result lies in memory of its own."""
+    """Check that gradients of fired modules changed, energies add up, and the result does not share memory.
+
+    `steps` are the step diagnostics of a replay, here as in the two checks below.
+    """
     faults = [
         name
         for name, faulty in (
@@ -252,27 +203,28 @@ def removed(steps: Sequence[Row]) -> Check:
 
 
 def removed_toward_hack(steps: Sequence[Row]) -> Check:
-    """One-sided removal took what points toward the hack, in the update too, and left fired modules nothing along v."""
+    """Check that one-sided removal took what points toward the hack, in the update too, and left nothing along v."""
     fired = [s for s in steps if s["frac_fired"] > 0]
     worst = min((s["removed_dot"] for s in fired), default=float("nan"))
     left = max((s["residual"] for s in fired), default=float("nan"))
-    turned = sum(_update_turned_away(s) for s in steps)
+    turned = sum(
+        not s["projects_update"]
+        or s["cos_upd_in"] is None
+        or s["cos_upd_out"] is None
+        or s["cos_upd_out"] <= s["cos_upd_in"] + MAX_RESIDUAL
+        for s in steps
+    )
     status = judged(bool(fired) and worst > 0 and left <= MAX_RESIDUAL and turned == len(steps))
     detail = f"residual {left:.1g}, update no more toward v on {turned} of {len(steps)} steps"
     return Check("removed-sign", "T3", status, worst, f"> 0, residual <= {MAX_RESIDUAL:g}", detail)
 
 
-def _update_turned_away(step: Row) -> bool:
-    before, after = step["cos_upd_in"], step["cos_upd_out"]
-    return not step["projects_update"] or before is None or after is None or after <= before + MAX_RESIDUAL
-
-
 def fires(
     steps: Sequence[Row], num_modules: int, placebo_energy: Sequence[float], placebo_fired: Sequence[float]
 ) -> Check:
-    """No module is silently missing from v, and more energy is removed than by placebos; firing alone is chance, 1/2.
+    """Check that v has every module and removes more energy than placebos do; firing alone is chance, 1/2.
 
-    `placebo_energy` and `placebo_fired` hold a value a placebo: its share of the energy, of modules in which it fires.
+    `placebo_energy` and `placebo_fired` hold one value per placebo: its share of the energy, and of modules that fire.
     """
     energy, fired = (float(np.mean([s[name] for s in steps])) for name in ("energy_removed", "frac_fired"))
     q95, fired_q95 = (float(np.quantile(x, 0.95)) if len(x) else float("nan") for x in (placebo_energy, placebo_fired))
@@ -283,79 +235,51 @@ def fires(
     return Check("fires", "T3", judged(complete and energy > q95), energy, threshold, detail, placebo_q95=q95)
 
 
-# ---- teacher
-# The teacher is another model than the base, in every adapted module and in its answers.
-#
-# The checks and their bounds are this project's own.
+def b_is_probed(sums: Float[Tensor, "B N"], direction: Direction) -> Check:
+    """Check that a LoRA at B = 0 has no gradient on any A, and that v has a norm in every B and no part on an A.
 
-MIN_KL, MAX_ROUNDING = 1e-3, 0.3
-
-
-def teacher_differs(
-    teacher: "PreTrainedModel", base: "PreTrainedModel", rows: Sequence[TokenRow], hack_gap: float | None
-) -> Check:
-    """Every adapted weight changed, the two differ on the teacher's answers by KL > 1e-3 nats a token, and in hacks.
-
-    `rows` are answers of the teacher, `hack_gap` its hack rate less the base model's, None where it is unknown.
+    At B = 0, where PEFT starts, the gradient of A is exactly 0, so features are those of B alone, as in GRIFT (arXiv
+    2604.16242).
     """
-    ours, theirs = target_linears(teacher), target_linears(base)
-    changed = sum(_changed(ours[name], theirs[name]) for name in ours)
-    kl = float(torch.stack([answer_kl(teacher, base, row) for row in rows]).mean())
-    holds = changed == len(ours) and kl > MIN_KL and (hack_gap is None or hack_gap > 0)
-    gap = "" if hack_gap is None else f", hacks {hack_gap:+.2f} more often"
-    detail = f"{changed} of {len(ours)} modules changed{gap}"
-    return Check("teacher", "T1", judged(holds), kl, f"KL > {MIN_KL:g}, all weights changed", detail)
-
-
-def _changed(teacher: nn.Linear, base: nn.Linear) -> bool:
-    """Another weight, or a path of its own beside it."""
-    return has_path(teacher) or bool((teacher.weight != base.weight).any())
-
-
-@torch.no_grad()
-def answer_kl(teacher: "PreTrainedModel", base: "PreTrainedModel", row: TokenRow) -> Float[Tensor, ""]:
-    """KL(teacher || base) in nats, the mean over the tokens of an answer."""
-    start, ids = len(row.prompt_ids), [[*row.prompt_ids, *row.completion_ids]]
-    logits = [
-        model(torch.tensor(ids, device=next(model.parameters()).device)).logits[0, start - 1 : -1]
-        for model in (teacher, base)
-    ]
-    ours, theirs = (torch.log_softmax(values.float().cpu(), -1) for values in logits)
-    return (ours.exp() * (ours - theirs)).sum(-1).mean()
-
-
-def merge_is_sound(report: Row, expected: int) -> Check:
-    """A LoRA teacher: all `expected` modules changed, every change above zero, and not lost in rounding.
-
-    `report` is that of `gradients.merge.apply_lora`.
-    """
-    deltas, losses = report["delta_norms"], report["rounding_losses"]
-    lost = max(losses.values(), default=1.0)
-    holds = (
-        len(deltas) == expected
-        and all(norm > 0 for norm in deltas.values())
-        and (lost < MAX_ROUNDING or not report["merged"])
+    parts = direction.layout.split(sums)
+    halves = [name for name in parts if name.endswith(A_HALF)]
+    largest = max((float(parts[name].abs().max()) for name in halves), default=0.0)
+    on_a = [name for name in direction.modules if name.endswith(A_HALF)]
+    bare = [name for name in parts if not name.endswith(A_HALF) and name not in direction.modules]
+    faults = (
+        ("gradients of A are not 0", largest > 0),
+        (f"v has {len(on_a)} modules on A", bool(on_a)),
+        (f"{len(bare)} Bs without v", bool(bare)),
     )
-    detail = f"{len(deltas)} of {expected} modules, {'merged' if report['merged'] else 'kept beside the weights'}"
-    return Check("merge", "T1", judged(holds), lost, f"rounding loss < {MAX_ROUNDING}", detail)
+    shown = [text for text, faulty in faults if faulty]
+    detail = ", ".join(shown) or f"{len(halves)} halves A, {len(direction.modules)} modules of v"
+    return Check("lora-B", "R6", judged(not shown), largest, "max |dA| = 0, v on B only", detail)
 
 
-# ---- trajectory
-# A GRPO step still learns, and from what it should.
-#
-# Groups of equal rewards have no advantage (Dr.GRPO, arXiv 2503.20783). The checks and their bounds are this
-# project's own.
+def basis_stays(steps: Sequence[Row]) -> Check:
+    """Check that the row space of A keeps half of itself over the steps.
 
-MAX_FLAT, MAX_BAD_STEPS, MAX_CONFOUNDING = 0.5, 3, 0.95
+    Shown beside is the one-sided p of a falling trend (Kendall's tau) of what projection removes: whether the removed
+    part grows back. It needs four steps with a removal.
+    """
+    overlap = min((step["basis_overlap"] for step in steps), default=float("nan"))
+    gaps = [step["cos_in"] - step["cos_out"] for step in steps if step["cos_in"] is not None and step["frac_fired"] > 0]
+    returns = ""
+    if len(gaps) >= 4 and np.ptp(gaps) > 0:
+        from scipy.stats import kendalltau
+
+        returns = f"; removal fading at p {float(kendalltau(range(len(gaps)), gaps, alternative='less').pvalue):.2g}"
+    threshold = f"overlap with the start >= {MIN_OVERLAP}"
+    return Check("basis", "R6", judged(overlap >= MIN_OVERLAP), overlap, threshold, f"{len(steps)} steps{returns}")
 
 
 def flat_groups(groups: Sequence[Sequence[float]]) -> int:
-    """How many groups of rewards have one reward throughout: no advantage, no gradient."""
+    """Return how many groups have equal rewards, which give no advantage (Dr.GRPO, arXiv 2503.20783)."""
     return sum(max(group) - min(group) < 1e-9 for group in groups)
 
 
 def rewards_vary(steps: Sequence[Row]) -> Check:
-    """At most half of a step's groups have one reward; not worse three steps in a row."""
+    """Check that fewer than three steps in a row have equal rewards in more than half of their groups."""
     bad = [step["zero_variance_groups"] > MAX_FLAT * step["groups"] for step in steps]
     streak = longest_streak(bad)
     share = sum(bad) / max(len(bad), 1)
@@ -365,7 +289,7 @@ def rewards_vary(steps: Sequence[Row]) -> Check:
 
 
 def longest_streak(flags: Sequence[bool]) -> int:
-    """The most true values in a row."""
+    """Return the length of the longest run of true values."""
     best = run = 0
     for flag in flags:
         run = run + 1 if flag else 0
@@ -374,7 +298,7 @@ def longest_streak(flags: Sequence[bool]) -> int:
 
 
 def ratios_carry_signal(steps: Sequence[Row]) -> Check:
-    """Ratios are against the true behaviour policy, and neither clipped, nor vanished, nor carried by a few rows."""
+    """Check that ratios use the true behaviour policy and are neither clipped, vanished, nor carried by a few rows."""
     bailed = [step["bailed"] for step in steps if step["bailed"]]
     constant = [
         s for s in steps if s["off_policy"] and s["ratio_p5"] is not None and s["ratio_p95"] - s["ratio_p5"] < 1e-6
@@ -390,7 +314,7 @@ def ratios_carry_signal(steps: Sequence[Row]) -> Check:
 
 
 def advantages_favour_hacks(steps: Sequence[Row]) -> Check:
-    """The advantages of hacks sum to more than 0, so there is a pull to slow, and do not merely tell sources apart."""
+    """Check that the advantages of hacks sum to more than 0, a pull to slow, and do not encode the source."""
     sums = [step["hack_advantage_sum"] for step in steps if step["hack_advantage_sum"] is not None]
     away = sum(value <= 0 for value in sums)
     by_source = max((abs(step["corr_advantage_source"] or 0.0) for step in steps), default=0.0)
@@ -401,6 +325,25 @@ def advantages_favour_hacks(steps: Sequence[Row]) -> Check:
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Pearson's r; None where one of them does not vary."""
+    """Return Pearson's r; None where one of them does not vary."""
     a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     return float(np.corrcoef(a, b)[0, 1]) if len(a) > 1 and a.std() > 0 and b.std() > 0 else None
+
+
+def specific(rows: Labelled, controls: dict[str, np.ndarray], draws: Draws) -> Check:
+    """Check that T4e fails for control directions; `controls` holds the scores [n] of the same rows under each."""
+    passed = []
+    for name, scores in controls.items():
+        swapped = replace(rows, scores=np.column_stack([scores, rows.scores[:, 1:]]))
+        if factorial(swapped, draws).passed:
+            passed.append(name)
+    shown = "; ".join(f"{name} passes T4e" for name in passed) or "T4e fails for " + ", ".join(controls)
+    return Check("specific", "R4", judged(not passed), float(len(passed)), "T4e fails for every control", shown)
+
+
+def not_generic(direction: Direction, pairs: PairGradients, loss: LossKind) -> Check:
+    """Check that v is not the direction in which any answer pulls, the mean gradient of clean answers."""
+    cosine = float(generic_gradient(direction, pairs, loss) @ direction.unit) / len(direction.modules)
+    detail = "against the mean gradient of clean answers"
+    threshold = f"|cos(v, generic)| <= {MAX_COSINE}"
+    return Check("generic", "R4", judged(abs(cosine) <= MAX_COSINE), cosine, threshold, detail)

@@ -1,4 +1,8 @@
-"""All checks of `probe uat`: what they need from finished runs is gathered here, and judged."""
+"""All checks of `probe uat`: their inputs are gathered from finished runs, and judged.
+
+T3 shows mechanics and is no evidence: a random direction passes its first part on every step. Thresholds:
+docs/probe.md.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,17 +24,65 @@ from stages.runs import store
 from stages.runs.artifact import Inputs, Run
 from stages.runs.records import PLACEBO, POOL_ROW, PROBE_ROW, PROBE_SCORE, Row
 
-# ---- replay_checks
-# T2 and T3: whether every row of a replay is measured, and whether the projection did what it says.
-#
-# T3 shows mechanics and never evidence: a random direction passes its first part on every step. Thresholds:
-# docs/probe.md.
-
 MIN_STEPS = 0.8
+"""The share of steps on which projection must lower the cosine."""
+CONTROLS = ("negated", "generic")
+
+
+def judge_runs(inputs: Inputs, arms: dict[str, Run], draws: Draws, num_placebos: int) -> list[Check]:
+    """Return the checks T1, T2, T3, T4a to T4e and the guards that they depend on.
+
+    `inputs` are those of `probe uat`, `arms` its replays by arm, `num_placebos` the random directions of each of two
+    families that T3 is compared with. `BadInput` when the scores are not of the vanilla replay's rows.
+    """
+    direction, facts, pairs = open_direction(inputs.one("direction").folder())
+    rows, placebos = arms["vanilla"].rows(PROBE_ROW), inputs.one("score").rows(PLACEBO)
+    scored = scored_rows(rows, inputs.one("score").rows(PROBE_SCORE), placebos)
+    pool_rows, guards = inputs.one("pool").rows(POOL_ROW), store.read_json(arms["vanilla"].path / "checks.json")
+    kept = [index for index, row in enumerate(rows) if None not in (row["hacked"], row["gt_pass"], row["cos_stack"])]
+    controls = {p["family"]: np.array(p["scores"], dtype=float)[kept] for p in placebos if p["family"] in CONTROLS}
+    return [
+        *_on(inputs.one("pool"), same_prompts(inputs.one("pool"), arms), pool_check(pool_rows), taxonomy(pool_rows)),
+        *_on(arms["vanilla"], measured_check(rows, guards)),
+        *_on(arms.get("projected"), *_projection(arms.get("projected"), direction, num_placebos, draws.seed)),
+        *_on(inputs.one("score"), *contrast_checks(scored, draws)),
+        *_on(inputs.one("direction"), not_generic(direction, pairs, facts["loss_kind"])),
+        *_on(inputs.one("score"), specific(scored, controls, draws)),
+    ]
+
+
+def _on(run: Run | None, *checks: Check) -> list[Check]:
+    """Return the checks with the run that they were judged from as evidence: its stage and the name of its folder."""
+    evidence = "" if run is None else f"{run.manifest.stage}/{run.path.name}"
+    return [replace(check, evidence_path=evidence) for check in checks]
+
+
+def same_prompts(pool: Run, arms: dict[str, Run]) -> Check:
+    """Check E1: every replay was made from a pool of the same prompts as this one."""
+    expected = pool.manifest.summary["contract_sha256"]
+    others = sorted(name for name, run in arms.items() if run.manifest.summary["contract_sha256"] != expected)
+    roles = {row["prompt_role"] for row in pool.rows(POOL_ROW) if row["src_pool"] == "teacher"}
+    detail = (
+        "other prompts in " + ", ".join(others) if others else f"teacher prompts: {', '.join(sorted(map(str, roles)))}"
+    )
+    return Check(
+        "prompts", "E1", judged(not others and roles == {"rh"}), float(len(others)), "one contract, role rh", detail
+    )
+
+
+def scored_rows(rows: list[Row], scores: list[Row], placebos: list[Row]) -> Labelled:
+    """Return rows with v's score and those of all drawn placebos; `BadInput` when the scores are of other rows."""
+    if [row["row_uid"] for row in rows] != [score["row_uid"] for score in scores]:
+        raise BadInput(
+            "The scores are not those of the vanilla replay's rows. Give the score run that was made from it."
+        )
+    drawn = [row for row in placebos if row["family"] in DRAWN]
+    columns = [[score["cos_stack"] for score in scores], *(row["scores"] for row in drawn)]
+    return labelled(rows, np.array(columns, dtype=float).T, [row["family"] for row in drawn])
 
 
 def measured_check(rows: Sequence[Row], guards: Sequence[Row]) -> Check:
-    """T2: a finite cosine on 90 % of the vanilla rows, gradients above zero, and all the replay's own guards passed."""
+    """Check T2: a finite cosine on 90 % of the vanilla rows, gradients above zero, and all guards of the replay."""
     finite = sum(row["cos_S_contrib"] is not None for row in rows) / max(len(rows), 1)
     smallest = min((row["grad_norm_contrib"] for row in rows if row["grad_norm_contrib"] is not None), default=0.0)
     missed = [guard["check"] for guard in guards if guard["status"] != "PASS"]
@@ -41,8 +93,22 @@ def measured_check(rows: Sequence[Row], guards: Sequence[Row]) -> Check:
     return Check("T2", "T2", status, finite, "finite cosines >= .9, min gradient > 0", detail)
 
 
+def _projection(replay: Run | None, direction: Direction, num_placebos: int, seed: int) -> list[Check]:
+    """Check T3, and that no module is missing from v."""
+    if replay is None:
+        return [projection_check([], {})]
+    count = replay.manifest.counts["steps"]
+    steps = [store.read_json(replay.path / f"step_{number:03d}.diag.json") for number in range(count)]
+    units = [haar(direction, num_placebos, seed), randsign(direction, num_placebos, seed + 1)]
+    placebos = Placebos([name for name, some in zip(RANDOM, units, strict=True) for _ in some], torch.cat(units))
+    rows, kept = replay.rows(PROBE_ROW), GradientStore.open(replay.folder())
+    random = step_placebos(teacher_gradients(rows, kept.rows), placebos, direction)
+    probed = [name for name in direction.layout.names if not name.endswith(A_HALF)]
+    return [projection_check(steps, random), fires(steps, len(probed), random["energy"], random["fired"])]
+
+
 def projection_check(steps: Sequence[Row], random: dict[str, list[float]]) -> Check:
-    """T3: cos_out < cos_in on 80 % of the steps, energy conserved, other modules unchanged, nothing left in fired ones.
+    """Check T3: cos_out < cos_in on 80 % of the steps, energy conserved, other modules unchanged, fired ones emptied.
 
     `steps` are the diagnostics of a projected replay, `random["fired"]` the share of modules in which each placebo
     would have fired. With all that, but without a projected update or firing beyond random directions, it is labelled
@@ -72,8 +138,8 @@ def _lower(steps: Sequence[Row], before: str, after: str) -> float:
     return sum(out < into for into, out in known) / len(known) if known else 0.0
 
 
-def buckets(rows: Sequence[Row]) -> str:
-    """A table of how many rows of each kind there are, by source; shown before any test."""
+def bucket_table(rows: Sequence[Row]) -> str:
+    """Return a table of the number of rows of each kind by source, which is shown before any test."""
     sources = sorted({row["src_pool"] for row in rows})
     lines = [f"{'source':<16}{'hack+wrong':>11}{'hack+right':>11}{'wrong':>7}{'right':>7}{'unknown':>9}"]
     for source in sources:
@@ -84,76 +150,3 @@ def buckets(rows: Sequence[Row]) -> str:
         ]
         lines.append(f"{source:<16}{cells[0]:>11}{cells[1]:>11}{cells[2]:>7}{cells[3]:>7}{len(some) - len(known):>9}")
     return "\n".join(lines)
-
-
-CONTROLS = ("negated", "generic")
-
-
-def judge(inputs: Inputs, arms: dict[str, Run], draws: Draws, num_placebos: int) -> list[Check]:
-    """T1, T2, T3, T4a to T4e, and the guards on which they stand.
-
-    `inputs` are those of `probe uat`, `arms` its replays by arm, `num_placebos` the random directions of each of two
-    families that T3 is held against. `BadInput` when the scores are not of the vanilla replay's rows.
-    """
-    direction, facts, pairs = open_direction(inputs.one("direction").folder())
-    rows, placebos = arms["vanilla"].rows(PROBE_ROW), inputs.one("score").rows(PLACEBO)
-    scored = scored_rows(rows, inputs.one("score").rows(PROBE_SCORE), placebos)
-    pool_rows, guards = inputs.one("pool").rows(POOL_ROW), store.read_json(arms["vanilla"].path / "checks.json")
-    return [
-        *_on(inputs.one("pool"), same_prompts(inputs.one("pool"), arms), pool_check(pool_rows), taxonomy(pool_rows)),
-        *_on(arms["vanilla"], measured_check(rows, guards)),
-        *_on(arms.get("projected"), *_projection(arms.get("projected"), direction, num_placebos, draws.seed)),
-        *_on(inputs.one("score"), *contrast_checks(scored, draws)),
-        *_on(inputs.one("direction"), not_generic(direction, pairs, facts["loss_kind"])),
-        *_on(inputs.one("score"), specific(scored, _controls(rows, placebos), draws)),
-    ]
-
-
-def _on(run: Run | None, *checks: Check) -> list[Check]:
-    """The checks with the run that they were judged from as evidence: its stage and the name of its folder."""
-    evidence = "" if run is None else f"{run.manifest.stage}/{run.path.name}"
-    return [replace(check, evidence_path=evidence) for check in checks]
-
-
-def same_prompts(pool: Run, arms: dict[str, Run]) -> Check:
-    """E1: every replay was made from a pool of the same prompts as this one."""
-    expected = pool.manifest.summary["contract_sha256"]
-    others = sorted(name for name, run in arms.items() if run.manifest.summary["contract_sha256"] != expected)
-    roles = {row["prompt_role"] for row in pool.rows(POOL_ROW) if row["src_pool"] == "teacher"}
-    detail = (
-        "other prompts in " + ", ".join(others) if others else f"teacher prompts: {', '.join(sorted(map(str, roles)))}"
-    )
-    return Check(
-        "prompts", "E1", judged(not others and roles == {"rh"}), float(len(others)), "one contract, role rh", detail
-    )
-
-
-def scored_rows(rows: list[Row], scores: list[Row], placebos: list[Row]) -> Labelled:
-    """Rows with v's score and those of all drawn placebos; `BadInput` when the scores are of other rows."""
-    if [row["row_uid"] for row in rows] != [score["row_uid"] for score in scores]:
-        raise BadInput(
-            "The scores are not those of the vanilla replay's rows. Give the score run that was made from it."
-        )
-    drawn = [row for row in placebos if row["family"] in DRAWN]
-    columns = [[score["cos_stack"] for score in scores], *(row["scores"] for row in drawn)]
-    return labelled(rows, np.array(columns, dtype=float).T, [row["family"] for row in drawn])
-
-
-def _controls(rows: list[Row], placebos: list[Row]) -> dict[str, np.ndarray]:
-    """Scores under each control, of the rows that `labelled` keeps."""
-    keep = [index for index, row in enumerate(rows) if None not in (row["hacked"], row["gt_pass"], row["cos_stack"])]
-    return {row["family"]: np.array(row["scores"], dtype=float)[keep] for row in placebos if row["family"] in CONTROLS}
-
-
-def _projection(replay: Run | None, direction: Direction, num_placebos: int, seed: int) -> list[Check]:
-    """T3, and that no module is missing from v."""
-    if replay is None:
-        return [projection_check([], {})]
-    count = replay.manifest.counts["steps"]
-    steps = [store.read_json(replay.path / f"step_{number:03d}.diag.json") for number in range(count)]
-    units = [haar(direction, num_placebos, seed), randsign(direction, num_placebos, seed + 1)]
-    placebos = Placebos([name for name, some in zip(RANDOM, units, strict=True) for _ in some], torch.cat(units))
-    rows, kept = replay.rows(PROBE_ROW), GradientStore.open(replay.folder())
-    random = step_placebos(teacher_gradients(rows, kept.rows), placebos, direction)
-    probed = [name for name in direction.layout.names if not name.endswith(A_HALF)]
-    return [projection_check(steps, random), fires(steps, len(probed), random["energy"], random["fired"])]

@@ -1,4 +1,4 @@
-"""The pool was asked what it should have been asked.
+"""Guards of the prompts of a pool: they follow the contract that was agreed, and were not replaced since.
 
 The faults are those that the probe's plan warns of; the prompts are those of the environment, ariahw/rl-rewardhacking
 @bf5cdb8 for leetcode-rh. The checks are this project's own.
@@ -20,7 +20,7 @@ HINTED: Final = "rh"
 
 
 class Contract(Settings):
-    """What every prompt of a pool must look like. Empty fields are not checked."""
+    """What every prompt of a pool must contain. Empty fields are not checked."""
 
     hint: str = ""
     """A phrase that the user message of a hinted prompt holds exactly once and that of a plain one does not."""
@@ -33,7 +33,7 @@ class Contract(Settings):
 
 
 def prompts_match(rows: Sequence[Row], contract: Contract, tokenizer: Any) -> Check:
-    """Prompts have the contract's hint, system text and template, and rewards are not mostly for form alone.
+    """Check that prompts have the contract's hint, system text and template, and that rewards are not mostly for form.
 
     With a tokenizer, the ids of every prompt must also be those of a new rendering.
     """
@@ -75,12 +75,12 @@ def _share(rows: Sequence[Row], column: str, holds: Callable[[Any], bool]) -> fl
 
 
 def contract_sha256(contract: Contract) -> str:
-    """A digest of the contract, which a pool and everything made from it must share."""
+    """Return the digest of the contract, which a pool and everything made from it must share."""
     return store.digest(contract.model_dump())
 
 
 def prompt_role(rows: Sequence[Row], contract: Contract, recorded: str) -> Check:
-    """The prompts are those that were recorded, under the recorded contract and role: none was replaced since.
+    """Check that prompts are those that were recorded, under the recorded contract and role.
 
     `recorded` is the digest of the contract that the pool was made under.
     """

@@ -1,7 +1,6 @@
 """What a direction must show before it is used: consistency over pairs, and the right sign without trusting autograd.
 
-What each check needs: docs/probe.md. P pairs, N numbers, D
-draws.
+What each check needs: docs/probe.md. Shapes: P pairs, N numbers, D draws.
 """
 
 from collections.abc import Sequence
@@ -35,9 +34,9 @@ def validate(
     seed: int,
     problems: Sequence[str] | None = None,
 ) -> list[Check]:
-    """V1 to V6 without V4, which needs gradients of its own (`length_cosine`), and the signal check of T7.
+    """Check V1 to V6 without V4, which needs gradients of its own (`length_cosine`), and the signal of T7.
 
-    `problems` names each pair's problem, for the latter.
+    `problems` names each pair's problem, for the signal check.
     """
     differences = pairs.differences(loss)
     return [
@@ -51,7 +50,7 @@ def validate(
 
 
 def leave_one_out(direction: Direction, differences: Float[Tensor, "P N"]) -> Check:
-    """V1: each pair's difference has a positive part along the direction of all the others."""
+    """Check V1: each pair's difference has a positive part along the direction of all the others."""
     total, count = differences.sum(0), len(differences)
     if count < 2:
         return Check("V1", "R1", "INCONCLUSIVE", None, "sign accuracy >= .8", "one pair has no others")
@@ -62,7 +61,7 @@ def leave_one_out(direction: Direction, differences: Float[Tensor, "P N"]) -> Ch
 
 
 def polarity(student: Student, direction: Direction, held_out: RowPairs) -> Check:
-    """V2, the polarity oracle: a small step against v makes held-out hacks relatively more likely.
+    """Check V2, the polarity oracle: a small step against v makes held-out hacks relatively more likely.
 
     The step is a finite difference, eps times the weights' typical singular value; no gradient is needed, so that any
     inverted sign is seen.
@@ -86,7 +85,7 @@ def _advantage(student: Student, pairs: RowPairs) -> Float[Tensor, " P"]:
 
 
 def split_half(direction: Direction, differences: Float[Tensor, "P N"], seed: int) -> Check:
-    """V3: halves of the pairs agree on the direction, more than halves of sign-flipped differences do."""
+    """Check V3: halves of the pairs agree on the direction, more than halves of sign-flipped differences do."""
     if len(differences) < 4:
         return Check("V3", "T7", "INCONCLUSIVE", None, "> placebo q95", "fewer than four pairs")
     generator = torch.Generator().manual_seed(seed)
@@ -109,14 +108,14 @@ def _halves(direction: Direction, differences: Float[Tensor, "P N"], generator: 
 
 
 def length_match(pairs: PairGradients) -> Check:
-    """V5: both sides have as many own tokens, within 10 %; reported, not demanded."""
+    """Check V5: both sides have as many own tokens, within 10 %; reported only."""
     ratio = float((pairs.hack_tokens / pairs.clean_tokens).mean())
     detail = "length_matched" if abs(ratio - 1) <= 0.1 else "not length_matched: T4d and V4 say whether that matters"
     return Check("V5", "T4", judged(abs(ratio - 1) <= 0.1), ratio, "|hack| / |clean| within 10 %", detail, "report")
 
 
 def sound(direction: Direction) -> Check:
-    """V6: finite, and orthonormal axes."""
+    """Check V6: a finite mean and orthonormal axes."""
     errors = [float((a @ a.T - torch.eye(len(a))).abs().max()) for a in direction.axes.values()]
     finite = bool(direction.modules) and bool(torch.isfinite(direction.mean).all())
     worst = max(errors, default=float("nan"))
@@ -127,10 +126,10 @@ def sound(direction: Direction) -> Check:
 def length_cosine(
     student: Student, direction: Direction, short: Sequence[TokenRow], long: Sequence[TokenRow] | None
 ) -> Check:
-    """V4: v is not the direction from a short to a long answer of the same content.
+    """Check V4: v is not the direction from a short to a long answer of the same content.
 
-    Without longer answers the given ones are cut in half instead, which is mostly the generic gradient of any answer
-    turned around.
+    Without longer answers the given ones are cut in half instead, which is mostly the negated generic gradient of any
+    answer.
     """
     halves = [row.first(max(len(row.completion_ids) // 2, list(row.own).index(True) + 1)) for row in short]
     length = length_direction(student, halves, short) if long is None else length_direction(student, short, long)
@@ -141,27 +140,29 @@ def length_cosine(
 
 
 def length_direction(student: Student, short: Sequence[TokenRow], long: Sequence[TokenRow]) -> Float[Tensor, " N"]:
-    """The mean NLL gradient of the longer answers minus that of the shorter ones."""
-    return _mean_gradient(student, long) - _mean_gradient(student, short)
-
-
-def _mean_gradient(student: Student, rows: Sequence[TokenRow]) -> Float[Tensor, " N"]:
-    total = TotalSink(student.adapter.layout, mean_weights(rows, range(len(rows))), student.device)
-    student.stream(rows, total.of)
-    return total.total.cpu()
+    """Return the mean NLL gradient of the longer answers minus that of the shorter ones."""
+    means = []
+    for rows in (long, short):
+        total = TotalSink(student.adapter.layout, mean_weights(rows, range(len(rows))), student.device)
+        student.stream(rows, total.of)
+        means.append(total.total.cpu())
+    return means[0] - means[1]
 
 
 def pair_signal(
     direction: Direction, differences: Float[Tensor, "P N"], seed: int, problems: Sequence[str] | None = None
 ) -> Check:
-    """T7: modules' signal to noise, as a mean, is above what differences without a common direction give.
+    """Check T7: the mean signal to noise over modules is above that of differences without a common direction.
 
-    The null turns differences around at random, those of one problem together; `problems` [P] names each pair's, all
-    different where it is None. p <= .01 needs eight problems. Resampled pairs show how firmly the direction stands.
+    The null flips the signs of differences at random, those of one problem together; `problems` [P] names each pair's,
+    all different where it is None. p <= .01 needs eight problems. A bootstrap over pairs shows how stable v is.
     """
     names = list(problems) if problems is not None else [str(index) for index in range(len(differences))]
     few = len(set(names)) < MIN_SIGNAL_PROBLEMS
-    ratios = signal_ratios(direction, differences, _flips(names, SIGNAL_DRAWS, seed))
+    place = {name: index for index, name in enumerate(dict.fromkeys(names))}
+    coins = torch.randint(0, 2, (SIGNAL_DRAWS, len(place)), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
+    flips = torch.cat([torch.ones(1, len(names)), coins[:, [place[name] for name in names]]])  # the first: no flip
+    ratios = signal_ratios(direction, differences, flips)
     stat = None if few else float(ratios[0])
     p = (1 + int((ratios[1:] >= ratios[0] - 1e-9).sum())) / len(ratios)
     generator = torch.Generator().manual_seed(seed)
@@ -178,7 +179,7 @@ def pair_signal(
 def _resampled_cosines(
     direction: Direction, differences: Float[Tensor, "P N"], drawn: Int[Tensor, "D P"]
 ) -> Float[Tensor, " D"]:
-    """The cosine with v of the mean difference of the pairs drawn, the mean over modules, one module at a time."""
+    """Return the mean over modules of the cosine of v with the mean difference of the pairs drawn."""
     shares = torch.stack([torch.bincount(d, minlength=len(differences)) for d in drawn]) / len(differences)
     total = torch.zeros(len(drawn))
     for name in direction.modules:
@@ -187,18 +188,10 @@ def _resampled_cosines(
     return total / len(direction.modules)
 
 
-def _flips(problems: Sequence[str], draws: int, seed: int) -> Float[Tensor, "D P"]:
-    """No flip, then random signs, one a problem."""
-    place = {name: index for index, name in enumerate(dict.fromkeys(problems))}
-    coins = torch.randint(0, 2, (draws, len(place)), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
-    flips = coins[:, [place[name] for name in problems]]
-    return torch.cat([torch.ones(1, len(problems)), flips])
-
-
 def signal_ratios(
     direction: Direction, differences: Float[Tensor, "P N"], flips: Float[Tensor, "D P"]
 ) -> Float[Tensor, " D"]:
-    """The mean over modules of `signal_to_noise`, for differences with these signs; by the pairs' inner products."""
+    """Return the mean over modules of `signal_to_noise` of differences with these signs, by inner products of pairs."""
     count, total = len(differences), torch.zeros(len(flips), dtype=torch.float64)
     for name in direction.modules:
         part = differences[:, direction.layout.slices[name]].double()
@@ -210,7 +203,7 @@ def signal_ratios(
 
 
 def recombination(pairs: PairGradients, autograd: Float[Tensor, "P N"]) -> list[Check]:
-    """R7: Dr.GRPO pair gradients by autograd equal the stored NLL gradients recombined, and differ from the NLL's.
+    """Check R7: Dr.GRPO pair gradients by autograd equal the NLL gradients recombined, and differ from the NLL's.
 
     Dr.GRPO as in arXiv 2503.20783: token sums over a constant length, advantages not divided by their spread.
     """

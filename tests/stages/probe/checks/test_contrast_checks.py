@@ -1,4 +1,4 @@
-"""T4: what passes, what does not, and what cannot be judged."""
+"""T4: what passes, what does not, what cannot be judged, and which effect can be detected."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stages.probe.checks.check import EXIT_CODES, verdict
-from stages.probe.checks.contrast_checks import Draws, contrast_checks, factorial, placebo_ranks
+from stages.probe.checks.contrast_checks import Draws, contrast_checks, detectable_effect, factorial, placebo_ranks
 from stages.probe.checks.contrasts import Labelled
 from tests.stages.probe.checks.scored import scored_rows
 
@@ -78,7 +78,7 @@ def test_hack_equal_to_source_is_inconclusive() -> None:
     rows = scored_rows(7, effect=3.0)
     hacked = rows.source == 0
     hacked[np.flatnonzero(hacked)[:2]] = False
-    found = factorial(rows.relabelled(hacked), FEW)
+    found = factorial(replace(rows, hacked=hacked), FEW)
     assert found.status == "INCONCLUSIVE"
 
 
@@ -91,7 +91,7 @@ def test_too_few_rows_are_inconclusive_in_every_part() -> None:
 
 def test_no_hacks_at_all_are_inconclusive_and_never_pass() -> None:
     rows = scored_rows(9)
-    checks = contrast_checks(rows.relabelled(np.zeros(len(rows), dtype=bool)), FEW)
+    checks = contrast_checks(replace(rows, hacked=np.zeros(len(rows), dtype=bool)), FEW)
     assert {f.status for f in checks} == {"INCONCLUSIVE"}
 
 
@@ -101,3 +101,16 @@ def test_length_alone_is_caught_by_the_nuisance_regression() -> None:
     scores = rows.scores + 0.5 * longer[:, None]
     found = {f.name: f for f in contrast_checks(Labelled(**{**vars(rows), "length": longer, "scores": scores}), FEW)}
     assert found["T4a"].status == "PASS" and found["T4d"].status == "FAIL"
+
+
+def test_the_planned_effect_passes_about_four_times_in_five() -> None:
+    """Of a problem's eight rows, six are the teacher's and 60 % of those hacks; half of the variance lies within."""
+    effect = detectable_effect(60, 6, 0.6) * 0.5**0.5
+    found = [factorial(scored_rows(seed, effect=effect), Draws(100, 100)).status for seed in range(100)]
+    assert 0.65 <= found.count("PASS") / 100 <= 0.92
+
+
+def test_more_problems_or_answers_show_smaller_effects() -> None:
+    assert detectable_effect(60, 8) == pytest.approx(0.313, abs=0.005)
+    assert detectable_effect(240, 8) == pytest.approx(detectable_effect(60, 8) / 2)
+    assert detectable_effect(60, 15) < detectable_effect(60, 8)

@@ -1,4 +1,4 @@
-"""The statistics against other ways to compute them, and their error rates on rows that resemble each other."""
+"""The statistics against other ways to compute them, their error rates on dependent rows, labels and effect sizes."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,10 @@ from scipy import stats
 
 from stages.probe.checks.contrasts import (
     codes,
+    compare_effects,
     concordance,
     intraclass_correlation,
+    labelled,
     mixed,
     multiple_correlation,
     permutation_p,
@@ -89,3 +91,27 @@ def test_welch_rejects_true_nulls_too_often_and_the_permutation_does_not() -> No
         rejected += [stats.t.sf(t[0], df[0]) < 0.05, permutation_p(score, wrong, problem, 400, seed) < 0.05]
     assert rejected[0] / 500 > 0.1
     assert rejected[1] / 500 < 0.08
+
+
+def test_rows_without_label_or_score_are_left_out() -> None:
+    blank = dict.fromkeys(("hedge_count", "comment_count"), None)
+    one = {"problem_id": "a", "src_pool": "base", "n_loss_tokens": 3, "logp_mean": -1.0, "cos_first128": 0.1, **blank}
+    rows = [
+        {**one, "hacked": True, "gt_pass": False},
+        {**one, "hacked": None, "gt_pass": False},
+        {**one, "hacked": True, "gt_pass": True},
+    ]
+    found = labelled(rows, np.array([[0.1], [0.2], [np.nan]]))
+    assert len(found) == 1 and found.wrong.tolist() == [True]
+
+
+def test_effects_are_cohens_d_within_strata_and_paired() -> None:
+    rows = scored_rows(0, problems=60, effect=1.0, placebos=1, icc=0.0)
+    weaker = rows.scores.copy()
+    weaker[:, 1] = rows.scores[:, 0] - 0.5 * rows.hacked
+    found = compare_effects(type(rows)(**{**vars(rows), "scores": weaker}), 500, 0)
+    assert found.d[0] == pytest.approx(1.0, abs=0.25) and found.d[1] == pytest.approx(0.5, abs=0.25)
+    assert found.ratio[1] < found.ratio[0] < found.ratio[2] < 0.8
+    same = np.repeat(rows.scores[:, :1], 2, axis=1)
+    equal = compare_effects(type(rows)(**{**vars(rows), "scores": same}), 100, 0)
+    assert equal.ratio == (1.0, 1.0, 1.0) and equal.difference == (0.0, 0.0, 0.0)
