@@ -17,7 +17,7 @@ from typing import Any
 
 from stages.errors import UsageError
 from stages.sandbox.contract import Limits
-from stages.sandbox.session import KILLED, Gone, Reply
+from stages.sandbox.session import KILLED, Reply, SupervisorLost
 from stages.sandbox.supervised import SupervisedSandbox, known_kind, probe
 
 
@@ -117,7 +117,7 @@ def _reply(sandbox: SupervisedSandbox, content: tuple[Any, ...]) -> Reply:
     for _ in range(2):
         try:
             return sandbox.ask({"kind": "call"}, content=content)
-        except Gone:
+        except SupervisorLost:
             continue
     return Reply(KILLED, False, "sandbox", 0, b"")
 

@@ -25,7 +25,7 @@ PATIENCE_S = 0.2
 _number = itertools.count()
 
 
-class Place(NamedTuple):
+class GroupParent(NamedTuple):
     """A group below which others can be made, and the version of the interface that it has."""
 
     folder: Path
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 class MemoryGroup:
     """One control group with a limit in MiB below `place`. `OSError` where the kernel lets us make none."""
 
-    def __init__(self, place: Place, memory_mb: int) -> None:
+    def __init__(self, place: GroupParent, memory_mb: int) -> None:
         self.version = place.version
         self.folder = place.folder / f"composer-{os.getpid()}-{next(_number)}"
         self.folder.mkdir()
@@ -82,7 +82,7 @@ def opened(limits: Limits) -> MemoryGroup | None:
 
 
 @cache
-def usable() -> Place | None:
+def usable() -> GroupParent | None:
     """The first place where a group can be made, limited and entered: tried once in this process."""
     for place in places():
         with suppress(OSError):
@@ -95,7 +95,7 @@ def usable() -> Place | None:
     return None
 
 
-def places(root: Path = Path("/")) -> Iterator[Place]:
+def places(root: Path = Path("/")) -> Iterator[GroupParent]:
     """Where groups with a limit of memory could be made, the nearest first; `root` is where proc and sys lie.
 
     Version 1: below our own group. Version 2 lets no group of processes have children with limits, so there it is the
@@ -113,15 +113,15 @@ def places(root: Path = Path("/")) -> Iterator[Place]:
             # In a container the path may be the host's; its own group is then what is mounted.
             own = mount / inside if (mount / inside).is_dir() else mount
             if os.access(own, os.W_OK):
-                yield Place(own, 1)
+                yield GroupParent(own, 1)
         elif number == "0" and not controllers:
             yield from _second(root / "sys/fs/cgroup", inside)
 
 
-def _second(mount: Path, inside: Path) -> Iterator[Place]:
+def _second(mount: Path, inside: Path) -> Iterator[GroupParent]:
     for group in (mount / inside, *(mount / above for above in inside.parents)):
         if "memory" in _words(group / "cgroup.subtree_control") and os.access(group, os.W_OK):
-            yield Place(group, 2)
+            yield GroupParent(group, 2)
         if _words(group / "memory.max") not in ([], ["max"]):
             return
 
@@ -144,7 +144,7 @@ def _events(version: int) -> str:
     return "memory.oom_control" if version == 1 else "memory.events"
 
 
-def _sweep(place: Place) -> None:
+def _sweep(place: GroupParent) -> None:
     """Remove groups of hosts that were killed: no process of theirs is left, else the kernel keeps them."""
     for folder in place.folder.glob("composer-*-*"):
         if not Path(f"/proc/{folder.name.split('-')[1]}").exists():
