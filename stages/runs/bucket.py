@@ -426,9 +426,9 @@ def _to_publish(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 # A run whose folder is in a bucket while it runs: it is written into a local folder, and durable files are sent every
-# few seconds: units, then everything else, then the ledger, then the manifest. So the bucket holds a run folder as a kill
-# would leave it, at most that much older, and `--resume` on another machine continues from it. The machine that began
-# last owns the run: one that comes back finds that out and stops.
+# few seconds: units, then everything else, then the ledger, then the manifest. So the bucket holds a run folder as a
+# kill would leave it, at most that much older, and `--resume` on another machine continues from it. The machine that
+# began last owns the run: one that comes back finds that out and stops.
 
 EVERY_S = 5.0
 """Seconds between two transfers: the work that a lost machine loses at most."""
