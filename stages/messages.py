@@ -1,4 +1,4 @@
-"""Messages, which environments and policies exchange: tool calls in their text, and how they become token ids.
+"""Messages between environments and policies: tool calls in their text, and their rendering as token ids.
 
 An assistant message is its reasoning, its content and its calls, in that order, each part only where there is one:
 
@@ -11,7 +11,7 @@ An assistant message is its reasoning, its content and its calls, in that order,
     {"name": "search_pages", "arguments": {"query": "Utsuro-bune"}}
     </tool_call>
 
-Arguments that are the JSON text of an object stand verbatim; anything else stands as a JSON string. Call ids are left
+Arguments that are the JSON text of an object are written verbatim, all others as a JSON string. Call ids are left
 out: they are drawn at random, so they would make equal conversations different. The results of calls follow in the
 order of the calls.
 
@@ -41,7 +41,7 @@ DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call. `arguments` is text: the JSON of an object where the model wrote one, else whatever it wrote."""
+    """One call. `arguments` is text: the JSON of an object where the model wrote one, else the text that it wrote."""
 
     name: str
     arguments: str
@@ -57,19 +57,18 @@ class Spoken:
 
 
 def write(spoken: Spoken) -> str:
-    """The text of an assistant message."""
+    """Return the text of an assistant message."""
     thought = f"{THINK}{spoken.reasoning}{THOUGHT}" if spoken.reasoning else ""
-    rest = "\n".join([*([spoken.content] if spoken.content else []), *map(_block, spoken.calls)])
+    parts = [spoken.content] if spoken.content else []
+    for call in spoken.calls:
+        arguments = call.arguments if is_object(call.arguments) else json.dumps(call.arguments, ensure_ascii=False)
+        parts.append(f"{OPEN}{NAME}{json.dumps(call.name, ensure_ascii=False)}{ARGUMENTS}{arguments}}}{CLOSE}")
+    rest = "\n".join(parts)
     return f"{thought}\n\n{rest}" if thought and rest else thought or rest
 
 
-def _block(call: ToolCall) -> str:
-    arguments = call.arguments if is_object(call.arguments) else json.dumps(call.arguments, ensure_ascii=False)
-    return f"{OPEN}{NAME}{json.dumps(call.name, ensure_ascii=False)}{ARGUMENTS}{arguments}}}{CLOSE}"
-
-
 def is_object(text: str) -> bool:
-    """Whether a text is the JSON of an object and nothing around it."""
+    """Return whether a text is the JSON of an object and nothing else."""
     try:
         return text.startswith("{") and DECODER.raw_decode(text)[1] == len(text)
     except ValueError:
@@ -77,7 +76,7 @@ def is_object(text: str) -> bool:
 
 
 def read(text: str) -> Spoken:
-    """The parts of a text; `write` gives the same text back. A text that no message is written as is all content."""
+    """Parse a text into its parts; `write` gives the same text back. A text that `write` never gives is all content."""
     reasoning, rest = _reasoning(text)
     start = rest.find(OPEN)
     while start >= 0:
@@ -99,7 +98,7 @@ def _reasoning(text: str) -> tuple[str | None, str]:
 
 
 def _calls(text: str, start: int) -> tuple[ToolCall, ...]:
-    """The calls from a place to the end of a text; none when anything else stands there."""
+    """Parse the calls from an index to the end of a text; return none when there is anything else."""
     calls: list[ToolCall] = []
     while text.startswith(OPEN, start):
         call_and_end = _call(text, start + len(OPEN))
@@ -114,7 +113,7 @@ def _calls(text: str, start: int) -> tuple[ToolCall, ...]:
 
 
 def _call(text: str, start: int) -> tuple[ToolCall, int] | None:
-    """One call whose JSON begins at a place, and where its block ends."""
+    """Parse one call whose JSON begins at an index; return the call and the end of its block."""
     try:
         if not text.startswith(NAME, start):
             return None
@@ -131,14 +130,20 @@ def _call(text: str, start: int) -> tuple[ToolCall, int] | None:
 
 
 def numbered(conversation: Iterable[Message], numbers: Iterator[int]) -> list[dict[str, Any]]:
-    """Messages in OpenAI's form: calls apart from the content and numbered, their results under the same numbers."""
+    """Return messages in OpenAI's form: calls separate from the content and numbered, results with the same numbers."""
     waiting: list[str] = []
     found: list[dict[str, Any]] = []
     for message in conversation:
         if message["role"] == "assistant":
             spoken = read(message["content"])
             waiting = [f"call_{next(numbers)}" for _ in spoken.calls]
-            found.append(_in_parts(spoken, waiting))
+            calls = [
+                {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call_id, call in zip(waiting, spoken.calls, strict=True)
+            ]
+            thought = {} if spoken.reasoning is None else {"reasoning_content": spoken.reasoning}
+            called = {"tool_calls": calls} if calls else {}
+            found.append({"role": "assistant", "content": spoken.content, **thought, **called})
         elif message["role"] == "tool":
             found.append({**message, "tool_call_id": waiting.pop(0) if waiting else f"call_{next(numbers)}"})
         else:
@@ -146,20 +151,11 @@ def numbered(conversation: Iterable[Message], numbers: Iterator[int]) -> list[di
     return found
 
 
-def _in_parts(spoken: Spoken, ids: Sequence[str]) -> dict[str, Any]:
-    calls = [
-        {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call_id, call in zip(ids, spoken.calls, strict=True)
-    ]
-    thought = {} if spoken.reasoning is None else {"reasoning_content": spoken.reasoning}
-    return {"role": "assistant", "content": spoken.content, **thought, **({"tool_calls": calls} if calls else {})}
-
-
 def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str]) -> None:
-    """Give a tokenizer's chat template these settings for good, so that every later rendering uses them.
+    """Fix these settings in a tokenizer's chat template, so that every later rendering uses them.
 
-    They stand as `set` statements before the template: what is saved with the tokenizer renders alike elsewhere, and
-    the template's digest tells them.
+    The settings are `set` statements before the template: a saved tokenizer renders alike elsewhere, and the template's
+    digest covers them.
     """
     lines = "".join(f"{{%- set {name} = {json.dumps(value)} -%}}" for name, value in sorted(settings.items()))
     if not tokenizer.chat_template.startswith(lines):
@@ -170,7 +166,7 @@ SENTINEL = "\u2063ANSWER\u2063"
 
 
 def opening_ids(tokenizer: Any, messages: list[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-    """Token ids of a whole conversation, up to where the assistant's answer begins; `tokenizer` has a chat template.
+    """Return token ids of a conversation up to where the assistant's answer begins; `tokenizer` has a chat template.
 
     With tools, in OpenAI's form, these are declared as the template does it, and calls are rendered from their parts.
     """
@@ -185,7 +181,7 @@ def opening_ids(tokenizer: Any, messages: list[Message], tools: Sequence[Mapping
 
 
 def following_ids(tokenizer: Any, new: list[Message]) -> list[int]:
-    """Token ids that the template puts after the end token of an answer, up to where the next answer begins.
+    """Return the token ids that the template puts after the end token of an answer, up to the next answer.
 
     `new` are the messages in between. The ids are found by rendering them behind a marked answer and keeping what
     follows the mark and its end token, which holds for any template that leaves old text alone. `UsageError` for a

@@ -1,8 +1,8 @@
-"""Keys of servers are kept out of everything that is written or shown, also where a server sends them back.
+"""Redaction of servers' keys from all files and output, also where a server sends a key back.
 
-A key is known from the moment at which it is read from its variable (`secret_in`). Text of a server is redacted
-where it enters (`stages.policy.client`), and once more where files are written (`stages.runs.store`) and where people
-are spoken to (`composer_cli.printing`).
+A key is registered when it is read from its variable (`secret_in`). Text of a server is redacted where it enters
+(`stages.policy.client`), and again where files are written (`stages.runs.store`) and where text is shown to the user
+(`composer_cli.printing`).
 """
 
 import html
@@ -17,15 +17,15 @@ SHORTEST = 8
 
 
 class Secrets:
-    """Values that are redacted, longest first: a secret that is part of another one is looked for after it."""
+    """Values to redact, longest first: a secret that is part of another one is replaced after it."""
 
     def __init__(self) -> None:
         self._spellings: list[str] = []
 
     def keep(self, value: str) -> None:
-        """From now on this value is redacted, also as JSON, Python, HTML and addresses spell it.
+        """Redact this value from now on, also in its spellings in JSON, Python, HTML and URLs.
 
-        Not where it has fewer than 8 characters.
+        A value of fewer than 8 characters is ignored.
         """
         if len(value) < SHORTEST:
             return
@@ -34,19 +34,19 @@ class Secrets:
         self._spellings = sorted({*self._spellings, *spellings}, key=lambda secret: (-len(secret), secret))
 
     def redacted(self, text: str) -> str:
-        """The text without secrets."""
+        """Return the text without secrets."""
         for secret in self._spellings:
             text = text.replace(secret, MARK)
         return text
 
     def redacted_bytes(self, data: bytes) -> bytes:
-        """The bytes without secrets."""
+        """Return the bytes without secrets."""
         for secret in self._spellings:
             data = data.replace(secret.encode(), MARK.encode())
         return data
 
     def redacted_value(self, value: Any) -> Any:
-        """A JSON-like value with every text in it redacted, keys of objects included."""
+        """Return a JSON-like value with every text in it redacted, keys of objects included."""
         if not self._spellings:
             return value
         if isinstance(value, str):
@@ -66,7 +66,7 @@ redacted_value = _OF_THIS_PROCESS.redacted_value
 
 
 def secret_in(variable: str) -> str:
-    """What an environment variable holds, without blanks around it, redacted from now on; empty where it is not set."""
+    """Return the stripped value of an environment variable and redact it from now on; empty where it is not set."""
     value = os.environ.get(variable, "").strip()
     keep_secret(value)
     return value

@@ -1,4 +1,8 @@
-"""Weights by name, as float32 arrays in the processor's memory: copies, a digest, fragments."""
+"""Weights by name, as float32 arrays in CPU memory.
+
+In order: copies, a digest and fragments; the outer step on pseudo-gradients, equal to PyTorch's SGD with Nesterov
+momentum; the codec (float32, bfloat16, int8, int4) and its rounding error; sealed bytes, with a digest in front.
+"""
 
 import hashlib
 import math
@@ -20,7 +24,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def copied(tensors: Mapping[str, Tensor]) -> Arrays:
-    """Copies of tensors of any device and type."""
+    """Copy tensors of any device and type to float32 arrays."""
     return {name: tensor.detach().to("cpu", torch.float32).numpy().copy() for name, tensor in tensors.items()}
 
 
@@ -32,7 +36,7 @@ def put(arrays: Arrays, tensors: Mapping[str, Tensor]) -> None:
 
 
 def digest(arrays: Arrays) -> str:
-    """SHA-256 over names, shapes and bytes, in hex."""
+    """Return the SHA-256 over names, shapes and bytes, in hex."""
     found = hashlib.sha256()
     for name, array in arrays.items():
         found.update(f"{name}{array.shape}".encode())
@@ -41,12 +45,12 @@ def digest(arrays: Arrays) -> str:
 
 
 def shapes(arrays: Mapping[str, np.ndarray | Tensor]) -> dict[str, tuple[int, ...]]:
-    """The shape of each."""
+    """Return the shape of each array."""
     return {name: tuple(array.shape) for name, array in arrays.items()}
 
 
 class Fragments:
-    """Which weights each round is about: groups of about equal size in the order of names, one round after the other.
+    """The weights of each round: groups of about equal size in the order of names, one group a round in turn.
 
     There are at most `parts`, none is empty, and every name is in one.
     """
@@ -65,28 +69,24 @@ class Fragments:
         return len(self._groups)
 
     def of(self, round_: int) -> Shapes:
-        """Names and shapes of a round's weights."""
+        """Return names and shapes of a round's weights."""
         return self._groups[round_ % len(self._groups)]
 
 
-# ---- outer
-# The pseudo-gradient and the outer step.
-#
-# Every operation rounds as IEEE 754 says, none is fused by a compiler's choice, so that replicas on different machines
-# compute the same bytes. They are those of `torch.optim.SGD(momentum, nesterov=True)` on float32, whose kernels
-# compute
-# a + b * c in one rounding: a product of two float32 is exact in float64.
+# The outer step. Every operation rounds as IEEE 754 specifies and none is fused by a compiler, so that replicas on
+# different machines compute the same bytes. The operations are those of `torch.optim.SGD(momentum, nesterov=True)` on
+# float32, whose kernels compute a + b * c in one rounding: a product of two float32 is exact in float64.
 
 
 def pseudo_gradient(start: Arrays, now: Arrays) -> Arrays:
-    """How far inner steps went, with a gradient's sign: start - now, for the names of `now`."""
+    """Return the change by inner steps with the sign of a gradient: start - now, for the names of `now`."""
     return {name: start[name] - array for name, array in now.items()}
 
 
 def nesterov(
     weights: Arrays, momentum: Arrays, gradient: Arrays, *, learning_rate: float, decay: float
 ) -> tuple[Arrays, Arrays]:
-    """Weights and momentum after one step, for the names of `gradient`; momentum is zeros before the first.
+    """Return weights and momentum after one step, for the names of `gradient`; momentum is zeros before the first.
 
     buffer = decay * buffer + gradient; weights -= learning_rate * (gradient + decay * buffer). Weights of 1 and a
     gradient of 0.1 become 0.867 at 0.7 and 0.9.
@@ -106,12 +106,12 @@ def _fused(a: np.ndarray, b: np.float32, c: np.ndarray) -> np.ndarray:
 
 
 def zeros(arrays: Arrays) -> Arrays:
-    """Momentum before the first step."""
+    """Return the momentum before the first step."""
     return {name: np.zeros_like(array) for name, array in arrays.items()}
 
 
 def mean(parts: list[Arrays]) -> Arrays:
-    """The average, summed in the given order in float64, so that no order of arrival is seen in the result."""
+    """Return the average, summed in the given order in float64: the result is independent of the order of arrival."""
     summed = {name: array.astype(np.float64) for name, array in parts[0].items()}
     for part in parts[1:]:
         for name, array in part.items():
@@ -120,24 +120,21 @@ def mean(parts: list[Arrays]) -> Arrays:
 
 
 def norm(arrays: Arrays) -> float:
-    """The Euclidean norm over all of them."""
+    """Return the Euclidean norm over all arrays."""
     return float(np.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays.values())))
 
 
-# ---- codec
-# Arrays as bytes: float32, bfloat16, int8 or int4, and what rounding lost.
-#
-# int8 and int4 are symmetric, with one float32 scale for each `BLOCK` numbers of an array: 8.03 and 4.03 bits a
-# number.
+# The codec. int8 and int4 are symmetric, with one float32 scale for each BLOCK numbers of an array: 8.03 and 4.03 bits
+# a number.
 
 BLOCK = 1024
 LEVELS = {"int8": 127, "int4": 7}
 OF_MEAN: dict[Codec, Codec] = {"float32": "float32", "bf16": "bf16", "int8": "int8", "int4": "int8"}
-"""How the mean of a round travels: at int4 in int8, because nobody can send later what its rounding lost."""
+"""The codec of a round's mean: int8 for int4, because its rounding error is never sent later."""
 
 
 def encode(arrays: Arrays, codec: Codec) -> bytes:
-    """One array after the other. `InfrastructureError` where a number is not finite."""
+    """Return the concatenated bytes of the arrays. Raises InfrastructureError where a number is not finite."""
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise InfrastructureError(
@@ -148,7 +145,7 @@ def encode(arrays: Arrays, codec: Codec) -> bytes:
 
 
 def decode(data: bytes, shapes: Shapes, codec: Codec) -> Arrays:
-    """Arrays of these shapes from `encode`'s bytes; `ValueError` where their number does not fit."""
+    """Return arrays of these shapes from `encode`'s bytes; raise ValueError where the number of bytes does not fit."""
     rest, arrays = memoryview(data), {}
     for name, shape in shapes.items():
         length = _size(math.prod(shape), codec)
@@ -160,13 +157,13 @@ def decode(data: bytes, shapes: Shapes, codec: Codec) -> Arrays:
 
 
 def lost(arrays: Arrays, data: bytes, codec: Codec) -> Arrays:
-    """What rounding took away: the arrays less what comes out of their bytes."""
+    """Return the rounding error: the arrays minus those decoded from their bytes."""
     out = decode(data, {name: array.shape for name, array in arrays.items()}, codec)
     return {name: array - out[name] for name, array in arrays.items()}
 
 
 def _size(count: int, codec: Codec) -> int:
-    """Bytes of an array of so many numbers."""
+    """Return the number of bytes of an array of `count` numbers."""
     if codec in LEVELS:
         return 4 * math.ceil(count / BLOCK) + (count if codec == "int8" else math.ceil(count / 2))
     return count * (4 if codec == "float32" else 2)
@@ -207,23 +204,19 @@ def _decoded(data: memoryview, count: int, codec: Codec) -> np.ndarray:
     return levels * np.repeat(scales, BLOCK)[:count]
 
 
-# ---- sealed
-# Bytes with a digest in front, so that an object that is damaged or was written by half is known as one.
-
-
 class Damaged(Exception):
-    """An object is not what was written."""
+    """The bytes of an object are not those that were written: damaged, or written only in part."""
 
 
 def seal(header: dict[str, Any], payload: bytes) -> bytes:
-    """SHA-256 of what follows (32 bytes), the header's length (4 bytes), the header as JSON, the payload."""
-    told = store.encode(header)
-    body = len(told).to_bytes(4, "little") + told + payload
+    """Return SHA-256 of the rest (32 bytes), the header's length (4 bytes), the header as JSON, the payload."""
+    encoded = store.encode(header)
+    body = len(encoded).to_bytes(4, "little") + encoded + payload
     return hashlib.sha256(body).digest() + body
 
 
 def unseal(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and payload; `Damaged` where they are not those that were sealed."""
+    """Return header and payload; raise Damaged where they are not those that were sealed."""
     body = data[32:]
     if hashlib.sha256(body).digest() != data[:32]:
         raise Damaged(f"{len(data)} bytes with another digest than their own")

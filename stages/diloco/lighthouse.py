@@ -30,17 +30,13 @@ from urllib.request import Request, urlopen
 from stages.diloco import arrays
 from stages.diloco.arrays import Damaged, Fragments, seal, unseal
 from stages.diloco.settings import SCHEME, Diloco
-from stages.diloco.transport import Gone, Reduced, State
+from stages.diloco.transport import GlobalState, Reduced, RoundDeleted
 from stages.errors import InfrastructureError, UsageError
 from stages.redaction import secret_in
 
-# ---- secret
-# What replicas over a lighthouse have in common and nobody else: with it they prove who asks, and who answers.
-#
-# The secret itself never travels. A request carries a random word and an HMAC of what is asked; the answer an HMAC of
-# that word and of what is given. So a stranger on the network gets nothing, and cannot pass for a replica either,
-# which
-# the lighthouse, that has no password, would let it. Nothing is encrypted.
+# The secret itself is never sent. A request carries a nonce and an HMAC of the request; the answer an HMAC of the nonce
+# and of the content. So a stranger on the network gets nothing, and cannot pass for a replica, which the lighthouse
+# itself, having no password, would allow. Nothing is encrypted.
 
 
 class Secret:
@@ -60,19 +56,16 @@ class Secret:
             )
         return cls(word)
 
-    def proof(self, *told: str) -> str:
-        """HMAC-SHA-256, in hexadecimal, of these words, none of which holds a line break."""
-        return hmac.new(self._word, "\n".join(told).encode(), "sha256").hexdigest()
+    def proof(self, *words: str) -> str:
+        """Return the HMAC-SHA-256, in hexadecimal, of these words, none of which has a line break."""
+        return hmac.new(self._word, "\n".join(words).encode(), "sha256").hexdigest()
 
-    def proves(self, proof: str, *told: str) -> bool:
-        """Whether a proof is that of these words; takes as long for one that nearly is."""
-        return hmac.compare_digest(self.proof(*told).encode(), proof.encode())
+    def proves(self, proof: str, *words: str) -> bool:
+        """Return whether a proof belongs to these words, in constant time."""
+        return hmac.compare_digest(self.proof(*words).encode(), proof.encode())
 
 
-# ---- served_objects
-# What one replica serves to the others over HTTP: its offers, the means that it has, and the state of its round.
-#
-# Only who knows the replicas' secret is answered, and its answers prove that they are a replica's.
+# A replica serves its offers, its means and the state of its round over HTTP, to callers that prove the secret.
 
 FETCH_S = 600.0
 """For one object from another replica."""
@@ -87,7 +80,7 @@ class Objects:
 
     def __init__(self, towards: str, secret: Secret) -> None:
         """towards: a host; the address is what this machine is reached by from there, and no other one answers."""
-        self.state: State | None = None
+        self.state: GlobalState | None = None
         self.sent = 0
         self.over = threading.Event()
         self._kept: dict[str, bytes] = {}
@@ -244,7 +237,7 @@ class Lighthouse:
             except (RuntimeError, TimeoutError, OSError):
                 continue  # whoever asks for a quorum next says so
 
-    def publish(self, start: State, delta: bytes) -> None:
+    def publish(self, start: GlobalState, delta: bytes) -> None:
         """Serve the offer, and the state that it starts from to those who join."""
         sealed = seal({"round": start.round, "replica": self._replica, "base": start.digest}, delta)
         self._objects.keep(f"offer/{start.round}", sealed)
@@ -261,7 +254,7 @@ class Lighthouse:
     def reduce(self, round_: int) -> Reduced | None:
         """Fetch the mean from whoever has it; the first that lives of those that count computes it."""
         if round_ in self._gone:
-            raise Gone
+            raise RoundDeleted
         key, alive = f"mean/{round_}", list[Member]()
         if (mine := self._objects.get(key)) is not None:
             return _mean(mine)
@@ -275,14 +268,14 @@ class Lighthouse:
                 self._objects.keep(key, found)
                 return _mean(found)
         if not alive:
-            raise Gone
+            raise RoundDeleted
         if alive[0].name != self._name:
             return None
         self._computed = key
         self._objects.keep(key, self._reduced(round_))
         return self.reduce(round_)
 
-    def latest(self, mine: State) -> State:
+    def latest(self, mine: GlobalState) -> GlobalState:
         """The state of those who count in the next quorum, or who were ahead in the last one."""
         self._objects.state = mine
         if mine.round == self._rounds:
@@ -304,7 +297,7 @@ class Lighthouse:
                 return self._decoded(found)
         raise InfrastructureError(f"No replica that {self._url} names gave its state. --resume tries again.")
 
-    def _asked(self, state: State, offer: str) -> bool:
+    def _asked(self, state: GlobalState, offer: str) -> bool:
         """Whether a quorum came about, which settles the round of those who are furthest."""
         members = self._quorum({"base": state.digest, "offer": offer, "shared": self._shared}, state.round)
         if any(member.shared != self._shared for member in members):
@@ -377,11 +370,11 @@ class Lighthouse:
             time.sleep(BEAT_S)
         self._objects.close()
 
-    def _decoded(self, sealed: bytes) -> State:
+    def _decoded(self, sealed: bytes) -> GlobalState:
         header, payload = unseal(sealed)
         half = len(payload) // 2
         weights = arrays.decode(payload[:half], self._fragments.all, "float32")
-        return State(header["round"], weights, arrays.decode(payload[half:], self._fragments.all, "float32"))
+        return GlobalState(header["round"], weights, arrays.decode(payload[half:], self._fragments.all, "float32"))
 
 
 def _mean(sealed: bytes) -> Reduced:

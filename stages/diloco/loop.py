@@ -20,7 +20,7 @@ from stages.diloco import arrays
 from stages.diloco import arrays as outer
 from stages.diloco.arrays import OF_MEAN, Arrays, Fragments, decode, encode, lost
 from stages.diloco.settings import Diloco
-from stages.diloco.transport import Gone, Reduced, State, Transport
+from stages.diloco.transport import GlobalState, Reduced, RoundDeleted, Transport
 from stages.errors import InfrastructureError
 
 LOOK_S = 5.0
@@ -60,7 +60,7 @@ class OuterLoop:
         self._tensors, self._settings, self._transport, self._stop = dict(parameters), settings, transport, stop
         self._rounds, self._fragments = rounds, Fragments(arrays.shapes(parameters), settings.fragments)
         weights = arrays.copied(parameters)
-        self.state = State(0, weights, outer.zeros(weights))
+        self.state = GlobalState(0, weights, outer.zeros(weights))
         self._steps = 0
         """Inner steps since the last round."""
         self._residual: Arrays = {}
@@ -145,7 +145,7 @@ class OuterLoop:
         place = self.state.round
         try:
             reduced = self._wait(lambda: self._transport.reduce(place))
-        except Gone:
+        except RoundDeleted:
             self.state = self._transport.latest(self.state)
             held = Round(place, (), False, 0.0, ())
         else:
@@ -171,7 +171,7 @@ class OuterLoop:
             learning_rate=settings.outer_learning_rate,
             decay=settings.outer_momentum,
         )
-        self.state = State(before.round + 1, {**before.weights, **weights}, {**before.momentum, **momentum})
+        self.state = GlobalState(before.round + 1, {**before.weights, **weights}, {**before.momentum, **momentum})
         return Round(before.round, reduced.replicas, took_part, outer.norm(mean), reduced.unreadable)
 
     def _wait(self, ask: Callable[[], Any]) -> Any:

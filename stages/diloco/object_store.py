@@ -23,7 +23,7 @@ import orjson
 from stages.diloco import arrays
 from stages.diloco.arrays import Damaged, Fragments, seal, unseal
 from stages.diloco.settings import Diloco
-from stages.diloco.transport import Gone, Reduced, State
+from stages.diloco.transport import GlobalState, Reduced, RoundDeleted
 from stages.errors import InfrastructureError, UsageError
 from stages.runs import store
 from stages.runs.bucket import Bucket
@@ -66,7 +66,7 @@ class ObjectStore:
         """Bytes read."""
         return self._bucket.received
 
-    def publish(self, start: State, delta: bytes) -> None:
+    def publish(self, start: GlobalState, delta: bytes) -> None:
         """Write the offer under a name made of its content, so that a second time changes nothing."""
         if start.round % SNAPSHOT_EVERY == 0 and start.round - 1 in self._own:
             self._keep(start)
@@ -92,7 +92,7 @@ class ObjectStore:
             self._announce(round_ + 1)
         return reduced
 
-    def latest(self, mine: State) -> State:
+    def latest(self, mine: GlobalState) -> GlobalState:
         """The newest whole state in the bucket. Before the first round it is that of whoever kept theirs first."""
         if mine.round == self._rounds:
             self._keep(mine)
@@ -166,7 +166,7 @@ class ObjectStore:
             parts[number(key)], base = arrays.decode(found[1], shapes, self._settings.codec), found[0]["base"]
         if not parts:
             if self._bucket.keys("s/")[-1:] > [f"s/{round_:06d}"]:
-                raise Gone
+                raise RoundDeleted
             raise InfrastructureError(
                 f"{self._bucket.url}: none of the {len(keys)} offers of round {round_} can be read. "
                 "Restore them, or start anew in another folder of the bucket."
@@ -203,7 +203,7 @@ class ObjectStore:
         if self._replica not in map(number, earlier) and round_ < self._rounds:
             self._bucket.write(f"r/{round_:06d}/a/{self._replica:04d}", b"")
 
-    def _keep(self, state: State) -> None:
+    def _keep(self, state: GlobalState) -> None:
         """Keep a state that is not there yet, and delete the means and states from before the last but one."""
         kept = self._bucket.keys("s/")
         key = f"s/{state.round:06d}"
@@ -216,23 +216,20 @@ class ObjectStore:
             means = [key for key in self._bucket.keys("r/") if key.endswith("/mean") and int(key[2:8]) < oldest]
             self._bucket.delete([*means, *(key for key in kept if int(key[2:]) < oldest)])
 
-    def _state(self, key: str) -> State | None:
+    def _state(self, key: str) -> GlobalState | None:
         found = self._unsealed(key)
         if found is None or isinstance(found, Damaged):
             return None
         header, payload = found
         half = len(payload) // 2
         weights = arrays.decode(payload[:half], self._fragments.all, "float32")
-        return State(header["round"], weights, arrays.decode(payload[half:], self._fragments.all, "float32"))
+        return GlobalState(header["round"], weights, arrays.decode(payload[half:], self._fragments.all, "float32"))
 
 
 def number(key: str) -> int:
     """The replica that a key names."""
     return int(key.rpartition("/")[2].partition(".")[0])
 
-
-# ---- joining
-# A replica's number, and the settings that all replicas of a run share.
 
 MOST = 10_000
 

@@ -1,4 +1,4 @@
-"""The setting `diloco`, and what is odd about its values."""
+"""The setting `diloco`, and warnings about its values."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ MEMORY = 10
 
 
 class Diloco(Settings):
-    """Replicas of this training that share nothing but a bucket and meet every few steps."""
+    """Replicas of this training that share only a bucket and synchronise every few steps."""
 
     store: str | None = None
     """Where they meet: s3://BUCKET/RUN, gs://, az:// or file:///FOLDER; or lighthouse://HOST:PORT, where torchft's
@@ -65,21 +65,21 @@ class Diloco(Settings):
         return self
 
     def sends(self) -> bool:
-        """Whether the secret is used."""
+        """Return whether replicas send to each other, which needs the secret."""
         return (self.store or "").startswith(SCHEME)
 
     @property
     def least(self) -> int:
-        """Replicas without which no round is held."""
+        """Return the least number of replicas in a round."""
         return self.quorum or self.replicas // 2 + 1
 
     @property
     def every(self) -> int:
-        """Inner steps between two rounds; each round is about one fragment."""
+        """Return the inner steps between two rounds; each round synchronises one fragment."""
         return self.inner_steps // self.fragments
 
     def warnings(self, steps: int) -> tuple[str, ...]:
-        """What to reconsider in a training of so many steps, in words; nothing where all is well, or it is alone."""
+        """Return warnings for a training of this many steps; none without a store."""
         each = steps // self.inner_steps
         wanted = round(MEMORY / (1 - self.outer_momentum), 6)  # 1 - 0.9 is a little less than 0.1
         if each >= wanted or self.store is None:

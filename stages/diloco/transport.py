@@ -1,4 +1,8 @@
-"""What replicas say to each other, in four words; whoever implements them decides where the bytes lie."""
+"""The protocol between replicas: publish, commit, reduce, latest; an implementation decides where the bytes are stored.
+
+`InProcess` implements the protocol for the replicas of one process: the reference that other transports are tested
+against.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,8 +14,8 @@ from stages.diloco.settings import Codec
 
 
 @dataclass(frozen=True)
-class State:
-    """What all replicas share before a round: global weights and the outer momentum."""
+class GlobalState:
+    """The state that all replicas share before a round: global weights and the outer momentum."""
 
     round: int
     weights: Arrays
@@ -19,13 +23,13 @@ class State:
 
     @cached_property
     def digest(self) -> str:
-        """Of the weights."""
+        """Return the digest of the weights."""
         return arrays.digest(self.weights)
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """What came of a round. base: digest of the weights it started from; mean: encoded; unreadable: left out."""
+    """The result of a round. base: digest of its start weights; mean: encoded; unreadable: replicas left out."""
 
     base: str
     mean: bytes
@@ -33,12 +37,12 @@ class Reduced:
     unreadable: tuple[int, ...] = ()
 
 
-class Gone(Exception):
-    """What is asked for was deleted, because newer states are there."""
+class RoundDeleted(Exception):
+    """The requested round was deleted, because newer states exist."""
 
 
 class Transport(Protocol):
-    """One replica's way to the others."""
+    """The connection of one replica to the others."""
 
     @property
     def sent(self) -> int:
@@ -48,66 +52,62 @@ class Transport(Protocol):
     def received(self) -> int:
         """Bytes so far."""
 
-    def publish(self, start: State, delta: bytes) -> None:
+    def publish(self, start: GlobalState, delta: bytes) -> None:
         """Offer an encoded pseudo-gradient from the weights of `start` for its round. A second time changes nothing.
 
         `start` is kept for those who join later, where that is due.
         """
 
     def commit(self, round_: int) -> bool | None:
-        """Whether this replica's offer is among those that count; None while that is open.
+        """Return whether this replica's offer counts in the round; None while the round is open.
 
-        Once it is settled it never changes. A replica that has published settles it when it is time to.
+        A settled round never changes. A replica that has published settles the round when it is due.
         """
 
     def reduce(self, round_: int) -> Reduced | None:
-        """The mean of the offers that count: the same bytes for everyone; None while another replica computes it.
+        """Return the mean of the offers that count: the same bytes for all; None while another replica computes it.
 
-        Only for a round that is settled. Raises `Gone`.
+        Only for a settled round. Raises `RoundDeleted`.
         """
 
-    def latest(self, mine: State) -> State:
-        """The newest state that is kept, or `mine` where that is newer. The first and the last state are kept."""
-
-
-# ---- in_process
-# Replicas of one process: the same rounds without files, which other transports are held against.
+    def latest(self, mine: GlobalState) -> GlobalState:
+        """Return the newest stored state, or `mine` where that is newer. The first and the last state are stored."""
 
 
 class Meeting:
-    """What the replicas of one process share."""
+    """The shared state of the replicas of one process."""
 
     def __init__(self, replicas: int, codec_: Codec, fragments: Fragments) -> None:
         self.replicas, self.codec, self.fragments = replicas, codec_, fragments
         self.offers: dict[int, dict[int, tuple[str, bytes]]] = {}
         self.reduced: dict[int, Reduced] = {}
-        self.state: State | None = None
+        self.state: GlobalState | None = None
 
     def place(self, replica: int) -> "InProcess":
-        """The transport of a replica."""
+        """Return the transport of a replica."""
         return InProcess(self, replica)
 
 
 class InProcess:
-    """One replica's way to the others: a round is settled once all have published."""
+    """Implements Transport: a round is settled once all replicas have published."""
 
     def __init__(self, meeting: Meeting, replica: int) -> None:
         self._meeting, self._replica = meeting, replica
         self.sent = self.received = 0
 
-    def publish(self, start: State, delta: bytes) -> None:
-        """Put the offer beside the others'."""
+    def publish(self, start: GlobalState, delta: bytes) -> None:
+        """Add the offer to those of the other replicas."""
         offers = self._meeting.offers.setdefault(start.round, {})
         if self._replica not in offers:
             offers[self._replica] = (start.digest, delta)
             self.sent += len(delta)
 
     def commit(self, round_: int) -> bool | None:
-        """Whether all are there."""
+        """Return True once all replicas have published."""
         return True if len(self._meeting.offers.get(round_, ())) == self._meeting.replicas else None
 
     def reduce(self, round_: int) -> Reduced:
-        """Computed by the first that asks."""
+        """Return the mean, computed at the first call."""
         meeting = self._meeting
         offers = sorted(meeting.offers[round_].items())
         if round_ not in meeting.reduced:
@@ -121,8 +121,8 @@ class InProcess:
             self.received += len(meeting.reduced[round_].mean)
         return meeting.reduced[round_]
 
-    def latest(self, mine: State) -> State:
-        """That of the replica that came first, and later the newest that was brought."""
+    def latest(self, mine: GlobalState) -> GlobalState:
+        """Return the state of the first caller, and later the newest given state."""
         if self._meeting.state is None or self._meeting.state.round < mine.round:
             self._meeting.state = mine
         return self._meeting.state

@@ -13,7 +13,7 @@ dpo.py - DPO in ten forms, and SimPO
 prime_rl.py - PRIME-RL's default loss on packed sequences
 """
 
-from stages.losses.dpo import Pairs, dpo_losses, simpo_loss
+from stages.losses.dpo import PairLogProbs, dpo_losses, simpo_loss
 from stages.losses.eopd import EopdOptions, SoftTargets, eopd_loss, soft_targets
 from stages.losses.hidden import Head, elementwise_divergence
 from stages.losses.reduction import aggregation_weights, token_log_probs
@@ -23,7 +23,7 @@ from stages.losses.taid import TaidSchedule, TaidState, advance, taid_loss
 __all__ = [
     "EopdOptions",
     "Head",
-    "Pairs",
+    "PairLogProbs",
     "SoftTargets",
     "TaidSchedule",
     "TaidState",

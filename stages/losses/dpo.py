@@ -24,7 +24,7 @@ DISCOPOP_TAU = 0.05
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairLogProbs:
     """Summed log-probs (nats) of both sides under policy (gradient) and reference, and each completion's tokens."""
 
     chosen: PerPair
@@ -95,7 +95,7 @@ FORMS: dict[str, Callable[[DpoTerms], Tensor]] = {
 """Form of DPO -> loss of each pair. The names are those of the setting `pairs.loss_type` and of TRL."""
 
 
-def dpo_losses(pairs: Pairs, loss_type: str = "sigmoid", beta: float = 0.1) -> PerPair:
+def dpo_losses(pairs: PairLogProbs, loss_type: str = "sigmoid", beta: float = 0.1) -> PerPair:
     """Return the loss of each pair in nats for one of FORMS, [p]; the trainer takes the mean.
 
     Gradient to the policy's log-probs only. Raises UsageError for an unknown form, and for ipo and sigmoid_norm without

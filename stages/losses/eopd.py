@@ -155,10 +155,8 @@ def entropies(logits: Logits, temperature: float = 1.0) -> TokenValues:
     return torch.stack([entropy_from_logits(widened(sequence) / temperature) for sequence in logits])
 
 
-# ---- eopd_hidden
-# EOPD from hidden states and output heads: both models' logits exist for a chunk of tokens at a time.
-#
-# Of a teacher that tells log-probs alone, its policy-gradient part, which is on-policy distillation by reverse KL.
+# From hidden states and output heads: both models' logits exist for one chunk of tokens at a time. With a teacher that
+# gives log-probs alone, only the policy-gradient part: on-policy distillation by reverse KL.
 
 Total = tuple[Tensor, Tensor]
 """A sum over tokens and the number of tokens that it is over."""

@@ -1,4 +1,8 @@
-"""SDPO self-distillation: the policy is its own teacher in a context that holds a hint."""
+"""SDPO self-distillation: the policy is its own teacher in a context that holds a hint.
+
+In order: the loss from logits; teachers made from the student (moving averages of its weights, a trust region in logit
+space); the loss from hidden states and output heads, where no model's logits exist beyond a chunk of tokens.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +40,7 @@ from stages.losses.reduction import (
 LARGEST_LOG_RATIO = 20.0
 
 Mass = Literal["all", "tail", "renormalised"]
-"""What becomes of the mass outside the given entries: there is none; it forms one more entry; it is divided out."""
+"""The mass outside the given entries: there is none; it forms one more entry; it is divided out."""
 
 
 def distribution_loss(student: Distribution, teacher: Distribution, *, alpha: float, mass: Mass = "all") -> PerPosition:
@@ -105,10 +109,6 @@ def _column(loss: partial, student: Tensor, teacher: Tensor) -> RowTable:
     return loss(student, teacher).unsqueeze(-1)
 
 
-# ---- teachers
-# Teachers made from the student: moving averages of its weights, and a trust region in logit space.
-
-
 @torch.no_grad()
 def update_average(teacher: Sequence[Tensor], student: Sequence[Tensor], student_share: float) -> None:
     """In place: teacher = (1 - student_share) * teacher + student_share * student; a share of 0 leaves it alone.
@@ -130,13 +130,9 @@ def trust_region_logits(reference_logits: Values, student_logits: Values, studen
     return torch.lerp(reference_logits, student_logits, student_share)
 
 
-# ---- sdpo_hidden
-# SDPO from hidden states and output heads: no model's logits exist beyond a chunk of tokens.
-
-
 @dataclass(frozen=True)
 class SelfTaught:
-    """What teaches: one model's predictions or, in a trust region, lerp(kept, current, share) of two models' logits."""
+    """The teacher: one model's predictions or, in a trust region, lerp(kept, current, share) of two models' logits."""
 
     kept: Predictors
     current: Predictors | None = None

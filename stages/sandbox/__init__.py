@@ -1,14 +1,12 @@
-"""Where every command of an agent and every grading run is executed.
+"""The sandbox in which every command of an agent and every grading run is executed.
 
 contract.py - limits, results, the protocol of a sandbox
 supervised.py - open a sandbox, probe whether one works here, run commands in it
-bubblewrap.py - the bwrap command line: what is visible inside
-syscalls.py - the seccomp filter
-interpreter.py - the Python that is visible inside
-memory_group.py - the kernel's limit of a sandbox's memory, where it lets us set one
+bubblewrap.py - the bwrap command line: visible files, the seccomp filter, the interpreter
+memory_group.py - the kernel's limit of a sandbox's memory, where the kernel allows one
 session.py - the host's end of the channel to a supervisor
 guest/ - the supervisor, process 1 of the sandbox
-judge.py - verdicts on functions that a candidate cannot forge
+judge.py - verdicts on functions, which no candidate can forge
 """
 
 from stages.sandbox.contract import CommandResult, Limits, Sandbox

@@ -1,4 +1,4 @@
-"""The bwrap command line of a sandbox: what is visible, what is not, and where the `bwrap` program comes from."""
+"""The bwrap command line of a sandbox: visible files, the seccomp filter, the interpreter, the `bwrap` program."""
 
 import compileall
 import os
@@ -15,16 +15,11 @@ from pathlib import Path
 from stages.errors import UsageError
 from stages.sandbox.contract import Limits
 
-# ---- syscalls
-# A seccomp filter for what namespaces and rlimits leave open.
-#
-# Refused are system calls that take memory no limit sees (anonymous files, System V objects, message queues), that
-# reach
-# across the sandboxes of one user (keyrings), that have no place in an agent's shell (bpf, io_uring); those by which a
-# process may lower the limits, the priority or the processors of process 1, the supervisor, and so of every later job;
-# and modes with set-user-id or set-group-id, since the files in the work folder belong to the host's user, which
-# may be
-# root.
+# The seccomp filter, for what namespaces and rlimits leave open. It refuses system calls that take memory which no
+# limit counts (anonymous files, System V objects, message queues), that reach across the sandboxes of one user
+# (keyrings), or that have no use in an agent's shell (bpf, io_uring); calls by which a process may lower the limits,
+# the priority or the processors of process 1, the supervisor, and so of every later job; and modes with set-user-id or
+# set-group-id, since the files in the work folder belong to the host's user, which may be root.
 
 EPERM, ENOSYS = 1, 38
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
@@ -120,8 +115,7 @@ def _fail_with(error: int) -> bytes:
     return _instruction(RETURN, ERRNO | error)
 
 
-# ---- interpreter
-# Finds the base Python behind the running interpreter's venv, and what a sandbox must show of it.
+# The interpreter inside is the base Python of the running interpreter's virtual environment.
 
 LINKS = Path("/opt/composer/bin")
 BUNDLED = "lib*/python3*/ensurepip/_bundled"

@@ -1,7 +1,7 @@
-"""A control group a sandbox: the kernel's own limit of memory, page tables and memory file systems included.
+"""One control group a sandbox: the kernel's own limit of memory, page tables and memory file systems included.
 
-The watchdog looks every few milliseconds and says why it ends a command; the kernel never lets the group grow beyond
-its limit between two looks. Where no group can be made the watchdog is alone. Source: Linux
+The watchdog checks every few milliseconds and reports why it ends a command; the kernel never lets the group grow
+beyond its limit between two checks. Where no group can be made only the watchdog limits memory. Source: Linux
 Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 """
 
@@ -19,13 +19,13 @@ from stages.sandbox.contract import Limits
 
 MB = 1 << 20
 HEADROOM_MB = 64
-"""What the supervisor and the kernel's own objects may take beside the limit of commands."""
+"""Memory for the supervisor and the kernel's own objects, above the limit of commands."""
 ENTER = 'echo 0 > "$0" && exec "$@"'
 PATIENCE_S = 0.2
 _number = itertools.count()
 
 
-class Place(NamedTuple):
+class GroupParent(NamedTuple):
     """A group below which others can be made, and the version of the interface that it has."""
 
     folder: Path
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 class MemoryGroup:
     """One control group with a limit in MiB below `place`. `OSError` where the kernel lets us make none."""
 
-    def __init__(self, place: Place, memory_mb: int) -> None:
+    def __init__(self, place: GroupParent, memory_mb: int) -> None:
         self.version = place.version
         self.folder = place.folder / f"composer-{os.getpid()}-{next(_number)}"
         self.folder.mkdir()
@@ -52,11 +52,11 @@ class MemoryGroup:
         (self.folder / name).write_text(str(value))
 
     def entering(self, argv: Sequence[str]) -> list[str]:
-        """The command line that joins the group and then becomes `argv`, whose children are in it from the start."""
+        """Return the command line that joins the group and then executes `argv`; its children start in the group."""
         return ["/bin/sh", "-c", ENTER, str(self.folder / "cgroup.procs"), *argv]
 
     def killed(self) -> int:
-        """How many processes the kernel has ended here for want of memory."""
+        """Return the number of processes that the kernel has killed in this group for lack of memory."""
         with suppress(OSError):
             for line in (self.folder / _events(self.version)).read_text().splitlines():
                 if line.startswith("oom_kill "):
@@ -64,14 +64,14 @@ class MemoryGroup:
         return 0
 
     def close(self) -> None:
-        """Remove it, once what ran in it is gone; what is left then is removed by whoever makes groups next."""
+        """Remove the group once its processes have ended; a group that is left is removed by a later `usable`."""
         deadline = time.monotonic() + PATIENCE_S
         while self.folder.exists() and not _removed(self.folder) and time.monotonic() < deadline:
             time.sleep(0.002)
 
 
 def opened(limits: Limits) -> MemoryGroup | None:
-    """A group for a sandbox with these limits; None where none can be made."""
+    """Create a group for a sandbox with these limits; return None where none can be made."""
     place = usable()
     if place is None:
         return None
@@ -82,7 +82,7 @@ def opened(limits: Limits) -> MemoryGroup | None:
 
 
 @cache
-def usable() -> Place | None:
+def usable() -> GroupParent | None:
     """The first place where a group can be made, limited and entered: tried once in this process."""
     for place in places():
         with suppress(OSError):
@@ -95,7 +95,7 @@ def usable() -> Place | None:
     return None
 
 
-def places(root: Path = Path("/")) -> Iterator[Place]:
+def places(root: Path = Path("/")) -> Iterator[GroupParent]:
     """Where groups with a limit of memory could be made, the nearest first; `root` is where proc and sys lie.
 
     Version 1: below our own group. Version 2 lets no group of processes have children with limits, so there it is the
@@ -113,15 +113,15 @@ def places(root: Path = Path("/")) -> Iterator[Place]:
             # In a container the path may be the host's; its own group is then what is mounted.
             own = mount / inside if (mount / inside).is_dir() else mount
             if os.access(own, os.W_OK):
-                yield Place(own, 1)
+                yield GroupParent(own, 1)
         elif number == "0" and not controllers:
             yield from _second(root / "sys/fs/cgroup", inside)
 
 
-def _second(mount: Path, inside: Path) -> Iterator[Place]:
+def _second(mount: Path, inside: Path) -> Iterator[GroupParent]:
     for group in (mount / inside, *(mount / above for above in inside.parents)):
         if "memory" in _words(group / "cgroup.subtree_control") and os.access(group, os.W_OK):
-            yield Place(group, 2)
+            yield GroupParent(group, 2)
         if _words(group / "memory.max") not in ([], ["max"]):
             return
 
@@ -144,8 +144,8 @@ def _events(version: int) -> str:
     return "memory.oom_control" if version == 1 else "memory.events"
 
 
-def _sweep(place: Place) -> None:
-    """Remove groups of hosts that were killed: no process of theirs is left, else the kernel keeps them."""
+def _sweep(place: GroupParent) -> None:
+    """Remove the groups of killed hosts: the kernel keeps a group that still has processes."""
     for folder in place.folder.glob("composer-*-*"):
         if not Path(f"/proc/{folder.name.split('-')[1]}").exists():
             _removed(folder)

@@ -1,4 +1,4 @@
-"""The host's side of one supervisor: starts it, asks it, and notices when it is gone."""
+"""The host's side of one supervisor: start it, send requests, detect that it was lost."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ END_PATIENCE_S = 2.0
 KILLED = 137
 
 
-class Gone(Exception):
+class SupervisorLost(Exception):
     """The supervisor died or did not answer in time."""
 
 
@@ -35,10 +35,10 @@ class Reply(NamedTuple):
     output: bytes
 
 
-class Session:
+class SupervisorSession:
     """One supervisor process, started by `command` in the environment `env`, and the channel to it.
 
-    It and all that it starts live in `group`, where there is one, which ends with it.
+    The supervisor and its processes are in `group`, where there is one, which is removed with the session.
     """
 
     def __init__(
@@ -68,25 +68,25 @@ class Session:
         try:
             self._send(pack_request(settings))
             self._receive(len(READY), time.monotonic() + START_PATIENCE_S)
-        except Gone as error:
+        except SupervisorLost as error:
             stderr = self.close()
             raise InfrastructureError(f"The sandbox did not start: {stderr or error}") from None
 
     def ask(self, request: dict[str, Any], wall_s: float, content: Any = None) -> Reply:
-        """Have one job run for at most `wall_s` seconds; only its process sees `content`. `Gone` without an answer."""
+        """Run one job for at most `wall_s` seconds; only its process sees `content`. Raises SupervisorLost."""
         deadline = time.monotonic() + wall_s + GRACE_S
         timed = {**request, "wall_s": wall_s}
         before = self._killed()
         self._send(pack_request(timed) if content is None else pack_call(timed, content))
         code, timed_out, reason, total, kept = HEAD.unpack(self._receive(HEAD.size, deadline))
         if kept > self.limits.output_bytes or reason >= len(REASONS):
-            raise Gone("its answer makes no sense")
+            raise SupervisorLost("its answer makes no sense")
         output = self._receive(kept, deadline)
         why = "memory" if self._killed() > before else REASONS[reason]
         return Reply(KILLED if why == "memory" else code, timed_out, why, total, output)
 
     def _killed(self) -> int:
-        """Processes that the kernel has ended for want of memory."""
+        """Return the number of processes that the kernel has killed for lack of memory."""
         return 0 if self.group is None else self.group.killed()
 
     def _send(self, frame: bytes) -> None:
@@ -94,7 +94,7 @@ class Session:
             self.channel.settimeout(GRACE_S)
             self.channel.sendall(frame)
         except OSError as error:
-            raise Gone(f"its channel is closed ({error})") from None
+            raise SupervisorLost(f"its channel is closed ({error})") from None
 
     def _receive(self, size: int, deadline: float) -> bytes:
         data = bytearray()
@@ -103,14 +103,14 @@ class Session:
             try:
                 chunk = self.channel.recv(size - len(data))
             except OSError as error:
-                raise Gone(f"it did not answer ({error or 'time-out'})") from None
+                raise SupervisorLost(f"it did not answer ({error or 'time-out'})") from None
             if not chunk:
-                raise Gone("it closed its channel")
+                raise SupervisorLost("it closed its channel")
             data += chunk
         return bytes(data)
 
     def close(self) -> str:
-        """End the supervisor and with it everything inside. Returns what it wrote to stderr."""
+        """End the supervisor and everything inside; return its stderr."""
         with suppress(OSError):
             self.channel.shutdown(socket.SHUT_RDWR)  # reaches the supervisor even while a fork of ours holds a copy
         self.channel.close()

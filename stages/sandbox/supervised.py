@@ -14,7 +14,7 @@ from stages.errors import InfrastructureError, UsageError
 from stages.sandbox import memory_group
 from stages.sandbox.bubblewrap import GUEST, LINKS, TESTBED, base_python, bwrap_command, guest_folder
 from stages.sandbox.contract import CommandResult, Limits, existing_folder
-from stages.sandbox.session import KILLED, Gone, Reply, Session
+from stages.sandbox.session import KILLED, Reply, SupervisorLost, SupervisorSession
 
 KINDS = ("bubblewrap", "none")
 FIXED_ENV = {
@@ -48,26 +48,26 @@ class SupervisedSandbox:
         self.env = dict(env or {})
         if missing := [str(path) for path in self.readonly if not path.exists()]:
             raise UsageError(f"The sandbox should show {', '.join(missing)}, which does not exist.")
-        self.session: Session | None = self._start()
+        self.session: SupervisorSession | None = self._start()
 
     def run(self, command: str, *, wall_s: float | None = None) -> CommandResult:
         """Run `command` by a fresh bash in the work folder and wait for it at most `wall_s` seconds."""
         started = time.monotonic()
         try:
             reply = self.ask({"kind": "command", "command": command.encode(errors="replace")}, wall_s)
-        except Gone as error:
+        except SupervisorLost as error:
             message = f"The sandbox was lost during this command: {error}. Files are kept; everything else was ended.\n"
             return CommandResult(message, KILLED, time.monotonic() - started, False, len(message), "sandbox")
         return _result(reply, time.monotonic() - started)
 
     def ask(self, request: dict[str, Any], wall_s: float | None = None, content: Any = None) -> Reply:
-        """Have the supervisor run one job. On `Gone`, which is raised again, the next job gets a fresh supervisor."""
+        """Run one job. After SupervisorLost, which is raised again, the next job gets a fresh supervisor."""
         self.session = self.session or self._start()
         try:
             return self.session.ask(request, self.limits.wall_s if wall_s is None else wall_s, content)
-        except Gone as error:
+        except SupervisorLost as error:
             stderr = self._end()
-            raise Gone(f"{error}; {stderr.splitlines()[-1]}" if stderr else str(error)) from None
+            raise SupervisorLost(f"{error}; {stderr.splitlines()[-1]}" if stderr else str(error)) from None
 
     def close(self) -> None:
         """End every process inside. The work folder stays."""
@@ -85,12 +85,14 @@ class SupervisedSandbox:
     ) -> None:
         self.close()
 
-    def _start(self) -> Session:
+    def _start(self) -> SupervisorSession:
         fixed = _fixed_env(self.kind, self.work)
         inside = TESTBED if self.kind == "bubblewrap" else str(self.work)
         # The supervisor itself gets no variable of the caller's, such as a PYTHONPATH that leads into the work folder.
         group = memory_group.opened(self.limits) if self.kind == "bubblewrap" else None
-        return Session(self._command(), fixed, self.limits, {"work": inside, "env": {**fixed, **self.env}}, group)
+        return SupervisorSession(
+            self._command(), fixed, self.limits, {"work": inside, "env": {**fixed, **self.env}}, group
+        )
 
     @contextmanager
     def _command(self) -> Iterator[tuple[list[str], list[int]]]:

@@ -43,7 +43,7 @@ def serve(inherited: int) -> None:
     traces, devices = (Traces(), Devices()) if watchdog else (None, None)
     write_all(channel, READY)
     while (request := read_request(channel)) is not None:
-        job = Job(channel, request, settings, watchdog)
+        job = SupervisedJob(channel, request, settings, watchdog)
         head = job.run(request["wall_s"])
         if devices:
             devices.restore()
@@ -74,7 +74,7 @@ def call(content: bytearray, settings: dict[str, Any], write_end: int) -> NoRetu
     candidate.answer_all(source, file, function, arguments, 3)
 
 
-class Job:
+class SupervisedJob:
     """One child and what it writes."""
 
     def __init__(

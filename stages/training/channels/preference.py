@@ -20,11 +20,10 @@ class Dpo(Channel["PairRows"]):
 
     def loss(self, rows: "PairRows") -> ChannelLoss:
         """Metrics: mean margin (nats, times beta), share of positive ones, mean log-prob sums of both sides (nats)."""
-        from stages.losses.dpo import Pairs as PairSums
-        from stages.losses.dpo import dpo_losses
+        from stages.losses.dpo import PairLogProbs, dpo_losses
 
         settings, sums, reference, lengths = self.settings.pairs, rows.sums, rows.reference, rows.lengths  # [P, 2]
-        terms = PairSums(sums[:, 0], sums[:, 1], reference[:, 0], reference[:, 1], lengths[:, 0], lengths[:, 1])
+        terms = PairLogProbs(sums[:, 0], sums[:, 1], reference[:, 0], reference[:, 1], lengths[:, 0], lengths[:, 1])
         losses = dpo_losses(terms, settings.loss_type, settings.beta)
         margins = settings.beta * ((sums - reference)[:, 0] - (sums - reference)[:, 1]).detach()
         totals = {"margin": margins.sum(), "accuracy": (margins > 0).float().sum()}

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.errors import UsageError
-from stages.losses.dpo import DISCOPOP_TAU, FORMS, DpoTerms, PairLosses, Pairs, _discopop, smoothed_sigmoid
+from stages.losses.dpo import DISCOPOP_TAU, FORMS, DpoTerms, PairLogProbs, PairLosses, _discopop, smoothed_sigmoid
 from stages.losses.reduction import (
     Logits,
     PerPair,
@@ -97,7 +97,7 @@ class DpoOptions:
     discopop_tau: float = DISCOPOP_TAU
 
 
-def dpo_losses(pairs: Pairs, loss_type: str = "sigmoid", options: DpoOptions | None = None) -> PerPair:
+def dpo_losses(pairs: PairLogProbs, loss_type: str = "sigmoid", options: DpoOptions | None = None) -> PerPair:
     """Return the loss of each pair in nats for TRL's fourteen forms and four f-divergences; the trainer takes the mean.
 
     Ten forms under reverse KL are the trainer's own (stages.losses.dpo); this adds those that no setting selects.
@@ -208,18 +208,18 @@ def dpo_batch_loss(batch: DpoBatch, options: BatchOptions) -> tuple[Scalar, dict
     return reduce(add, losses), _metrics(pairs, options.pair.beta)
 
 
-def _typed_losses(batch: DpoBatch, pairs: Pairs, loss_type: str, options: DpoOptions) -> PerPair:
+def _typed_losses(batch: DpoBatch, pairs: PairLogProbs, loss_type: str, options: DpoOptions) -> PerPair:
     if loss_type != "sft":
         return dpo_losses(pairs, loss_type, options)
     chosen, mask = batch.log_probs.chunk(2)[0], batch.token_mask.chunk(2)[0].bool()
     return -chosen[mask].mean().expand(len(chosen))
 
 
-def batch_pairs(batch: DpoBatch, ld_alpha: float | None = None) -> Pairs:
+def batch_pairs(batch: DpoBatch, ld_alpha: float | None = None) -> PairLogProbs:
     """Sequence sums of both models, split into chosen and rejected."""
     policy = sequence_sums(batch.log_probs, batch.token_mask, ld_alpha).chunk(2)
     reference = sequence_sums(batch.ref_log_probs, batch.token_mask, ld_alpha).detach().chunk(2)
-    return Pairs(*policy, *reference, *batch.completion_mask.sum(1).chunk(2))
+    return PairLogProbs(*policy, *reference, *batch.completion_mask.sum(1).chunk(2))
 
 
 def sequence_sums(
@@ -243,7 +243,7 @@ def pair_weights(batch: DpoBatch) -> PerPair:
     return chosen * rejected
 
 
-def _metrics(pairs: Pairs, beta: float) -> dict[str, Scalar]:
+def _metrics(pairs: PairLogProbs, beta: float) -> dict[str, Scalar]:
     """Rewards are beta * log-ratio, never transformed by the f-divergence."""
     chosen, rejected = (
         beta * x.detach() for x in (pairs.chosen - pairs.ref_chosen, pairs.rejected - pairs.ref_rejected)

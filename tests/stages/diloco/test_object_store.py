@@ -15,7 +15,7 @@ from stages.diloco import object_store
 from stages.diloco.arrays import Fragments
 from stages.diloco.loop import OuterLoop, Stopped
 from stages.diloco.object_store import ObjectStore, agree, claim
-from stages.diloco.transport import State
+from stages.diloco.transport import GlobalState
 from stages.errors import InfrastructureError, UsageError
 from stages.runs.bucket import Bucket, open_bucket
 
@@ -43,7 +43,7 @@ def test_sixteen_racing_writers_have_one_winner_in_each_of_60_rounds(bucket: Buc
     def race(place: ObjectStore) -> list[tuple[bool, bytes]]:
         seen = []
         for round_ in range(rounds):
-            state = State(round_, {"w": np.full(4, round_, np.float32)}, {"w": np.zeros(4, np.float32)})
+            state = GlobalState(round_, {"w": np.full(4, round_, np.float32)}, {"w": np.zeros(4, np.float32)})
             gate.wait()
             place.publish(state, bytes([round_, place._replica] * 10)[:8])
             took_part = place.commit(round_)

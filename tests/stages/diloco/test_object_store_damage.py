@@ -8,7 +8,7 @@ from support.replicas import Replica
 from support.rounds import held, offered, settings, started
 
 from stages.diloco import object_store
-from stages.diloco.transport import State
+from stages.diloco.transport import GlobalState
 from stages.errors import InfrastructureError
 from stages.runs.bucket import Bucket
 
@@ -50,7 +50,7 @@ def test_an_offer_from_other_weights_does_not_count(bucket: Bucket):
     astray = pairs[2][1]
     name = next(iter(astray.state.weights))
     other = {**astray.state.weights, name: astray.state.weights[name] + 1}
-    astray.state = State(0, other, astray.state.momentum)
+    astray.state = GlobalState(0, other, astray.state.momentum)
     for replica, loop in pairs:
         offered(replica, loop)
     for _, loop in pairs[:2]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from stages.losses import (
     EopdOptions,
     Head,
-    Pairs,
+    PairLogProbs,
     aggregation_weights,
     eopd_loss,
     self_distillation_loss,
@@ -75,7 +75,7 @@ def test_padding_of_infinite_logits_changes_nothing_in_the_divergences() -> None
 def test_dpo_reaches_the_policy_and_not_the_reference(loss_type: str) -> None:
     chosen, rejected, *reference = (log_probs(seed, 3, wants_gradient=True) for seed in range(4))
     counts = torch.tensor([2, 3, 4]), torch.tensor([1, 5, 2])
-    losses = dpo_losses(Pairs(chosen, rejected, *reference, *counts), loss_type, DpoOptions(label_smoothing=0.1))
+    losses = dpo_losses(PairLogProbs(chosen, rejected, *reference, *counts), loss_type, DpoOptions(label_smoothing=0.1))
     losses.mean().backward()
     assert losses.shape == (3,) and chosen.grad.abs().sum() > 0 and rejected.grad.abs().sum() > 0
     assert reference[0].grad is None and reference[1].grad is None

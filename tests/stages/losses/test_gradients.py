@@ -140,9 +140,9 @@ def test_packed_distillation_holds_its_signal_fixed(loss: object) -> None:
     assert (got.isclose(kept) | got.isclose(dropped)).all() and got.isclose(kept).any()
 
 
-def pairs(chosen: Tensor, rejected: Tensor) -> dpo.Pairs:
+def pairs(chosen: Tensor, rejected: Tensor) -> dpo.PairLogProbs:
     tokens = torch.tensor([3, 1, 0, 5]), torch.tensor([2, 2, 4, 1])
-    return dpo.Pairs(chosen, rejected, log_probs(2, 4), log_probs(3, 4), *tokens)
+    return dpo.PairLogProbs(chosen, rejected, log_probs(2, 4), log_probs(3, 4), *tokens)
 
 
 @pytest.mark.parametrize("loss_type", preference.LOSS_TYPES)

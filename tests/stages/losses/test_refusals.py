@@ -14,14 +14,14 @@ from parity.sdpo import sampled_token_loss
 
 from stages.errors import UsageError
 from stages.losses import TaidSchedule, simpo_loss
-from stages.losses.dpo import Pairs
+from stages.losses.dpo import PairLogProbs
 from stages.losses.prime_rl import PackedTokens
 from stages.losses.reduction import aggregation_weights
 from tests.stages.losses.samples import log_probs, logits
 
 TOKENS, ONES = log_probs(0, 2, 3), torch.ones(2, 3)
 FOUR = log_probs(0, 4)
-PAIRS = Pairs(FOUR, FOUR, FOUR, FOUR)
+PAIRS = PairLogProbs(FOUR, FOUR, FOUR, FOUR)
 PACKED = PackedTokens(FOUR, FOUR, FOUR, torch.ones(4, dtype=torch.bool))
 IDS = torch.zeros(2, 3, dtype=torch.long)
 

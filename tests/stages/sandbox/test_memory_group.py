@@ -11,8 +11,8 @@ import pytest
 
 from stages.sandbox import Limits, Sandbox, memory_group
 from stages.sandbox.bubblewrap import LINKS, bwrap_command
-from stages.sandbox.memory_group import HEADROOM_MB, MB, MemoryGroup, Place, places
-from stages.sandbox.session import Session
+from stages.sandbox.memory_group import HEADROOM_MB, MB, GroupParent, MemoryGroup, places
+from stages.sandbox.session import SupervisorSession
 from stages.sandbox.supervised import FIXED_ENV, GUEST, TESTBED
 from tests.stages.sandbox.conftest import LOW
 from tests.stages.sandbox.test_bombs import PAGE_TABLES
@@ -21,7 +21,7 @@ HELD = "import sys; held = bytearray(int(sys.argv[1]) << 20); print('held')"
 
 
 @pytest.fixture
-def place() -> Place:
+def place() -> GroupParent:
     found = memory_group.usable()
     if found is None:
         pytest.skip("no control group of memory can be made here")
@@ -29,7 +29,7 @@ def place() -> Place:
 
 
 @pytest.fixture
-def group(place: Place) -> Iterator[MemoryGroup]:
+def group(place: GroupParent) -> Iterator[MemoryGroup]:
     made = MemoryGroup(place, 128)
     yield made
     made.close()
@@ -56,7 +56,7 @@ def test_page_tables_count(group: MemoryGroup) -> None:
     assert peak(group) <= 128 * MB
 
 
-def test_a_group_goes_with_its_sandbox_and_holds_all_of_it(place: Place, box: Sandbox) -> None:
+def test_a_group_goes_with_its_sandbox_and_holds_all_of_it(place: GroupParent, box: Sandbox) -> None:
     (mine,) = place.folder.glob(f"composer-{os.getpid()}-*")
     inside = (mine / "cgroup.procs").read_text().split()
     assert len(inside) == 2, "bwrap and the supervisor"
@@ -66,13 +66,13 @@ def test_a_group_goes_with_its_sandbox_and_holds_all_of_it(place: Place, box: Sa
     assert not mine.exists()
 
 
-def test_what_the_kernel_ended_is_said_and_the_sandbox_goes_on(place: Place, work: Path) -> None:
+def test_what_the_kernel_ended_is_said_and_the_sandbox_goes_on(place: GroupParent, work: Path) -> None:
     """A limit of the kernel's below the watchdog's, so that it is certainly the first."""
     limits = Limits(memory_mb=512)
     group = MemoryGroup(place, 128)
     with bwrap_command(work, limits, [], writable=True) as (argv, descriptors):
         command = nullcontext(([*argv, "--", str(LINKS / "python3"), "-sS", GUEST], descriptors))
-        session = Session(command, FIXED_ENV, limits, {"work": TESTBED, "env": FIXED_ENV}, group)
+        session = SupervisorSession(command, FIXED_ENV, limits, {"work": TESTBED, "env": FIXED_ENV}, group)
     try:
         reply = session.ask({"kind": "command", "command": f'python3 -c "{HELD}" 300'.encode()}, 10.0)
         assert (reply.returncode, reply.killed_for, reply.timed_out) == (137, "memory", False), reply
@@ -83,7 +83,7 @@ def test_what_the_kernel_ended_is_said_and_the_sandbox_goes_on(place: Place, wor
     assert not group.folder.exists()
 
 
-def test_a_group_of_a_host_that_was_killed_is_swept_away(place: Place) -> None:
+def test_a_group_of_a_host_that_was_killed_is_swept_away(place: GroupParent) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
     left = place.folder / f"composer-{dead.pid}-0"
@@ -140,7 +140,7 @@ def test_without_control_groups_there_is_no_place(tmp_path: Path) -> None:
 
 
 def test_version_2_is_told_by_its_own_files(tmp_path: Path) -> None:
-    made = MemoryGroup(Place(tmp_path, 2), 256)
+    made = MemoryGroup(GroupParent(tmp_path, 2), 256)
     assert (made.folder / "memory.max").read_text() == str(256 * MB)
     assert (made.folder / "memory.swap.max").read_text() == "0"
     (made.folder / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\noom_group_kill 0\n")

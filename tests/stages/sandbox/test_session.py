@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stages.sandbox import Limits, Sandbox, open_sandbox
-from stages.sandbox.session import Gone, Session
+from stages.sandbox.session import SupervisorLost, SupervisorSession
 
 ROOT = Path(__file__).parents[3]
 STARVE = """
@@ -124,8 +124,8 @@ channel = int(sys.argv[1])
 read_request(channel); os.write(channel, READY); read_request(channel); os.write(channel, {answer})
 """
     command = nullcontext(([sys.executable, "-c", script], []))
-    session = Session(command, {}, Limits(), {})
-    with pytest.raises(Gone):
+    session = SupervisorSession(command, {}, Limits(), {})
+    with pytest.raises(SupervisorLost):
         session.ask({}, 1.0)
     session.close()
 

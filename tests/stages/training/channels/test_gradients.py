@@ -6,8 +6,7 @@ import pytest
 import torch
 from support.models import tiny_model
 
-from stages.losses.dpo import Pairs as PairSums
-from stages.losses.dpo import dpo_losses
+from stages.losses.dpo import PairLogProbs, dpo_losses
 from stages.training.channels import CHANNELS, ChannelSettings
 from stages.training.config import Weights
 from stages.training.data import EpisodeRows, OwnEpisode, PairSource, TokenPair
@@ -75,7 +74,7 @@ def test_dpo_is_the_kernel_on_sequence_sums() -> None:
     model, reference = tiny_model(), tiny_model(seed=1)
     found = channels("dpo", model).losses(model, ChannelBatch(PAIRS))[0]["dpo"]
     sums = [_sums(m) for m in (model, reference)]
-    expected = dpo_losses(PairSums(sums[0][:, 0], sums[0][:, 1], sums[1][:, 0], sums[1][:, 1])).mean()
+    expected = dpo_losses(PairLogProbs(sums[0][:, 0], sums[0][:, 1], sums[1][:, 0], sums[1][:, 1])).mean()
     torch.testing.assert_close(found.loss, expected)
     assert found.denominator == 2
 
