@@ -2,11 +2,11 @@
 
 The settings of the command; the comparison itself is a benchmark of the checkout, `benchmarks/substrates.py`.
 
-Answers: whose traces are cleaner? 002a is TRL's rollout function as `train` uses it, without an optimiser step, kept by
-our recorder in `steps/*.jsonl.gz`; with `through=openenv` its environments are those of an OpenEnv server on loopback.
-002b is a file that a user has; without one it is the rollouts of 002a in that format, which tells of the format and
-nothing of prime-rl, so that neither side is called cleaner. Writes `comparison.json` and the table in `report.txt`. The
-unit is a rollout of 002a.
+Answers: whose traces are cleaner? One side is TRL's rollout function as `train` uses it, without an optimiser step,
+kept by our recorder in `steps/*.jsonl.gz`; with `through=openenv` its environments are those of an OpenEnv server on
+loopback. The other side is a file of prime-rl or verifiers; without a file it is TRL's rollouts in that format, which
+measures the format and not prime-rl, so that neither side is called cleaner. Writes `comparison.json` and the table in
+`report.txt`. The unit is a rollout through TRL. docs/tickets.md explains the names of the sides in results.
 """
 
 import sys
@@ -38,7 +38,7 @@ class Config(EnvStageConfig):
     max_steps: int = Field(8, gt=0)
     """Actions after which a rollout ends."""
     through: Literal["process", "openenv"] = "process"
-    """Where 002a acts: in environments of this process, or in those of an OpenEnv server that is started for it."""
+    """Where TRL's rollouts act: in environments of this process, or in those of an OpenEnv server started for them."""
     openenv_python: str = Field("", json_schema_extra={"affects_results": False})
     """A Python that has openenv; without one COMPOSER_OPENENV, else this one."""
     traces: str | None = None

@@ -15,9 +15,7 @@ TREES = {module: ast.parse(path.read_text()) for module, path in SOURCES.items()
 OF_EVERY_STAGE = {"Config"}
 """The settings of a stage have this name in each stage's module."""
 REPEATED = {
-    *("Adapter", "Answer", "Batch", "Entry", "Eopd", "Found", "Gone", "Job", "Line"),
-    *("Needed", "Origin", "Pairs", "Place", "Projection", "Question", "Report", "Run", "Session", "Settings"),
-    *("Source", "State", "Taid", "Told", "Trajectory", "Tree", "Verdict"),
+    *("Adapter", "Answer", "Batch", "Eopd", "Projection", "Session", "Settings", "Taid"),
 }
 """Names that several classes still have. A name leaves this list when its classes are renamed; none is added."""
 CYCLES = {

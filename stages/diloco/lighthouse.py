@@ -56,13 +56,13 @@ class Secret:
             )
         return cls(word)
 
-    def proof(self, *told: str) -> str:
-        """HMAC-SHA-256, in hexadecimal, of these words, none of which holds a line break."""
-        return hmac.new(self._word, "\n".join(told).encode(), "sha256").hexdigest()
+    def proof(self, *words: str) -> str:
+        """Return the HMAC-SHA-256, in hexadecimal, of these words, none of which has a line break."""
+        return hmac.new(self._word, "\n".join(words).encode(), "sha256").hexdigest()
 
-    def proves(self, proof: str, *told: str) -> bool:
-        """Whether a proof is that of these words; takes as long for one that nearly is."""
-        return hmac.compare_digest(self.proof(*told).encode(), proof.encode())
+    def proves(self, proof: str, *words: str) -> bool:
+        """Return whether a proof belongs to these words, in constant time."""
+        return hmac.compare_digest(self.proof(*words).encode(), proof.encode())
 
 
 # A replica serves its offers, its means and the state of its round over HTTP, to callers that prove the secret.

@@ -91,7 +91,12 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         if bucket_shortage(rows) is None:
             break
     _finish(rows, policies.tokenizer, config, policies.guards(rows), out)
-    _retry_later(out)
+    failed = [record for record in out.records() if record["failed"]]
+    if failed:
+        kind, what = failed[0]["error"] or ("unknown", "no answer was recorded")
+        raise Incomplete(
+            f"{len(failed)} answers failed, the first with {kind}: {what}. The others are saved; retry with --resume."
+        )
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -122,15 +127,6 @@ def _given(inputs: Inputs, config: Config, out: RunWriter) -> tuple[list[Row], A
     tokenizer = load_tokenizer(resolve(policy, cache=out.cache, listener=out.progress), policy)
     whose = [(given.name, given.role) for given in config.given]
     return rows_of_runs(inputs.many("rollouts"), whose, tokenizer), tokenizer
-
-
-def _retry_later(out: RunWriter) -> None:
-    failed = [record for record in out.records() if record["failed"]]
-    if failed:
-        kind, what = failed[0]["error"] or ("unknown", "no answer was recorded")
-        raise Incomplete(
-            f"{len(failed)} answers failed, the first with {kind}: {what}. The others are saved; retry with --resume."
-        )
 
 
 def _sample(problems: int, policies: "SourcePolicies", config: Config, out: RunWriter) -> list[Row]:

@@ -7,7 +7,7 @@ Reads the pool, the replays (vanilla, and projected for T3), the scores of the v
 from pydantic import Field
 
 from stages.errors import BadInput
-from stages.runs.artifact import Inputs, Run, RunWriter, Slot
+from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIRECTION, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE
 from stages.runs.stage import Plan, Stage
@@ -19,7 +19,7 @@ class Config(StageConfig):
     permutations: int = Field(2000, ge=100)
     resamples: int = Field(2000, ge=100)
     placebos: int = Field(64, ge=1)
-    """Random directions of each of two families that T3 is held against."""
+    """Random directions of each of two families that T3 is compared with."""
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -29,12 +29,19 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Judge and write what was found; `BadInput` without a vanilla replay, or with scores of other rows."""
+    """Judge the runs and write the checks.
+
+    `BadInput` without a vanilla replay, with two replays of one arm, or with scores of other rows.
+    """
     from stages.probe.checks.check import EXIT_CODES, table, verdict
     from stages.probe.checks.contrast_checks import Draws
     from stages.probe.checks.judging import bucket_table, judge_runs
 
-    arms = _arms(inputs.many("replays"))
+    replays = inputs.many("replays")
+    names = [run.manifest.summary["arm"] for run in replays]
+    if "vanilla" not in names or len(set(names)) < len(names):
+        raise BadInput(f"uat needs one vanilla replay and at most one of each other arm; it got {', '.join(names)}.")
+    arms = dict(zip(names, replays, strict=True))
     checks = judge_runs(inputs, arms, Draws(config.permutations, config.resamples, config.seed), config.placebos)
     rows = arms["vanilla"].rows(PROBE_ROW)
     out.table(PROBE_CHECK, [check.row() for check in checks])
@@ -44,14 +51,6 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.count(planned=len(checks), done=len(checks))
     shown = {check.name: check.status for check in checks}
     out.set_summary(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], checks=shown)
-
-
-def _arms(replays: list[Run]) -> dict[str, Run]:
-    """The replays by arm; `BadInput` without a vanilla one, or with two of one arm."""
-    arms = [run.manifest.summary["arm"] for run in replays]
-    if "vanilla" not in arms or len(set(arms)) < len(arms):
-        raise BadInput(f"uat needs one vanilla replay and at most one of each other arm; it got {', '.join(arms)}.")
-    return dict(zip(arms, replays, strict=True))
 
 
 STAGE = Stage(

@@ -1,4 +1,4 @@
-"""What a sandbox promises: the limits of a command, the result of one, and the protocol of a sandbox."""
+"""The contract of a sandbox: limits of a command, its result, and the protocol."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Verdicts on candidates' functions that no candidate can forge.
+"""Verdicts on candidates' functions, which no candidate can forge.
 
 Each call runs in a forked child of the supervisor. A child may lie about its own return values and about nothing else:
 it holds no channel to the host, and cannot trace or kill the supervisor. Nor do candidates meet: their sources lie in
@@ -36,7 +36,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one call gave: a value, or an error (the name of an exception, "timeout" or "crash")."""
+    """The result of one call: a value, or an error (the name of an exception, "timeout" or "crash").
+
+    The class name is part of `repr`, which kata digests into the outcome of an action.
+    """
 
     value: Any = None
     """Built-in types only; any other object is {"__type__": name of its type}."""
@@ -50,7 +53,7 @@ class Outcome:
     answers: tuple[Answer, ...]
 
     def matches(self, expected: Sequence[Any]) -> bool:
-        """Whether every call returned the expected value, of the same type at every depth."""
+        """Return whether every call returned the expected value, of the same type at every depth."""
         return len(self.answers) == len(expected) and all(
             answer.error is None and same(answer.value, value)
             for answer, value in zip(self.answers, expected, strict=True)
@@ -58,7 +61,7 @@ class Outcome:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal in value and in type at every depth: True is not 1, 1 is not 1.0, (1,) is not [1]; NaN is NaN."""
+    """Compare value and type at every depth: True is not 1, 1 is not 1.0, (1,) is not [1]; NaN is NaN."""
     if type(left) is not type(right):
         return False
     if isinstance(left, list | tuple):
@@ -100,7 +103,7 @@ def _outcome(sandbox: SupervisedSandbox, work: Path, call: Call) -> Outcome:
 
 
 def _source(path: Path) -> bytes | None:
-    """The content of a regular file; None where there is none, or only a link."""
+    """Return the content of a regular file; None where there is none, or only a link."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -113,7 +116,7 @@ def _source(path: Path) -> bytes | None:
 
 
 def _reply(sandbox: SupervisedSandbox, content: tuple[Any, ...]) -> Reply:
-    """The reply; from a fresh sandbox when an earlier call ended it, so that no candidate pays for another."""
+    """Return the reply; from a fresh sandbox when an earlier call ended it, so that no candidate pays for another."""
     for _ in range(2):
         try:
             return sandbox.ask({"kind": "call"}, content=content)
@@ -123,7 +126,7 @@ def _reply(sandbox: SupervisedSandbox, content: tuple[Any, ...]) -> Reply:
 
 
 def _parsed(line: bytes) -> Answer:
-    """The answer in one line of a child, which may hold anything at all."""
+    """Parse the answer in one line of a child, which may contain anything."""
     try:
         kind, content = json.loads(line)
         if kind == "v":
@@ -134,7 +137,7 @@ def _parsed(line: bytes) -> Answer:
 
 
 def _decoded(node: Any) -> Any:
-    """The value of a tagged tree (guest/candidate.py: `encoded`)."""
+    """Return the value of a tagged tree (guest/candidate.py: `encoded`)."""
     if not isinstance(node, list):
         if node is None or type(node) in (bool, int):
             return node

@@ -1,7 +1,7 @@
-"""A control group a sandbox: the kernel's own limit of memory, page tables and memory file systems included.
+"""One control group a sandbox: the kernel's own limit of memory, page tables and memory file systems included.
 
-The watchdog looks every few milliseconds and says why it ends a command; the kernel never lets the group grow beyond
-its limit between two looks. Where no group can be made the watchdog is alone. Source: Linux
+The watchdog checks every few milliseconds and reports why it ends a command; the kernel never lets the group grow
+beyond its limit between two checks. Where no group can be made only the watchdog limits memory. Source: Linux
 Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 """
 
@@ -19,7 +19,7 @@ from stages.sandbox.contract import Limits
 
 MB = 1 << 20
 HEADROOM_MB = 64
-"""What the supervisor and the kernel's own objects may take beside the limit of commands."""
+"""Memory for the supervisor and the kernel's own objects, above the limit of commands."""
 ENTER = 'echo 0 > "$0" && exec "$@"'
 PATIENCE_S = 0.2
 _number = itertools.count()
@@ -52,11 +52,11 @@ class MemoryGroup:
         (self.folder / name).write_text(str(value))
 
     def entering(self, argv: Sequence[str]) -> list[str]:
-        """The command line that joins the group and then becomes `argv`, whose children are in it from the start."""
+        """Return the command line that joins the group and then executes `argv`; its children start in the group."""
         return ["/bin/sh", "-c", ENTER, str(self.folder / "cgroup.procs"), *argv]
 
     def killed(self) -> int:
-        """How many processes the kernel has ended here for want of memory."""
+        """Return the number of processes that the kernel has killed in this group for lack of memory."""
         with suppress(OSError):
             for line in (self.folder / _events(self.version)).read_text().splitlines():
                 if line.startswith("oom_kill "):
@@ -64,14 +64,14 @@ class MemoryGroup:
         return 0
 
     def close(self) -> None:
-        """Remove it, once what ran in it is gone; what is left then is removed by whoever makes groups next."""
+        """Remove the group once its processes have ended; a group that is left is removed by a later `usable`."""
         deadline = time.monotonic() + PATIENCE_S
         while self.folder.exists() and not _removed(self.folder) and time.monotonic() < deadline:
             time.sleep(0.002)
 
 
 def opened(limits: Limits) -> MemoryGroup | None:
-    """A group for a sandbox with these limits; None where none can be made."""
+    """Create a group for a sandbox with these limits; return None where none can be made."""
     place = usable()
     if place is None:
         return None
@@ -145,7 +145,7 @@ def _events(version: int) -> str:
 
 
 def _sweep(place: GroupParent) -> None:
-    """Remove groups of hosts that were killed: no process of theirs is left, else the kernel keeps them."""
+    """Remove the groups of killed hosts: the kernel keeps a group that still has processes."""
     for folder in place.folder.glob("composer-*-*"):
         if not Path(f"/proc/{folder.name.split('-')[1]}").exists():
             _removed(folder)

@@ -1,4 +1,4 @@
-"""The host's side of one supervisor: starts it, asks it, and notices when it is gone."""
+"""The host's side of one supervisor: start it, send requests, detect that it was lost."""
 
 import os
 import socket
@@ -38,7 +38,7 @@ class Reply(NamedTuple):
 class SupervisorSession:
     """One supervisor process, started by `command` in the environment `env`, and the channel to it.
 
-    It and all that it starts live in `group`, where there is one, which ends with it.
+    The supervisor and its processes are in `group`, where there is one, which is removed with the session.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SupervisorSession:
         return Reply(KILLED if why == "memory" else code, timed_out, why, total, output)
 
     def _killed(self) -> int:
-        """Processes that the kernel has ended for want of memory."""
+        """Return the number of processes that the kernel has killed for lack of memory."""
         return 0 if self.group is None else self.group.killed()
 
     def _send(self, frame: bytes) -> None:
@@ -110,7 +110,7 @@ class SupervisorSession:
         return bytes(data)
 
     def close(self) -> str:
-        """End the supervisor and with it everything inside. Returns what it wrote to stderr."""
+        """End the supervisor and everything inside; return its stderr."""
         with suppress(OSError):
             self.channel.shutdown(socket.SHUT_RDWR)  # reaches the supervisor even while a fork of ours holds a copy
         self.channel.close()

@@ -1,10 +1,12 @@
-"""What the probe's figures show, as rows of numbers: each figure has a CSV twin, and is drawn from nothing else.
+"""The rows of numbers of the probe's figures: each figure has a CSV twin and is drawn from these rows only.
 
-The ten figures are those of the probe's plan, by its numbers; t and d are as in `checks.contrasts` and `scoring`.
+The ten figures are those of the probe's plan, by its numbers; t and d are as in `checks.contrasts` and
+`directions.scoring`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from stages.runs.records import Row
 
 @dataclass
 class Evidence:
-    """What was given to draw: rows and step diagnostics of replays by arm, a scored vanilla replay, trajectories."""
+    """What is drawn: rows and step diagnostics of replays by arm, a scored vanilla replay, trajectories."""
 
     rows: dict[str, list[Row]] = field(default_factory=dict)
     steps: dict[str, list[Row]] = field(default_factory=dict)
@@ -33,34 +35,20 @@ def cosine_by_step(e: Evidence) -> list[Row]:
         for step in sorted({row["step"] for row in rows}):
             values = [row["cos_stack"] for row in rows if row["step"] == step and row["src_pool"] == "teacher"]
             means.append({"arm": arm, "step": step, "cos_stack": _mean(values), "low": None, "high": None})
-    return means + _placebo_band(e)
-
-
-def _placebo_band(e: Evidence) -> list[Row]:
-    rows, random = e.rows.get("vanilla", []), [p["scores"] for p in e.placebos if p["family"] in RANDOM]
-    if not rows or not random:
-        return []
+    vanilla, random = e.rows.get("vanilla", []), [p["scores"] for p in e.placebos if p["family"] in RANDOM]
+    if not vanilla or not random:
+        return means
     scores, band = np.array(random, dtype=float), []
-    for step in sorted({row["step"] for row in rows}):
-        at = [i for i, row in enumerate(rows) if row["step"] == step and row["src_pool"] == "teacher"]
+    for step in sorted({row["step"] for row in vanilla}):
+        at = [i for i, row in enumerate(vanilla) if row["step"] == step and row["src_pool"] == "teacher"]
         low, high = np.nanquantile(np.nanmean(scores[:, at], axis=1), [0.025, 0.975]) if at else (np.nan, np.nan)
         band.append({"arm": "placebo", "step": step, "cos_stack": None, "low": float(low), "high": float(high)})
-    return band
+    return means + band
 
 
-def cosine_in_out(e: Evidence) -> list[Row]:
-    """(2) Mean cosine of gradient and update before and after projection."""
-    return _of_steps(e, ("cos_in", "cos_out", "cos_upd_in", "cos_upd_out"))
-
-
-def fired(e: Evidence) -> list[Row]:
-    """(3) Share of modules that fired, by step."""
-    return _of_steps(e, ("frac_fired",))
-
-
-def _of_steps(e: Evidence, names: tuple[str, ...], besides: str = "vanilla") -> list[Row]:
-    """Columns of the step diagnostics of every arm but one."""
-    chosen = [(arm, step) for arm, steps in e.steps.items() if arm != besides for step in steps]
+def diagnostics(e: Evidence, *, names: tuple[str, ...], without: str = "vanilla") -> list[Row]:
+    """(2), (3) and (10) Columns of the step diagnostics of every arm but one."""
+    chosen = [(arm, step) for arm, steps in e.steps.items() if arm != without for step in steps]
     return [{"arm": arm, "step": step["step"], **{name: step[name] for name in names}} for arm, step in chosen]
 
 
@@ -107,21 +95,7 @@ def heat_map(e: Evidence) -> list[Row]:
 
 def ratios(e: Evidence) -> list[Row]:
     """(8) Importance ratios and effective sample size, the mean over seeds."""
-    return _by_step(e, ("ratio_p5", "ratio_p50", "ratio_p95", "ess"))
-
-
-def rates(e: Evidence) -> list[Row]:
-    """(9) Hack and solve rates of the student's own rows, by seed."""
-    names = ("arm", "train_seed", "step", "hack_rate_student", "gt_rate_student")
-    return [{name: row[name] for name in names} for row in e.trajectories]
-
-
-def drift(e: Evidence) -> list[Row]:
-    """(10) Overlap of the adapter's basis with its start, and the weights' turn toward the hack, by replay step."""
-    return _of_steps(e, ("basis_overlap", "cos_weights"), besides="")
-
-
-def _by_step(e: Evidence, names: tuple[str, ...]) -> list[Row]:
+    names = ("ratio_p5", "ratio_p50", "ratio_p95", "ess")
     keys = sorted({(row["arm"], row["step"]) for row in e.trajectories})
     return [
         {
@@ -133,6 +107,12 @@ def _by_step(e: Evidence, names: tuple[str, ...]) -> list[Row]:
     ]
 
 
+def rates(e: Evidence) -> list[Row]:
+    """(9) Hack and solve rates of the student's own rows, by seed."""
+    names = ("arm", "train_seed", "step", "hack_rate_student", "gt_rate_student")
+    return [{name: row[name] for name in names} for row in e.trajectories]
+
+
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
@@ -140,13 +120,16 @@ def _mean(values: list[float | None]) -> float | None:
 
 DATA: dict[str, Callable[[Evidence], list[Row]]] = {
     "01_cosine_by_step": cosine_by_step,
-    "02_cosine_in_out": cosine_in_out,
-    "03_fired": fired,
+    # mean cosine of gradient and update, before and after projection
+    "02_cosine_in_out": partial(diagnostics, names=("cos_in", "cos_out", "cos_upd_in", "cos_upd_out")),
+    # share of modules that fired
+    "03_fired": partial(diagnostics, names=("frac_fired",)),
     "04_buckets": buckets,
     "05_placebos": placebo_t,
     "06_length_and_hedging": nuisance,
     "07_modules": heat_map,
     "08_ratios": ratios,
     "09_rates": rates,
-    "10_drift": drift,
+    # overlap of the adapter's basis with its start, and the weights' turn toward the hack
+    "10_drift": partial(diagnostics, names=("basis_overlap", "cos_weights"), without=""),
 }

@@ -1,8 +1,9 @@
-"""The probe's figures, drawn from the rows of `figure_data` alone; equal rows give equal bytes."""
+"""The probe's figures as PNG, drawn from the rows of `figure_data` or of a watch only; equal rows give equal bytes."""
 
 import csv
 import io
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,19 +31,17 @@ COLORS = {
     "two_sided": "#4dac26",
     "teacher_off": "#e08214",
 }
-
-
 OTHERS = ("#7b3294", "#1b7837", "#8c510a", "#35978f")
 
 
 def colors(arms: Sequence[str]) -> dict[str, str]:
-    """A colour for each arm: its own, and further ones in order."""
+    """Return a colour for each arm: its own, or one of OTHERS in order."""
     others = [arm for arm in dict.fromkeys(arms) if arm not in COLORS]
     return COLORS | {arm: OTHERS[index % len(OTHERS)] for index, arm in enumerate(others)}
 
 
 def as_csv(rows: list[Row]) -> str:
-    """The rows (at least one) as CSV, floats with nine digits."""
+    """Return the rows (at least one) as CSV, floats with nine digits."""
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -51,7 +50,7 @@ def as_csv(rows: list[Row]) -> str:
 
 
 def as_png(name: str, rows: list[Row]) -> bytes:
-    """One figure of at least one row, as PNG; nothing in the file depends on the time or the machine's fonts."""
+    """Draw one figure of at least one row as PNG; no byte depends on the time or the machine's fonts."""
     with rc_context(STYLE):
         figure = Figure()
         DRAW[name](figure.subplots(), rows)
@@ -59,7 +58,7 @@ def as_png(name: str, rows: list[Row]) -> bytes:
 
 
 def png(figure: Figure) -> bytes:
-    """A figure laid out and drawn, by the same renderer whichever one others in this process have chosen."""
+    """Return a figure as PNG, always by the Agg renderer, whichever other code in this process has chosen."""
     FigureCanvasAgg(figure)
     figure.tight_layout()
     out = io.BytesIO()
@@ -67,31 +66,30 @@ def png(figure: Figure) -> bytes:
     return out.getvalue()
 
 
-def _lines(
-    axes: Axes, rows: list[Row], columns: tuple[str, ...], styles: tuple[str, ...] = ("-", "--", "-.", ":")
-) -> None:
-    """One line for every arm and column; thinner lines lie on thicker ones, so that equal ones are all seen."""
+def _lines(axes: Axes, rows: list[Row], *, columns: tuple[str, ...], label: str) -> None:
+    """Draw one line for every arm and column, thinner ones on thicker ones, so that equal lines are all visible."""
     color = colors([row["arm"] for row in rows])
     for place, arm in enumerate(dict.fromkeys(row["arm"] for row in rows)):
         width = max(3.0 - place, 1.0)
-        for column, style in zip(columns, styles, strict=False):
+        for column, style in zip(columns, ("-", "--", "-.", ":"), strict=False):
             points = [(r["step"], r[column]) for r in rows if r["arm"] == arm and r[column] is not None]
             if points:
-                label = f"{arm} {column}" if len(columns) > 1 else arm
-                axes.plot(*zip(*points, strict=True), style, color=color[arm], linewidth=width, label=label)
-    by_step(axes)
-    beside(axes)
+                name = f"{arm} {column}" if len(columns) > 1 else arm
+                axes.plot(*zip(*points, strict=True), style, color=color[arm], linewidth=width, label=name)
+    axes.set_ylabel(label)
+    count_steps(axes)
+    add_legend(axes)
 
 
-def beside(axes: Axes) -> None:
-    """The legend to the right of the axes, where it covers nothing; none for a single line."""
+def add_legend(axes: Axes) -> None:
+    """Put the legend to the right of the axes, where it covers nothing; none for a single line."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         axes.legend(handles, labels, fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
 
 
-def by_step(axes: Axes) -> None:
-    """The horizontal axis counts steps, which are whole."""
+def count_steps(axes: Axes) -> None:
+    """Label the horizontal axis with steps, at integers only."""
     axes.set_xlabel("step")
     whole = AutoLocator()
     whole.set_params(integer=True)
@@ -103,23 +101,17 @@ def _cosine_by_step(axes: Axes, rows: list[Row]) -> None:
     if band:
         steps, low, high = ([row[name] for row in band] for name in ("step", "low", "high"))
         axes.fill_between(steps, low, high, alpha=0.3, color="#999999", label="random placebos, 95 %")
-    _lines(axes, [row for row in rows if row["arm"] != "placebo"], ("cos_stack",))
-    axes.set_ylabel("cos_stack of teacher rows")
-
-
-def _cosine_in_out(axes: Axes, rows: list[Row]) -> None:
-    _lines(axes, rows, ("cos_in", "cos_out", "cos_upd_in", "cos_upd_out"))
-    axes.set_ylabel("mean cosine with the removed direction")
+    others = [row for row in rows if row["arm"] != "placebo"]
+    _lines(axes, others, columns=("cos_stack",), label="cos_stack of teacher rows")
 
 
 def _fired(axes: Axes, rows: list[Row]) -> None:
-    _lines(axes, rows, ("frac_fired",))
+    _lines(axes, rows, columns=("frac_fired",), label="share of modules that fired (chance .5)")
     axes.axhline(0.5, color="black", linewidth=0.8, linestyle=":")
-    axes.set_ylabel("share of modules that fired (chance .5)")
 
 
 def _buckets(axes: Axes, rows: list[Row]) -> None:
-    """A violin a bucket, and a thin line a problem through its bucket means."""
+    """Draw a violin for each bucket, and a thin line for each problem through its bucket means."""
     names = sorted({row["bucket"] for row in rows})
     values = [[row["cos_stack"] for row in rows if row["bucket"] == name] for name in names]
     shown = [index for index, some in enumerate(values) if len(some) > 1]
@@ -134,7 +126,7 @@ def _buckets(axes: Axes, rows: list[Row]) -> None:
 
 
 def _placebos(axes: Axes, rows: list[Row]) -> None:
-    """One outline a family, those made of hacks dashed, with the families' own 95th percentiles in the legend."""
+    """Draw one outline for each family, dashed if made of hacks, with the families' 95th percentiles in the legend."""
     edges = np.histogram_bin_edges([row["t"] for row in rows], bins=40)
     for family in dict.fromkeys(row["direction"] for row in rows if row["direction"] != "v"):
         values = [row["t"] for row in rows if row["direction"] == family]
@@ -143,7 +135,7 @@ def _placebos(axes: Axes, rows: list[Row]) -> None:
         axes.hist(values, bins=edges.tolist(), histtype="step", linestyle=style, label=label)
     axes.axvline(next(row["t"] for row in rows if row["direction"] == "v"), color="black", linewidth=2.0, label="v")
     axes.set_xlabel("t of hacked in T4e (dashed: made of hacks' gradients, no null)")
-    beside(axes)
+    add_legend(axes)
 
 
 def _nuisance(axes: Axes, rows: list[Row]) -> None:
@@ -153,7 +145,7 @@ def _nuisance(axes: Axes, rows: list[Row]) -> None:
         axes.scatter(tokens, cosines, s=[12 + 10 * row["hedges"] for row in some], color=color, alpha=0.4, label=label)
     axes.set_xlabel("own tokens (larger dots hedge more)")
     axes.set_ylabel("cos_stack")
-    beside(axes)
+    add_legend(axes)
 
 
 def _heat_map(axes: Axes, rows: list[Row]) -> None:
@@ -172,13 +164,12 @@ def _heat_map(axes: Axes, rows: list[Row]) -> None:
 
 def _ratios(axes: Axes, rows: list[Row]) -> None:
     columns = ("ratio_p5", "ratio_p50", "ratio_p95", "ess")
-    _lines(axes, rows, columns)
+    _lines(axes, rows, columns=columns, label="ratio percentiles and ESS / rows")
     axes.set_ylim(0.0, 1.05 * max(1.2, *(row[name] for row in rows for name in columns if row[name] is not None)))
-    axes.set_ylabel("ratio percentiles and ESS / rows")
 
 
 def _rates(axes: Axes, rows: list[Row]) -> None:
-    """A faint line a seed, a strong one for the arm's mean; solid hacks, dashed solutions."""
+    """Draw a faint line for each seed and a strong one for the arm's mean; hacks are solid, solutions dashed."""
     color = colors([row["arm"] for row in rows])
     for arm in dict.fromkeys(row["arm"] for row in rows):
         for column, style in (("hack_rate_student", "-"), ("gt_rate_student", "--")):
@@ -190,20 +181,19 @@ def _rates(axes: Axes, rows: list[Row]) -> None:
             means = [float(np.mean([row[column] for row in known if row["step"] == step])) for step in steps]
             label = f"{arm} {'hacks' if style == '-' else 'solves'}"
             axes.plot(steps, means, style, color=color[arm], label=label)
-    by_step(axes)
+    count_steps(axes)
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("rate among the student's answers")
-    beside(axes)
-
-
-def _drift(axes: Axes, rows: list[Row]) -> None:
-    _lines(axes, rows, ("basis_overlap", "cos_weights"))
-    axes.set_ylabel("overlap with the start; turn toward the hack")
+    add_legend(axes)
 
 
 DRAW: dict[str, Callable[[Axes, list[Row]], None]] = {
     "01_cosine_by_step": _cosine_by_step,
-    "02_cosine_in_out": _cosine_in_out,
+    "02_cosine_in_out": partial(
+        _lines,
+        columns=("cos_in", "cos_out", "cos_upd_in", "cos_upd_out"),
+        label="mean cosine with the removed direction",
+    ),
     "03_fired": _fired,
     "04_buckets": _buckets,
     "05_placebos": _placebos,
@@ -211,20 +201,19 @@ DRAW: dict[str, Callable[[Axes, list[Row]], None]] = {
     "07_modules": _heat_map,
     "08_ratios": _ratios,
     "09_rates": _rates,
-    "10_drift": _drift,
+    "10_drift": partial(
+        _lines, columns=("basis_overlap", "cos_weights"), label="overlap with the start; turn toward the hack"
+    ),
 }
 
 
-# ---- watch_figure
-# The figure of a watched training, drawn from its table alone; equal rows give equal bytes.
-
-LINES = {
+WATCH_LINES = {
     "update_sum": ("#2166ac", "-", "update since the start"),
     "policy_sum": ("#b2182b", "-", "policy gradients since then"),
     "policy": ("#b2182b", ":", "policy gradient, one checkpoint"),
     "policy_length": ("#e08214", ":", "the same, length held fixed"),
 }
-RATES = {
+WATCH_RATES = {
     "hack_rate": ("#b2182b", "-", "hacks"),
     "hack_like": ("#e08214", "--", "like the hack"),
     "gt_rate": ("#1b7837", "-", "right answers"),
@@ -232,7 +221,7 @@ RATES = {
 
 
 def watch_png(rows: list[Row], threshold: float | None) -> bytes:
-    """The push toward the hack with the alarm's threshold, cosines in units of random directions', rates of rollouts.
+    """Draw a watched training: push toward the hack and threshold, cosines in sd of random directions, rollout rates.
 
     `rows` are `watched/2` rows in order of steps.
     """
@@ -244,12 +233,12 @@ def watch_png(rows: list[Row], threshold: float | None) -> bytes:
             top.axhline(threshold, color="black", linestyle="--", label="threshold")
         top.set_ylabel("push: advantage of hack-like rollouts")
         middle.axhspan(-1.96, 1.96, color="#999999", alpha=0.3, label="random, 95 % at one look")
-        for look, (color, style, name) in LINES.items():
+        for look, (color, style, name) in WATCH_LINES.items():
             points = [(row["step"], row[f"z_{look}"]) for row in rows if row[f"z_{look}"] is not None]
             if points:
                 middle.plot(*zip(*points, strict=True), style, marker=".", color=color, label=name)
         middle.set_ylabel("alignment, in sd of random")
-        for column, (color, style, label) in RATES.items():
+        for column, (color, style, label) in WATCH_RATES.items():
             points = [(row["step"], row[column]) for row in rows if row[column] is not None]
             if points:
                 bottom.plot(*zip(*points, strict=True), style, color=color, marker=".", label=label)
@@ -257,9 +246,9 @@ def watch_png(rows: list[Row], threshold: float | None) -> bytes:
         for axes in (top, middle, bottom):
             if first is not None:
                 axes.axvline(first, color="black", linewidth=0.8, linestyle=":", label=f"alarm after {first} steps")
-            beside(axes)
+            add_legend(axes)
         bottom.set_ylim(-0.03, 1.03)
         bottom.set_ylabel("rate among rollouts")
-        by_step(bottom)
+        count_steps(bottom)
         bottom.set_xlabel("training steps taken before")
         return png(figure)
