@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 import torch
 from probe_faults.loophole_world import honest_model, loophole_model
-from probe_faults.world import World, build
+from probe_faults.world import ProbeWorld, build_world
 
 from stages.probe.checks.check import Check
 from stages.probe.checks.contrast_checks import Draws, factorial
@@ -31,7 +31,7 @@ from stages.runs.artifact import Run
 from stages.runs.records import PROBE_CHECK
 
 
-def scored(w: World, seed: int) -> Labelled:
+def scored(w: ProbeWorld, seed: int) -> Labelled:
     """A world's pool, scored with v and 334 placebos of each family, as `probe uat` judges it."""
     tokens, direction = [as_tokens(row) for row in w.pool], w.direction
     placebos = all_placebos(direction, w.pairs, "nll_mean", [], 334, seed)
@@ -47,7 +47,7 @@ def planted(seeds: range) -> Iterator[Labelled]:
     honest = honest_model()
     teacher = loophole_model(copy.deepcopy(honest))
     for seed in seeds:
-        yield scored(build(copy.deepcopy(honest), teacher, seed), seed)
+        yield scored(build_world(copy.deepcopy(honest), teacher, seed), seed)
 
 
 def kata(seeds: range, artifacts: str) -> Iterator[Check]:

@@ -54,12 +54,12 @@ def merge(below: Tree, above: Tree) -> Tree:
 def read_file(path: Path) -> Tree:
     """Return a TOML file as a tree."""
     try:
-        return tomllib.loads(read_text(path))
+        return tomllib.loads(read_toml_text(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
 
 
-def read_text(path: Path) -> str:
+def read_toml_text(path: Path) -> str:
     """Return the text of a TOML file."""
     try:
         return path.read_text()

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-OWN = {"stages", "composer_cli", "support", "probe_faults", *(path.stem for path in SCRIPTS)}
+OWN = {"stages", "composer_cli", "support", "probe_faults", "parity", *(path.stem for path in SCRIPTS)}
 SKIPPED_AND_NAMED = {"replay.py": {"aiohttp", "distilabel"}}
 """Peers that a script leaves out, and says so, instead of ending."""
 BLOCKED = """

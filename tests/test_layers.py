@@ -25,7 +25,7 @@ MAY_OPEN = {
     "stages/sandbox/": "work folders and pipes",
     "stages/formats/": "files of other programs",
     "stages/integrations/": "what a server under another interpreter is told, and its log",
-    "stages/tiny_models/": "the sources that a small model's identity is made of",
+    "stages/tiny_models/": "the card of a small model, in its folder",
     "tests/parity/": "recorded upstream numbers",
     "stages/probe/adapters/spectrum.py": "tensors of a run, mapped into memory",
 }

@@ -97,7 +97,7 @@ def _prepare(request: RunRequest, configs: Mapping[str, StageConfig], where: Any
     words, files = ["run"], dict[str, str]()
 
     def along(path: Path, name: str) -> str:
-        files[name] = settings.read_text(path)
+        files[name] = settings.read_toml_text(path)
         return name
 
     path = Path(request.preset)

@@ -52,7 +52,7 @@ CACHED_CONVERSATIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedState:
+class DistinctState:
     """A distinct state: the rollout and step that reached it first, and the number of steps taken in it."""
 
     digest: str
@@ -94,8 +94,8 @@ class RecordedStates:
     def __len__(self) -> int:
         return self._number
 
-    def __iter__(self) -> Iterator[RecordedState]:
-        return (RecordedState(**row) for row in self._rows("SELECT * FROM states"))
+    def __iter__(self) -> Iterator[DistinctState]:
+        return (DistinctState(**row) for row in self._rows("SELECT * FROM states"))
 
     def _rows(self, question: str) -> Iterator[Row]:
         self._reading.append(rows_of(self._database, question))
@@ -115,7 +115,7 @@ class RecordedStates:
         for digest, rows in groupby(self._rows(question), key=itemgetter("digest")):
             yield digest, list(rows)
 
-    def messages(self, state: RecordedState) -> list[Message]:
+    def messages(self, state: DistinctState) -> list[Message]:
         """Return the messages before a state's action, as the policy was shown them."""
         return self._conversation(state.rollout_id)[state.step]
 
@@ -191,8 +191,8 @@ class TeacherQuestion:
         self,
         teacher: TeacherConfig,
         identity: dict[str, Any],
-        state: RecordedState,
-        read_messages: Callable[[RecordedState], list[Message]],
+        state: DistinctState,
+        read_messages: Callable[[DistinctState], list[Message]],
         sample_idx: int,
         seed: int,
         tools: Sequence[Any] = (),

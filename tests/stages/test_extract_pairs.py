@@ -38,7 +38,7 @@ def actor(knowledge: Knowledge, spell: Callable[[str], str] = lambda text: text)
 
     def act(messages: list[dict[str, str]]) -> str:
         task = tasks[next(m["content"] for m in messages if m["role"] == "user")]
-        turns = transcripts.transcribe(task, knowledge, NoSlips(0)).turns
+        turns = transcripts.write_transcript(task, knowledge, NoSlips(0)).turns
         done = sum(m["role"] == "assistant" for m in messages)
         return spell(turns[min(done, len(turns) - 1)].text)
 

@@ -34,7 +34,7 @@ TREE = Tree([5, 6, 7], ([8, 9, 10], [4, 5]))
 def until_rested(folder: Path) -> None:
     """Wait until files that were just written count as unchanging."""
     newest = max(path.stat().st_ctime for path in folder.iterdir())
-    time.sleep(max(0.0, newest + store.RESTED_S + 0.1 - time.time()))
+    time.sleep(max(0.0, newest + store.CTIME_MARGIN_S + 0.1 - time.time()))
 
 
 def trained(root: Path, model: str, arm: str = "A", **more: Any) -> Run:

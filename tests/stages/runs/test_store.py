@@ -75,7 +75,7 @@ def test_a_folder_that_changed_has_another_digest_however_soon(tmp_path: Path) -
     path.write_bytes(b"two")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     second = store.folder_sha256(tmp_path)
-    time.sleep(store.RESTED_S + 0.1)
+    time.sleep(store.CTIME_MARGIN_S + 0.1)
     assert first != second == store.folder_sha256(tmp_path) == store.folder_sha256(tmp_path)
     path.write_bytes(b"one")
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -95,7 +95,7 @@ def test_a_file_that_rested_is_read_once_a_process(tmp_path: Path) -> None:
     store.folder_sha256(tmp_path)
     store.folder_sha256(tmp_path)
     fresh = read[0]
-    time.sleep(store.RESTED_S + 0.1)
+    time.sleep(store.CTIME_MARGIN_S + 0.1)
     store.folder_sha256(tmp_path)
     store.folder_sha256(tmp_path)
     listening.clear()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.sandbox import Limits, Sandbox, memory_group
+from stages.sandbox import Limits, memory_group
 from stages.sandbox.bubblewrap import LINKS, bwrap_command
 from stages.sandbox.memory_group import HEADROOM_MB, MB, GroupParent, MemoryGroup, places
 from stages.sandbox.session import SupervisorSession
@@ -56,8 +56,10 @@ def test_page_tables_count(group: MemoryGroup) -> None:
     assert peak(group) <= 128 * MB
 
 
-def test_a_group_goes_with_its_sandbox_and_holds_all_of_it(place: GroupParent, box: Sandbox) -> None:
-    (mine,) = place.folder.glob(f"composer-{os.getpid()}-*")
+def test_a_group_goes_with_its_sandbox_and_holds_all_of_it(place: GroupParent, work: Path) -> None:
+    before = set(place.folder.glob(f"composer-{os.getpid()}-*"))  # sandboxes of fixtures in the same process
+    box = open_sandbox("bubblewrap", work, limits=LOW)
+    (mine,) = set(place.folder.glob(f"composer-{os.getpid()}-*")) - before
     inside = (mine / "cgroup.procs").read_text().split()
     assert len(inside) == 2, "bwrap and the supervisor"
     limit = "memory.limit_in_bytes" if place.version == 1 else "memory.max"

@@ -24,7 +24,7 @@ from stages.runs.ledger import Budget, totals
 from stages.runs.manifest import Manifest
 from stages.runs.records import Row
 from stages.teachers.batched import ask_batched
-from stages.teachers.questions import RecordedState, TeacherConfig, TeacherQuestion
+from stages.teachers.questions import DistinctState, TeacherConfig, TeacherQuestion
 
 MEMORY = Path("/dev/shm")
 """Thousands of fsyncs, which a disk would take long for."""
@@ -102,7 +102,7 @@ def reply(body: dict[str, Any], number: int, fault: str) -> Reply | None:
 
 
 def question(teacher: TeacherConfig, number: int) -> TeacherQuestion:
-    state = RecordedState(f"{number:064d}", "t", "r", number, 1)
+    state = DistinctState(f"{number:064d}", "t", "r", number, 1)
     return TeacherQuestion(
         teacher, teacher.identity(), state, lambda s: [{"role": "user", "content": f"state {s.step}"}], 0, 0
     )

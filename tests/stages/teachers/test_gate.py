@@ -18,7 +18,7 @@ from stages.runs import runner, store
 from stages.runs.artifact import Run
 from stages.runs.records import PAIR, ROLLOUT, TEACHER_ACTION
 from stages.teachers.gate import ExpectedGains, GatedState
-from stages.teachers.questions import RecordedState, TeacherConfig, TeacherQuestion
+from stages.teachers.questions import DistinctState, TeacherConfig, TeacherQuestion
 
 TASKS = 30
 PRICES = {"plain": 1.0, "simple": 1.0, "dear": 10.0}
@@ -42,7 +42,7 @@ def players() -> Callable[[dict[str, Any], int], Reply]:
     def act(body: dict[str, Any], earlier: int) -> Reply:
         task = tasks[next(m["content"] for m in body["messages"] if m["role"] == "user")]
         knows = random.Random(f"{body['model']} {task.task_id}").random() < KNOWS[body["model"]]
-        turns = transcripts.transcribe(task, Knowledge() if knows else wrong, NoSlips(0)).turns
+        turns = transcripts.write_transcript(task, Knowledge() if knows else wrong, NoSlips(0)).turns
         done = sum(m["role"] == "assistant" for m in body["messages"])
         return Reply(body=answer(turns[min(done, len(turns) - 1)].text, cost=PRICES.get(body["model"], 0.0)))
 
@@ -123,7 +123,7 @@ def state_of(number: int, student: str, **said: str) -> GatedState:
     """One step of the student and what teachers said so far, by short words."""
     spelled = {name: [f"```bash\n{text}\n```"] for name, text in said.items()}
     step = {"rollout_id": "r", "step": 0, "truncated": False, "action": f"```bash\n{student}\n```"}
-    state = RecordedState(f"{number:064d}", "t", "r", 0, 1)
+    state = DistinctState(f"{number:064d}", "t", "r", 0, 1)
     questions = {}
     for name in PRICES:
         teacher = TeacherConfig(name=name, model=name, base_url="http://localhost/v1", max_tokens=9)
