@@ -26,7 +26,6 @@ MAY_OPEN = {
     "stages/formats/": "files of other programs",
     "stages/integrations/": "what a server under another interpreter is told, and its log",
     "stages/tiny_models/": "the card of a small model, in its folder",
-    "tests/parity/": "recorded upstream numbers",
     "stages/probe/adapters/spectrum.py": "tensors of a run, mapped into memory",
 }
 """Where files are opened, and which. Everything else reads and writes through `stages.runs`."""

@@ -19,8 +19,6 @@ LAYERS = 24
 HELD = LAYERS * 10 * MB + 90 * MB
 """Bytes held at once at most: an output of each layer, and what passes while the last one is computed."""
 glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this is not glibc 2.33 or newer")
-    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this is not glibc 2.33 or newer"
-)
 
 
 def peak(word: str, **environment: str) -> tuple[str, int, int]:

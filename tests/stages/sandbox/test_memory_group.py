@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.sandbox import Limits, memory_group
+from stages.sandbox import Limits, memory_group, open_sandbox
 from stages.sandbox.bubblewrap import LINKS, bwrap_command
 from stages.sandbox.memory_group import HEADROOM_MB, MB, GroupParent, MemoryGroup, places
 from stages.sandbox.session import SupervisorSession
