@@ -37,10 +37,14 @@ def peak(word: str, **environment: str) -> tuple[str, int, int]:
 
 @glibc
 def test_blocks_that_stay_no_longer_leave_holes_behind() -> None:
-    """With the choice the peak is what is held at once; without it the heap holds what went, too."""
+    """With the choice the peak is what is held at once; without it the heap holds what went, too.
+
+    How much more depends on the heap before: 1.03 to 1.75 of HELD were seen. So blocks are counted as well.
+    """
     chosen, resident, mapped = peak("chosen")
     assert chosen == "True" and resident < 1.05 * HELD and mapped > LAYERS
-    assert peak("as it is")[1] > 1.5 * HELD
+    _, without, mapped = peak("as it is")
+    assert without > resident and mapped == 0
 
 
 @glibc
