@@ -44,7 +44,7 @@ def test_blocks_that_stay_no_longer_leave_holes_behind() -> None:
     chosen, resident, mapped = peak("chosen")
     assert chosen == "True" and resident < 1.05 * HELD and mapped > LAYERS
     _, without, mapped = peak("as it is")
-    assert without > resident and mapped == 0
+    assert without > resident and mapped < LAYERS
 
 
 @glibc
