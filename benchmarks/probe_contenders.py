@@ -19,7 +19,7 @@ from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import attached, target_linears
 from stages.probe.adapters.spectrum import Factors, Spectrum, factorise
 from stages.probe.gradients.per_sample import DotSink, own_log_probs, per_sample_gradients
-from stages.probe.pool.tokens import Batch, TokenRow, collate
+from stages.probe.pool.tokens import TokenBatch, TokenRow, collate
 
 VOCAB = 512
 
@@ -61,7 +61,7 @@ def loop(s: Setting) -> Callable[[], Tensor]:
     return run
 
 
-def _backward(s: Setting, batch: Batch, leaves: dict[str, Tensor]) -> Tensor:
+def _backward(s: Setting, batch: TokenBatch, leaves: dict[str, Tensor]) -> Tensor:
     for leaf in leaves.values():
         leaf.grad = None
     own_log_probs(s.model, batch).sum().neg().backward()

@@ -134,7 +134,7 @@ def trainer(name: str, folder: str, steps: int, layers: int, budget: int | None)
     from stages.training.config import Weights
     from stages.training.data import PairSource
     from stages.training.rollouts import environment_reward
-    from stages.training.settings import Adapter, Hints, Optimisation, Pairs
+    from stages.training.settings import AdapterSettings, Hints, Optimisation, Pairs
     from stages.training.step import Channels, ComposedTrainer
 
     size = Optimisation(
@@ -149,7 +149,7 @@ def trainer(name: str, folder: str, steps: int, layers: int, budget: int | None)
     common = {
         "args": setup.trl_config(folder, size, seed=0, temperature=1.0, max_completion=ANSWER, device="cpu"),
         "train_dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "a"}], "task_id": "0"}] * steps),
-        "peft_config": setup.lora(Adapter(rank=16), model),
+        "peft_config": setup.lora(AdapterSettings(rank=16), model),
     }
     if name == "TRL":
         return GRPOTrainer(

@@ -92,12 +92,12 @@ def _problem(line: Any) -> str | None:
 
 
 @dataclass
-class Answer:
+class SessionAnswer:
     """One answer of the model: its lines in the order of the file, which share a message id."""
 
     key: str
     lines: list[Record] = field(default_factory=list)
-    parent: "Answer | None" = None
+    parent: "SessionAnswer | None" = None
 
     @cached_property
     def message(self) -> Record:
@@ -113,7 +113,7 @@ class Answer:
         return bool(self.lines[-1].get("isSidechain"))
 
 
-class Session:
+class ClaudeSession:
     """The answers of a session as a tree, and the messages of user, tools and program between them.
 
     Of lines with one uuid the first counts. All walks are loops, not recursion, since sessions are long. `failures` are
@@ -134,13 +134,13 @@ class Session:
             begins = before is None or (line.get("isSidechain") and not before.get("isSidechain"))
             self._parents[uuid] = None if begins else parent
         self._order = {uuid: number for number, uuid in enumerate(self._lines)}
-        self._answers: dict[str, Answer] = {}
-        self._answer_of: dict[str, Answer] = {}
+        self._answers: dict[str, SessionAnswer] = {}
+        self._answer_of: dict[str, SessionAnswer] = {}
         for uuid, line in self._lines.items():
             is_synthetic = line.get("isApiErrorMessage") or line.get("message", {}).get("model") == SYNTHETIC
             if line["type"] == "assistant" and not is_synthetic:
                 key = str(line["message"].get("id") or uuid)
-                answer = self._answer_of[uuid] = self._answers.setdefault(key, Answer(key))
+                answer = self._answer_of[uuid] = self._answers.setdefault(key, SessionAnswer(key))
                 answer.lines.append(line)
         nearest = self._nearest_answers()
         for answer in self._answers.values():
@@ -156,9 +156,9 @@ class Session:
             if line["type"] == "user":
                 self._inputs[near.key if near else None].append(line)
 
-    def _nearest_answers(self) -> dict[str, Answer | None]:
+    def _nearest_answers(self) -> dict[str, SessionAnswer | None]:
         """Return for every line the answer that it belongs to or comes after."""
-        found: dict[str, Answer | None] = {}
+        found: dict[str, SessionAnswer | None] = {}
         for start in self._lines:
             walked: dict[str, None] = {}
             at: str | None = start
@@ -173,23 +173,23 @@ class Session:
                 found[start] = self._answer_of[start]
         return found
 
-    def leaves(self) -> list[Answer]:
+    def leaves(self) -> list[SessionAnswer]:
         """Return the last answers of all branches: the main conversation's first, the latest first."""
         inner = {answer.parent.key for answer in self._answers.values() if answer.parent}
         ends = [answer for answer in self._answers.values() if answer.key not in inner]
         return sorted(ends, key=lambda answer: (answer.is_side, -self._order[answer.lines[-1]["uuid"]]))
 
-    def path(self, leaf: Answer) -> list[Answer]:
+    def path(self, leaf: SessionAnswer) -> list[SessionAnswer]:
         """Return the answers from the beginning to a leaf."""
-        steps: dict[str, Answer] = {}
-        at: Answer | None = leaf
+        steps: dict[str, SessionAnswer] = {}
+        at: SessionAnswer | None = leaf
         while at is not None:
             if at.key in steps:
                 raise ValueError(f"the answer {at.key} is its own ancestor")
             steps[at.key], at = at, at.parent
         return list(steps.values())[::-1]
 
-    def lines_before(self, answer: Answer) -> list[Record]:
+    def lines_before(self, answer: SessionAnswer) -> list[Record]:
         """Return the lines between the answer before and this one, the oldest first."""
         found: dict[str, Record] = {}
         for line in answer.lines:
@@ -199,7 +199,7 @@ class Session:
                 at = self._parents[at]
         return sorted(found.values(), key=lambda line: self._order[line["uuid"]])
 
-    def inputs_after(self, answer: Answer, following: Answer | None) -> list[Record]:
+    def inputs_after(self, answer: SessionAnswer, following: SessionAnswer | None) -> list[Record]:
         """Return the user's lines between an answer and the next one of its branch, in their order.
 
         Without a next one, all lines after the answer. Results of parallel calls are beside the branch in the tree and
@@ -227,7 +227,7 @@ class Session:
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     """Yield one rollout a branch."""
-    session = Session(record[SESSION])
+    session = ClaudeSession(record[SESSION])
     leaves = session.leaves()
     if not leaves:
         yield origin.drop("no_actions", "the session holds no answer of a model")
@@ -244,7 +244,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
         taken |= {answer.key for answer in path}
 
 
-def _rollout(session: Session, path: list[Answer], taken: set[str], *, is_main: bool) -> Trajectory:
+def _rollout(session: ClaudeSession, path: list[SessionAnswer], taken: set[str], *, is_main: bool) -> Trajectory:
     lines = [line for line in session.lines_before(path[0]) if line["type"] == "user"]
     opening: list[Message] = [item for line in lines for item in _input(line["message"]["content"])]
     question = first_question(opening)
@@ -292,7 +292,7 @@ def _input(content: Any) -> Iterator[Message]:
         yield message({"role": "user", "content": rest})
 
 
-def _turn(answer: Answer, observed: list[Message]) -> ImportedTurn:
+def _turn(answer: SessionAnswer, observed: list[Message]) -> ImportedTurn:
     """Return an answer, whose parts are on several lines, as one action. Cached tokens count as prompt tokens."""
     parts: list[Record] = []
     for line in answer.lines:

@@ -40,14 +40,14 @@ main(["orchestrator", *sys.argv[1:]])
 
 
 @dataclass(frozen=True)
-class Settings:
+class HintSettings:
     """weight: of the reference KL, a mean over the tokens of hinted turns. renderer: name of PRIME-RL's, of hints."""
 
     weight: float = 1.0
     renderer: str = "auto"
 
     @classmethod
-    def read(cls, variables: Mapping[str, str]) -> "Settings":
+    def read(cls, variables: Mapping[str, str]) -> "HintSettings":
         """From environment variables; `UsageError` for a weight that is no positive number."""
         said = variables.get(WEIGHT, "1.0")
         try:
@@ -103,7 +103,7 @@ def stamp(node: Any, logps: Sequence[float], weight: float) -> None:
 class HintedScores:
     """What is added to PRIME-RL's GRPOAlgorithm: see `hinted`. Its `policy_pool` scores, as in upstream's opsd."""
 
-    settings: Settings
+    settings: HintSettings
     policy_pool: Any
     renderer: Any = None
 
@@ -143,7 +143,7 @@ class HintedScores:
                 context += node.token_ids
 
 
-def hinted(grpo: type, settings: Settings) -> type:
+def hinted(grpo: type, settings: HintSettings) -> type:
     """PRIME-RL's GRPO with hints: a class like its own."""
     return type("HintedGRPOAlgorithm", (HintedScores, grpo), {"settings": settings, "__doc__": HintedScores.__doc__})
 
@@ -152,7 +152,7 @@ def register() -> None:
     """Let `type = "grpo"` mean GRPO with hints in this process, the orchestrator's."""
     from prime_rl.orchestrator import algo
 
-    algo.ALGORITHM_CLASSES["grpo"] = hinted(algo.GRPOAlgorithm, Settings.read(os.environ))
+    algo.ALGORITHM_CLASSES["grpo"] = hinted(algo.GRPOAlgorithm, HintSettings.read(os.environ))
 
 
 def main(arguments: Sequence[str]) -> None:

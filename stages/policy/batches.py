@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Batch:
+class ServerBatch:
     """A batch as its server tells it: its state, the files with answers and errors, and why it was refused."""
 
     batch_id: str
@@ -59,20 +59,20 @@ class Batches:
         except Rejected as error:
             raise self._not_taken(str(error)) from None
 
-    async def look(self, batch_id: str) -> Batch:
+    async def look(self, batch_id: str) -> ServerBatch:
         """How it stands; `UsageError` where the server refused the requests as a whole."""
         told = await self._tried(lambda: self._client.batch(batch_id))
         files = tuple(told[name] for name in ("output_file_id", "error_file_id") if told.get(name))
         if told["status"] == "failed":
             errors = ((told.get("errors") or {}).get("data") or [{}])[0]
-            return Batch(batch_id, "failed", files, str(errors.get("message") or errors or "no reason given"))
-        return Batch(batch_id, told["status"], files, None)
+            return ServerBatch(batch_id, "failed", files, str(errors.get("message") or errors or "no reason given"))
+        return ServerBatch(batch_id, told["status"], files, None)
 
-    def refused(self, batch: Batch) -> UsageError:
+    def refused(self, batch: ServerBatch) -> UsageError:
         """The sentence about a batch that failed as a whole."""
         return self._not_taken(batch.refused or "no reason given")
 
-    async def results(self, batch: Batch) -> dict[str, dict[str, Any]]:
+    async def results(self, batch: ServerBatch) -> dict[str, dict[str, Any]]:
         """The lines of its files by the ids of requests; what was not answered is not among them."""
         found: dict[str, dict[str, Any]] = {}
         for name in batch.files:

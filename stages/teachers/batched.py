@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from stages.policy import Sample, background
-from stages.policy.batches import Batch, Batches, at_batch_price
+from stages.policy.batches import Batches, ServerBatch, at_batch_price
 from stages.policy.endpoint import EndpointPolicy
 from stages.runs import store
 from stages.runs.artifact import RunWriter
@@ -104,7 +104,7 @@ class TeacherBatches:
         await self._settle(reservation, sum(sample.cost_usd for sample in samples.values()))
         self._record(key, names, batch_id, ended=True)
 
-    async def _ended(self, batch_id: str) -> Batch:
+    async def _ended(self, batch_id: str) -> ServerBatch:
         """Wait for the batch to end; a stop request leaves it running on the server."""
         while not (batch := await self._server.look(batch_id)).ended:
             waited = 0.0

@@ -15,7 +15,16 @@ from stages.policy.base import PolicyConfig
 from stages.runs.config import Settings
 from stages.runs.reporting import Backends
 from stages.training.channels import CHANNELS
-from stages.training.settings import Adapter, Distribution, Eopd, Hints, Optimisation, Pairs, Probe, Taid
+from stages.training.settings import (
+    AdapterSettings,
+    Distribution,
+    EopdSettings,
+    Hints,
+    Optimisation,
+    Pairs,
+    Probe,
+    TaidSettings,
+)
 
 Weight = Annotated[float, Field(ge=0)]
 
@@ -72,15 +81,15 @@ class Config(EnvStageConfig):
     max_steps: int = Field(8, gt=0)
     """Actions after which a rollout ends."""
     optimisation: Optimisation = Optimisation()
-    adapter: Adapter = Adapter()
+    adapter: AdapterSettings = AdapterSettings()
     distribution: Distribution = Field(Distribution(), json_schema_extra={"affects_results": False})
     trl: dict[str, Any] = Field(default_factory=dict)
     """Further fields of TRL's GRPOConfig, such as trl.warmup_steps, trl.epsilon_high or trl.scale_rewards."""
     weights: Weights = Weights()
     pairs: Pairs = Pairs()
     hints: Hints = Hints()
-    taid: Taid = Taid()
-    eopd: Eopd = Eopd()
+    taid: TaidSettings = TaidSettings()
+    eopd: EopdSettings = EopdSettings()
     diloco: Diloco = Diloco()
     probe: Probe = Probe()
     report_to: Backends = Field((), json_schema_extra={"affects_results": False})

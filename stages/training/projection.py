@@ -67,7 +67,7 @@ def random_like(direction: Direction, seed: int) -> Direction:
     return {name: (part / part.norm()).to(direction[name].device) for name, part in drawn.items()}
 
 
-class Projection(TrainerCallback):
+class ProjectionCallback(TrainerCallback):
     """Projects the gradients before an optimiser step and the change of the weights after it, and records both."""
 
     def __init__(self, model: nn.Module, removed: Direction, toward: Direction, out: RunWriter) -> None:
@@ -124,11 +124,11 @@ def _cosine(parts: Mapping[str, Tensor], direction: Direction) -> float | None:
     return dot / (square * len(shared)) ** 0.5 if square else None
 
 
-def projection(kind: Literal["v", "random"], run: Run, model: Any, seed: int, out: RunWriter) -> Projection:
+def projection(kind: Literal["v", "random"], run: Run, model: Any, seed: int, out: RunWriter) -> ProjectionCallback:
     """Return the callback for the direction of a run of `composer probe extract-vhack`, or for a random one."""
     toward = weight_direction(model, store.read_json(run.folder() / PAIRS))
     removed = toward if kind == "v" else random_like(toward, seed)
-    return Projection(model, removed, toward, out)
+    return ProjectionCallback(model, removed, toward, out)
 
 
 def accounts(out: RunWriter) -> list[Row]:

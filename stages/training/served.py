@@ -35,12 +35,12 @@ from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 from stages.training.rollouts import Ahead, Rollouts
 from stages.training.scoring import Tree, score, token_log_probs
-from stages.training.settings import Adapter, Distribution, Optimisation
+from stages.training.settings import AdapterSettings, Distribution, Optimisation
 
 Value = TypeVar("Value")
 
 
-def check(policy: PolicyConfig, adapter: Adapter, *, replicas: bool) -> None:
+def check(policy: PolicyConfig, adapter: AdapterSettings, *, replicas: bool) -> None:
     """`UsageError` for a policy behind a server that cannot follow the training; replicas: whether it has some."""
     if not policy.served:
         return

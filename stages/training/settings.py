@@ -68,7 +68,7 @@ class Hints(Settings):
     """Weigh each token by its probability now over that of sampling it, at most so much; SDPO's own is 2."""
 
 
-class Taid(Settings):
+class TaidSettings(Settings):
     """TAID's schedule: how fast its target moves from the student (0) to the teacher (1)."""
 
     t_start: float = Field(0.4, ge=0, lt=1)
@@ -81,7 +81,7 @@ class Taid(Settings):
     """Move linearly, by the share of steps that are done."""
 
 
-class Eopd(Settings):
+class EopdSettings(Settings):
     """Where and how much EOPD adds the forward KL."""
 
     entropy_threshold: float = Field(0.8, ge=0)
@@ -143,7 +143,7 @@ class Distribution(Settings):
     """With a policy vllm:..., further servers beside policy.base_url: the processes sample from all of them in turn."""
 
 
-class Adapter(Settings):
+class AdapterSettings(Settings):
     """LoRA through peft: the base is frozen, and float32 adapters beside its Linears are trained."""
 
     rank: int | None = Field(None, ge=0)

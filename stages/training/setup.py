@@ -24,7 +24,7 @@ from stages.runs.artifact import Run, RunWriter
 from stages.runs.reporting import PROJECT
 from stages.training.data import PairSource, tokenise
 from stages.training.plan import SMALL_RATE, TrainPlan
-from stages.training.settings import Adapter, Optimisation, Pairs
+from stages.training.settings import AdapterSettings, Optimisation, Pairs
 
 # TRL's own fields are given as `trl.KEY=VALUE` and checked before a model is loaded, by TRL and against its types.
 
@@ -259,7 +259,7 @@ def task_dataset(
     return Dataset.from_list([{"prompt": openings[i], "task_id": tasks[i].task_id} for i in order])
 
 
-def lora(settings: Adapter, model: Any) -> LoraConfig | None:
+def lora(settings: AdapterSettings, model: Any) -> LoraConfig | None:
     """Return peft's configuration for our settings; None where all weights are trained.
 
     `UsageError` for a target that names no Linear of the model.

@@ -58,7 +58,7 @@ from stages.training.scoring import (
     taken,
 )
 from stages.training.served import ServedRollouts
-from stages.training.settings import Eopd, Hints, Pairs, RowSource, Taid
+from stages.training.settings import EopdSettings, Hints, Pairs, RowSource, TaidSettings
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is announced as experimental on every start
 warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing` is deprecated")  # TRL sets it, not we
@@ -184,8 +184,8 @@ class Channels:
         teacher: Any | None,
         temperature: float,
         num_steps: int,
-        taid: Taid = Taid(),  # noqa: B008 (frozen)
-        eopd: Eopd = Eopd(),  # noqa: B008 (frozen)
+        taid: TaidSettings = TaidSettings(),  # noqa: B008 (frozen)
+        eopd: EopdSettings = EopdSettings(),  # noqa: B008 (frozen)
     ) -> None:
         settings = ChannelSettings(pairs, hints, temperature, num_steps, taid, eopd)
         self.weights = weights.active()

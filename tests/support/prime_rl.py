@@ -14,7 +14,7 @@ import torch
 from parity.against import Clone
 from parity.source import functions
 
-from stages.integrations.prime_rl_hints import Settings, hinted
+from stages.integrations.prime_rl_hints import HintSettings, hinted
 
 
 @dataclass
@@ -152,7 +152,7 @@ def group() -> list[Trace]:
 def scored(traces: list[Trace], weight: float = 1.0) -> Pool:
     """The traces through GRPO with hints, as an orchestrator would."""
     pool = Pool()
-    algorithm: Any = hinted(Grpo, Settings(weight))(None, pool)
+    algorithm: Any = hinted(Grpo, HintSettings(weight))(None, pool)
     algorithm.renderer = Renderer()
     episodes = [SimpleNamespace(traces=[trace]) for trace in traces]
 

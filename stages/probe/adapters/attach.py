@@ -112,7 +112,7 @@ def target_linears(model: "PreTrainedModel") -> dict[str, nn.Linear]:
     return dict(inside)
 
 
-class Adapter(Protocol):
+class ProbeAdapter(Protocol):
     """The interface of an adapter: trained values `theta` [N], and the change that they make to each Linear.
 
     `probed` names the modules that can have a direction; `basis_sha256` identifies the frozen part that gives theta its
@@ -153,7 +153,7 @@ class Adapter(Protocol):
 
 
 @contextmanager
-def attached(model: "PreTrainedModel", adapter: Adapter) -> Iterator[dict[str, Tensor]]:
+def attached(model: "PreTrainedModel", adapter: ProbeAdapter) -> Iterator[dict[str, Tensor]]:
     """Run the adapter as a separate path while open; yields its values as leaves that require grad, by name."""
     leaves = {
         name: part.detach().clone().requires_grad_() for name, part in adapter.layout.split(adapter.theta).items()
@@ -221,7 +221,7 @@ class Folded:
     adapted weights of Qwen3-4B, in addition to the clean ones.
     """
 
-    def __init__(self, model: "PreTrainedModel", adapter: Adapter) -> None:
+    def __init__(self, model: "PreTrainedModel", adapter: ProbeAdapter) -> None:
         self.model, self.adapter = model, adapter
         self._linears = target_linears(model)
         self._clean = {name: linear.weight.data for name, linear in self._linears.items()}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stages.errors import BadInput, UsageError
 from stages.probe.adapters.antipasto import Antipasto, RotatedAntipasto
-from stages.probe.adapters.attach import Adapter, target_linears
+from stages.probe.adapters.attach import ProbeAdapter, target_linears
 from stages.probe.adapters.lora import Lora
 from stages.probe.adapters.names import SPECTRAL, AdapterName
 from stages.probe.adapters.spectrum import Spectrum, read_tensors, reconstruction_error, write_tensors
@@ -42,7 +42,7 @@ def open_adapter(
     rank: int,
     seed: int,
     start: Start | None = None,
-) -> Adapter:
+) -> ProbeAdapter:
     """Open the named adapter at its start, for this model, with theta in float32.
 
     `rank` applies to all but antipasto_full, `seed` to random starts, `start` to adapters whose start the pairs decide
@@ -81,7 +81,7 @@ def open_adapter(
     return rotated.to(*where)
 
 
-def save_start(folder: Path, adapter: Adapter) -> None:
+def save_start(folder: Path, adapter: ProbeAdapter) -> None:
     """Write the values that an adapter starts from."""
     dims = adapter.dims if isinstance(adapter, RotatedAntipasto) else {}
     tensors = {"theta": adapter.theta} | {f"dims/{name}": torch.tensor(of) for name, of in dims.items()}
@@ -108,7 +108,7 @@ def check_spectrum(model: "PreTrainedModel", spectrum: Spectrum, tolerance: floa
             )
 
 
-def coordinates(adapter: Adapter) -> Coordinates:
+def coordinates(adapter: ProbeAdapter) -> Coordinates:
     """Return the coordinates of an adapter's trained values."""
     return {
         "adapter": adapter.kind,

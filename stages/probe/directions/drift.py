@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from stages.probe.adapters.antipasto import Antipasto
-from stages.probe.adapters.attach import Adapter, Layout, target_linears
+from stages.probe.adapters.attach import Layout, ProbeAdapter, target_linears
 from stages.probe.adapters.lora import A_HALF, Lora
 from stages.probe.adapters.spectrum import RowFile
 from stages.probe.gradients.per_sample import own_log_probs, tapped
@@ -77,7 +77,7 @@ def change_norm(student: Student, start: Float[Tensor, " N"]) -> float:
     return sum(float(_change(adapter, name, start).square().sum()) for name in names) ** 0.5
 
 
-def _change(adapter: Adapter, name: str, start: Float[Tensor, " N"]) -> Float[Tensor, "O I"]:
+def _change(adapter: ProbeAdapter, name: str, start: Float[Tensor, " N"]) -> Float[Tensor, "O I"]:
     return adapter.delta(name) - adapter.delta(name, start.to(adapter.theta))
 
 

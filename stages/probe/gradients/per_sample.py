@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from stages.losses.reduction import token_log_probs
-from stages.probe.adapters.attach import Adapter, Forward, Layout, attached, replaced_forwards, wide_linear
-from stages.probe.pool.tokens import Batch, TokenRow
+from stages.probe.adapters.attach import Forward, Layout, ProbeAdapter, attached, replaced_forwards, wide_linear
+from stages.probe.pool.tokens import TokenBatch, TokenRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,7 +47,7 @@ def token_sum(logps: Float[Tensor, "B T"]) -> Float[Tensor, " B"]:
 
 
 def per_sample_gradients(
-    model: "PreTrainedModel", adapter: Adapter, batch: Batch, sink: Sink, loss: RowLoss = token_sum
+    model: "PreTrainedModel", adapter: ProbeAdapter, batch: TokenBatch, sink: Sink, loss: RowLoss = token_sum
 ) -> Float[Tensor, "B T"]:
     """Pass each row's gradient of its loss to the sink, module by module; returns own tokens' log-probs in nats.
 
@@ -67,7 +67,7 @@ def per_sample_gradients(
     return logps.detach()
 
 
-def own_log_probs(model: "PreTrainedModel", batch: Batch, held: int = LOGITS) -> Float[Tensor, "B T"]:
+def own_log_probs(model: "PreTrainedModel", batch: TokenBatch, held: int = LOGITS) -> Float[Tensor, "B T"]:
     """Compute log-probs in nats of own tokens at their positions, 0 elsewhere, in float32 at least.
 
     Logits are computed only where they are needed, for so many tokens at a time that `held` numbers are held; where
@@ -204,7 +204,7 @@ def checkpointed(model: "PreTrainedModel") -> Iterator[None]:
         model.train(was_training)
 
 
-def reference_gradient(model: "PreTrainedModel", adapter: Adapter, row: TokenRow) -> Float[Tensor, " N"]:
+def reference_gradient(model: "PreTrainedModel", adapter: ProbeAdapter, row: TokenRow) -> Float[Tensor, " N"]:
     """Compute the gradient of the row's token-sum NLL in nats, from a backward pass over this row alone.
 
     The slow oracle of per-sample gradients shares no formula with them: logits come from the whole model, the loss from

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from stages.policy.base import PolicyConfig
 from stages.probe.adapters.antipasto import RotatedAntipasto, pick_dims
-from stages.probe.adapters.attach import Adapter, Folded, Forward, in_float32, replaced_forwards, target_linears
+from stages.probe.adapters.attach import Folded, Forward, ProbeAdapter, in_float32, replaced_forwards, target_linears
 from stages.probe.adapters.choose import Start, check_spectrum, open_adapter
 from stages.probe.adapters.lora import Lora
 from stages.probe.adapters.names import SPECTRAL, AdapterName
@@ -32,7 +32,7 @@ from stages.probe.gradients.per_sample import (
     per_sample_gradients,
     token_sum,
 )
-from stages.probe.pool.tokens import Batch, TokenRow, by_length, collate
+from stages.probe.pool.tokens import TokenBatch, TokenRow, by_length, collate
 from stages.runs.artifact import Run, RunWriter
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-LossOf = Callable[[list[int], Batch], RowLoss]
+LossOf = Callable[[list[int], TokenBatch], RowLoss]
 """The loss of a batch that holds the rows with these indices."""
 MAX_TOKENS = 8192
 """Padded tokens of one backward pass."""
@@ -60,7 +60,7 @@ class Student:
 
     model: "PreTrainedModel"
     tokenizer: Any
-    adapter: Adapter
+    adapter: ProbeAdapter
     folded: Folded
     max_tokens: int = MAX_TOKENS
     """Padded tokens of one pass, unless a call sets another number."""
@@ -86,7 +86,7 @@ class Student:
         A batch holds at most `max_tokens` padded tokens (None: the student's), but at least one row.
         """
 
-        def measure(indices: list[int], batch: Batch) -> Iterable[tuple[Tensor, Tensor]]:
+        def measure(indices: list[int], batch: TokenBatch) -> Iterable[tuple[Tensor, Tensor]]:
             sink = RowSink(self.adapter.layout)
             logps = per_sample_gradients(self.model, self.adapter, batch, sink, loss_of(indices, batch))
             return zip(sink.flat.cpu(), _own_values(logps, batch), strict=True)
@@ -106,7 +106,7 @@ class Student:
         gradients of which sums alone are needed, and those that are too large to keep.
         """
 
-        def measure(indices: list[int], batch: Batch) -> Iterable[Tensor]:
+        def measure(indices: list[int], batch: TokenBatch) -> Iterable[Tensor]:
             return _own_values(
                 per_sample_gradients(self.model, self.adapter, batch, sink_of(indices), loss_of(indices, batch)), batch
             )
@@ -121,7 +121,7 @@ class Student:
     def _in_batches(
         self,
         rows: Sequence[TokenRow],
-        measure: Callable[[list[int], Batch], Iterable[T]],
+        measure: Callable[[list[int], TokenBatch], Iterable[T]],
         max_tokens: int | None = None,
     ) -> list[T]:
         """Call `measure` on batches of similar length, and return its values for all rows in the order given.
@@ -145,11 +145,11 @@ class Student:
         return sum(float(m.weight.detach().float().norm()) / min(m.weight.shape) ** 0.5 for m in linears) / len(linears)
 
 
-def _own_values(values: Float[Tensor, "B T"], batch: Batch) -> list[Float[Tensor, " own"]]:
+def _own_values(values: Float[Tensor, "B T"], batch: TokenBatch) -> list[Float[Tensor, " own"]]:
     return [row[own].cpu() for row, own in zip(values, batch.own, strict=True)]
 
 
-def adapt(model: "PreTrainedModel", tokenizer: Any, adapter: Adapter) -> Student:
+def adapt(model: "PreTrainedModel", tokenizer: Any, adapter: ProbeAdapter) -> Student:
     """Adapt a model that is already loaded; its weights are frozen."""
     model.requires_grad_(False)
     return Student(model, tokenizer, adapter, Folded(model, adapter))
@@ -242,7 +242,7 @@ def choose_dims(student: Student, pairs: Pairs, spectrum: Spectrum, rank: int) -
 
 
 def _record_inputs(
-    bases: dict[str, Tensor], batch: Batch, means: dict[str, Float[Tensor, "two B r"]]
+    bases: dict[str, Tensor], batch: TokenBatch, means: dict[str, Float[Tensor, "two B r"]]
 ) -> Callable[[str, nn.Linear], Forward]:
     """Return a maker of forwards that put their inputs' means along `bases`, over own tokens, into `means`."""
     own = batch.own[..., None].float()
@@ -270,7 +270,7 @@ def dr_grpo(
     constant Lmax, in tokens.
     """
 
-    def loss_of(indices: list[int], batch: Batch) -> RowLoss:
+    def loss_of(indices: list[int], batch: TokenBatch) -> RowLoss:
         scale = torch.tensor([advantages[i] for i in indices], device=batch.ids.device)[:, None]
         old = None
         if behaviour is not None:

@@ -2,10 +2,10 @@
 
 Everything is in the coordinates of the adapter in which v was extracted, at the weights that training started from.
 There a change D of a weight counts as its part along the adapter, P(D), as a gradient does: for singular values
-diag(U' D V), by linearity of the chain rule that `Adapter.row_gradients` implements. Rollouts of later checkpoints are
-measured at those weights too: v means something there. In the planted world a hack's cosine with v is .5 to .7 at the
-start's weights, and after some steps at the checkpoint's own weights no more than an honest answer's. Of a checkpoint's
-own weights the update alone is taken.
+diag(U' D V), by linearity of the chain rule that `ProbeAdapter.row_gradients` implements. Rollouts of later checkpoints
+are measured at those weights too: v means something there. In the planted world a hack's cosine with v is .5 to .7 at
+the start's weights, and after some steps at the checkpoint's own weights no more than an honest answer's. Of a
+checkpoint's own weights the update alone is taken.
 
 Directions are watched less what honest answers differ in (`scoring.watch_directions`): training rightly moves from
 wrong to right ones, and any v holds a part of that.
@@ -28,7 +28,7 @@ from torch import Tensor
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
-from stages.probe.adapters.attach import Adapter, target_linears
+from stages.probe.adapters.attach import ProbeAdapter, target_linears
 from stages.probe.adapters.choose import check_spectrum, coordinates, load_start, open_adapter
 from stages.probe.adapters.names import SPECTRAL
 from stages.probe.adapters.spectrum import load_spectrum, read_tensors, write_tensors
@@ -57,7 +57,7 @@ THRESHOLD = f"no push above what {LEVEL:.0%} of placebos reach in a whole run, n
 
 
 @torch.no_grad()
-def weight_coordinates(model: "PreTrainedModel", adapter: Adapter) -> Float[Tensor, " N"]:
+def weight_coordinates(model: "PreTrainedModel", adapter: ProbeAdapter) -> Float[Tensor, " N"]:
     """Compute P(W) of all adapted weights, in float64, so that differences keep small changes.
 
     `row_gradients` sums g x' over tokens: with the unit vectors as x and the rows of W' as g that sum is W.
@@ -155,7 +155,7 @@ class WatchLoop:
     def _tensors(self, step: int) -> Path:
         return self.out.scratch("measured") / f"step_{step:06d}.safetensors"
 
-    def _load(self, config: PolicyConfig) -> tuple[Any, Any, Adapter]:
+    def _load(self, config: PolicyConfig) -> tuple[Any, Any, ProbeAdapter]:
         model, tokenizer = load_model(config, cache=self.out.cache, listener=self.out.progress)
         rank, seed = self.facts["adapter_rank"], self.facts["adapter_seed"]
         adapter = open_adapter(self.facts["adapter"], model, self.spectrum, rank, seed, self.adapter_start)

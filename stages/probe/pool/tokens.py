@@ -59,27 +59,27 @@ def as_tokens(row: Row) -> TokenRow:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TokenBatch:
     """Padded rows; `own` marks the tokens whose log-probs count, at their own positions."""
 
     ids: Int[Tensor, "B T"]
     attention: Int[Tensor, "B T"]
     own: Bool[Tensor, "B T"]
 
-    def to(self, device: torch.device | str) -> "Batch":
+    def to(self, device: torch.device | str) -> "TokenBatch":
         """Copy the batch to a device."""
-        return Batch(self.ids.to(device), self.attention.to(device), self.own.to(device))
+        return TokenBatch(self.ids.to(device), self.attention.to(device), self.own.to(device))
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-def collate(rows: Sequence[TokenRow], pad_id: int = 0, extra_pads: int = 0) -> Batch:
+def collate(rows: Sequence[TokenRow], pad_id: int = 0, extra_pads: int = 0) -> TokenBatch:
     """Pad rows on the right to the longest one, and by `extra_pads` more."""
     width = max(map(len, rows)) + extra_pads
     ids = [[*row.prompt_ids, *row.completion_ids] for row in rows]
     own = [[False] * len(row.prompt_ids) + list(row.own) for row in rows]
-    return Batch(
+    return TokenBatch(
         torch.tensor([line + [pad_id] * (width - len(line)) for line in ids]),
         torch.tensor([[1] * len(line) + [0] * (width - len(line)) for line in ids]),
         torch.tensor([line + [False] * (width - len(line)) for line in own]),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from stages.training.settings import Eopd, Hints, Pairs, RowSource, Taid
+from stages.training.settings import EopdSettings, Hints, Pairs, RowSource, TaidSettings
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -86,8 +86,8 @@ class ChannelSettings:
     hints: Hints
     temperature: float
     num_steps: int
-    taid: Taid = field(default_factory=Taid)
-    eopd: Eopd = field(default_factory=Eopd)
+    taid: TaidSettings = field(default_factory=TaidSettings)
+    eopd: EopdSettings = field(default_factory=EopdSettings)
 
 
 class Channel(ABC, Generic[Rows]):

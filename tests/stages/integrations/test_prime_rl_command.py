@@ -18,7 +18,7 @@ from support import prime_rl
 
 from stages import integrations
 from stages.errors import UsageError
-from stages.integrations.prime_rl_hints import Settings, main
+from stages.integrations.prime_rl_hints import HintSettings, main
 
 RECORDED = json.loads(Path(__file__).with_name("prime_rl_step.json").read_text())
 TOML = Path(integrations.__file__).with_name("rl.toml")
@@ -67,7 +67,7 @@ def test_the_shipped_configuration_keeps_the_default_loss_and_names_what_we_read
     table = tomllib.loads(TOML.read_text())
     assert table["trainer"]["loss"] == {"type": "default"}
     assert table["orchestrator"]["algo"] == {"type": "grpo"}
-    assert Settings.read(table["orchestrator"]["env_vars"]) == Settings(0.5, "auto")
+    assert HintSettings.read(table["orchestrator"]["env_vars"]) == HintSettings(0.5, "auto")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("prime_rl") is None, reason="prime-rl is not installed: it needs CUDA")

@@ -17,7 +17,7 @@ from parity.kernels.prime_rl import Scales, Streams, compute_component_loss
 from support import prime_rl
 
 from stages.errors import BadInput, UsageError
-from stages.integrations.prime_rl_hints import Settings, hint_ids, hinted, hints
+from stages.integrations.prime_rl_hints import HintSettings, hint_ids, hinted, hints
 from stages.losses.prime_rl import PackedTokens, default_loss
 
 RECORDED = json.loads(Path(__file__).with_name("prime_rl_step.json").read_text())
@@ -87,7 +87,7 @@ def test_a_server_that_cuts_what_it_scores_is_refused() -> None:
         async def score(self, ids: list[int]) -> list[float]:
             return (await super().score(ids))[:-1]
 
-    algorithm: Any = hinted(prime_rl.Grpo, Settings())(None, Short())
+    algorithm: Any = hinted(prime_rl.Grpo, HintSettings())(None, Short())
     algorithm.renderer = prime_rl.Renderer()
     with pytest.raises(BadInput, match="scored 15 of 16 tokens behind a hint"):
         asyncio.run(algorithm.score_episode(SimpleNamespace(traces=prime_rl.group())))
@@ -96,7 +96,7 @@ def test_a_server_that_cuts_what_it_scores_is_refused() -> None:
 @pytest.mark.parametrize("said", ["0", "-1", "nan", "inf", "much"])
 def test_a_weight_is_a_positive_number(said: str) -> None:
     with pytest.raises(UsageError, match=f"COMPOSER_HINT_WEIGHT is '{said}'"):
-        Settings.read({"COMPOSER_HINT_WEIGHT": said})
+        HintSettings.read({"COMPOSER_HINT_WEIGHT": said})
 
 
 # --- the step of the trainer

@@ -22,7 +22,7 @@ from stages.runs.records import CHECKPOINT, EVAL_ITEM, STEP
 from stages.training import served
 from stages.training.rollouts import Ahead
 from stages.training.scoring import Tree, score, token_log_probs
-from stages.training.settings import Adapter
+from stages.training.settings import AdapterSettings
 
 ENV = "support.environments:GuessEnv"
 SIZE = {"steps": 3, "prompts_per_step": 2, "generations": 4, "learning_rate": 3e-2}
@@ -162,9 +162,9 @@ def test_what_a_server_cannot_follow_is_refused(
 def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UsageError, match="cannot hold another one on top"):
-        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), Adapter(rank=4), replicas=False)
+        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), AdapterSettings(rank=4), replicas=False)
     with pytest.raises(UsageError, match="follows one training, and replicas are several"):
-        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), Adapter(rank=4), replicas=True)
+        served.check(PolicyConfig(model=f"vllm:{tmp_path}"), AdapterSettings(rank=4), replicas=True)
 
 
 def test_staleness_needs_a_server() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stages.probe.adapters.antipasto import LIMIT, TURN, RotatedAntipasto, pick_dims, rotation, skew
-from stages.probe.adapters.attach import Adapter, target_linears
+from stages.probe.adapters.attach import ProbeAdapter, target_linears
 from stages.probe.adapters.choose import load_start, open_adapter, save_start
 from stages.probe.adapters.spectrum import Spectrum
 
@@ -71,7 +71,7 @@ def test_dimensions_are_a_third_of_each_ranking_filled_up_by_the_largest() -> No
 def test_a_start_survives_the_disk_and_is_part_of_the_coordinates(
     name: str, model, spectrum: Spectrum, tmp_path
 ) -> None:
-    fresh: Adapter = open_adapter(name, model, spectrum, rank=4, seed=1)
+    fresh: ProbeAdapter = open_adapter(name, model, spectrum, rank=4, seed=1)
     if isinstance(fresh, RotatedAntipasto):
         fresh = RotatedAntipasto(spectrum, 4, seed=1, dims={n: [1, 3, 5, 6] for n in fresh.factors})
     else:

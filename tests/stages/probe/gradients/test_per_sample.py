@@ -4,7 +4,7 @@ import pytest
 import torch
 from probe_faults.loophole_world import tiny_qwen3
 
-from stages.probe.adapters.attach import Adapter, Folded, target_linears
+from stages.probe.adapters.attach import Folded, ProbeAdapter, target_linears
 from stages.probe.adapters.choose import open_adapter
 from stages.probe.adapters.spectrum import Spectrum, factorise
 from stages.probe.gradients.per_sample import (
@@ -48,7 +48,7 @@ def opened(name: str, model, moved: float) -> Adapter:
     return adapter
 
 
-def gradients(model, adapter: Adapter, rows: list[TokenRow], **padding: int) -> torch.Tensor:
+def gradients(model, adapter: ProbeAdapter, rows: list[TokenRow], **padding: int) -> torch.Tensor:
     sink, folded = RowSink(adapter.layout), Folded(model, adapter)
     per_sample_gradients(model, adapter, collate(rows, **padding), sink)
     folded.restore()
