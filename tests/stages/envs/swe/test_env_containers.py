@@ -56,6 +56,8 @@ def env(repos: Path, row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mo
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     (tmp_path / "bin/python").symlink_to(sys.executable)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    # The fix has as many bytes as the bug and is written within the same second: bytecode of the bug would pass for it.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("PATH", f"{program.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}")
     engine.find_engine.cache_clear()
     environment = SweEnv(runs_in="containers")
