@@ -25,7 +25,7 @@ NAMES = (*UNTOUCHED, "antipasto_paper")
 IDS = torch.arange(2, 26).view(2, 12)
 
 
-def opened(name: str, model, spectrum: Spectrum) -> Adapter:
+def opened(name: str, model, spectrum: Spectrum) -> ProbeAdapter:
     return open_adapter(name, model, spectrum, rank=4, seed=7)
 
 

@@ -41,7 +41,7 @@ def drawn_rows(count: int = 5, seed: int = 0, observations: bool = True) -> list
     return rows
 
 
-def opened(name: str, model, moved: float) -> Adapter:
+def opened(name: str, model, moved: float) -> ProbeAdapter:
     spectrum = Spectrum({key: factorise(linear.weight) for key, linear in target_linears(model).items()})
     adapter = open_adapter(name, model, spectrum, rank=4, seed=1)
     adapter.theta = adapter.theta + moved * torch.randn(adapter.theta.shape, generator=torch.Generator().manual_seed(2))
