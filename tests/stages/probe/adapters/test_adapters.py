@@ -5,7 +5,7 @@ import torch
 from probe_faults.loophole_world import tiny_qwen3
 
 from stages.errors import BadInput, UsageError
-from stages.probe.adapters.attach import SUFFIXES, Folded, Layout, attached, target_linears
+from stages.probe.adapters.attach import SUFFIXES, Folded, Layout, ProbeAdapter, attached, target_linears
 from stages.probe.adapters.choose import check_spectrum, coordinates, open_adapter
 from stages.probe.adapters.lora import A_HALF
 from stages.probe.adapters.spectrum import (
