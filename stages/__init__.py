@@ -5,6 +5,7 @@ Modules are stages and are named by verbs, packages are named by nouns. A stage'
 only through run folders on disk.
 
 errors.py   - the errors that end a stage, each with an exit code
+checkout.py - code of a checkout that an installed package lacks, made importable
 redaction.py - keys of servers are kept out of everything that is written or shown
 messages.py - the messages of environments and policies: tool calls in their text, and their token ids
 backends/   - several processes, and the communication between them

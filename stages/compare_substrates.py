@@ -9,22 +9,18 @@ measures the format and not prime-rl, so that neither side is called cleaner. Wr
 `report.txt`. The unit is a rollout through TRL. docs/tickets.md explains the names of the sides in results.
 """
 
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
+from importlib import import_module
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from stages.checkout import add_to_path
 from stages.envs.config import EnvStageConfig
-from stages.errors import UsageError
 from stages.formats import files
 from stages.policy.base import PolicyConfig
 from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.records import Row
 from stages.runs.stage import Plan, Stage
-
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "substrates.py"
 
 
 class Config(EnvStageConfig):
@@ -76,17 +72,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 def _benchmark() -> Any:
     """Import the benchmark, which an installation without a checkout does not have."""
-    if not BENCHMARK.is_file():
-        raise UsageError(
-            f"The comparison is a benchmark, and {BENCHMARK} is not installed. Run composer substrates in a checkout."
-        )
-    name = "benchmarks.substrates"
-    if name not in sys.modules:
-        spec = spec_from_file_location(name, BENCHMARK)
-        assert spec is not None and spec.loader is not None  # noqa: S101
-        sys.modules[name] = module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+    add_to_path("benchmarks")
+    return import_module("benchmarks.substrates")
 
 
 STAGE = Stage(

@@ -1,16 +1,13 @@
 """`composer parity`: how many recorded cases of each version still give the same numbers, and the reason for others."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
-import stages
-from stages.errors import UsageError
+from stages.checkout import add_to_path
 
 
 def check_kernels() -> dict[str, Any]:
     """Run our loss kernels on every recorded case; `same` when there are records and no case drifted."""
-    _add_to_path()
+    add_to_path("tests/parity")
     from parity.check import GOLDEN, check_file  # type: ignore[import-not-found,unused-ignore]
 
     files = {file.name: check_file(file) for file in sorted(GOLDEN.glob("*.json"))}
@@ -21,21 +18,12 @@ def check_kernels() -> dict[str, Any]:
 
 def compare_upstream(against: str) -> dict[str, Any]:
     """Run upstream's functions in a clone on its recorded cases; `same` when they match one recorded version."""
-    _add_to_path()
+    add_to_path("tests/parity")
     from parity.against import compare  # type: ignore[import-not-found,unused-ignore]
 
     found = compare(against)
     versions = [_version(version.file, version.commit, version.results) for version in found.versions]
     return {"of": found.repo, "commit": found.commit, "versions": versions, "same": found.same}
-
-
-def _add_to_path() -> None:
-    """Make tests/parity importable: it belongs to the checkout, not to an installed package."""
-    tests = Path(stages.__file__).parents[1] / "tests"
-    if not (tests / "parity" / "golden").is_dir():
-        raise UsageError(f"There are no recorded numbers in {tests.parent}. Run this in a checkout.")
-    if str(tests) not in sys.path:
-        sys.path.insert(0, str(tests))
 
 
 def _version(file: str, commit: str | None, results: Any) -> dict[str, Any]:

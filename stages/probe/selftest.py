@@ -9,7 +9,7 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stages.probe.checkout import add_tests_to_path
+from stages.checkout import add_to_path
 from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.config import StageConfig
 from stages.runs.records import PROBE_CHECK
@@ -28,14 +28,14 @@ class Config(StageConfig):
 def plan(inputs: Inputs, config: Config) -> Plan:
     """The faults; `UsageError` outside a checkout."""
     del inputs, config
-    add_tests_to_path("probe_faults")
+    add_to_path("tests/probe_faults")
     return Plan(units=27, what="faults", notes=("about half a minute on one core",))
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Build the models, check half precision, judge the sound world and every broken one."""
     del inputs
-    add_tests_to_path("probe_faults")
+    add_to_path("tests/probe_faults")
     from probe_faults.half_precision import half_precision_checks  # type: ignore[import-not-found,unused-ignore]
     from probe_faults.loophole_world import honest_model, loophole_model  # type: ignore[import-not-found,unused-ignore]
     from probe_faults.world import build_world

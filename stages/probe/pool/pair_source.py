@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from stages.checkout import add_to_path
 from stages.envs import ENVIRONMENTS
 from stages.errors import BadInput, UsageError
 from stages.messages import Message
-from stages.probe.checkout import add_tests_to_path
 from stages.runs import store
 from stages.runs.config import Settings
 from stages.runs.records import Row
@@ -108,7 +108,7 @@ def _pair(index: int, item: Row) -> Pair:
 
 def _import_source(name: str) -> Callable[[int, int], Sequence[Any]]:
     if name in PLANTED:
-        add_tests_to_path("probe_faults")
+        add_to_path("tests/probe_faults")
     module, colon, attribute = sources().get(name, name).partition(":")
     if not colon:
         raise UsageError(

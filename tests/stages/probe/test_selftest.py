@@ -12,10 +12,10 @@ from probe_faults.world import ProbeWorld, build_world
 from support.matrices import few
 from torch import nn
 
+from stages.checkout import add_to_path
 from stages.errors import UsageError
 from stages.probe import selftest
 from stages.probe.adapters.attach import target_linears
-from stages.probe.checkout import add_tests_to_path
 from stages.probe.gradients.student import Student
 from stages.runs import manifest
 from stages.runs.artifact import Inputs, RunWriter
@@ -62,7 +62,7 @@ def test_the_plan_counts_the_faults() -> None:
 
 def test_outside_a_checkout_the_selftest_is_refused() -> None:
     with pytest.raises(UsageError, match=r"no folder tests/probe_missing in .* Run this in a checkout"):
-        add_tests_to_path("probe_missing")
+        add_to_path("tests/probe_missing")
 
 
 def test_a_change_of_theta_arrives_in_half_precision_weights() -> None:
