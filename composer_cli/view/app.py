@@ -3,13 +3,20 @@
 Every answer is made anew from the files on disk, and nothing is ever written.
 """
 
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from composer_cli.report.charts import ticks
+from composer_cli.show.facts import METRICS, metric_rows
+from composer_cli.show.runs import RunLine, lines
+from stages.runs.artifact import Run
 import secrets
 import socket
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlencode
-
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -18,16 +25,102 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-
 from composer_cli.printing import age, duration, visible
 from composer_cli.show import facts
 from composer_cli.show import runs as run_folders
-from composer_cli.view import catalog, transcript
+from composer_cli.view import transcript
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import queries
-from stages.runs.artifact import Run
 from stages.runs.queries import RolloutFilter
 from stages.runs.records import EVAL_ITEM
+
+
+
+# ---- catalog
+# What the pages show of runs besides their facts: the searchable list with headlines, and training curves.
+
+HEADLINES = ("verdict", "decision", "mean_reward", "pairs", "pairs_per_trace", "arm", "cleaner")
+"""The conclusions of a run that its line in the list shows."""
+WIDTH, HEIGHT, LEFT, BOTTOM = 320.0, 150.0, 44.0, 22.0
+MOST = 12
+"""Curves on a page."""
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """One line of the list."""
+
+    line: RunLine
+    stage: str
+    headline: dict[str, Any]
+
+
+def listed(root: Path) -> list[ListedRun]:
+    """Return all runs with their headlines, newest first."""
+    found = []
+    for line in lines(root, versions=False):
+        summary = {} if line.status == "unreadable" else Run(root / line.run).manifest.summary
+        headline = {name: summary[name] for name in HEADLINES if summary.get(name) is not None}
+        found.append(ListedRun(line, line.run.partition("/")[0], headline))
+    return sorted(found, key=lambda one: one.line.began, reverse=True)
+
+
+def fits(one: ListedRun, text: str, stage: str, status: str) -> bool:
+    """Whether a run is of this stage and status, and the text occurs in its name, status, reason or headline.
+
+    An empty word fits every run.
+    """
+    searched = f"{one.line.run} {one.line.status} {one.line.reason} {one.headline}".lower()
+    return text.lower() in searched and stage in ("", one.stage) and status in ("", one.line.status)
+
+
+@dataclass(frozen=True)
+class MetricCurve:
+    """One metric as an SVG path without styles, so that a page's colours hold in light and dark.
+
+    Places are in units of the drawing, WIDTH by HEIGHT; marks of both axes are pairs (place, label).
+    """
+
+    title: str
+    last: float
+    path: str
+    marks_x: list[tuple[float, str]]
+    marks_y: list[tuple[float, str]]
+
+
+def curves(run: Run) -> list[MetricCurve]:
+    """Return curves of the metrics logged so far, the report's first; other metrics that are constant are left out."""
+    rows = metric_rows(run)
+    series: dict[str, list[tuple[float, float]]] = {}
+    for name in dict.fromkeys([*METRICS, *(name for row in rows for name in row)]):
+        points = [
+            (float(row.get("step", i)), float(value))
+            for i, row in enumerate(rows)
+            if isinstance(value := row.get(name), (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        ]
+        if name in METRICS or (name not in ("step", "epoch", "num_tokens") and len({y for _, y in points}) > 1):
+            series[name] = points
+    return [_curve(METRICS.get(name, name), points) for name, points in series.items() if len(points) > 1][:MOST]
+
+
+def _curve(title: str, points: Sequence[tuple[float, float]]) -> MetricCurve:
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    marks = []
+    for values, wanted in ((xs, 4), (ys, 3)):
+        low, high = min(values), max(values)
+        marks.append(ticks(low, high, wanted) if high > low else ticks(low - 0.5, high + 0.5, wanted))
+    across, up = marks
+
+    def x(value: float) -> float:
+        return round(LEFT + (value - across[0]) / (across[-1] - across[0]) * (WIDTH - LEFT - 8), 1)
+
+    def y(value: float) -> float:
+        return round(6 + (1 - (value - up[0]) / (up[-1] - up[0])) * (HEIGHT - BOTTOM - 6), 1)
+
+    path = "M" + " L".join(f"{x(px)},{y(py)}" for px, py in points)
+    return MetricCurve(
+        title, ys[-1], path, [(x(m), f"{m:g}") for m in across if m == int(m)], [(y(m), f"{m:.4g}") for m in up]
+    )
 
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]
@@ -136,8 +229,8 @@ class Pages:
     def runs(self, request: Request) -> Response:
         """Show all runs, or those that fit the search."""
         wanted = {name: request.query_params.get(name, "") for name in ("text", "stage", "status")}
-        every = catalog.listed(self._root)
-        listed = [one for one in every if catalog.fits(one, **wanted)]
+        every = listed(self._root)
+        listed = [one for one in every if fits(one, **wanted)]
         return self._page(
             "runs",
             title="Runs",
@@ -165,7 +258,7 @@ class Pages:
             report=(run.read_file("report.txt") or b"").decode(errors="replace").strip(),
             inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in inputs],
             made=[run_folders.name(one.path) for one in run_folders.made_from(self._root, run)],
-            curves=catalog.curves(run),
+            curves=curves(run),
             figures=run.manifest.summary.get("figures", []),
             found=found,
             wanted=wanted.__dict__,
