@@ -94,7 +94,6 @@ def run(
     from composer_cli.console import Console
     from composer_cli.executors import base, jobs
     from composer_cli.launch import RunOptions, require_one_process
-    from composer_cli.printing import print_json, print_text
     from stages.policy.base import VLLM
 
     require_one_process("composer run")
@@ -108,10 +107,8 @@ def run(
         jobs.submit_or_show(
             on, executor, request, configs, on_settings, artifacts, clean=clean, dry_run=dry_run, json=json
         )
-    elif dry_run and json:
-        print_json({"entries": chain.plans(wanted, configs), "checked": chain.checked(configs, artifacts)})
     elif dry_run:
-        print_text(chain.overview(wanted, configs, artifacts))
+        chain.show_plan(wanted, configs, artifacts, json)
     else:
         run_options = RunOptions(
             artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
