@@ -101,7 +101,7 @@ def written(folder: Path, stage: str, tables: list, states: int, inputs: dict | 
                 number += size
         digests = dict.fromkeys(("sha256", "content_sha256"), store.file_sha256(file))
         about.outputs[f"{kind.name}s"] = {"file": file.name, "kind": str(kind), "rows": number, **digests}
-    manifest.write(folder, about)
+    manifest.write_manifest(folder, about)
     return about
 
 

@@ -123,7 +123,7 @@ def opened(folder: Path, stage: str, settings: Any, inputs: Inputs) -> Manifest:
     begun = Manifest(composer="0", stage=stage, stage_version=version, fingerprint=print_, **about)
     begun.status, begun.inputs = "interrupted", input_refs(inputs)
     folder.mkdir()
-    manifest.write(folder, begun)
+    manifest.write_manifest(folder, begun)
     return begun
 
 
@@ -188,7 +188,7 @@ def answered(root: Path) -> None:
     out = RunWriter(root / "answers", record, cache=root)
     out.table(TEACHER_ACTION, answers(rollouts))
     record.status = "complete"
-    manifest.write(root / "answers", record)
+    manifest.write_manifest(root / "answers", record)
 
 
 def answers(rollouts: Run) -> Iterator[Row]:

@@ -70,7 +70,7 @@ def latest(root: Path, stage: str) -> Path | None:
         return (root / stage / "latest").resolve()
     for path in sorted((p.parent for p in (root / stage).glob("*/manifest.json")), reverse=True):
         try:
-            if not path.is_symlink() and manifest.read(path).status == "complete":
+            if not path.is_symlink() and manifest.read_manifest(path).status == "complete":
                 return path
         except BadInput:
             continue
@@ -179,7 +179,7 @@ def lines(root: Path, *, versions: bool = True) -> list[RunLine]:
 
 def _line(folder: Path, versions: bool) -> RunLine:
     try:
-        record = manifest.read(folder)
+        record = manifest.read_manifest(folder)
     except BadInput as error:
         return RunLine(name(folder), "unreadable", reason=str(error))
     began, planned = datetime.fromisoformat(record.started_at), record.counts.get("planned", 0)
@@ -213,7 +213,7 @@ def _reason(folder: Path, record: Manifest, versions: bool) -> str:
             reasons.append(f"its input {name(path)} was deleted")
             continue
         try:
-            if manifest.read(path).content != ref.content:
+            if manifest.read_manifest(path).content != ref.content:
                 reasons.append(f"its input {name(path)} has changed since")
         except BadInput:
             reasons.append(f"its input {name(path)} is unreadable")

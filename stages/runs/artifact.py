@@ -95,7 +95,7 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        self.manifest = manifest.read(self.path)
+        self.manifest = manifest.read_manifest(self.path)
 
     def holds(self, kind: Kind) -> str | None:
         """Return the name of the output of this kind, whatever its version; None when there is none."""

@@ -81,7 +81,7 @@ class Manifest(BaseModel):
         return store.digest({name: out["content_sha256"] for name, out in self.outputs.items()})
 
 
-def read(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
     """The manifest of a run folder; `BadInput` when there is none or it cannot be understood."""
     if not (folder / "manifest.json").is_file():
         raise BadInput(
@@ -100,12 +100,12 @@ def read(folder: Path) -> Manifest:
     return found
 
 
-def write(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace a run's manifest in one step."""
     store.write_json(folder / "manifest.json", manifest.model_dump(mode="json"))
 
 
-def packages() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Versions of the packages that can change results."""
     found = {}
     for name in PACKAGES:
@@ -116,7 +116,7 @@ def packages() -> dict[str, str]:
     return found
 
 
-def code() -> dict[str, str | None]:
+def code_version() -> dict[str, str | None]:
     """The commit the program ran from and a digest of uncommitted changes; None outside a git checkout."""
     commit = _git("rev-parse", "HEAD")
     diff = _git("diff", "HEAD")

@@ -234,7 +234,7 @@ def _run_folder(stage_folder: Path, label: str, fingerprint: str, out: Path | No
     complete = []
     for path in same:
         with suppress(BadInput):
-            complete += [path] if manifest.read(path).status == "complete" else []
+            complete += [path] if manifest.read_manifest(path).status == "complete" else []
     if same:
         return (complete or same)[-1], True
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -314,13 +314,13 @@ def _point_latest(folder: Path, stage_folder: Path) -> None:
 def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Inputs) -> Manifest:
     """Write a new manifest, or the earlier attempt's continued, with the status `running` before any work."""
     folder = resolved.folder
-    previous = manifest.read(folder) if (folder / "manifest.json").exists() else None
+    previous = manifest.read_manifest(folder) if (folder / "manifest.json").exists() else None
     store.sweep(folder)
     record = previous or _new_manifest(stage, config, resolved.identity, resolved.fingerprint, inputs)
     record.status, record.reason, record.attempts = "running", "", record.attempts + 1
-    record.packages, record.code = manifest.packages(), manifest.code()
+    record.packages, record.code = manifest.package_versions(), manifest.code_version()
     folder.mkdir(parents=True, exist_ok=True)
-    manifest.write(folder, record)
+    manifest.write_manifest(folder, record)
     (folder / RESERVE).write_bytes(os.urandom(RESERVED_BYTES))
     store.write_json(folder / "config.json", record.config)
     return record
@@ -397,7 +397,7 @@ def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
         if status == "complete":
             out.journal.seal()
             rmtree(out.path / "scratch", ignore_errors=True)
-        manifest.write(out.path, record)
+        manifest.write_manifest(out.path, record)
     except OSError as error:
         if status == "complete":
             raise (_disk_full(error, out.path) or error) from None

@@ -55,7 +55,7 @@ def test_a_broken_machine_is_null_and_retried(tmp_path: Path, tiny: Path) -> Non
     with pytest.raises(Incomplete, match=r"2 of 4 rollouts failed.*the sandbox is gone"):
         runner.execute("collect", {}, config, root=tmp_path)
     path = next((tmp_path / "collect").glob("2*"))
-    assert manifest.read(path).status == "incomplete"
+    assert manifest.read_manifest(path).status == "incomplete"
     rows = Run(path).rows(ROLLOUT)
     assert [r["reward"] is None for r in rows] == [True, True, False, False]
     assert rows[0]["error_type"] == "InfrastructureError" and rows[0]["terminated_by"] == "env_error"

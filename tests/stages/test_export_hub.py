@@ -72,7 +72,7 @@ def test_a_run_of_pairs_is_a_dataset_and_nothing_for_other_formats(tmp_path: Pat
     record, folder = manifest.Manifest(**about), tmp_path / "pairs"
     folder.mkdir()
     RunWriter(folder, record, cache=tmp_path).table(PAIR, [])
-    manifest.write(folder, record)
+    manifest.write_manifest(folder, record)
     given = assign_inputs(export.STAGE, [Run(folder)])
     assert list(given) == ["pairs"]
     done = runner.execute("export", given, export.Config(format="hub"), root=tmp_path / "artifacts")

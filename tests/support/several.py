@@ -112,7 +112,7 @@ def pairs_run(folder: Path, count: int) -> Run:
     said = ([{"role": "user", "content": letters[i % 12] * (i % 3 + 1)}] for i in range(count))
     out.table(STATE, (opening_row(f"r/{i}", messages, "") for i, messages in enumerate(said)))
     record.status = "complete"
-    manifest.write(folder, record)
+    manifest.write_manifest(folder, record)
     return Run(folder)
 
 

@@ -35,7 +35,7 @@ def run(tmp_path: Path) -> Run:
         identity={},
         inputs={},
     )
-    manifest.write(tmp_path, record)
+    manifest.write_manifest(tmp_path, record)
     return Run(tmp_path)
 
 

@@ -63,7 +63,7 @@ def _rewritten(run: Run, rows: list[dict[str, object]], folder: Path) -> Run:
     record = run.manifest.model_copy(deep=True)
     out = RunWriter(folder, record, cache=folder)
     out.table(POOL_ROW, rows)
-    manifest.write(folder, record)
+    manifest.write_manifest(folder, record)
     return Run(folder)
 
 
