@@ -134,5 +134,5 @@ def projection(kind: Literal["v", "random"], run: Run, model: Any, seed: int, ou
 def accounts(out: RunWriter) -> list[Row]:
     """Return the records of all steps, in order: cosines with v before removal, shares of the squared norm removed."""
     names = ("projected_step", "cos_in", "energy_removed", "cos_update", "energy_removed_update")
-    units = sorted((u for u in out.records() if "projected_step" in u), key=lambda unit: unit["projected_step"])
+    units = sorted((u for u in out.journal.records() if "projected_step" in u), key=lambda unit: unit["projected_step"])
     return [{name: unit[name] for name in names} for unit in units]
