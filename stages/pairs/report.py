@@ -159,4 +159,4 @@ def report(
     else:
         shuffled = f"{words.shuffled_p95:.3f} for shuffled sides (95th percentile)"
         lines += [f"words: KL {words.kl:.3f} nats against {shuffled}, p = {words.p_value:.3f}, for the record"]
-    out.text("report.txt", "\n".join(lines) + "\n")
+    out.write_file("report.txt", "\n".join(lines) + "\n")

@@ -128,5 +128,5 @@ def _cosine(parts: Mapping[str, Tensor], direction: Direction) -> float | None:
 def accounts(out: RunWriter) -> list[Row]:
     """Return the records of all steps, in order: cosines with v before removal, shares of the squared norm removed."""
     names = ("projected_step", "cos_in", "energy_removed", "cos_update", "energy_removed_update")
-    units = sorted((u for u in out.records() if "projected_step" in u), key=lambda unit: unit["projected_step"])
+    units = sorted((u for u in out.journal.records() if "projected_step" in u), key=lambda unit: unit["projected_step"])
     return [{name: unit[name] for name in names} for unit in units]

@@ -84,7 +84,7 @@ def save(
     if projected:
         remarks.append(TAKEN_OUT[config.probe.project])
     lines = "".join(f"\n{line}\n" for line in remarks)
-    out.text("report.txt", training_table(config.arm, logged) + course_text + lines)
+    out.write_file("report.txt", training_table(config.arm, logged) + course_text + lines)
 
 
 GRPO_COLUMNS = {"reward": "reward", "reward_std": "std", "loss": "loss", "grad_norm": "|grad|", "entropy": "entropy"}

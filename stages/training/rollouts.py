@@ -188,7 +188,7 @@ class TrainingJournal:
 def write_tables(out: RunWriter, num_steps: int) -> None:
     """Write the tables of what the first `num_steps` steps recorded, in order."""
     # A killed attempt may have played a step beyond its last checkpoint, which no resume has taken again.
-    of_step = {unit["unit"]: unit.get("training_step", num_steps) for unit in out.records()}
+    of_step = {unit["unit"]: unit.get("training_step", num_steps) for unit in out.journal.records()}
     names = sorted(name for name, step in of_step.items() if step < num_steps)
 
     def played() -> Iterator[tuple[int, Any]]:
@@ -211,7 +211,7 @@ def course(out: RunWriter, num_steps: int) -> tuple[Row, str]:
     Leaves out what the environment cannot tell; no text without hacks, where the share of right answers misleads.
     """
     ends = min(3, num_steps // 2)  # so that the first and the last steps never overlap
-    played = [(unit["training_step"], p["rollout"]) for unit in out.records() for p in unit.get("played", ())]
+    played = [(unit["training_step"], p["rollout"]) for unit in out.journal.records() for p in unit.get("played", ())]
     rates: Row = {}
     for column, name in (("hacked", "hack_rate"), ("gt_pass", "gt_rate")):
         for when, wanted in (("first", range(ends)), ("last", range(num_steps - ends, num_steps))):
