@@ -46,8 +46,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         out.progress("figures", index, len(DATA))
         points = data(evidence)
         if points:
-            out.text(f"{name}.csv", as_csv(points))
-            out.figure(f"{name}.png", as_png(name, points))
+            out.write_file(f"{name}.csv", as_csv(points))
+            out.write_file(f"{name}.png", as_png(name, points))
             drawn.append(name)
     if not drawn:
         raise BadInput("There is nothing to draw. Give replays, a score or trajectories with --from.")

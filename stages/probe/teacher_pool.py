@@ -92,7 +92,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         if bucket_shortage(rows) is None:
             break
     _finish(rows, policies.tokenizer, config, policies.guards(rows), out)
-    failed = [record for record in out.records() if record["failed"]]
+    failed = [record for record in out.journal.records() if record["failed"]]
     if failed:
         kind, what = failed[0]["error"] or ("unknown", "no answer was recorded")
         raise Incomplete(

@@ -83,8 +83,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     watched, facts, checks = loop.finish(steps, Draws(config.permutations, config.resamples, config.seed))
     out.table(WATCHED, watched, "watched")
     out.document("watch", {**facts, "checks": [check.as_json() for check in checks], "checkpoints": watched})
-    out.text("watch.csv", as_csv(watched))
-    out.figure("watch.png", watch_png(watched, facts["threshold"]))
+    out.write_file("watch.csv", as_csv(watched))
+    out.write_file("watch.png", watch_png(watched, facts["threshold"]))
     out.count(planned=len(steps), done=len(steps))
     write_checks(out, checks, "checks", figures=["watch"], **facts)
 

@@ -123,5 +123,5 @@ def write_checks(out: RunWriter, checks: Sequence[Check], document: str, heading
     """
     status = verdict(checks)
     out.document(document, [check.as_json() for check in checks])
-    out.text("report.txt", f"{heading}{table(checks)}\n")
+    out.write_file("report.txt", f"{heading}{table(checks)}\n")
     out.set_summary(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], **summary)
