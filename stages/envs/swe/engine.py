@@ -115,7 +115,7 @@ def start_arguments(
     """Return the command line that starts a container which only waits."""
     # Without keep-id files in the mount would belong to another user; podman refuses it as root, who needs none.
     podman = ["--userns", "keep-id"] if Path(engine).name == "podman" and os.getuid() else []
-    # read-only at their own paths, so that PYTHONPATH and command lines are those of a sandbox without container.
+    # Read-only at their own paths, so that PYTHONPATH and command lines are those of a sandbox without container.
     mounts = [word for path in readonly for word in ("--volume", f"{path}:{path}:ro")]
     return [
         *(engine, "run", "--detach", "--rm", "--name", name),

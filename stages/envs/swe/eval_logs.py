@@ -273,11 +273,6 @@ def _rows_by_id(paths: Iterable[Path], *, required: bool = False) -> dict[str, R
     return by_id
 
 
-def grade_logs(folder: Path, given: Sequence[Path] = ()) -> list[GradedLog]:
-    """Grade every log below a folder, in order of their paths. `given` are further files of instance rows."""
-    return [grade_log(log) for log in find_logs(folder, given)]
-
-
 def grade_log(eval_log: EvalLog) -> GradedLog:
     """Grade one log, and compare the grade with its harness's verdict where there is one."""
 
