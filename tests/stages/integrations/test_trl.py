@@ -21,8 +21,8 @@ from stages.integrations.trl import (
     RolloutFunction,
     ToolEnvironment,
     environment_reward,
+    prompts_per_batch,
     rollouts,
-    together,
     tool_environments,
 )
 from stages.policy.base import PolicyConfig
@@ -74,7 +74,7 @@ def test_a_batch_that_is_done_is_not_played(tmp_path: Path):
 
 
 def test_the_batches_leave_no_task_out():
-    assert [together(n) for n in (25, 24, 7, 23, 1)] == [5, 8, 7, 1, 1]
+    assert [prompts_per_batch(n) for n in (25, 24, 7, 23, 1)] == [5, 8, 7, 1, 1]
 
 
 def test_a_whole_training_step_with_trls_own_trainer(tmp_path: Path):
