@@ -130,7 +130,8 @@ def request_headers(secret: Secret, who: str, key: str) -> dict[str, str]:
 
 def is_genuine(secret: Secret, headers: Mapping[str, str], key: str, proof: str, data: bytes) -> bool:
     """Return whether a replica sent `data`, empty for no object, in answer to a request with these headers."""
-    return secret.proves(proof, *_answer_words(headers[NONCE], key, data))
+    # The first 32 bytes are the digest of the rest, which `unseal` checks: no second hash over all bytes is needed.
+    return secret.proves(proof, "gives", headers[NONCE], key, data[:32].hex())
 
 
 def fetch(address: str, key: str, secret: Secret, who: str) -> tuple[bytes | None, bool]:
@@ -148,11 +149,6 @@ def fetch(address: str, key: str, secret: Secret, who: str) -> tuple[bytes | Non
     return (data, True) if is_genuine(secret, headers, key, proof, data) else (None, False)
 
 
-def _answer_words(nonce: str, key: str, data: bytes) -> tuple[str, ...]:
-    # The first 32 bytes are the digest of the rest, which `unseal` checks: no second hash over all bytes is needed.
-    return "gives", nonce, key, data[:32].hex()
-
-
 def _handler(objects: Objects, secret: Secret) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -161,12 +157,12 @@ def _handler(objects: Objects, secret: Secret) -> type[BaseHTTPRequestHandler]:
             if not secret.proves(proof, "asks", who, nonce, key):
                 self.send_error(403)
                 return
-            data = objects.serve(key, who)
-            self.send_response(404 if data is None else 200)
-            self.send_header("Content-Length", str(len(data or b"")))
-            self.send_header(PROOF, secret.proof(*_answer_words(nonce, key, data or b"")))
+            data = objects.serve(key, who) or b""
+            self.send_response(200 if data else 404)  # a sealed object is never empty
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header(PROOF, secret.proof("gives", nonce, key, data[:32].hex()))
             self.end_headers()
-            self.wfile.write(data or b"")
+            self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:
             """Log nothing: the server would write each request to stderr."""

@@ -82,24 +82,21 @@ class OuterLoop:
         Returns the round that was due when the replica was saved.
         """
         self.state = self._transport.latest(self.state)
-        self._follow()
+        while not self.finished and self._transport.poll_round(self.state.round) is not None:
+            self._advance(took_part=False)  # rounds that were settled since that state was stored
         self._residual = residual or {}
         if saved is None or saved["round"] != self.state.round or self.finished:
             arrays.put(self.state.weights, self._tensors)
             return None
-        self._steps = saved["steps"]
-        return self._meet()
+        return self.after_step(saved["steps"])
 
     def saved(self) -> tuple[dict[str, int], Arrays]:
         """Return what `start` needs after a restart besides the parameters: position, and the codec's residual."""
         return {"round": self.state.round, "steps": self._steps}, self._residual
 
-    def after_step(self) -> Round | None:
-        """Count an inner step, and take part in a round that is due; return its result. Raises `Stopped`."""
-        self._steps += 1
-        return self._meet()
-
-    def _meet(self) -> Round | None:
+    def after_step(self, steps: int = 1) -> Round | None:
+        """Count inner steps, and take part in a round that is due; return its result. Raises `Stopped`."""
+        self._steps += steps
         if self._steps >= self._settings.every:
             self.offer()
             return self.collect()
@@ -133,14 +130,11 @@ class OuterLoop:
 
     def _catch_up(self) -> Round:
         """Load the result of rounds that the others settled; this replica's steps since its last round are lost."""
-        self._follow()
+        while not self.finished and self._transport.poll_round(self.state.round) is not None:
+            self._advance(took_part=False)
         arrays.put(self.state.weights, self._tensors)
         self._steps = 0
         return self.history[-1]
-
-    def _follow(self) -> None:
-        while not self.finished and self._transport.poll_round(self.state.round) is not None:
-            self._advance(took_part=False)
 
     def _advance(self, took_part: bool) -> Round:
         """Take the outer step of the present round, or jump to the newest state when the round was deleted."""

@@ -98,6 +98,7 @@ class Session(Served[TextAction, TurnObservation, EpisodeState]):
         return self._graded(result) if stop else result
 
     def _graded(self, result: TurnObservation) -> TurnObservation:
+        # An episode that cannot be graded has no reward and names the error; an exception would end the session.
         try:
             grade = self._environment.grade()
         except InfrastructureError as error:

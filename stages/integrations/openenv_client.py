@@ -96,6 +96,7 @@ class ServedEnvironment:
 
     def __init__(self, url: str, name: str, sandbox: str, tasks: Sequence[Task]) -> None:
         self.name, self.sandbox = name, sandbox
+        # The WebSocket is OpenEnv's only route that keeps an environment between two requests.
         self._url, self._tasks = f"{url.replace('http', 'ws', 1)}/ws", list(tasks)
         self._place = {task.task_id: index for index, task in enumerate(tasks)}
         self._session: _Session | None = None
@@ -109,7 +110,7 @@ class ServedEnvironment:
 
     def reset(self, task: Task) -> list[Message]:
         """Begin a task in a session of its own."""
-        self.close()
+        self.close()  # the server frees the workspace of an episode when its connection closes
         self.graded = None
         self._session = _Session(self._url)
         messages: list[Message] = self._ask("reset", {"index": self._place[task.task_id]})["observation"]["messages"]
@@ -185,12 +186,9 @@ class _Session:
     def close(self) -> None:
         """Close the connection, at which the server frees the environment."""
         with suppress(aiohttp.ClientError, OSError):
-            self._loop.run_until_complete(self._close())
+            if self._socket is not None:
+                self._loop.run_until_complete(self._socket.close())
+            if self._client is not None:
+                self._loop.run_until_complete(self._client.close())
+            self._loop.run_until_complete(asyncio.sleep(0))  # runs the transport's last callback
         self._loop.close()
-
-    async def _close(self) -> None:
-        if self._socket is not None:
-            await self._socket.close()
-        if self._client is not None:
-            await self._client.close()
-        await asyncio.sleep(0)  # lets the loop run the transport's last callback before it is closed

@@ -16,7 +16,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import torch
@@ -31,7 +31,6 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, device
 from stages.rollouts import trace
 from stages.rollouts.agent_loop import Episode, state_sha256
-from stages.runs.records import Row
 from stages.training.rollouts import Rollouts, environment_reward
 from stages.training.settings import Optimisation
 from stages.training.setup import trl_config
@@ -62,7 +61,9 @@ class RolloutFunction:
         self._rollouts = Rollouts(
             make, {task.task_id: task for task in tasks}, seed=seed, max_steps=max_steps, before_turn=before_turn
         )
-        self.rows = openings(make, tasks)
+        self.latest: list[Episode] = []
+        with closing(make()) as environment:
+            self.rows: list[Row] = [{"prompt": environment.reset(task), "task_id": task.task_id} for task in tasks]
         self._known = {state_sha256(row["prompt"]): row for row in self.rows}
         if len(self._known) < len(tasks):
             raise UsageError(
@@ -75,10 +76,6 @@ class RolloutFunction:
         Returns columns: token ids, log-probs (nats), mask of own tokens, rewards.
         """
         started = time.monotonic()
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        named = self._model or getattr(model.config, "_name_or_path", "") or "model under training"
-        config = PolicyConfig(model=named, temperature=trainer.args.temperature, max_tokens=self._max_tokens)
-        self._policy = LocalPolicy(model, trainer.processing_class, config)
         rows = []
         for prompt in prompts:
             if (row := self._known.get(state_sha256(prompt))) is None:
@@ -86,28 +83,19 @@ class RolloutFunction:
                     f"TRL asks for a prompt that opens no task: {str(prompt)[:200]}. Train on the rows of this object."
                 )
             rows.append(row)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        named = self._model or getattr(model.config, "_name_or_path", "") or "model under training"
+        config = PolicyConfig(model=named, temperature=trainer.args.temperature, max_tokens=self._max_tokens)
+        self._policy = LocalPolicy(model, trainer.processing_class, config)
         columns = self._rollouts.play(rows, self._policy, trainer.state.global_step)
+        self.latest = self._rollouts.latest
         for episode in self.latest:  # played in one batch: each gets an equal part of its time
             episode.wall_s = (time.monotonic() - started) / len(prompts)
         return columns
 
-    @property
-    def latest(self) -> list[Episode]:
-        """Return the episodes of the last call."""
-        return self._rollouts.latest
-
     def records(self) -> list[trace.RolloutPayload]:
         """Return the last call as `collect` would store it: a journal record an episode, with rollout and step rows."""
         return [trace.payload(e, self._policy, sandbox=self._sandbox, source="trl") for e in self.latest]
-
-
-def openings(make: Callable[[], Environment], tasks: Sequence[Task]) -> list[Row]:
-    """Return a dataset row a task: its opening messages and its id."""
-    environment = make()
-    try:
-        return [{"prompt": environment.reset(task), "task_id": task.task_id} for task in tasks]
-    finally:
-        environment.close()
 
 
 class ToolEnvironment:

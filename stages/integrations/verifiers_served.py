@@ -59,7 +59,7 @@ class ServedEnv(vf.Env[ServedEnvConfig]):
 
     async def run(self, task: ServedTask, agents: vf.Agents) -> None:
         """Play one episode; where the environment cannot grade it, the rollout fails instead of being scored 0."""
-        tasks = _tasks(Path(task.data.asked))
+        tasks = [Task(**row) for row in json.loads(Path(task.data.asked).read_text())["tasks"]]
         served = ServedEnvironment(task.data.url, tasks[0].env, "behind the server", tasks)
         try:
             # In threads: verifiers plays all episodes in one event loop, and an environment's call may take minutes.
@@ -85,10 +85,8 @@ class ServedTaskset(vf.Taskset[ServedTask, ServedConfig]):
 
     def load(self) -> Iterator[ServedTask]:
         """Yield each task once, in the server's order."""
-        for place, task in enumerate(_tasks(Path(self.config.asked))):
-            data = ServedData(name=task.task_id, prompt=None, url=self.config.url, asked=self.config.asked, place=place)
+        for place, row in enumerate(json.loads(Path(self.config.asked).read_text())["tasks"]):
+            data = ServedData(
+                name=row["task_id"], prompt=None, url=self.config.url, asked=self.config.asked, place=place
+            )
             yield ServedTask(data, self.config.task)
-
-
-def _tasks(asked: Path) -> list[Task]:
-    return [Task(**task) for task in json.loads(asked.read_text())["tasks"]]

@@ -37,7 +37,7 @@ def test_sixteen_racing_writers_have_one_winner_in_each_of_60_rounds(bucket: Buc
     """Every writer believes that it is time to settle each round, and with others than the next writer does."""
     chosen, rounds = settings(16, quorum=1, grace_s=0.0), 60
     fragments = Fragments({"w": (4,)}, 1)
-    places = [ObjectStore(Bucket(bucket._store, ""), chosen, n, fragments=fragments, rounds=rounds) for n in range(16)]
+    places = [ObjectStore(Bucket(bucket.store, ""), chosen, n, fragments=fragments, rounds=rounds) for n in range(16)]
     gate = threading.Barrier(16)
 
     def race(place: ObjectStore) -> list[tuple[bool, bytes]]:

@@ -98,7 +98,7 @@ def test_tasks_that_open_alike_and_prompts_of_no_task_are_refused():
     with pytest.raises(UsageError, match="Only 2 of 4"):
         RolloutFunction(GuessEnv, GuessEnv().tasks("train", 4, 0), max_steps=2, max_tokens=12)
     with pytest.raises(UsageError, match="opens no task"):
-        function()._row([{"role": "user", "content": "say c"}])
+        function()([[{"role": "user", "content": "say c"}]], trainer=None)
 
 
 def test_trl_finds_one_tool_and_its_schema():
