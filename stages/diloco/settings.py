@@ -17,7 +17,7 @@ class Diloco(Settings):
 
     store: str | None = None
     """Where they meet: s3://BUCKET/RUN, gs://, az:// or file:///FOLDER; or lighthouse://HOST:PORT, where torchft's
-    lighthouse says who is there, and replicas send to each other. None trains alone."""
+    lighthouse lists the replicas, and they send to each other. None trains alone."""
     api_key_env: str = Field("COMPOSER_DILOCO_SECRET", json_schema_extra={"affects_results": False})
     """Over a lighthouse, the environment variable that holds the secret which all replicas share; one that does not
     know it gets nothing from them."""

@@ -119,7 +119,7 @@ class InProcess:
     def reduce(self, round_: int) -> Reduced:
         """Return the mean, computed at the first call."""
         meeting = self.meeting
-        offers = sorted(meeting.offers[round_].items())  # a fixed order: the mean is the same whoever computes it
+        offers = sorted(meeting.offers[round_].items())  # a fixed order: each replica computes the same mean
         if round_ not in meeting.reduced:
             shapes = meeting.fragments.of(round_)
             parts = [decode(delta, shapes, meeting.codec) for _, (_, delta) in offers]

@@ -1,4 +1,4 @@
-"""GRPO with hints inside PRIME-RL: a reference KL at faulty turns, beside the rl loss of the same tokens.
+"""GRPO with hints inside PRIME-RL: a reference KL at faulty turns, in addition to the rl loss of the same tokens.
 
     python -m stages.integrations.prime_rl_hints rl @ rl.toml
 
@@ -10,7 +10,7 @@ written: their absence means weight 1 on every sampled token. The loss in the tr
 
 Read from PrimeIntellect-ai/prime-rl 559b447 src/prime_rl/orchestrator/{algo,trajectories.py,train_sink.py}, and from
 PrimeIntellect-ai/verifiers a60a606 verifiers/v1/graph.py: a sampled node begins with the generation prompt, so what is
-put before its tokens lies between two messages.
+put before its tokens is between two messages.
 """
 
 import asyncio

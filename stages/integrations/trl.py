@@ -1,4 +1,4 @@
-"""Environments for TRL's GRPOTrainer: as a `rollout_func` that plays whole episodes, and as a tool environment.
+"""Environments for TRL's GRPOTrainer: as a `rollout_func` that plays complete episodes, and as a tool environment.
 
     play = RolloutFunction(KataEnv, KataEnv().tasks("train", 25, 0), max_steps=8, max_tokens=64)
     rows = Dataset.from_list(play.rows)
@@ -31,6 +31,7 @@ from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy, device
 from stages.rollouts import trace
 from stages.rollouts.agent_loop import Episode, state_sha256
+from stages.runs.records import Row
 from stages.training.rollouts import Rollouts, environment_reward
 from stages.training.settings import Optimisation
 from stages.training.setup import trl_config

@@ -5,7 +5,7 @@ verifiers imports a taskset by a plain name, so put a module on its path and nam
     from stages.integrations.verifiers_served import *  # composer_served.py
     from stages.integrations.verifiers_served import __all__
 
-Its interpreter needs verifiers, orjson and filelock, and no openenv, beside which verifiers cannot be installed.
+Its interpreter needs verifiers, orjson and filelock, and no openenv, which cannot be installed together with verifiers.
 
 Contract read from PrimeIntellect-ai/verifiers 0.4.0, `verifiers/v1/{taskset,env,session}.py`.
 """

@@ -95,7 +95,7 @@ class Manifest(BaseModel):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The few numbers that a person looks for first."""
+        """Return the most important numbers, as `RunWriter.set_summary` set them."""
         return self.outcome.summary
 
     @property

@@ -369,7 +369,7 @@ def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
             rmtree(out.path / "scratch", ignore_errors=True)
         artifact.write_manifest(out.path, record)
     except OSError as error:
-        if status == "complete":  # else the error that ended the run is under way, and says more
+        if status == "complete":  # else the error that ended the run is being raised, and explains more
             raise (_disk_full(error, out.path) or error) from None
 
 
