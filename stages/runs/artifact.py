@@ -361,7 +361,7 @@ class RunWriter:
         file = f"{name}.parquet"
         self.manifest.outputs[name] = {"file": file, **parquet.write_table(self.path / file, kind, rows)}
 
-    def checkpoint(self, fill: Callable[[Path], None], name: str = "checkpoint") -> None:
+    def checkpoint(self, fill: Callable[[Path], object], name: str = "checkpoint") -> None:
         """Write a folder output atomically: `fill` writes into a temporary folder that is then renamed."""
         temporary, final = self.path / f".{name}.tmp", self.path / name
         rmtree(temporary, ignore_errors=True)

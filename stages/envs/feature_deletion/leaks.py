@@ -84,9 +84,8 @@ def survey_copies(
             # Hiding the standard library or the test runner would break every command; copies there remain `places`.
             if sandbox == "bubblewrap":
                 needed = [Path(sysconfig.get_path("stdlib")), *worker.readonly_paths(requirements)]
-                needed += [
-                    folder.resolve() for folder in needed
-                ]  # os.walk follows no links: files have their real paths.
+                # os.walk follows no links, so the files that are found have their real paths.
+                needed += [folder.resolve() for folder in needed]
                 hidden = tuple(path for path in found if not any(path.is_relative_to(folder) for folder in needed))
             if hidden:
                 places = find_copies(sandbox, texts, requirements, hidden, roots=found)

@@ -124,7 +124,7 @@ def instance_id(package: Package, removal: Removal) -> str:
 
 def twin(row: Mapping[str, Any]) -> Row:
     """Return the impossible variant: the same description and lists, and a test that contradicts them."""
-    # The suffix on the id is the only difference: `delivered_files` and the grader derive the rest from it.
+    # Only id and family differ: `delivered_files` and the grader derive the rest from the suffix of the id.
     return {**row, "instance_id": row["instance_id"] + TWIN, "family": row["family"] + TWIN}
 
 

@@ -246,7 +246,8 @@ class Proposal:
 class Proposals:
     """The questions about one package, and the proposals in their answers; call `question` and `take` in turns.
 
-    `lines` as in `Baseline`: the lines that its tests execute. `made` are the proposals so far.
+    `lines` as in `Baseline`: the lines that its tests execute. `made` are the proposals so far, `removals` those of
+    them that can be tried, in order.
     """
 
     def __init__(
@@ -272,11 +273,7 @@ class Proposals:
         self._asked = 0
         self._named: set[tuple[str, ...]] = set()
         self.made: list[Proposal] = []
-
-    @property
-    def removals(self) -> list[Removal]:
-        """All removals so far, in order."""
-        return [one.removal for one in self.made if one.removal is not None]
+        self.removals: list[Removal] = []
 
     def question(self) -> list[Message]:
         """Return the next question; an empty list where no test executes anything that could be removed."""
@@ -301,6 +298,7 @@ class Proposals:
             if len(features) > A_QUESTION:
                 found.append(Proposal("", None, f"an answer names more features than were asked for: {len(features)}"))
         self.made += found
+        self.removals += (one.removal for one in found if one.removal is not None)
         return found
 
     def _paged(self, members: Sequence[Definition]) -> Iterator[str]:

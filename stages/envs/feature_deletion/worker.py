@@ -84,6 +84,7 @@ def open_package_sandbox(
     Visible are also the further requirements of the tests, coverage if asked for, and the paths in `readonly`; `hidden`
     are files of this machine that are not visible. Plugins of pytest among the requirements are loaded by name.
     """
+    shown = (*readonly, *readonly_paths(requirements, coverage=coverage))
     root = TESTBED if kind == "bubblewrap" else str(tree)
     site = metadata.distribution("pytest").locate_file(".")
     package, runner = [root, f"{root}/src"], [str(Path(str(site))), str(grading.GUEST)]
@@ -104,7 +105,6 @@ def open_package_sandbox(
         # The core on sys.monitoring supports no dynamic contexts (coverage 7.17), so no record of lines per test.
         "COVERAGE_CORE": "ctrace",
     }
-    shown = (*readonly, *readonly_paths(requirements, coverage=coverage))
     return open_sandbox(kind, tree, limits=limits, readonly=shown, env=env, hidden=hidden)
 
 
@@ -182,7 +182,7 @@ class TestWorker(ExitStack):
             self.tree = stack.enter_context(trees.scratch())
             self._jobs = stack.enter_context(trees.scratch())
             folders.copy(root, self.tree)
-            # The jobs are outside of the tree and read-only, so that no test reads or changes its own job.
+            # The jobs are outside of the tree and read-only, so that no test changes a job that is still to come.
             readonly = (GUEST, self._jobs)
             opened = open_package_sandbox(sandbox, self.tree, LIMITS, requirements, coverage=True, readonly=readonly)
             self._sandbox = stack.enter_context(opened)
