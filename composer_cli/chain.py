@@ -1,7 +1,7 @@
 """Run a preset: every entry after those it reads, what is up to date skipped, the last entry's result in the end."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def show_plan(preset: Preset, configs: Mapping[str, StageConfig], root: Path, as
         workers = f", on {entry.on}" if entry.on else ""
         lines.append(f"{entry.title:<18}{entry.stage:<18}{reads}{planned}{workers}")
         about = {"name": entry.title, "stage": entry.stage, "reads": entry.reads}
-        entries.append({**about, "plan": plan.as_dict() if plan else None})
+        entries.append({**about, "plan": asdict(plan) if plan else None})
     # Entries with one server give one line.
     checks = [line for config in configs.values() for line in config.check()]
     checked = list(dict.fromkeys([*checks, check_disk_space(root)]))

@@ -100,7 +100,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         out.progress("first runs of all tests", 0, 2)
         asking = _proposing(generator, config, serving, out)
         candidates = asking.more() if asking else _drawn(generator, config)
-        while (lacking := config.tasks - sum(record.get("row") is not None for record in out.records())) > 0:
+        while (lacking := config.tasks - sum(record.get("row") is not None for record in out.journal.records())) > 0:
             out.raise_if_stopped()
             if not (waiting := _waiting(candidates, out)):
                 if asking is None or asking.over:
@@ -177,7 +177,7 @@ def _finish(
     tried = [record for unit in order if (record := out.journal.get(unit))]
     rows = [record["row"] for record in tried if record["row"]][: config.tasks]
     out.table(TASK, [_task_row(row) for row in rows])
-    out.text("instances.jsonl", "".join(store.encode(row).decode() + "\n" for row in rows))
+    out.write_file("instances.jsonl", "".join(store.encode(row).decode() + "\n" for row in rows))
     reasons = Counter(record["reason"].partition(":")[0] for record in tried if record["reason"])
     out.count(planned=config.tasks, done=len(rows), tried=len(tried))
     out.count(**{f"rejected, {reason}": number for reason, number in sorted(reasons.items())})
@@ -186,7 +186,7 @@ def _finish(
     out.count(**{f"refused, {reason}": number for reason, number in sorted(refused.items())})
     named = asking.report(refused) if asking else []
     beyond = sum(record["row"] is not None for record in tried) - len(rows)
-    out.text("report.txt", _report(len(rows), len(tried), beyond, reasons, [*named, *_hanging(rows), *notes]))
+    out.write_file("report.txt", _report(len(rows), len(tried), beyond, reasons, [*named, *_hanging(rows), *notes]))
     if not order and asking:
         raise Incomplete(
             f"None of the proposer's features can be tried: {dict(refused)}. Read its answers in the run's units; ask "

@@ -296,7 +296,7 @@ def report(
         "",
         gate.table(checks),
     ]
-    out.text("report.txt", "\n".join(lines) + "\n")
+    out.write_file("report.txt", "\n".join(lines) + "\n")
 
 
 def _file_lines(counts: list[FileCount], drops: list[Drop], dropped: Counter[str], redacted: Counter[str]) -> list[str]:

@@ -26,12 +26,12 @@ LARGEST_LOG_MASS = -1e-7  # a support that holds all the mass still leaves a tai
 
 
 def widened(logits: Values) -> Values:
-    """Half-precision values as float32; float32 and float64 untouched. Meant for one chunk at a time."""
+    """Return half-precision values as float32; float32 and float64 untouched. Meant for one chunk at a time."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def elementwise_divergence(student: Distribution, teacher: Distribution, teacher_weight: float) -> Distribution:
-    """Entries of the generalised Jensen-Shannon divergence; sum over the last dimension for nats per token.
+    """Return entries of the generalised Jensen-Shannon divergence; sum over the last dimension for nats per token.
 
     student, teacher: log-probs. teacher_weight w:
         0    pT (lT - lS)                             forward KL(T || S)
@@ -42,10 +42,12 @@ def elementwise_divergence(student: Distribution, teacher: Distribution, teacher
     Source: siyan-zhao/OPSD 590ec26 opsd_trainer.py; the same in TRL 1.16 and, with alpha for w, lasgroup/SDPO 0e6d510
     core_algos.py.
     """
+    # torch's kl_div takes (log q, log p) and gives p (log p - log q): the arguments are those of KL(p || q) swapped.
     if teacher_weight == 0:
         return F.kl_div(student, teacher, reduction="none", log_target=True)
     if teacher_weight == 1:
         return F.kl_div(teacher, student, reduction="none", log_target=True)
+    # Mixed in log space: far in the tail exp of a log-prob underflows, and its log would be -inf.
     mixture = torch.logaddexp(student + math.log1p(-teacher_weight), teacher + math.log(teacher_weight))
     to_teacher = F.kl_div(mixture, teacher, reduction="none", log_target=True)
     to_student = F.kl_div(mixture, student, reduction="none", log_target=True)
@@ -53,16 +55,17 @@ def elementwise_divergence(student: Distribution, teacher: Distribution, teacher
 
 
 def with_tail(log_probs: Distribution) -> WithTail:
-    """Appends log(1 - sum p), the mass outside the support; without gradient where that is below 1e-7.
+    """Append log(1 - sum p), the mass outside the support; without gradient where that is below 1e-7.
 
     Source: lasgroup/SDPO 0e6d510 core_algos.py add_tail; TRL 1.16 experimental/sdpo/loss_utils.py, experimental/iw_opd.
     """
     log_mass = torch.logsumexp(log_probs, dim=-1, keepdim=True).clamp(max=LARGEST_LOG_MASS)
+    # -expm1(log m) is 1 - m without cancellation, which matters as the support usually holds nearly all mass.
     return torch.cat([log_probs, torch.log(-torch.expm1(log_mass))], dim=-1)
 
 
 def renormalised(log_probs: Distribution) -> Distribution:
-    """Log-probs conditional on the support: the tail is dropped."""
+    """Return log-probs conditional on the support: the tail is dropped."""
     return log_probs - torch.logsumexp(log_probs, dim=-1, keepdim=True)
 
 
@@ -73,31 +76,23 @@ FEWEST_CHUNK_TOKENS = 32
 
 @dataclass(frozen=True)
 class Head:
-    """Output head: softcap * tanh(scale * (hidden @ weight.T + bias) / softcap) / temperature, in float32 at least."""
+    """Output head: softcap * tanh(scale * (hidden @ weight.T + bias) / softcap), without softcap the inner part."""
 
     weight: Tensor
     bias: Tensor | None = None
     scale: float = 1.0
     softcap: float | None = None
 
-    def log_probs(self, hidden: Tensor, temperature: float) -> Tensor:
-        """Log-probs [..., v] of the next token from hidden states [..., h], in nats."""
-        logits = F.linear(_at_least_float32(hidden), _at_least_float32(self.weight)) * self.scale
-        if self.bias is not None:
-            logits = logits + _at_least_float32(self.bias) * self.scale
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        return F.log_softmax(logits / temperature, dim=-1)
-
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., v] as the model itself gives them, in its own dtype, then widened to float32 at least."""
+        """Return logits [..., v], computed as the model does, in its own dtype, then widened to float32 at least."""
+        # The product in the model's dtype, or the logits would differ from those that it samples from.
         raw = widened(F.linear(hidden, self.weight, self.bias) * self.scale)
         return raw if self.softcap is None else self.softcap * torch.tanh(raw / self.softcap)
 
     def cut(self, vocabulary: int) -> "Head":
-        """The same head for the first so many tokens; the rest is padding that no tokenizer knows."""
+        """Return the head of the first `vocabulary` tokens; the rest is padding that no tokenizer knows."""
         if len(self.weight) == vocabulary:
-            return self
+            return self  # the parameter itself: the gradient of a slice is a second, zero-padded tensor of its size
         return replace(
             self, weight=self.weight[:vocabulary], bias=None if self.bias is None else self.bias[:vocabulary]
         )
@@ -119,7 +114,7 @@ def logits_sum(
     *beside: Tensor,
     chunk_tokens: int | None = None,
 ) -> tuple[Scalar, RowTable]:
-    """Sum over tokens of weight * per_token(student logits, teacher logits, *beside), and the table of its values.
+    """Sum weight * per_token(student logits, teacher logits, *beside) over tokens; return sum and table of values.
 
     Both logits are [chunk, v] in float32 at least, over the tokens that both models know. Tokens of weight 0 are not
     computed at all. Gradient to the student's hidden states and head. chunk_tokens None: a 32nd of the tokens, but 32
@@ -131,6 +126,7 @@ def logits_sum(
     parameters = (own.weight,) if own.bias is None else (own.weight, own.bias)
 
     def through_heads(student_rows: Tensor, teacher_rows: Tensor, *rest: Tensor) -> RowTable:
+        # token_sum passes leaves of its own for the parameters, whose gradients it collects chunk by chunk.
         given, (weight, *bias) = rest[: len(beside)], rest[len(beside) :]
         with torch.no_grad():
             teacher_logits = other.logits(teacher_rows)
@@ -140,7 +136,3 @@ def logits_sum(
     return token_sum(
         through_heads, student.hidden, teacher.hidden, weights, *parameters, beside=beside, chunk_tokens=size
     )
-
-
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -44,7 +44,7 @@ Mass = Literal["all", "tail", "renormalised"]
 
 
 def distribution_loss(student: Distribution, teacher: Distribution, *, alpha: float, mass: Mass = "all") -> PerPosition:
-    """Divergence a token between log-probs on a support: alpha 0 forward KL, 1 reverse KL, else generalised JSD.
+    """Return the divergence a token between log-probs on a support: alpha 0 forward KL, 1 reverse KL, else JSD.
 
     Source: lasgroup/SDPO 0e6d510 core_algos.py:1085-1192; the same as TRL 1.16 experimental/sdpo/loss_utils.py.
     """
@@ -53,7 +53,8 @@ def distribution_loss(student: Distribution, teacher: Distribution, *, alpha: fl
 
 
 def importance_weights(student: Values, old: Values, clip: float) -> Values:
-    """min(exp(clamp(sg[lS - l_old], -20, 20)), clip) on the sampled token: an upper clip only, and no gradient."""
+    """Return min(exp(clamp(sg[lS - l_old], -20, 20)), clip) on the sampled token: clipped above, no gradient."""
+    # Clamped before exp, as upstream: the upper bound prevents an overflow, the lower one keeps every weight above 0.
     return (student - old).detach().clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp().clamp(max=clip)
 
 
@@ -66,7 +67,7 @@ def logits_loss(
     add_tail: bool = True,
     temperature: float = 1.0,
 ) -> PerPosition:
-    """distribution_loss from logits / temperature; with top_k on the STUDENT's k likeliest tokens (at most v).
+    """Return distribution_loss of logits / temperature; with top_k on the STUDENT's k likeliest tokens (at most v).
 
     Log-probs are those of the whole vocabulary.
     Source: lasgroup/SDPO 0e6d510 dp_actor.py _forward_micro_batch; TRL 1.16 experimental/sdpo/loss_utils.py.
@@ -75,6 +76,7 @@ def logits_loss(
     student, teacher = F.log_softmax(logits, dim=-1), F.log_softmax(widened(teacher_logits) / temperature, dim=-1)
     if top_k is None:
         return distribution_loss(student, teacher, alpha=alpha)
+    # The student's tokens and not the teacher's, as upstream's dp_actor: here EOPD differs.
     support = logits.topk(min(top_k, logits.shape[-1]), dim=-1).indices
     mass: Mass = "tail" if add_tail else "renormalised"
     return distribution_loss(student.gather(-1, support), teacher.gather(-1, support), alpha=alpha, mass=mass)
@@ -101,17 +103,19 @@ def self_distillation_loss(
     loss = partial(logits_loss, alpha=alpha, top_k=top_k, add_tail=add_tail, temperature=temperature)
     rows = student_logits.flatten(0, 1), teacher_logits.flatten(0, 1)
     weights = weights.flatten().to(torch.promote_types(student_logits.dtype, torch.float32))
-    total, table = token_sum(partial(_column, loss), *rows, weights, chunk_tokens=chunk_tokens, skip_masked=skip_masked)
+    total, table = token_sum(
+        lambda student, teacher: loss(student, teacher).unsqueeze(-1),
+        *rows,
+        weights,
+        chunk_tokens=chunk_tokens,
+        skip_masked=skip_masked,
+    )
     return total, table[:, 0].unflatten(0, student_logits.shape[:2])
-
-
-def _column(loss: partial, student: Tensor, teacher: Tensor) -> RowTable:
-    return loss(student, teacher).unsqueeze(-1)
 
 
 @torch.no_grad()
 def update_average(teacher: Sequence[Tensor], student: Sequence[Tensor], student_share: float) -> None:
-    """In place: teacher = (1 - student_share) * teacher + student_share * student; a share of 0 leaves it alone.
+    """Set teacher = (1 - student_share) * teacher + student_share * student in place; a share of 0 changes nothing.
 
     OPSD: the teacher starts as a copy of the student at the first step's end (that call only copies), student_share is
     1 - ema_decay, with ema_decay 0.999. SDPO: once per policy update, skipped if no gradient was finite, student_share
@@ -120,13 +124,13 @@ def update_average(teacher: Sequence[Tensor], student: Sequence[Tensor], student
     _update_teacher.
     """
     if student_share == 0.0:
-        return
+        return  # without touching the tensors: NaN * 0 of a broken step would be NaN
     for average, weight in zip(teacher, student, strict=True):
         average.mul_(1.0 - student_share).add_(weight.to(average.device), alpha=student_share)
 
 
 def trust_region_logits(reference_logits: Values, student_logits: Values, student_share: float) -> Values:
-    """lerp(reference, student, student_share), entry by entry. Source: lasgroup/SDPO 0e6d510 dp_actor.py:52-64."""
+    """Return lerp(reference, student, student_share) by entry. Source: lasgroup/SDPO 0e6d510 dp_actor.py:52-64."""
     return torch.lerp(reference_logits, student_logits, student_share)
 
 
@@ -150,7 +154,7 @@ def sdpo_from_hidden(
     temperature: float = 1.0,
     chunk_tokens: int | None = None,
 ) -> tuple[Scalar, RowValues]:
-    """self_distillation_loss over N tokens: the sum of weight * loss, and the loss a token (detached), in nats.
+    """Return self_distillation_loss over N tokens: sum of weight * loss, and the loss a token (detached), in nats.
 
     Tokens of weight 0 are not computed, and their loss is given as 0. Gradient to the student's hidden states and head
     alone. The two models of a trust region share a vocabulary. chunk_tokens None: a 64th of the tokens, but 16 to 64 of
@@ -164,6 +168,7 @@ def sdpo_from_hidden(
     def per_token(own: Tensor, kept: Tensor, *rows: Tensor) -> RowTable:
         if current is not None:
             with torch.no_grad():
+                # Cut to the vocabulary that both heads share: padding rows of a head are no tokens.
                 kept = trust_region_logits(kept, current.head.logits(rows[0])[..., : kept.shape[-1]], teacher.share)
         return loss(own, kept).unsqueeze(-1)
 

@@ -342,10 +342,7 @@ class EndpointPolicy:
             response, latency_s = await self._send(request, reservation)
             sample = client.read(response.body, self.config, bound, latency_s=latency_s, attempts=attempt)
         except (Retryable, Rejected) as error:
-            if error.billed_usd is None:
-                await self.budget.mark_unconfirmed(reservation)
-            else:
-                await self.budget.settle(reservation, error.billed_usd)
+            await self.budget.settle(reservation, error.billed_usd)
             raise
         except ComposerError:
             await self.budget.settle(reservation, 0.0)

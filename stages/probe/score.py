@@ -2,7 +2,7 @@
 
 Needs no model, so a new v, or more placebos, cost seconds. Reads a replay and directions (the first is v, further ones
 are placebos of kind `unrelated`). Writes `probe_scores`, `placebos`, and what each module and each family of placebos
-says. One unit. Metrics and placebos: docs/probe.md.
+shows. One unit. Metrics and placebos: docs/probe.md.
 """
 
 import statistics
@@ -29,7 +29,7 @@ class Config(StageConfig):
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Rows times directions."""
+    """Return the rows to score."""
     del config
     return Plan(units=len(inputs.one("rows").rows(PROBE_ROW)), what="rows")
 
@@ -42,7 +42,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from stages.probe.gradients.store import GradientStore
 
     replay, rows = inputs.one("rows"), inputs.one("rows").rows(PROBE_ROW)
-    kept = GradientStore.open(replay.folder())
+    kept = GradientStore(replay.folder())
     opened = [open_direction(run.folder()) for run in inputs.many("directions")]
     for _, facts, _ in opened:
         check_coordinates(facts, kept.facts)
@@ -60,11 +60,12 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.table(PLACEBO, scores)
     out.document("modules", module_effects(rows, ordered, direction))
     out.document("steps", step_placebos(teacher_gradients(rows, kept.rows), placebos, direction))
+    # 64 rows suffice for a mean, and all of a large store would be read once more.
     _report(scores, chance(ordered[:64].float(), direction), replay, facts, out)
 
 
 def _of_rows(rows: Sequence[Row], direction: "Direction", measured_with: str, out: RunWriter) -> None:
-    """The scores that a replay without gradients took itself; `BadInput` when it took them of another direction."""
+    """Write the scores that a replay without gradients measured; `BadInput` when those are of another direction."""
     from stages.probe.adapters.spectrum import tensors_sha256
 
     if tensors_sha256([direction.mean]) != measured_with:
@@ -76,7 +77,7 @@ def _of_rows(rows: Sequence[Row], direction: "Direction", measured_with: str, ou
     out.document("modules", [])
     out.document("steps", {})
     out.count(placebos=0, rows=len(rows))
-    out.text("report.txt", "The replay kept sums alone: v's scores are its own, and there are no placebos.\n")
+    out.write_file("report.txt", "The replay kept sums alone: v's scores are its own, and there are no placebos.\n")
 
 
 def _report(placebos: Sequence[Row], chance: Mapping[str, float], replay: Run, facts: Row, out: RunWriter) -> None:
@@ -97,7 +98,7 @@ def _report(placebos: Sequence[Row], chance: Mapping[str, float], replay: Run, f
     mean = statistics.fmean(spread[f] for f in ("haar", "randsign"))
     lines = [f"{family:<12} sd of cos_stack {value:.4f}" for family, value in spread.items()]
     isotropic = f"isotropic directions would give {chance['sd_cos_stack']:.4f}, random placebos give {mean:.4f}"
-    out.text("report.txt", "\n".join([*lines, isotropic, f"cos(v, generic gradient) {generic:+.3f}", ""]))
+    out.write_file("report.txt", "\n".join([*lines, isotropic, f"cos(v, generic gradient) {generic:+.3f}", ""]))
 
 
 STAGE = Stage(
