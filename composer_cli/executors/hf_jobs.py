@@ -153,11 +153,11 @@ def _request(call: Callable[[], Answer]) -> Answer:
     """
     from huggingface_hub.errors import HTTPError as Unreachable  # type: ignore[attr-defined]  # of its HTTP client
 
-    def is_transient(error: BaseException) -> bool:
-        status = _status(error)
-        return isinstance(error, Unreachable) and (status is None or status == 429 or status >= 500)
-
-    again = Retrying(retry=retry_if_exception(is_transient), wait=_pause, stop=stop_after_attempt(TRIES), reraise=True)
+    # Busy (429), failing (5xx), or without an answer, which has no status.
+    is_transient = retry_if_exception(
+        lambda error: isinstance(error, Unreachable) and ((_status(error) or 500) >= 500 or _status(error) == 429)
+    )
+    again = Retrying(retry=is_transient, wait=_pause, stop=stop_after_attempt(TRIES), reraise=True)
     with _refusals_as_sentences():
         return again(call)
 

@@ -150,7 +150,14 @@ class Pages:
         """Show all runs, or those that fit the search."""
         wanted = {name: request.query_params.get(name, "") for name in ("text", "stage", "status")}
         every = listed(self._root)
-        found = [one for one in every if fits(one, **wanted)]
+        # The text may occur in a run's name, status, reason or headline; an empty word fits every run.
+        found = [
+            one
+            for one in every
+            if wanted["text"].lower() in f"{one.line.run} {one.line.status} {one.line.reason} {one.headline}".lower()
+            and wanted["stage"] in ("", one.stage)
+            and wanted["status"] in ("", one.line.status)
+        ]
         return self._page(
             "runs",
             title="Runs",
@@ -314,15 +321,6 @@ def listed(root: Path) -> list[ListedRun]:
         headline = {name: summary[name] for name in HEADLINES if summary.get(name) is not None}
         found.append(ListedRun(line, line.run.partition("/")[0], headline))
     return sorted(found, key=lambda one: one.line.began, reverse=True)
-
-
-def fits(one: ListedRun, text: str, stage: str, status: str) -> bool:
-    """Whether a run is of this stage and status, and the text occurs in its name, status, reason or headline.
-
-    An empty word fits every run.
-    """
-    searched = f"{one.line.run} {one.line.status} {one.line.reason} {one.headline}".lower()
-    return text.lower() in searched and stage in ("", one.stage) and status in ("", one.line.status)
 
 
 @dataclass(frozen=True)

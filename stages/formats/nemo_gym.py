@@ -60,8 +60,14 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     report = (metadata.get("eval_report") or {}) if isinstance(metadata, dict) else {}
     resolved = record.get("resolved", (report.get(instance) or {}).get("resolved"))
     usage = response.get("usage") or {}
+    # A task is identified by the user's messages, pictures included; without any by its number, `_ng_task_index`, which
+    # the rollouts of one task share (`_ng_rollout_index` tells them apart).
+    given = asked.get("input")
+    items = given if isinstance(given, str) else [item for item in given or [] if item.get("role") == "user"]
+    number = record.get("_ng_task_index", record.get("task_idx"))
+    key = f"line-{origin.line}" if number is None else f"task-{number}"
     yield Trajectory(
-        task_id=instance or f"{env}/{_task_key(record, origin)}",
+        task_id=instance or f"{env}/{store.digest(items)[:12] if items else key}",
         env="swe-bench" if instance else env,
         opening=opening,
         turns=turns,
@@ -81,17 +87,6 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         tools=asked.get("tools") or [],
         extra={name: value for name, value in record.items() if name not in OWN_FIELDS} | {"agent": env},
     )
-
-
-def _task_key(record: Record, origin: Origin) -> str:
-    """Return a digest of the user's messages, pictures included, which identify the task; else its number."""
-    asked = record["responses_create_params"].get("input")
-    items = asked if isinstance(asked, str) else [item for item in asked or [] if item.get("role") == "user"]
-    if items:
-        return store.digest(items)[:12]
-    # `_ng_task_index` numbers the tasks of a file; `_ng_rollout_index` tells the rollouts of one task apart.
-    number = record.get("_ng_task_index", record.get("task_idx"))
-    return f"line-{origin.line}" if number is None else f"task-{number}"
 
 
 def _conversation(record: Record) -> tuple[list[Message], list[ImportedTurn]]:

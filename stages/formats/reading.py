@@ -75,7 +75,14 @@ def detect_formats(sources: list[Source], wanted: str, sidecars: Sidecars) -> di
         records = list(islice((r[1] for r in source.records() if not isinstance(r, Drop)), LOOK))
         # Record by record, since the first lines of a file may be no rollouts (a header, a summary, a broken line).
         fitting = next((i for record in records for i in candidates if not source.beside and _fits(i, record)), None)
-        if fitting is not None or (not _add_to_sidecars(source, sidecars) and not source.beside):
+        is_useful = False
+        if fitting is None:
+            place = Place(source.path, source.label, source.root)
+            for item in source.records():
+                if not isinstance(item, Drop):
+                    with suppress(*MALFORMED):
+                        is_useful |= sidecars.add(place, item[1])
+        if fitting is not None or not (is_useful or source.beside):
             chosen[source] = fitting
 
     def instances(folder: Path | None) -> Iterator[str]:
@@ -99,18 +106,6 @@ def _fits(reader: Reader, record: Any) -> bool:
         return reader.recognises(record)
     except MALFORMED:
         return False
-
-
-def _add_to_sidecars(source: Source, sidecars: Sidecars) -> bool:
-    """Add all records of a file to the sidecars; return whether any was of use there."""
-    place, useful = Place(source.path, source.label, source.root), False
-    for record in source.records():
-        if not isinstance(record, Drop):
-            try:
-                useful |= sidecars.add(place, record[1])
-            except MALFORMED:
-                continue
-    return useful
 
 
 def read(
