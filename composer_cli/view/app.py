@@ -153,7 +153,7 @@ class Pages:
         """Show one run: facts, curves, figures, and a page of its rollouts."""
         run = self._run(request)
         wanted, offset = _wanted(request)
-        found = queries.page(run, wanted, offset, SIZE) if queries.holds_rollouts(run) else None
+        found = queries.page(run, wanted, offset, SIZE)
         name = run_folders.name(run.path)
         inputs = [run_folders.name(Path(ref.path)) for ref in run_folders.references(run.manifest)]
         return self._page(
