@@ -99,7 +99,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     else:
         detected = reading.detect_formats(list(sources), config.format, sidecars)
         # Predictions come last: a prediction that repeats a trajectory is a duplicate.
-        chosen = dict(sorted(detected.items(), key=lambda pair: _is_of_predictions(pair[1])))
+        last = swebench.PREDICTIONS
+        chosen = dict(sorted(detected.items(), key=lambda pair: pair[1] is not None and pair[1].name == last))
         # Saved logs are read while they are graded, in this process.
         out.spread([[unit_of(source)] for source in chosen], "files", WorkerFiles(list(chosen.items()), sidecars))
     session = ImportSession(out, sidecars)
@@ -120,10 +121,6 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     del inputs, config
     files_of_worker: WorkerFiles = out.found
     files_of_worker.read_ahead(out)
-
-
-def _is_of_predictions(reader: Reader | None) -> bool:
-    return reader is not None and reader.name == swebench.PREDICTIONS
 
 
 def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: list[str]) -> None:

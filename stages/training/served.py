@@ -9,11 +9,13 @@ it has loaded weights is not trusted, and the log-probs of a fixed text must agr
 TRL has for its own vLLM client (`GRPOTrainer.vllm_generation`), whose `sync_weights` is called before rollouts.
 """
 
+import copy
 import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, TypeVar
@@ -243,7 +245,8 @@ class ServedRollouts:
             return None if rows is None else self._rollouts.number_samples(rows)
 
         self.sync.trained = trained
-        self._ahead = Ahead(self._rollouts.play_rows, numbered, self.sync.sampler.as_it_is, self._max_staleness)
+        current = partial(copy.copy, self.sync.sampler)  # a copy keeps sampling from the adapter of its time
+        self._ahead = Ahead(self._rollouts.play_rows, numbered, current, self._max_staleness)
 
     def play(self, rows: list[Row], step: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
         """Return the rollouts of a step as TRL's columns, and their metrics."""
