@@ -18,7 +18,7 @@ from pathlib import Path
 from peers import EXTRA, needed
 
 from stages.envs.bash import fenced
-from stages.envs.feature_deletion import rows
+from stages.envs.feature_deletion import leaks, rows
 from stages.envs.feature_deletion.env import FeatureDeletionEnv, task
 from stages.envs.feature_deletion.package import unpack
 from stages.envs.feature_deletion.selection import KEEP, WEIGHTS
@@ -52,7 +52,7 @@ def measure(source: str, count: int, scope: str, seed: int) -> list[TriedRemoval
             started = time.perf_counter()
             candidates = generator.candidates(seed, None, tuple(WEIGHTS), tuple(KEEP))
             tests_s = time.perf_counter() - started
-            found = generator.survey
+            found = leaks.survey_copies(generator.sandbox, generator.texts, generator.requirements)
             search_s = time.perf_counter() - started - tests_s
             before_s = generator.worker.cpu_s + sum(os.times()[:2])
             started, made = time.perf_counter(), []

@@ -30,9 +30,8 @@ from stages import extract_pairs
 from stages.envs.base import Task
 from stages.pairs.extraction import pair_rows, patterns
 from stages.pairs.states import AnsweredStates
-from stages.runs import manifest, runner, store
-from stages.runs.artifact import Run
-from stages.runs.manifest import InputRef, Manifest
+from stages.runs import artifact, runner, store
+from stages.runs.artifact import InputRef, Manifest, Run
 from stages.runs.parquet import Scan
 from stages.runs.records import PAIR, ROLLOUT, STEP, TASK, TEACHER_ACTION, Row
 
@@ -101,7 +100,7 @@ def written(folder: Path, stage: str, tables: list, states: int, inputs: dict | 
                 number += size
         digests = dict.fromkeys(("sha256", "content_sha256"), store.file_sha256(file))
         about.outputs[f"{kind.name}s"] = {"file": file.name, "kind": str(kind), "rows": number, **digests}
-    manifest.write(folder, about)
+    artifact.write_manifest(folder, about)
     return about
 
 

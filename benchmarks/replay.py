@@ -134,8 +134,7 @@ async def with_ours(url: str, calls: int, width: int) -> None:
     from stages.policy.background import ask_chains
     from stages.policy.base import PolicyConfig, Turn
     from stages.policy.endpoint import EndpointPolicy
-    from stages.runs.artifact import RunWriter
-    from stages.runs.manifest import Manifest
+    from stages.runs.artifact import Manifest, RunWriter
     from stages.runs.store import GroupCommit
 
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:

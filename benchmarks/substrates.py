@@ -186,7 +186,7 @@ def compare(config: Config, out: RunWriter) -> None:
     sides = ours, given or _imported(_exported(ours, tasks, out), "these rollouts as a verifiers file")
     best = cleaner(*sides) if given else None
     out.document("comparison", {"cleaner": best, "sides": [side.document() for side in sides]})
-    out.text("report.txt", table(*sides) if given else table(*sides, OWN))
+    out.write_file("report.txt", table(*sides) if given else table(*sides, OWN))
     failed = sum(row["error_type"] is not None for row in ours.rollouts)
     out.count(planned=ours.planned, done=len(ours.rollouts) - failed, failed=failed, read=len(sides[1].rollouts))
     fails: dict[str, Any] = {f"fails_{side.name}": side.verdicts("FAIL") for side in sides}
@@ -254,7 +254,7 @@ def _collected(make: Callable[[], Environment], tasks: list[Task], config: Confi
             [(key, record, episode.error is not None) for key, record, episode in played if not out.finished(key)]
         )
         out.progress("rollouts", len(out.journal), len(planned))
-    written = rollout_units(out.records())
+    written = rollout_units(out.journal.records())
     records = [written[unit] for unit in planned if unit in written]
     where = "" if config.through == "process" else " through an OpenEnv server"
     what = f"TRL's rollout_func on {config.env.name}{where}, {config.policy.model}"

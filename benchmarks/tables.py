@@ -26,10 +26,9 @@ from stages import collect, export, extract_pairs, replay_teachers
 from stages.policy import KINDS, PolicyConfig, Sample, Turn
 from stages.rollouts.agent_loop import Episode
 from stages.rollouts.trace import digests_of_prefixes
-from stages.runs import manifest, runner, store
-from stages.runs.artifact import Inputs, Run, RunWriter, input_refs
+from stages.runs import artifact, runner, store
+from stages.runs.artifact import Inputs, Manifest, Run, RunWriter
 from stages.runs.journal import Journal
-from stages.runs.manifest import Manifest
 from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
 from stages.runs.stage import load_stage
 
@@ -121,9 +120,9 @@ def opened(folder: Path, stage: str, settings: Any, inputs: Inputs) -> Manifest:
     about = {"config": settings.model_dump(mode="json"), "identity": settings.identity()} if settings else {}
     version = load_stage(stage).version
     begun = Manifest(composer="0", stage=stage, stage_version=version, fingerprint=print_, **about)
-    begun.status, begun.inputs = "interrupted", input_refs(inputs)
+    begun.status, begun.inputs = "interrupted", inputs.refs()
     folder.mkdir()
-    manifest.write(folder, begun)
+    artifact.write_manifest(folder, begun)
     return begun
 
 
@@ -188,7 +187,7 @@ def answered(root: Path) -> None:
     out = RunWriter(root / "answers", record, cache=root)
     out.table(TEACHER_ACTION, answers(rollouts))
     record.status = "complete"
-    manifest.write(root / "answers", record)
+    artifact.write_manifest(root / "answers", record)
 
 
 def answers(rollouts: Run) -> Iterator[Row]:

@@ -1,7 +1,7 @@
 """Run a preset: every entry after those it reads, what is up to date skipped, the last entry's result in the end."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def at_once(configs: Sequence[StageConfig], run_options: RunOptions) -> bool:
 def plans(preset: Preset, configs: Mapping[str, StageConfig]) -> list[dict[str, Any]]:
     """Return the chain as JSON: the entries that each entry reads, and its plan where it reads nothing."""
     return [
-        {"name": e.title, "stage": e.stage, "reads": e.reads, "plan": plan and plan.as_dict()}
+        {"name": e.title, "stage": e.stage, "reads": e.reads, "plan": plan and asdict(plan)}
         for e in preset.stage
         for plan in [_plan_without_inputs(e, configs[e.title])]
     ]

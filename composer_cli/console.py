@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from composer_cli.printing import duration, say, visible
 from composer_cli.show.follow import Views
-from stages.runs.signals import interrupted
+from stages.runs.artifact import Interrupted
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -84,7 +84,7 @@ def announcing_interrupts(tell: Callable[[str], None]) -> Iterator[None]:
     def announce(number: int, frame: object) -> None:
         # A stage that drains installs a handler of its own, which calls this one once.
         if signal.getsignal(number) is announce:
-            raise interrupted(number)
+            raise Interrupted(number)
         tell(stopping(number))
 
     with handling_interrupts(announce):

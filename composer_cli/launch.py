@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,13 +103,14 @@ class StageJob:
         """Return the result of a completed run of the same work, unless it is to be done anew."""
         if run_options.clean:
             return None
-        return runner.find_completed_run(
-            self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out
-        )
+        root, out = run_options.root, run_options.out
+        return runner.resolve_run(self.stage, self.inputs, self.config, root=root, out=out).completed()
 
     def folder(self, run_options: RunOptions) -> Path | None:
         """Return the run folder, once the run has begun."""
-        return runner.find_run_folder(self.stage, self.inputs, self.config, root=run_options.root, out=run_options.out)
+        root, out = run_options.root, run_options.out
+        resolved = runner.resolve_run(self.stage, self.inputs, self.config, root=root, out=out, check=False)
+        return resolved.folder if resolved.existing else None
 
     def run(self, run_options: RunOptions, listener: Listener) -> Result:
         """Run the stage, or find it done."""
@@ -170,7 +171,7 @@ def show_plan(job: StageJob, run_options: RunOptions, as_json: bool) -> None:
     """Print what would be done and what was checked for it; raises what running it would raise before its work."""
     plan, checked = job.plan(), preflight(job.stage, job.inputs, job.config, **run_options.where())
     if as_json:
-        print_json({**plan.as_dict(), "checked": checked})
+        print_json({**asdict(plan), "checked": checked})
     else:
         print_text("\n".join([plan_in_words(plan), *(f"  checked: {line}" for line in checked)]))
 

@@ -29,7 +29,6 @@ from stages.backends.resources import limit_threads
 from stages.errors import ComposerError
 from stages.runs.artifact import Interrupted
 from stages.runs.runner import Result
-from stages.runs.signals import interrupted
 from stages.runs.stage import load_stage
 
 
@@ -80,7 +79,7 @@ def execute(
     with console.watching() as watch, handling_interrupts(count_interrupt):
         neighbours.run(watch, interrupts)
     if interrupts:
-        raise interrupted(interrupts[0])
+        raise Interrupted(interrupts[0])
     if neighbours.errors:
         raise neighbours.errors[0]
     return {one.title: neighbours.results[one.title] for one in waiting}

@@ -84,7 +84,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     if strict is not None and loose is not None:
         shown += f", strict {100 * strict:.1f} %, loose {100 * loose:.1f} %"
     head = f"{num} rollouts, {account.steps} steps, {failed} failed, {shown}"
-    out.text("report.txt", f"{head}\n\n{gate.table(checks)}\n{gate.advice(checks)}")
+    out.write_file("report.txt", f"{head}\n\n{gate.table(checks)}\n{gate.advice(checks)}")
     if account.first_failure is not None:
         rest = "There are no others, nothing is saved but these errors" if failed >= num else "The others are saved"
         raise Incomplete(

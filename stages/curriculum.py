@@ -110,7 +110,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.count(planned=len(tasks), done=len(chosen), ungraded=sum(one.ungraded for one in tasks.values()))
     out.count(**{f"left out, {reason}": number for reason, number in sorted(reasons.items())})
     out.set_summary(tasks=len(chosen))
-    out.text("report.txt", _report(tasks, len(chosen), reasons, models))
+    out.write_file("report.txt", _report(tasks, len(chosen), reasons, models))
     if not chosen:
         raise Incomplete(
             f"None of {len(tasks)} tasks lies between {config.min_rate:g} and {config.max_rate:g}: {dict(reasons)}. "

@@ -214,12 +214,12 @@ def _finish(
         why=verdict.why,
     )
     out.document("verdict", asdict(verdict))
-    out.figure("chart.svg", arms_chart(verdict))
+    out.write_file("chart.svg", arms_chart(verdict))
     text = text_table(verdict)
     if projection is not None:
         out.document("projected", asdict(projection))
         text += f"\n\n{projection.text()}"
-    out.text("report.txt", text + "\n")
+    out.write_file("report.txt", text + "\n")
     if failed:
         first = next(item for item in items if item["error_type"])
         raise Incomplete(

@@ -99,7 +99,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     lines = [f"{number} rollouts as {config.format}", tabulate(written, tablefmt="plain")]
     lines += ["not in these files", *(f"  {number} {reason}" for reason, number in reasons)]
     lines += [f"  {fact}" for fact in format_writer.lost]
-    out.text("report.txt", "\n".join(lines) + "\n")
+    out.write_file("report.txt", "\n".join(lines) + "\n")
 
 
 def _check_rollouts(inputs: Inputs, config: Config) -> None:
@@ -143,7 +143,7 @@ def _export_merged(checkpoint: Run | None, out: RunWriter) -> None:
     out.checkpoint(fill, MERGED)
     out.count(adapted_weights=weights, changed_weights=changed)
     out.set_summary(format=MERGED)
-    out.text(
+    out.write_file(
         "report.txt",
         f"{folder} merged into {out.path / MERGED}\n"
         f"{changed / weights:.1%} of the adapted weights differ from the base's in {str(model.dtype)[6:]}\n",

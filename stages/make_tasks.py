@@ -104,7 +104,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         half = None if config.split == "both" else config.split
         drawn = (config.seed, half, config.kinds, parse_difficulties(config.difficulty))
         candidates = asking.more() if asking else generator.candidates(*drawn)
-        while (lacking := config.tasks - sum(record.get("row") is not None for record in out.records())) > 0:
+        while (lacking := config.tasks - sum(record.get("row") is not None for record in out.journal.records())) > 0:
             out.raise_if_stopped()
             if not (waiting := [one for one in candidates if not out.finished(one.identity)]):
                 if asking is None or asking.over:
@@ -185,7 +185,7 @@ def _finish(
         for row in rows
     ]
     out.table(TASK, tasks)
-    out.text("instances.jsonl", "".join(store.encode(row).decode() + "\n" for row in rows))
+    out.write_file("instances.jsonl", "".join(store.encode(row).decode() + "\n" for row in rows))
     # A reason is a class and, after the colon, what differs between candidates.
     reasons = Counter(record["reason"].partition(":")[0] for record in tried if record["reason"])
     out.count(planned=config.tasks, done=len(rows), tried=len(tried))
@@ -196,7 +196,7 @@ def _finish(
     out.count(**{f"refused, {reason}": number for reason, number in sorted(refused.items())})
     named = asking.report(refused) if asking else []
     beyond = sum(record["row"] is not None for record in tried) - len(rows)
-    out.text("report.txt", _report(rows, len(tried), beyond, reasons, named, notes))
+    out.write_file("report.txt", _report(rows, len(tried), beyond, reasons, named, notes))
     if not order and asking:
         raise Incomplete(
             f"None of the proposer's features can be tried: {dict(refused)}. Read its answers in the run's units; ask "

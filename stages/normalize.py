@@ -129,7 +129,7 @@ def _report(counted: JudgedRollouts, checks: list[gate.GateCheck], out: RunWrite
         lines += ["", "dropped by the recipe", *(f"  {name}" for name in counted.names)]
         lines += [f"  ... and {more} more: `kept` is false in selections.parquet"] if more else []
     lines += ["", f"tasks without a rollout left: {len(bare)}, among them {', '.join(bare[:5])}"] if bare else []
-    out.text("report.txt", "\n".join([*lines, "", gate.table(checks)]) + "\n")
+    out.write_file("report.txt", "\n".join([*lines, "", gate.table(checks)]) + "\n")
     if not kept.rollouts:
         raise Incomplete(f"The recipe keeps none of {dropped.rollouts} rollouts. Give one that asks for less.")
 

@@ -183,7 +183,7 @@ def _report(answers: AnswerSummary, omitting: int, spared: Counter[str], config:
         possibly_usd=out.budget.possibly,
     )
     notes = _notes(answers, spent, omitting, spared, out)
-    out.text("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{notes}")
+    out.write_file("report.txt", f"{table(spent)}\n\n{found.word}: {found.why}\n{notes}")
     if answers.first is not None:
         rest = "All others are" if answers.unfinished < total.answers else "There are no others, nothing is"
         raise Incomplete(

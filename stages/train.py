@@ -11,10 +11,11 @@ import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stages.backends import resources
 from stages.backends.ranks import Ranks, join, world_size
+from stages.envs.base import Task
 from stages.errors import UsageError
 from stages.policy import adapters
 from stages.policy.serving import Serving
@@ -22,11 +23,16 @@ from stages.runs import reporting, store
 from stages.runs.artifact import Inputs, Interrupted, RunWriter, Slot
 from stages.runs.records import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
 from stages.runs.stage import Plan, Stage
+from stages.training.channels import CHANNELS
 from stages.training.config import Config
 from stages.training.plan import available, check_memory, resolve
 
 if TYPE_CHECKING:
+    from stages.policy.local import LocalPolicy
+    from stages.training.distributed import Sharded
+    from stages.training.plan import TrainPlan
     from stages.training.replicas import OuterSteps
+    from stages.training.served import SharedServer
     from stages.training.step import ComposedTrainer
 
 
@@ -52,11 +58,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     ranks = join()
     resolved = resolve(config, ranks.count, inputs)
     from stages.policy.local import LocalPolicy, load_model
-    from stages.training import replicas, served
-    from stages.training.distributed import trainable
-    from stages.training.report import save
-    from stages.training.setup import seeded, trl_arguments
-    from stages.training.trainer import build_trainer
+    from stages.training import distributed, replicas, report, served, setup
 
     # Refuse what cannot be trained before a model is made or loaded.
     config = resolved.config
@@ -66,7 +68,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             f"optimisation.beta needs a reference, and {config.policy.model} is an adapter, which lies in no folder of "
             "its own once merged. Set adapter.rank, or run `composer export merged` and start from the merged folder."
         )
-    trl_arguments(resolved, out.path)
+    setup.trl_arguments(resolved, out.path)
     check_memory(resolved, available(resolved.device))
     if resolved.device == "cpu" and not resolved.small:
         resources.set_mmap_threshold()
@@ -76,24 +78,24 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
     replica = replicas.join(config.diloco, out)
     if replica is not None:
-        own_seed = {"seed": replica.seed(config.seed)}  # of prompts, pairs and rollouts
+        own_seed = {"seed": config.seed + replicas.SEEDS_APART * replica.number}
         resolved = replace(resolved, config=config.model_copy(update=own_seed))
     local = config.policy.in_process()
     with (
         Serving(out, [config.policy], rank=config.adapter.rank or 0) as serving,
         ranks.naming_lost_peers(),
-        seeded(resolved.config.seed, config.optimisation.threads),
+        setup.seeded(resolved.config.seed, config.optimisation.threads),
     ):
         server = served.shared_server(sampled, ranks)
         sampler = server.in_turn(lambda: serving.open(sampled)) if sampled.served else None
         model, tokenizer = load_model(local, cache=out.cache, listener=out.progress)
-        mixed, sharded = trainable(model, resolved, ranks)
+        mixed, sharded = distributed.trainable(model, resolved, ranks)
         policy = LocalPolicy(model.eval(), tokenizer, local)
         out.model("policy", **(sampler or policy).facts(), training={**resolved.facts(), "processes": ranks.count})
         folder = ranks.broadcast_from_rank0(lambda: out.scratch("trainer"))
         outer = None if replica is None else replicas.OuterSteps(replica, out, folder)
         with reporting.backend_folders(config.report_to, out.path / "logs"):
-            trainer = build_trainer(
+            trainer = _assemble(
                 resolved,
                 inputs,
                 out,
@@ -117,9 +119,103 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
                     trainer.served.end()
         weights = None if sharded is None else sharded.weights()
         if ranks.first:
-            save(trainer, policy, config, tasks, out, weights)
+            report.save(trainer, policy, config, tasks, out, weights)
         if outer is not None:
             outer.report()
+
+
+def _assemble(
+    resolved: "TrainPlan",
+    inputs: Inputs,
+    out: RunWriter,
+    *,
+    policy: "LocalPolicy",
+    sampler: Any,
+    tasks: list[Task],
+    folder: Path,
+    server: "SharedServer",
+    mixed: bool,
+    sharded: "Sharded | None",
+    outer: "OuterSteps | None",
+) -> "ComposedTrainer":
+    """Return a trainer that has not begun; `BadInput` and `UsageError` where pairs, teacher or server do not fit.
+
+    sampler: the policy behind a server that samples instead of `policy`, None without one. folder: of checkpoints to
+    resume from. server: how this process shares it. mixed: whether float32 weights compute under bfloat16
+    autocast. sharded: the model cut into shares, None where every process trains all of it. outer: DiLoCo's rounds.
+    """
+    from stages.training import checkpoints, distributed, projection, served, setup, step
+    from stages.training.rollouts import Rollouts, TrainingJournal
+
+    config, ranks = resolved.config, server.ranks
+    make, size = config.opener(), config.optimisation
+    environment = make()
+    journal = TrainingJournal(out, sampler or policy, environment.sandbox)
+    # 1. What the channels learn from besides rollouts: pairs with their reference, and a teacher.
+    source = None
+    if (pairs := inputs.optional("pairs")) is not None:
+        source = setup.load_pairs(pairs, config.pairs, policy.tokenizer, seed=config.seed, out=out)
+    if sharded is not None:
+        sharded.gather()  # for all that reads weights before the first step
+    if source is not None and any(CHANNELS[name].needs_reference for name in config.weights.active()):
+        # Before a peft adapter is added and any step is taken: the reference is the model that training starts from.
+        with distributed.autocast(policy.model, mixed):
+            source.cache_reference(policy.model, ranks=ranks)
+    teacher = setup.load_teacher(config.teacher, policy, out) if config.teacher else None
+    served_teacher = teacher if config.teacher and config.teacher.served else None
+    channels = step.Channels(
+        config.weights,
+        config.pairs,
+        config.hints,
+        source=source,
+        teacher=None if served_teacher else teacher,
+        temperature=config.policy.temperature,
+        num_steps=size.steps,
+        taid=config.taid,
+        eopd=config.eopd,
+    )
+    # 2. Rollouts, played by the model under training or by a server that follows it.
+    rollouts = Rollouts(
+        make,
+        {task.task_id: task for task in tasks},
+        seed=config.seed,
+        max_steps=config.max_steps,
+        before_turn=lambda: None,
+        record=journal.rollouts,
+        ranks=ranks,
+    )
+    from_server = None
+    if sampler is not None:
+        opening = environment.reset(tasks[0])
+        from_server = served.rollouts(rollouts, sampler, policy, opening, size, out, server)
+    # 3. Callbacks. DiLoCo's precedes Supervision, which marks a checkpoint as complete once the others have written.
+    base = checkpoints.adapter_base(config, policy)
+    callbacks: list[Any] = [] if outer is None else [outer]
+    callbacks.append(checkpoints.Supervision(out, channels, folder, ranks))
+    if size.keep_every:
+        callbacks.append(checkpoints.KeptCheckpoints(out, policy, base, size.keep_every, sharded))
+    callbacks += [
+        projection.ProjectionCallback(run, config.probe.project, policy.model, config.seed, out)
+        for run in inputs.many("direction")
+    ]
+    parts: dict[str, Any] = {
+        "policy": policy,
+        "rollouts": rollouts,
+        "served": from_server,
+        "channels": channels,
+        "channel_rows": step.channel_rows(
+            channels, config.hints, source, policy, environment, out, journal.hints, served_teacher
+        ),
+        "gradient_cosine_every": size.gradient_cosine_every,
+        "shared_prompts": size.shared_prompts,
+        "max_tokens": size.max_tokens_per_micro_batch,
+        "ranks": ranks,
+        "args": setup.trl_arguments(resolved, folder, mixed),
+        "train_dataset": setup.task_dataset(tasks, make, size, config.seed, as_given=bool(config.env.curriculum)),
+        "callbacks": callbacks,
+        "peft_config": setup.lora(config.adapter, policy.model),
+    }
+    return step.ComposedTrainer(**parts) if sharded is None else distributed.ShardedTrainer(sharded=sharded, **parts)
 
 
 def _fit(trainer: "ComposedTrainer", folder: Path, ranks: Ranks, outer: "OuterSteps | None") -> None:
@@ -152,5 +248,5 @@ STAGE = Stage(
     run=run,
     shows_progress=True,
     several_processes=True,
-    preload=("stages.training.trainer",),
+    preload=("stages.training.report", "stages.training.replicas"),
 )

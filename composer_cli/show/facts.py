@@ -15,8 +15,8 @@ from composer_cli.show.runs import name, references
 from stages.errors import UsageError
 from stages.messages import Message
 from stages.rollouts.trace import rollout_units, states
-from stages.runs.artifact import Run, kinds_of
-from stages.runs.records import CHECKPOINT, Row
+from stages.runs.artifact import Run
+from stages.runs.records import CHECKPOINT, KINDS, Row
 
 
 def described(run: Run) -> dict[str, str]:
@@ -145,6 +145,6 @@ def choose_transcripts(run: Run, wanted: str | None, number: int) -> list[Transc
 
 def first_rows(run: Run, number: int) -> dict[str, list[Row]]:
     """Return the first rows of every table of a run."""
-    return {
-        str(kind): list(islice(run.scan(kind).rows(), number)) for kind in kinds_of(run) if kind.name != CHECKPOINT.name
-    }
+    names = [out["kind"].partition("/")[0] for out in run.manifest.outputs.values()]
+    kinds = [KINDS[name] for name in names if name in KINDS and name != CHECKPOINT.name]
+    return {str(kind): list(islice(run.scan(kind).rows(), number)) for kind in kinds}

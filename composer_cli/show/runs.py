@@ -10,9 +10,8 @@ from pathlib import Path
 
 from stages import STAGES, command_words, stage_order
 from stages.errors import BadInput, UsageError
-from stages.runs import bucket, manifest, runner
-from stages.runs.artifact import Inputs, Run
-from stages.runs.manifest import InputRef, Manifest
+from stages.runs import artifact, bucket, runner
+from stages.runs.artifact import InputRef, Inputs, Manifest, Run
 from stages.runs.records import Kind
 from stages.runs.stage import assign_inputs, load_stage
 
@@ -70,7 +69,7 @@ def latest(root: Path, stage: str) -> Path | None:
         return (root / stage / "latest").resolve()
     for path in sorted((p.parent for p in (root / stage).glob("*/manifest.json")), reverse=True):
         try:
-            if not path.is_symlink() and manifest.read(path).status == "complete":
+            if not path.is_symlink() and artifact.read_manifest(path).status == "complete":
                 return path
         except BadInput:
             continue
@@ -179,7 +178,7 @@ def lines(root: Path, *, versions: bool = True) -> list[RunLine]:
 
 def _line(folder: Path, versions: bool) -> RunLine:
     try:
-        record = manifest.read(folder)
+        record = artifact.read_manifest(folder)
     except BadInput as error:
         return RunLine(name(folder), "unreadable", reason=str(error))
     began, planned = datetime.fromisoformat(record.started_at), record.counts.get("planned", 0)
@@ -213,7 +212,7 @@ def _reason(folder: Path, record: Manifest, versions: bool) -> str:
             reasons.append(f"its input {name(path)} was deleted")
             continue
         try:
-            if manifest.read(path).content != ref.content:
+            if artifact.read_manifest(path).content != ref.content:
                 reasons.append(f"its input {name(path)} has changed since")
         except BadInput:
             reasons.append(f"its input {name(path)} is unreadable")

@@ -129,6 +129,7 @@ def fixed_families(name: str) -> bool:
 
 def code_sha256(name: str) -> str | None:
     """Return the SHA-256 of an environment's file; None for one that ships with Composer, and without a file."""
+    # Composer's own environments are not digested: a refactoring of them must not make every run a new one.
     entry = ENVIRONMENTS.get(name)
     module, colon, _ = (entry.environment if entry else name).partition(":")
     if not colon or (entry and module.startswith(f"{__name__}.")):
@@ -166,5 +167,6 @@ def _imported(name: str, target: str) -> Any:
 
 def _search_current_folder() -> None:
     """Make modules of the current folder importable, after all installed ones, as `python -m` does."""
+    # Last, so that no file of the user's hides an installed package of its name.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

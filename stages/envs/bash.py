@@ -105,8 +105,10 @@ TESTS = re.compile(
 def edits(command: str) -> bool:
     """Return whether a command changes files, judged by its text."""
     shell, programs = _parts(command)
+    # Quoted text is a program only where Python is called; elsewhere it is data, such as the message of a commit.
     if PYTHON.search(shell) and any(WRITES.search(program) for program in programs):
         return True
+    # Each pipeline for itself: `pytest > log` is no edit, while `pytest; echo x > a.py` is.
     for pipeline in PIPELINES.split(shell):
         left = LOG.sub(" ", pipeline) if TESTS.search(pipeline) else pipeline
         if REDIRECT.search(NO_REDIRECT.sub(" ", left)) or EDITORS.search(left):
@@ -137,18 +139,14 @@ def faults(observations: Sequence[Observation]) -> list[TurnFault]:
         fault: TurnFault | None = None
         if observation.returncode in (None, 0):
             continue
-        if NO_COMMAND.search(error):
-            advice = f"there is no command {_first(NO_COMMAND, error)} here."
+        if missing := NO_COMMAND.search(error):
+            advice = f"there is no command {missing[1]} here."
             fault = TurnFault(index, "unknown_command", error, advice)
-        elif NO_FILE.search(error):
-            fault = TurnFault(index, "wrong_file", error, f"there is no file {_first(NO_FILE, error)} here.")
+        elif missing := NO_FILE.search(error):
+            name = next(filter(None, missing.groups()), "")
+            fault = TurnFault(index, "wrong_file", error, f"there is no file {name} here.")
         elif last_edit is not None and any(map(runs_tests, observation.commands)):
             fault = TurnFault(last_edit, "failing_test", error, f"the tests then say: {error.strip()}")
         if fault is not None:
             by_turn.setdefault(fault.turn, fault)
     return list(by_turn.values())
-
-
-def _first(pattern: re.Pattern[str], text: str) -> str:
-    match = pattern.search(text)
-    return next((group for group in match.groups() if group), "") if match else ""

@@ -33,19 +33,17 @@ class WrongValue(Exception):
 def blamed(error: BaseException, environment: Environment, task_id: str) -> str:
     """Describe an error: its message, line, task, and whether the environment's code or Composer's raised it."""
     name = f"{type(environment).__module__}:{type(environment).__qualname__}"
-    if isinstance(error, WrongValue):
-        return f"{error} (task {task_id}; {_owner(name)})"
     frames = traceback.extract_tb(error.__traceback__)
+    # The innermost line outside the libraries and Composer: an error inside json.loads is the fault of its caller.
     ours = (*LIBRARIES, str(COMPOSER))
     own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(folder) for folder in ours)]
+    theirs = (own or isinstance(error, WrongValue)) and not name.startswith("stages.")
+    owner = f"code of the environment {name}, not of Composer" if theirs else "Composer's own code"
+    if isinstance(error, WrongValue):  # raised here about a returned value: no line of the environment's to name
+        return f"{error} (task {task_id}; {owner})"
     frame = (own or frames)[-1]
     what = (str(error).splitlines() or [""])[0]
-    owner = _owner(name) if own else _owner("stages.")
     return f"{what} ({frame.filename}, line {frame.lineno}, in {frame.name}, task {task_id}; {owner})"
-
-
-def _owner(name: str) -> str:
-    return "Composer's own code" if name.startswith("stages.") else f"code of the environment {name}, not of Composer"
 
 
 def boundary_messages(found: Any) -> list[Message]:
@@ -87,6 +85,7 @@ def grade(found: Any) -> Grade:
     reward: Any = found.reward
     if reward is None:
         return found
+    # numpy's scalars are Real too. A NaN or an infinity would poison every mean that it enters.
     if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(float(reward)):
         raise WrongValue(f"grade returned reward={_short(reward)}, but a finite number or None is needed")
     return replace(found, reward=float(reward))
@@ -97,6 +96,8 @@ def grades_together(environments: list[Environment]) -> list[Any] | None:
     first = environments[0]
     if not isinstance(first, GradesTogether):
         return None
+    # Mistakes of an environment's code: each episode is then graded by itself, so that one bad episode costs only its
+    # own grade. InfrastructureError and OSError are no such mistakes and are raised.
     with suppress(ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError):
         grades = first.grade_together(environments)
         return grades if len(grades) == len(environments) else None
@@ -153,6 +154,8 @@ KINDS: dict[str, tuple[type, ...]] = {
 def carry_out(environment: Any, text: str) -> Observation:
     """Execute the calls of an answer in order in an environment that TakesCalls; `results` has one text for each.
 
+    Texts and commands are joined in order; the exit code is the last one, the mistake the first one.
+
     An answer without a call, an undeclared tool and arguments that do not fit the schema are mistakes of the model: the
     observation and its `parse_error` name the mistake.
     """
@@ -167,7 +170,19 @@ def carry_out(environment: Any, text: str) -> Observation:
             continue
         error, arguments = checked(call, environment.tools)
         seen.append(environment.malformed(error) if error else environment.call(call.name, arguments))
-    return joined(seen)
+    codes = [one.returncode for one in seen if one.returncode is not None]
+    return Observation(
+        "\n".join(one.content for one in seen),
+        commands=tuple(command for one in seen for command in one.commands),
+        parse_error=next((one.parse_error for one in seen if one.parse_error is not None), None),
+        returncode=codes[-1] if codes else None,
+        timed_out=any(one.timed_out for one in seen),
+        duration_s=sum(one.duration_s for one in seen),
+        raw_chars=sum(one.raw_chars for one in seen),
+        elided_chars=sum(one.elided_chars for one in seen),
+        stop=seen[-1].stop,
+        results=tuple(one.content for one in seen),
+    )
 
 
 def checked(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
@@ -191,25 +206,9 @@ def checked(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> tuple[str, di
         if name not in known:
             return f"{call.name} has no argument {name!r}; it has {', '.join(known) or 'none'}.", {}
         kinds = KINDS.get(known[name].get("type", ""))
+        # bool is a subclass of int in Python, but no number in JSON schema.
         if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
             return f"The argument {name!r} of {call.name} has to be of type {known[name]['type']}.", {}
         if "enum" in known[name] and value not in known[name]["enum"]:
             return f"The argument {name!r} of {call.name} has to be one of {known[name]['enum']}.", {}
     return "", given
-
-
-def joined(seen: Sequence[Observation]) -> Observation:
-    """Join observations: texts and commands in order, the last exit code, the first mistake."""
-    codes = [one.returncode for one in seen if one.returncode is not None]
-    return Observation(
-        "\n".join(one.content for one in seen),
-        commands=tuple(command for one in seen for command in one.commands),
-        parse_error=next((one.parse_error for one in seen if one.parse_error is not None), None),
-        returncode=codes[-1] if codes else None,
-        timed_out=any(one.timed_out for one in seen),
-        duration_s=sum(one.duration_s for one in seen),
-        raw_chars=sum(one.raw_chars for one in seen),
-        elided_chars=sum(one.elided_chars for one in seen),
-        stop=seen[-1].stop,
-        results=tuple(one.content for one in seen),
-    )

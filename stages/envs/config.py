@@ -29,6 +29,8 @@ class EnvConfig(Settings):
     def _unknown_keys_are_options(cls, given: Any) -> Any:
         if not isinstance(given, dict) or not isinstance(options := given.get("options", {}), dict):
             return given
+        # A plain dict and no model's extra fields: options are validated by the environment's constructor, not by
+        # pydantic.
         known = {key: value for key, value in given.items() if key in cls.model_fields}
         further = {key: value for key, value in given.items() if key not in cls.model_fields}
         return {**known, "options": {**options, **further}} if further else given
@@ -36,6 +38,8 @@ class EnvConfig(Settings):
     def identity(self) -> dict[str, Any]:
         """Return the settings, with digests of a curriculum's tasks and of the file of a user's own environment."""
         own, code = super().identity(), envs.code_sha256(self.name)
+        # The digest of its tasks in place of its path: a moved run is the same curriculum. Without one the key is
+        # absent, so that fingerprints of runs without a curriculum stay what they were.
         del own["curriculum"]
         return {
             **own,
@@ -77,6 +81,7 @@ class EnvStageConfig(StageConfig):
             raise
         except Exception as error:
             raise UsageError(f"The environment {self.env.name!r} cannot be made: {_place(error)}.") from error
+        # One instance is made here, so that a mistake in its options ends the stage before anything is paid for.
         first.close()
         if getattr(first, "sandbox", None) == self.sandbox:
             probe(self.sandbox)

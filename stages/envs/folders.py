@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: to open a pipe without a writer would wait for ever.
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 DEEPEST = 100
 """Folders within folders; one descriptor is open for each."""
@@ -38,22 +39,17 @@ class UnwieldyTree(Exception):
 
 
 class TreeEntry(NamedTuple):
-    """A file, folder, link or anything else; `folder` is a descriptor, open until the next entry is requested."""
+    """A file, folder, link or anything else; `folder` is a descriptor, open until the next entry is requested.
+
+    is_folder: a folder, and no link to one. is_file: a regular file.
+    """
 
     path: str
     name: str
     folder: int
     status: os.stat_result
-
-    @property
-    def is_folder(self) -> bool:
-        """Return whether the entry is a folder, and no link to one."""
-        return stat.S_ISDIR(self.status.st_mode)
-
-    @property
-    def is_file(self) -> bool:
-        """Return whether the entry is a regular file."""
-        return stat.S_ISREG(self.status.st_mode)
+    is_folder: bool
+    is_file: bool
 
 
 @dataclass
@@ -69,6 +65,7 @@ def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Ite
     Folders that cannot be listed are left out. Raises UnwieldyTree beyond DEEPEST, LONGEST_PATH or MOST_ENTRIES.
     """
     open_up(root)
+    # A stack and no recursion: an agent can nest folders deeper than Python's stack.
     levels = [_Level(os.open(root, FOLDER), "")]
     count = 0
     try:
@@ -88,6 +85,7 @@ def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Ite
                 name = level.folders.pop()
                 if len(levels) == DEEPEST:
                     raise UnwieldyTree(f"Folders lie more than {DEEPEST} deep, beginning with {level.path[:60]!r}.")
+                # Below an open descriptor: a folder that was exchanged for a link meanwhile is refused (O_NOFOLLOW).
                 with suppress(OSError):
                     levels.append(_Level(os.open(name, FOLDER, dir_fd=level.descriptor), f"{level.path}{name}/"))
             else:
@@ -105,8 +103,10 @@ def _listed(level: _Level) -> Iterator[TreeEntry]:
     if level.path and names and len(os.fsencode(level.path)) + max(map(len, map(os.fsencode, names))) > LONGEST_PATH:
         raise UnwieldyTree(f"A path is longer than {LONGEST_PATH} bytes; it begins with {level.path[:60]!r}.")
     for name in names:
-        with suppress(OSError):
-            yield TreeEntry(level.path + name, name, level.descriptor, os.lstat(name, dir_fd=level.descriptor))
+        with suppress(OSError):  # deleted since it was listed
+            status = os.lstat(name, dir_fd=level.descriptor)
+            is_folder, is_file = stat.S_ISDIR(status.st_mode), stat.S_ISREG(status.st_mode)
+            yield TreeEntry(level.path + name, name, level.descriptor, status, is_folder, is_file)
 
 
 def open_up(root: Path) -> None:
@@ -122,6 +122,7 @@ def content(name: str, folder: int | None = None) -> tuple[bytes, os.stat_result
         descriptor = os.open(name, FILE, dir_fd=folder)
     except OSError:
         return None
+    # Of the opened file, not of the name: it may have been exchanged between the two calls.
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
@@ -178,10 +179,11 @@ def _copy_file(entry: TreeEntry, place: Path, mode: int) -> None:
                     end = os.lseek(source, start, os.SEEK_HOLE)
                 except OSError:  # no data after `at`
                     start = end = size
+            # sendfile copies within the kernel, and reports 0 at the end of a file that has become shorter meanwhile.
             os.lseek(target, start, os.SEEK_SET)
             while start < end and (sent := os.sendfile(target, source, start, end - start)):
                 start += sent
-            at = max(end, at + 1)
+            at = max(end, at + 1)  # forwards in any case, whatever a file system reports
         os.fchmod(target, mode)
         os.utime(target, ns=(entry.status.st_atime_ns, entry.status.st_mtime_ns))
     finally:
@@ -228,6 +230,7 @@ def write(root: Path, path: str, data: bytes, mode: int) -> None:
     """Write a file into a folder of ours; a link, file or folder in its place is deleted."""
     folder, name = descend(root, path, _make_folder), PurePosixPath(path).name
     try:
+        # Deleted and created anew (O_EXCL): to write into an existing file would write through a hard link.
         _unlink(name, folder)
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
         with os.fdopen(descriptor, "wb") as file:
@@ -266,7 +269,7 @@ def _unlink(name: str, above: int) -> None:
     if not is_folder:
         os.unlink(name, dir_fd=above)
         return
-    os.chmod(name, stat.S_IRWXU, dir_fd=above)
+    os.chmod(name, stat.S_IRWXU, dir_fd=above)  # an agent may have removed our permission to list or to empty it
     descriptor = os.open(name, FOLDER, dir_fd=above)
     try:
         empty(descriptor)
@@ -292,6 +295,7 @@ def empty(top: int) -> None:
 
     Every folder is moved to the top before it is emptied, so that neither depth nor long paths matter.
     """
+    # A random token, so that the new names at the top collide with none that the agent chose.
     token, waiting = secrets.token_hex(16), _delete_files(top)
     number = 0
     while waiting:

@@ -54,10 +54,12 @@ def read_rows(path: Path) -> list[Row]:
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}). Name a file of JSON lines.") from None
     rows = []
+    # split and not splitlines, which also cuts at U+2028 and its like, and these are legal inside a JSON string.
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
+            # json and not orjson: orjson refuses the tokens NaN and Infinity, which parse_constant maps to None.
             row = json.loads(line, parse_constant=lambda _: None)
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{path}, line {number}, is not JSON ({error}).") from None

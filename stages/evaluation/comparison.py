@@ -23,7 +23,7 @@ import numpy as np
 
 from stages.evaluation import paired
 from stages.evaluation.arms import Item, known, unit
-from stages.evaluation.stats import ALPHA, PairedDifference, Test, paired_difference
+from stages.evaluation.stats import ALPHA, FlipTest, PairedDifference, paired_difference
 
 Lost = Literal["left out", "against", "for"]
 """Assumption on rollouts without an outcome: none, or the worst or the best for the treatment."""
@@ -64,8 +64,10 @@ def outcomes(treatment: list[Item], baseline: list[Item], field: str, lost: Lost
     """Return the outcomes known in both arms; None when there are none. A task without a family is its own family."""
     assumed = {"left out": (None, None), "against": (0.0, 1.0), "for": (1.0, 0.0)}[lost]
     ours, theirs = ({unit(item): item for item in arm} for arm in (treatment, baseline))
+    # One cell for each seed and task: samples are averaged, so that a task counts once however often it was played.
     cells: dict[tuple[int, str], list[tuple[float, float]]] = {}
     families: dict[str, str] = {}
+    # Sorted, because the order of tasks is the order of units, from which the random signs are drawn.
     for key in sorted(ours.keys() & theirs.keys()):
         our, their = (
             float(item[field]) if known(item, field) else otherwise
@@ -119,7 +121,7 @@ def by_family(treatment: list[Item], baseline: list[Item]) -> list[Subset]:
         at = [index for index, name in enumerate(found.families) if name == family]
         if len(at) >= MIN_TASKS:
             arms = (found.treatment_ST[None][:, :, at], found.baseline_ST[None][:, :, at])
-            test = Test(paired.pair(*arms, np.arange(len(at))))
+            test = FlipTest(paired.pair(*arms, np.arange(len(at))))
             subsets.append(Subset("family", family, test.units.mean, len(at), test.p(0.0)))
     return subsets
 
@@ -127,6 +129,7 @@ def by_family(treatment: list[Item], baseline: list[Item]) -> list[Subset]:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return Holm's adjusted p-values (Scandinavian Journal of Statistics 1979), in the order given."""
     adjusted, worst = [1.0] * len(p_values), 0.0
+    # The running maximum keeps the adjusted values in the order of the raw ones.
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         worst = max(worst, min(1.0, p_values[index] * (len(p_values) - rank)))
         adjusted[index] = worst
@@ -141,6 +144,7 @@ def levels(num_looks: int, alpha: float = ALPHA) -> tuple[float, ...]:
 
     if num_looks == 1:
         return (alpha,)
+    # At look k of K the bound on the z value is c * sqrt(K / k): nearly the full test at the last look.
     bound = brentq(lambda c: crossing(c * np.sqrt(num_looks), num_looks) - alpha, 1.0, 4.0, xtol=1e-6)
     return tuple(float(2 * norm.sf(bound * np.sqrt(num_looks / look))) for look in range(1, num_looks + 1))
 
@@ -149,6 +153,8 @@ def crossing(bound: float, num_looks: int) -> float:
     """Return the probability that a walk of standard normal steps ever leaves [-bound, bound]."""
     from scipy.stats import norm
 
+    # The density of the walk while it has stayed inside, at Gauss-Legendre nodes; a step convolves it with the normal
+    # density, and what is left of its mass at the end has not crossed.
     at, weight = (nodes * bound for nodes in np.polynomial.legendre.leggauss(GRID))
     step = norm.pdf(at[:, None] - at[None]) * weight[None]
     density = norm.pdf(at)

@@ -89,14 +89,16 @@ class Flips:
         return float(_share(numerator[None], cross[None], squares, self.sizes)[0])
 
     def interval(self, alpha: float, bounds: tuple[float, float] = (-1.0, 1.0)) -> tuple[float, float]:
-        """Return the interval of means, within `bounds`, that are not rejected at level `alpha`."""
-        return self._limit(bounds[0], alpha), self._limit(bounds[1], alpha)
+        """Return the interval of means, within `bounds`, that are not rejected at level `alpha`.
 
-    def _limit(self, bound: float, alpha: float) -> float:
-        inside, outside = self.units.mean, bound
-        if self.p(bound) >= alpha:
-            return bound
-        for _ in range(STEPS):
-            middle = (inside + outside) / 2
-            inside, outside = (middle, outside) if self.p(middle) >= alpha else (inside, middle)
-        return float(outside)
+        Each limit is found by bisection between the estimate, which is never rejected, and a bound. The outer end of
+        the last step is returned, so that the interval errs on the wide side.
+        """
+        limits = []
+        for bound in bounds:
+            inside, outside = self.units.mean, bound
+            for _ in range(0 if self.p(bound) >= alpha else STEPS):
+                middle = (inside + outside) / 2
+                inside, outside = (middle, outside) if self.p(middle) >= alpha else (inside, middle)
+            limits.append(float(outside))
+        return limits[0], limits[1]

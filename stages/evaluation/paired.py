@@ -46,6 +46,7 @@ class Paired:
 
 def by_unit(values_XT: Array, unit_T: Array) -> Array:
     """Return [X, U] sums over the tasks of each unit."""
+    # Each task is its own unit: the product below would be with an identity of millions of entries.
     if len(unit_T) == unit_T.max() + 1 and (np.diff(unit_T) == 1).all():
         return values_XT
     member_TU = np.zeros((len(unit_T), unit_T.max() + 1))
@@ -60,9 +61,11 @@ def pair(treatment_XST: Array, baseline_XST: Array, unit_T: Array) -> Paired:
     d_XT, sizes_U = np.nanmean(d_XST, 1), np.bincount(unit_T).astype(float)
     sums_XU = by_unit(d_XT, unit_T)
     mean_X = d_XT.mean(1)
-    arms = [
-        design_effect(by_unit(_centred(arm), unit_T), _centred(arm), sizes_U) for arm in (treatment_XST, baseline_XST)
-    ]
+    arms = []
+    for arm_XST in (treatment_XST, baseline_XST):
+        mean_XT = np.nanmean(arm_XST, 1)
+        centred_XT = mean_XT - mean_XT.mean(1, keepdims=True)
+        arms.append(design_effect(by_unit(centred_XT, unit_T), centred_XT, sizes_U))
     squares_X = ((sums_XU - sizes_U * mean_X[:, None]) ** 2).sum(1)
     # one event more, as clustered as the arms' outcomes are: a few differences cannot show how clustered they are
     bernoulli_X = np.abs(d_XT).sum(1) - d_XT.shape[1] * mean_X**2
@@ -72,14 +75,10 @@ def pair(treatment_XST: Array, baseline_XST: Array, unit_T: Array) -> Paired:
     return Paired(sums_XU, sizes_U, up_X, down_X, d_XT.shape[1] / effect_X, d_XST.shape[1], error_X, share_X)
 
 
-def _centred(arm_XST: Array) -> Array:
-    mean_XT = np.nanmean(arm_XST, 1)
-    centred: Array = mean_XT - mean_XT.mean(1, keepdims=True)
-    return centred
-
-
 def design_effect(sums_XU: Array, deviations_XT: Array, sizes_U: Array) -> Array:
     """Return [X] how much the units multiply the variance of a mean; that of equal outcomes where none vary."""
+    # The 1/4, the variance of an even coin, is added as one outcome more that is shared by all of a unit: where nothing
+    # varies the ratio is then that of equal outcomes, and not 0 / 0.
     every = (sizes_U**2).sum() / sizes_U.sum()
     effect: Array = ((sums_XU**2).sum(1) + every / 4) / ((deviations_XT**2).sum(1) + 1 / 4)
     return effect
@@ -90,6 +89,8 @@ def _seed_error_and_share(d_XST: Array, unit_T: Array, squares_X: Array) -> tupl
     num_seeds = d_XST.shape[1]
     if num_seeds < MIN_SEEDS:
         return None, np.ones(len(d_XST))
+    # The spread of the seeds' gains contains the noise of single seeds, which the units' variance has, too: that part
+    # is taken out of the units' share.
     gain_XS = np.nanmean(d_XST, 2)
     error_X = gain_XS.std(1, ddof=1) / np.sqrt(num_seeds)
     rest_XST = np.nan_to_num(d_XST - gain_XS[:, :, None] - np.nanmean(d_XST - gain_XS[:, :, None], 1, keepdims=True))
@@ -101,6 +102,7 @@ def _seed_error_and_share(d_XST: Array, unit_T: Array, squares_X: Array) -> tupl
 def score(paired: Paired, means_X: Array) -> Array:
     """Return [X] Tango's score statistic for a difference of matched proportions (Statistics in Medicine 1998)."""
     n, b, c, m = paired.tasks_X, paired.up_X, paired.down_X, means_X
+    # q: the probability of a loss, maximising the likelihood under the hypothesis: a root of a quadratic equation.
     linear, constant = (2 * n - b + c) * m - b - c, -c * m * (1 - m)
     q = (np.sqrt(np.maximum(linear**2 - 8 * n * constant, 0)) - linear) / (4 * n)
     statistic: Array = (b - c - n * m) / np.sqrt(np.maximum(n * (2 * q + m * (1 - m)), TOLERANCE))

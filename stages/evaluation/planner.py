@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from stages.errors import UsageError
-from stages.evaluation.arms import START, Item, failed, start_items, without_twins
+from stages.evaluation.arms import START, Item, failed, rollout_items, without_twins
 from stages.evaluation.comparison import gain_by_seed, outcomes
 from stages.evaluation.flips import draw_signs
 from stages.evaluation.paired import MIN_SEEDS, pair, rejects
@@ -102,10 +102,6 @@ class Design:
         """Return the number of tasks."""
         return sum(self.sizes)
 
-    def num_rollouts(self, arms: int) -> int:
-        """Return the number of rollouts of so many arms."""
-        return self.num_tasks * self.samples * self.seeds * arms
-
 
 @dataclass(frozen=True)
 class Outlook:
@@ -165,7 +161,7 @@ class PlanQuestion:
         """Simulate one design; with `null` also how often it finds a gain that is not there."""
         found = outlook(self.model, design, self.gain, num)
         none = outlook(self.model, design, 0.0, num).chances if null else None
-        rollouts = design.num_rollouts(self.arms)
+        rollouts = design.num_tasks * design.samples * design.seeds * self.arms
         return DesignLine(
             name=name,
             tasks=design.num_tasks,
@@ -208,7 +204,9 @@ def study(
     `family_sizes`: the tasks of each family. `fixed`: families are fixed strata. Raises `BadInput` for a pilot without
     rollouts.
     """
-    items = [item for run in pilots for item in (run.rows(EVAL_ITEM) if run.holds(EVAL_ITEM) else start_items(run))]
+    items: list[Row] = []
+    for run in pilots:
+        items += run.rows(EVAL_ITEM) if run.holds(EVAL_ITEM) else [item for _, item in rollout_items(run, START)]
     names = TaskModel.__annotations__
     given = {name: (getattr(asked, name), GIVEN) for name in names if getattr(asked, name) is not None}
     rates = complete({**measure(items, baseline, treatment), **given}, asked.gain)
@@ -425,7 +423,8 @@ def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
             times = next((size for size in sizes if question.detectable(found, seeds, size) <= question.gain), None)
             if times is not None:
                 design = grown(small, times)
-                candidates.append((design.num_rollouts(question.arms), design))
+                candidates.append((design.num_tasks * samples * seeds, design))
+    # Fewest rollouts first: the first design that the simulation confirms, grown at most twice, is the cheapest.
     for _, design in sorted(candidates, key=lambda candidate: candidate[0]):
         for step in range(3):
             line = question.line("enough", grown(design, 1.3**step), num=NUM_SEARCH)

@@ -15,7 +15,7 @@ import numpy as np
 from stages.evaluation.arms import START, Item, hacking, task_means, without_twins
 from stages.evaluation.comparison import compare
 from stages.evaluation.report import aligned, percent, shortened, wrap
-from stages.evaluation.stats import PairedDifference, Rate
+from stages.evaluation.stats import PairedDifference, rate_interval
 from stages.evaluation.verdict import points
 from stages.policy.adapters import CheckpointInfo
 
@@ -115,4 +115,4 @@ def _rate_interval(rows: list[Item], column: str, fixed: bool) -> RateInterval:
     families = {item["task_id"]: item["task_id"] if fixed else item["family"] or item["task_id"] for item in rows}
     units = np.unique([families[task] for task in means], return_inverse=True)[1]
     values = np.array(list(means.values()))
-    return RateInterval(float(values.mean()), *Rate(values, units).interval())
+    return RateInterval(float(values.mean()), *rate_interval(values, units))

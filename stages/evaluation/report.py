@@ -10,6 +10,8 @@ from stages.evaluation.verdict import MIN_GAIN, EvalVerdict, points
 WIDTH = 100
 NAME = 28
 """Longest printed name of an arm."""
+wrap = textwrap.TextWrapper(WIDTH).wrap
+"""Return a text in lines of the report's width."""
 LINE, DOT = "#5b7c99", "#1f3a52"
 HEAD = ("arm", "pass@1", "95 % interval", "hacked", "loosely", "protocol", "tasks", "items", "errors", "USD", "tokens")
 
@@ -99,11 +101,6 @@ def shortened(name: str) -> str:
 def percent(rate: float | None) -> str:
     """Return a rate in per cent; a dash where nothing was measured."""
     return "-" if rate is None else f"{100 * rate:.1f} %"
-
-
-def wrap(text: str) -> list[str]:
-    """Return a text in lines of the report's width."""
-    return textwrap.wrap(text, WIDTH)
 
 
 def arms_chart(verdict: EvalVerdict) -> bytes:

@@ -11,7 +11,6 @@ clusters. All rates and differences are fractions of one, not points. Axis names
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -75,7 +74,7 @@ def paired_difference(
         )
     family_T = np.unique(np.asarray(families, dtype=str), return_inverse=True)[1]
     unit_T = np.arange(len(families)) if fixed else family_T
-    test = Test(paired.pair(treatment_ST[None], baseline_ST[None], unit_T), seed)
+    test = FlipTest(paired.pair(treatment_ST[None], baseline_ST[None], unit_T), seed)
     low, high = test.interval(alpha)
     error, degrees = cr2(test.units)
     half = quantile(1 - alpha / 2, degrees) * error if error > TOLERANCE else 2.0  # no spread was observed: no interval
@@ -84,7 +83,7 @@ def paired_difference(
     seeds = f", {len(treatment_ST)} training seeds on top" if len(treatment_ST) >= paired.MIN_SEEDS else ""
     elsewhere = None
     if fixed:
-        elsewhere = Test(paired.pair(treatment_ST[None], baseline_ST[None], family_T), seed).interval(alpha)
+        elsewhere = FlipTest(paired.pair(treatment_ST[None], baseline_ST[None], family_T), seed).interval(alpha)
     return PairedDifference(
         estimate=test.units.mean,
         low=low,
@@ -103,28 +102,28 @@ def paired_difference(
     )
 
 
-class Test:
+class FlipTest:
     """`paired.rejects` for one experiment, as p-values and intervals."""
-
-    __test__ = False  # pytest: this is no test of the program
 
     def __init__(self, one: paired.Paired, seed: int = 0) -> None:
         self.one, self.units = one, UnitSums(one.sums_XU[0], one.sizes_U)
         self.flips = Flips(self.units, seed)
 
     def interval(self, alpha: float) -> tuple[float, float]:
-        """Return the interval of differences that are not rejected."""
-        low, high = self._limit(-1.0, alpha), self._limit(1.0, alpha)
+        """Return the interval of differences that are not rejected, by bisection from the estimate to -1 and to 1."""
+        limits = []
+        for bound in (-1.0, 1.0):
+            inside, outside = bound, bound
+            if self.rejects(bound, alpha):
+                inside = self.units.mean
+                for _ in range(STEPS):
+                    middle = (inside + outside) / 2
+                    inside, outside = (inside, middle) if self.rejects(middle, alpha) else (middle, outside)
+            limits.append(float(inside))
+        # A p-value may rise again beyond a limit, so that 0 is not rejected though it lies outside: the interval then
+        # reaches 0, and never contradicts the decision.
+        low, high = limits
         return (low, high) if self.rejects(0.0, alpha) else (min(low, 0.0), max(high, 0.0))
-
-    def _limit(self, bound: float, alpha: float) -> float:
-        inside, outside = self.units.mean, bound
-        if not self.rejects(bound, alpha):
-            return bound
-        for _ in range(STEPS):
-            middle = (inside + outside) / 2
-            inside, outside = (inside, middle) if self.rejects(middle, alpha) else (middle, outside)
-        return float(inside)
 
     def rejects(self, mean: float, alpha: float) -> bool:
         """Return whether the true difference is shown not to be `mean`."""
@@ -141,6 +140,7 @@ class Test:
         """Return the smallest level at which `mean` is rejected."""
         if self.one.seed_error_X is None:
             return self._p_units(np.array([mean]))
+        # With seeds on top, `units_mean` depends on the level itself, so the level is found by bisection.
         low, high = 0.0, 1.0
         for _ in range(STEPS):
             middle = (low + high) / 2
@@ -149,6 +149,7 @@ class Test:
 
     def detectable(self, error: float, degrees: float, alpha: float = ALPHA) -> float:
         """Return the true difference found with 80 % power under these standard errors, at most 1."""
+        # The variances of units and seeds add; Student's t takes the fewer degrees of freedom, those of the seeds.
         if self.one.seed_error_X is not None:
             error = float(np.hypot(error * np.sqrt(self.one.share_X[0]), self.one.seed_error_X[0]))
             degrees = min(degrees, self.one.num_seeds - 1)
@@ -158,6 +159,7 @@ class Test:
 
 def cr2(units: UnitSums) -> tuple[float, float]:
     """Return the bias-reduced standard error of a mean over units and its degrees of freedom; (0, 1) for one unit."""
+    # For a mean over clusters, CR2's matrix (I - H)^(-1/2) is the number 1 / sqrt(1 - share) for each unit.
     share_U = units.sizes_U / units.sizes_U.sum()
     if len(share_U) < 2:
         return 0.0, 1.0
@@ -176,26 +178,20 @@ def quantile(probability: float, degrees: float) -> float:
     return float(t.ppf(probability, max(degrees, 1.0)))
 
 
-@dataclass(frozen=True)
-class Rate:
-    """The rate of one arm over units: sign flips, joined with Wilson's interval at the effective number of tasks."""
+def rate_interval(values_T: np.ndarray, unit_T: np.ndarray) -> tuple[float, float]:
+    """Return the 95 % interval of one arm's rate: sign flips over units, joined with Wilson's interval.
 
-    values_T: np.ndarray
-    unit_T: np.ndarray
-
-    @cached_property
-    def units(self) -> UnitSums:
-        """The sums of each unit."""
-        return UnitSums(np.bincount(self.unit_T, self.values_T), np.bincount(self.unit_T).astype(float))
-
-    def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval."""
-        low, high = Flips(self.units).interval(ALPHA, (0.0, 1.0))
-        deviations_T = self.values_T - self.units.mean
-        deviations_U = np.bincount(self.unit_T, deviations_T)
-        effect = paired.design_effect(deviations_U[None], deviations_T[None], self.units.sizes_U)[0]
-        least, most = wilson(self.units.mean, len(self.values_T) / effect)
-        return min(low, least), max(high, most)
+    values_T: means of tasks. unit_T: the unit of each task, numbered from 0.
+    """
+    units = UnitSums(np.bincount(unit_T, values_T), np.bincount(unit_T).astype(float))
+    low, high = Flips(units).interval(ALPHA, (0.0, 1.0))
+    # Sign flips take deviations to be symmetric, which they are not near 0 and 1: with all outcomes equal they give an
+    # interval of no width. Wilson's holds there, at the number of tasks that clustering leaves.
+    deviations_T = values_T - units.mean
+    deviations_U = np.bincount(unit_T, deviations_T)
+    effect = paired.design_effect(deviations_U[None], deviations_T[None], units.sizes_U)[0]
+    least, most = wilson(units.mean, len(values_T) / effect)
+    return min(low, least), max(high, most)
 
 
 def wilson(rate: float, num_tasks: float) -> tuple[float, float]:

@@ -58,7 +58,7 @@ def export_run(run: Run, out: RunWriter) -> Path:
     kind = "model" if is_model else "dataset"
     out.count(files=len(names))
     out.set_summary(format=FORMAT, repo_type=kind)
-    out.text("report.txt", f"{run.path} as a {kind} for the hub in {folder}\n" + "\n".join(names) + "\n")
+    out.write_file("report.txt", f"{run.path} as a {kind} for the hub in {folder}\n" + "\n".join(names) + "\n")
     return folder
 
 

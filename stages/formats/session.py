@@ -321,7 +321,7 @@ def report(
         "",
         gate.table(checks),
     ]
-    out.text("report.txt", "\n".join(lines) + "\n")
+    out.write_file("report.txt", "\n".join(lines) + "\n")
 
 
 def _format_lines(counts: list[FileCount]) -> list[str]:

@@ -69,11 +69,13 @@ class DpoTerms:
 
 
 def _nca_pair(x: DpoTerms) -> Tensor:
+    # Rewards against zero and not against each other, so that the chosen log-prob cannot fall along with the rejected.
     c, r = x.beta * x.chosen_ratio, x.beta * x.rejected_ratio
     return -F.logsigmoid(c) - 0.5 * F.logsigmoid(-c) - 0.5 * F.logsigmoid(-r)
 
 
 def _discopop(x: DpoTerms, tau: float = DISCOPOP_TAU) -> Tensor:
+    # Logistic where the pair is ranked wrongly (share near 0), exponential once it is ranked right.
     share = torch.sigmoid(x.margin / tau)
     return -F.logsigmoid(x.margin) * (1 - share) + torch.exp(-x.margin) * share
 
@@ -104,6 +106,7 @@ def dpo_losses(pairs: PairLogProbs, loss_type: str = "sigmoid", beta: float = 0.
     """
     if loss_type not in FORMS:
         raise UsageError(f"DPO's loss_type is {loss_type!r}; choose one of {', '.join(FORMS)}")
+    # For reverse KL, the only divergence here, the score f'(ratio) is the log-ratio itself.
     chosen = pairs.chosen - pairs.ref_chosen.detach()
     rejected = pairs.rejected - pairs.ref_rejected.detach()
     return FORMS[loss_type](

@@ -70,44 +70,28 @@ def eopd_loss(
     advantages = teacher - old
     losses, ratio = policy_losses(log_probs, old, advantages, options)
     loss = aggregate(losses, mask, options.agg_mode, min_tokens=min_tokens, norm_by_sequences=False)
+    low, high = (ratio.detach() < 1 - options.clip_low).float(), (ratio.detach() > 1 + options.clip_high).float()
     metrics = {
         "actor/rev_kl": masked_mean(-advantages, mask),
         "actor/avg_teacher_advantage": masked_mean(advantages, mask),
         "actor/avg_teacher_log_prob": masked_mean(teacher, mask),
         "actor/avg_student_log_prob": masked_mean(log_probs.detach(), mask),
-        **_clip_metrics(ratio.detach(), mask, options),
+        "actor/pg_clipfrac": masked_mean(low + high, mask),
+        "actor/pg_clipfrac_lower": masked_mean(low, mask),
         "actor/ppo_kl": masked_mean((log_probs - old).detach(), mask),
         "actor/soft_kd_loss": log_probs.new_zeros(()),
     }
     if soft is None:
         return loss, metrics
-    soft_loss, soft_metrics = _gated_forward_kl(soft, mask, options)
-    return loss + soft_loss, metrics | soft_metrics
-
-
-def policy_losses(
-    log_probs: PerPosition, old: PerPosition, advantages: PerPosition, options: EopdOptions
-) -> tuple[PerPosition, PerPosition]:
-    """max(-A r, -A clip(r)) and r = exp(l - l_old), a token."""
-    ratio = torch.exp(log_probs - old)
-    clipped = ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
-    return torch.maximum(-advantages * ratio, -advantages * clipped), ratio
-
-
-def forward_kl(soft: SoftTargets) -> TokenValues:
-    """sum_k exp(t_k) (t_k - s_k), a token."""
-    teacher = soft.teacher.detach()
-    return (teacher.exp() * (teacher - soft.student)).sum(-1)
-
-
-def _gated_forward_kl(soft: SoftTargets, mask: TokenMask, options: EopdOptions) -> tuple[Scalar, dict[str, Scalar]]:
     divergence = forward_kl(soft)
     gated = mask * (soft.teacher_entropy >= options.entropy_threshold)
     unsure = mask * (soft.teacher_entropy >= METRICS_THRESHOLD)
+    # All valid tokens, and not the gated ones alone, so that the term fades as the teacher becomes sure.
     tokens = mask.sum() + TINY
-    loss = options.coef * torch.where(gated != 0, divergence * gated, 0.0).sum() / tokens
-    return loss, {
-        "actor/soft_kd_loss": loss.detach(),
+    # where, since 0 * NaN at a token outside the gate would be NaN.
+    soft_loss = options.coef * torch.where(gated != 0, divergence * gated, 0.0).sum() / tokens
+    return loss + soft_loss, metrics | {
+        "actor/soft_kd_loss": soft_loss.detach(),
         "actor/soft_kd_high_entropy_ratio": unsure.sum() / tokens,
         "actor/soft_kd_token_ratio": gated.sum() / tokens,
         "actor/soft_kd_avg_high_entropy": masked_mean(soft.teacher_entropy, unsure),
@@ -118,9 +102,25 @@ def _gated_forward_kl(soft: SoftTargets, mask: TokenMask, options: EopdOptions) 
     }
 
 
-def _clip_metrics(ratio: TokenValues, mask: TokenMask, options: EopdOptions) -> dict[str, Scalar]:
-    low, high = (ratio < 1 - options.clip_low).float(), (ratio > 1 + options.clip_high).float()
-    return {"actor/pg_clipfrac": masked_mean(low + high, mask), "actor/pg_clipfrac_lower": masked_mean(low, mask)}
+def policy_losses(
+    log_probs: PerPosition, old: PerPosition, advantages: PerPosition, options: EopdOptions
+) -> tuple[PerPosition, PerPosition]:
+    """Return max(-A r, -A clip(r)) and r = exp(l - l_old), [b t], nats.
+
+    The larger loss counts, so that clipping only ever removes an incentive (PPO's pessimistic bound).
+    """
+    ratio = torch.exp(log_probs - old)
+    clipped = ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
+    return torch.maximum(-advantages * ratio, -advantages * clipped), ratio
+
+
+def forward_kl(soft: SoftTargets) -> TokenValues:
+    """Return sum_k exp(t_k) (t_k - s_k), [b t], nats; the gradient reaches the student only.
+
+    With the student's log-probs of the whole vocabulary it is larger by -log of the student's mass on the k tokens.
+    """
+    teacher = soft.teacher.detach()
+    return (teacher.exp() * (teacher - soft.student)).sum(-1)
 
 
 def soft_targets(
@@ -149,9 +149,11 @@ def soft_targets(
 
 @torch.no_grad()
 def entropies(logits: Logits, temperature: float = 1.0) -> TokenValues:
-    """Entropy of softmax(logits / temperature), nats, one sequence at a time. Calls TRL 1.16 trainer/utils.py."""
+    """Return the entropy of softmax(logits / temperature), nats. Calls TRL 1.16 trainer/utils.py."""
     from trl.trainer.utils import entropy_from_logits
 
+    # One sequence at a time: widening all of [b, t, v] to float32 at once would take twice the memory of half-precision
+    # logits.
     return torch.stack([entropy_from_logits(widened(sequence) / temperature) for sequence in logits])
 
 
@@ -185,7 +187,8 @@ def eopd_from_hidden(
     total, table = logits_sum(
         per_token, student, teacher, mask, token_ids, old_log_probs.detach(), chunk_tokens=chunk_tokens
     )
-    return total / num_tokens, _totals(table[mask != 0], options)
+    _, log_probs, teacher_log_probs, old, entropy, divergence = table[mask != 0].unbind(-1)
+    return total / num_tokens, _totals(log_probs, teacher_log_probs, old, options, (entropy, divergence))
 
 
 def reverse_kl_from_log_probs(
@@ -206,7 +209,7 @@ def reverse_kl_from_log_probs(
     losses, _ = policy_losses(log_probs, old, teacher - old, options)
     own = mask != 0
     total = torch.where(own, losses, 0.0).sum() / num_tokens
-    return total, _policy_totals(log_probs.detach()[own], teacher[own], old[own], options)
+    return total, _totals(log_probs.detach()[own], teacher[own], old[own], options)
 
 
 def _per_token(
@@ -226,35 +229,35 @@ def _per_token(
     return torch.stack([losses, *statistics], dim=-1)
 
 
-def _totals(table: RowTable, options: EopdOptions) -> dict[str, Total]:
-    _, log_probs, teacher, old, entropy, divergence = table.unbind(-1)
-    everywhere = torch.ones_like(entropy)
-    gated, unsure = (entropy >= options.entropy_threshold).float(), (entropy >= METRICS_THRESHOLD).float()
-    return {
-        **_policy_totals(log_probs, teacher, old, options),
-        "soft_kd_loss": _mean(options.coef * divergence * gated, everywhere),
-        "soft_kd_high_entropy_ratio": _mean(unsure, everywhere),
-        "soft_kd_token_ratio": _mean(gated, everywhere),
-        "soft_kd_avg_high_entropy": _mean(entropy, unsure),
-        "soft_kd_avg_kl": _mean(divergence, gated),
-        "high_entropy_avg_kl": _mean(divergence, unsure),
-    }
-
-
-def _policy_totals(log_probs: Tensor, teacher: Tensor, old: Tensor, options: EopdOptions) -> dict[str, Total]:
+def _totals(
+    log_probs: Tensor,
+    teacher: Tensor,
+    old: Tensor,
+    options: EopdOptions,
+    soft: tuple[Tensor, Tensor] | None = None,
+) -> dict[str, Total]:
+    """Return the metrics of eopd_loss as totals; soft: the teacher's entropy and the forward KL. All [n]."""
     everywhere = torch.ones_like(log_probs)
     ratio = torch.exp(log_probs - old)
     low, high = (ratio < 1 - options.clip_low).float(), (ratio > 1 + options.clip_high).float()
-    return {
-        "rev_kl": _mean(old - teacher, everywhere),
-        "avg_teacher_advantage": _mean(teacher - old, everywhere),
-        "avg_teacher_log_prob": _mean(teacher, everywhere),
-        "avg_student_log_prob": _mean(log_probs, everywhere),
-        "pg_clipfrac": _mean(low + high, everywhere),
-        "pg_clipfrac_lower": _mean(low, everywhere),
-        "ppo_kl": _mean(log_probs - old, everywhere),
+    metrics = {  # values, and the tokens that they are over
+        "rev_kl": (old - teacher, everywhere),
+        "avg_teacher_advantage": (teacher - old, everywhere),
+        "avg_teacher_log_prob": (teacher, everywhere),
+        "avg_student_log_prob": (log_probs, everywhere),
+        "pg_clipfrac": (low + high, everywhere),
+        "pg_clipfrac_lower": (low, everywhere),
+        "ppo_kl": (log_probs - old, everywhere),
     }
-
-
-def _mean(values: Tensor, over: Tensor) -> Total:
-    return torch.where(over != 0, values, 0.0).sum(), over.sum()
+    if soft is not None:
+        entropy, divergence = soft
+        gated, unsure = (entropy >= options.entropy_threshold).float(), (entropy >= METRICS_THRESHOLD).float()
+        metrics |= {
+            "soft_kd_loss": (options.coef * divergence * gated, everywhere),
+            "soft_kd_high_entropy_ratio": (unsure, everywhere),
+            "soft_kd_token_ratio": (gated, everywhere),
+            "soft_kd_avg_high_entropy": (entropy, unsure),
+            "soft_kd_avg_kl": (divergence, gated),
+            "high_entropy_avg_kl": (divergence, unsure),
+        }
+    return {name: (torch.where(over != 0, values, 0.0).sum(), over.sum()) for name, (values, over) in metrics.items()}

@@ -42,10 +42,12 @@ def elementwise_divergence(student: Distribution, teacher: Distribution, teacher
     Source: siyan-zhao/OPSD 590ec26 opsd_trainer.py; the same in TRL 1.16 and, with alpha for w, lasgroup/SDPO 0e6d510
     core_algos.py.
     """
+    # torch's kl_div takes (log q, log p) and gives p (log p - log q): the arguments are those of KL(p || q) swapped.
     if teacher_weight == 0:
         return F.kl_div(student, teacher, reduction="none", log_target=True)
     if teacher_weight == 1:
         return F.kl_div(teacher, student, reduction="none", log_target=True)
+    # Mixed in log space: far in the tail exp of a log-prob underflows, and its log would be -inf.
     mixture = torch.logaddexp(student + math.log1p(-teacher_weight), teacher + math.log(teacher_weight))
     to_teacher = F.kl_div(mixture, teacher, reduction="none", log_target=True)
     to_student = F.kl_div(mixture, student, reduction="none", log_target=True)
@@ -58,6 +60,7 @@ def with_tail(log_probs: Distribution) -> WithTail:
     Source: lasgroup/SDPO 0e6d510 core_algos.py add_tail; TRL 1.16 experimental/sdpo/loss_utils.py, experimental/iw_opd.
     """
     log_mass = torch.logsumexp(log_probs, dim=-1, keepdim=True).clamp(max=LARGEST_LOG_MASS)
+    # -expm1(log m) is 1 - m without cancellation, which matters as the support usually holds nearly all mass.
     return torch.cat([log_probs, torch.log(-torch.expm1(log_mass))], dim=-1)
 
 
@@ -73,21 +76,12 @@ FEWEST_CHUNK_TOKENS = 32
 
 @dataclass(frozen=True)
 class Head:
-    """Output head: softcap * tanh(scale * (hidden @ weight.T + bias) / softcap) / temperature, in float32 at least."""
+    """Output head: softcap * tanh(scale * (hidden @ weight.T + bias) / softcap), without softcap the inner part."""
 
     weight: Tensor
     bias: Tensor | None = None
     scale: float = 1.0
     softcap: float | None = None
-
-    def log_probs(self, hidden: Tensor, temperature: float) -> Tensor:
-        """Log-probs [..., v] of the next token from hidden states [..., h], in nats."""
-        logits = F.linear(_at_least_float32(hidden), _at_least_float32(self.weight)) * self.scale
-        if self.bias is not None:
-            logits = logits + _at_least_float32(self.bias) * self.scale
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        return F.log_softmax(logits / temperature, dim=-1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., v] as the model itself gives them, in its own dtype, then widened to float32 at least."""
@@ -97,7 +91,7 @@ class Head:
     def cut(self, vocabulary: int) -> "Head":
         """The same head for the first so many tokens; the rest is padding that no tokenizer knows."""
         if len(self.weight) == vocabulary:
-            return self
+            return self  # the parameter itself: the gradient of a slice is a second, zero-padded tensor of its size
         return replace(
             self, weight=self.weight[:vocabulary], bias=None if self.bias is None else self.bias[:vocabulary]
         )
@@ -131,6 +125,7 @@ def logits_sum(
     parameters = (own.weight,) if own.bias is None else (own.weight, own.bias)
 
     def through_heads(student_rows: Tensor, teacher_rows: Tensor, *rest: Tensor) -> RowTable:
+        # token_sum passes leaves of its own for the parameters, whose gradients it collects chunk by chunk.
         given, (weight, *bias) = rest[: len(beside)], rest[len(beside) :]
         with torch.no_grad():
             teacher_logits = other.logits(teacher_rows)
@@ -140,7 +135,3 @@ def logits_sum(
     return token_sum(
         through_heads, student.hidden, teacher.hidden, weights, *parameters, beside=beside, chunk_tokens=size
     )
-
-
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))

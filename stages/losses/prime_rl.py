@@ -63,6 +63,7 @@ def trust_region(tokens: PackedTokens, low: float, high: float) -> TrustRegion:
     """exp(trainer) - exp(inference) > high where the advantage is positive, < -low elsewhere, at zero too."""
     change = tokens.trainer.exp() - tokens.inference.exp()
     risen, fallen = change > high, change < -low
+    # Only a move that the advantage itself drives on is cut: up with a positive one, down with any other.
     positive = tokens.advantages > 0
     return TrustRegion(torch.where(positive, risen, fallen), (tokens.advantages < 0) & fallen, positive & risen)
 

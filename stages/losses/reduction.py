@@ -89,12 +89,9 @@ def token_sum(
     teacher, weights = teacher.detach(), weights.detach()
     if chunk_tokens is None:
         values = per_token(student[rows], teacher[rows], *(values[rows] for values in beside), *parameters)
-        return (values[:, 0] * weights[rows]).sum(), _spread(values.detach(), rows, len(weights))
+        table = values.new_zeros(len(weights), values.shape[1]).index_copy_(0, rows, values.detach())
+        return (values[:, 0] * weights[rows]).sum(), table
     return _ChunkedSum.apply(per_token, chunk_tokens, rows, weights, (teacher, *beside), student, *parameters)
-
-
-def _spread(values: Tensor, rows: Tensor, num_tokens: int) -> Tensor:
-    return values.new_zeros(num_tokens, values.shape[1]).index_copy_(0, rows, values)
 
 
 class _ChunkedSum(torch.autograd.Function):
@@ -111,68 +108,48 @@ class _ChunkedSum(torch.autograd.Function):
         student: Tensor,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        wanted = ctx.needs_input_grad[5:]
-        sums = _empty_sums((student, *parameters), wanted)
+        inputs, wanted = (student, *parameters), ctx.needs_input_grad[5:]
+        # The gradient of the rows is in their own dtype, as each row is written once; that of a parameter is in float32
+        # at least, as every chunk adds to it.
+        dtypes = [student.dtype, *(torch.promote_types(x.dtype, torch.float32) for x in parameters)]
+        triples = zip(inputs, dtypes, wanted, strict=True)
+        sums = [torch.zeros_like(x, dtype=dtype) if want else None for x, dtype, want in triples]
         table: Tensor
         for number, chunk in enumerate(rows.split(chunk_tokens)):  # one empty chunk where there are no rows
             leaves = [x.detach().requires_grad_(w) for x, w in zip((student[chunk], *parameters), wanted, strict=True)]
-            values = _chunk(per_token, leaves, [rows_of[chunk] for rows_of in given], weights[chunk])
+            # Cut while gradients are off: these tensors get none, whatever they require outside.
+            others, shares = [rows_of[chunk] for rows_of in given], weights[chunk]
+            with torch.set_grad_enabled(any(wanted)):
+                values = per_token(leaves[0], *others, *leaves[1:])
+                if any(wanted):
+                    (values[:, 0] * shares).sum().backward()
+            values = values.detach()
             # One table from the start: a small result kept a chunk would pin the large temporaries' memory around it.
             table = values.new_zeros(len(weights), values.shape[1]) if number == 0 else table
             table.index_copy_(0, chunk, values)
-            _add(sums, leaves, chunk)
-        ctx.save_for_backward(*_like(sums, (student, *parameters)))
+            if sums[0] is not None and leaves[0].grad is not None:
+                sums[0].index_copy_(0, chunk, leaves[0].grad)
+            for total, leaf in zip(sums[1:], leaves[1:], strict=True):
+                if total is not None and leaf.grad is not None:
+                    total.add_(leaf.grad)
+        saved = [None if total is None else total.to(x.dtype) for total, x in zip(sums, inputs, strict=True)]
+        ctx.save_for_backward(*saved)
         ctx.mark_non_differentiable(table)
         return (table[:, 0] * weights).sum(), table
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_sum: Tensor, _: Tensor) -> tuple[Any, ...]:
-        scale = torch.mul if _graph_is_kept() else Tensor.mul_
+        # The saved gradient is scaled in place unless another backward pass may follow and must find it unscaled.
+        # torch's own compiled code asks the same before it writes into a saved buffer; a torch that cannot tell counts
+        # as "may".
+        ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+        scale = torch.mul if ask is None or ask() else Tensor.mul_
         grads = (None if saved is None else scale(saved, grad_sum.to(saved.dtype)) for saved in ctx.saved_tensors)
         return (None,) * 5 + tuple(grads)
 
 
-def _graph_is_kept() -> bool:
-    """Whether another backward pass may follow this one and must find the saved gradient unscaled; True if unknown.
-
-    torch's own compiled code asks the same before it writes into a buffer that the forward pass saved.
-    """
-    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return ask is None or ask()
-
-
-def _chunk(per_token: PerToken, leaves: Sequence[Tensor], given: Sequence[Tensor], weights: Tensor) -> RowTable:
-    """Values of one chunk's tokens; puts the gradient of their weighted sum into .grad of the leaves that want one."""
-    wanted = any(leaf.requires_grad for leaf in leaves)
-    with torch.set_grad_enabled(wanted):
-        values = per_token(leaves[0], *given, *leaves[1:])
-        if wanted:
-            (values[:, 0] * weights).sum().backward()
-    return values.detach()
-
-
-def _empty_sums(inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Rows in their own dtype, as each is written once; parameters in float32 at least, as every chunk adds to them."""
-    dtypes = [inputs[0].dtype] + [torch.promote_types(x.dtype, torch.float32) for x in inputs[1:]]
-    triples = zip(inputs, dtypes, wanted, strict=True)
-    return [torch.zeros_like(x, dtype=dtype) if want else None for x, dtype, want in triples]
-
-
-def _add(sums: Sequence[Tensor | None], leaves: Sequence[Tensor], chunk: Tensor) -> None:
-    if sums[0] is not None and leaves[0].grad is not None:
-        sums[0].index_copy_(0, chunk, leaves[0].grad)
-    for total, leaf in zip(sums[1:], leaves[1:], strict=True):
-        if total is not None and leaf.grad is not None:
-            total.add_(leaf.grad)
-
-
-def _like(sums: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor | None]:
-    return [None if total is None else total.to(x.dtype) for total, x in zip(sums, inputs, strict=True)]
-
-
-IGNORED = -100
-
+IGNORED = -100  # the label of tokens without loss, as in PyTorch's cross_entropy and all trainers built on it
 
 AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
@@ -224,6 +201,7 @@ def aggregate(
     weights = aggregation_weights(
         mask, mode, dtype=losses.dtype, min_tokens=min_tokens, norm_by_sequences=norm_by_sequences
     )
+    # verl's sequence modes multiply by the mask, so that a NaN at a masked token of a counted sequence spreads.
     counted = mask != 0 if mode.startswith("token") else mask.sum(-1, keepdim=True) != 0
     return (torch.where(counted, losses, 0.0) * weights).sum()
 

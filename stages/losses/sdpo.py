@@ -54,6 +54,7 @@ def distribution_loss(student: Distribution, teacher: Distribution, *, alpha: fl
 
 def importance_weights(student: Values, old: Values, clip: float) -> Values:
     """min(exp(clamp(sg[lS - l_old], -20, 20)), clip) on the sampled token: an upper clip only, and no gradient."""
+    # Clamped before exp, as upstream: the upper bound prevents an overflow, the lower one keeps every weight above 0.
     return (student - old).detach().clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp().clamp(max=clip)
 
 
@@ -75,6 +76,7 @@ def logits_loss(
     student, teacher = F.log_softmax(logits, dim=-1), F.log_softmax(widened(teacher_logits) / temperature, dim=-1)
     if top_k is None:
         return distribution_loss(student, teacher, alpha=alpha)
+    # The student's tokens and not the teacher's, as upstream's dp_actor: here EOPD differs.
     support = logits.topk(min(top_k, logits.shape[-1]), dim=-1).indices
     mass: Mass = "tail" if add_tail else "renormalised"
     return distribution_loss(student.gather(-1, support), teacher.gather(-1, support), alpha=alpha, mass=mass)
@@ -101,12 +103,14 @@ def self_distillation_loss(
     loss = partial(logits_loss, alpha=alpha, top_k=top_k, add_tail=add_tail, temperature=temperature)
     rows = student_logits.flatten(0, 1), teacher_logits.flatten(0, 1)
     weights = weights.flatten().to(torch.promote_types(student_logits.dtype, torch.float32))
-    total, table = token_sum(partial(_column, loss), *rows, weights, chunk_tokens=chunk_tokens, skip_masked=skip_masked)
+    total, table = token_sum(
+        lambda student, teacher: loss(student, teacher).unsqueeze(-1),
+        *rows,
+        weights,
+        chunk_tokens=chunk_tokens,
+        skip_masked=skip_masked,
+    )
     return total, table[:, 0].unflatten(0, student_logits.shape[:2])
-
-
-def _column(loss: partial, student: Tensor, teacher: Tensor) -> RowTable:
-    return loss(student, teacher).unsqueeze(-1)
 
 
 @torch.no_grad()
@@ -164,6 +168,7 @@ def sdpo_from_hidden(
     def per_token(own: Tensor, kept: Tensor, *rows: Tensor) -> RowTable:
         if current is not None:
             with torch.no_grad():
+                # Cut to the vocabulary that both heads share: padding rows of a head are no tokens.
                 kept = trust_region_logits(kept, current.head.logits(rows[0])[..., : kept.shape[-1]], teacher.share)
         return loss(own, kept).unsqueeze(-1)
 

@@ -57,6 +57,7 @@ def taid_from_hidden(
 def _per_token(t: Tensor | float, student: Tensor, teacher: Tensor, *, dtype: torch.dtype = torch.float32) -> RowTable:
     target = F.softmax((1 - t) * student.detach() + t * teacher, dim=-1, dtype=dtype)
     terms = target * F.log_softmax(student, dim=-1, dtype=dtype)
+    # A masked-out token has p = 0 and log-prob -inf, and 0 * -inf would be NaN.
     return -terms.masked_fill(student.isinf(), 0.0).sum(-1, keepdim=True)
 
 

@@ -95,6 +95,7 @@ class Shuffles:
 
     def draw(self, random: np.random.Generator) -> Array:
         """Return, for each state [N], the state that takes its place."""
+        # One order of the tasks for all steps, so that what a task's states share moves together.
         rank = random.permutation(self._num_tasks)
         source = np.empty(self._size, dtype=np.int64)
         for states, tasks, starts, counts, task_at, nth in self._strata:
@@ -151,11 +152,14 @@ def signal(labels: Labels, *, draws: int = DRAWS, seed: int = 0) -> SignalTests 
 def kappa(labels: Labels, draws: int, random: np.random.Generator) -> Kappa:
     """Test the agreement of teachers beyond chance; each but the first is rearranged on its own."""
     teachers, shuffles = labels.actions[:, 1:], Shuffles(labels)
-    observed = _mean_agreement(teachers)
-    by_chance = np.empty(draws)
-    for draw in range(draws):
-        moved = [teachers[shuffles.draw(random), column] for column in range(1, teachers.shape[1])]
-        by_chance[draw] = _mean_agreement(np.column_stack([teachers[:, 0], *moved]))
+    columns = range(teachers.shape[1])
+    agreements = np.empty(1 + draws)  # the observed one first
+    for draw in range(1 + draws):
+        moved = [
+            teachers[shuffles.draw(random), column] if draw and column else teachers[:, column] for column in columns
+        ]
+        agreements[draw] = np.mean([_equal(moved[a], moved[b]).mean() for a, b in combinations(columns, 2)])
+    observed, by_chance = float(agreements[0]), agreements[1:]
     chance = float(by_chance.mean())
     beyond = (observed - chance) / (1 - chance) if chance < 1 else 0.0
     return Kappa(observed, chance, beyond, p_value(by_chance, observed))
@@ -198,8 +202,3 @@ def p_value(null: Array, observed: float) -> float:
 
 def _equal(a: Array, b: Array) -> Array:
     return (a == b) & (a != NOTHING)
-
-
-def _mean_agreement(actions: Array) -> float:
-    columns = range(actions.shape[1])
-    return float(np.mean([_equal(actions[:, a], actions[:, b]).mean() for a, b in combinations(columns, 2)]))

@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -186,28 +187,29 @@ class OutcomeJudgement:
         self._wanted = np.zeros((2, 0), dtype=np.int64)
         """Number of pairs that each rollout [.., R] makes right by failing, and by passing."""
 
-    def rollout_numbers(self, rollouts: Sequence[str], tasks: Sequence[str]) -> Array:
-        """Return a number for each rollout, `NOTHING` without a known outcome. tasks: the task of each."""
+    def rollout_numbers(self, rollouts: Sequence[str], tasks: Sequence[str]) -> tuple[Array, Array]:
+        """Return a number for each rollout, `NOTHING` without a known outcome, and whether it is known to have passed.
+
+        tasks: the task of each.
+        """
         for rollout, task in zip(rollouts, tasks, strict=True):
             if self._passed.get(rollout) is not None and rollout not in self._rollouts:
                 self._rollouts[rollout] = len(self._rollouts)
                 self._task_of.append(self._tasks.setdefault(task, len(self._tasks)))
                 self._outcome_of.append(bool(self._passed[rollout]))
+        # Twice the room that is needed: an array that grew by each block would be copied once a block.
         if len(self._outcome_of) > (capacity := self._wanted.shape[1]):
             self._wanted = np.pad(self._wanted, ((0, 0), (0, 2 * len(self._outcome_of) - capacity)))
-        return np.array([self._rollouts.get(rollout, NOTHING) for rollout in rollouts], dtype=np.int64)
+        numbers = np.array([self._rollouts.get(rollout, NOTHING) for rollout in rollouts], dtype=np.int64)
+        return numbers, np.array([bool(self._passed.get(rollout)) for rollout in rollouts], dtype=bool)
 
     def add(self, rollouts: Array, wants: bool) -> None:
         """Add a pair on each of these rollouts, by number; wants: the outcome that makes the pair right."""
         np.add.at(self._wanted[int(wants)], rollouts[rollouts != NOTHING], 1)
 
-    def outcomes(self) -> Array:
-        """Return whether each numbered rollout passed."""
-        return np.array(self._outcome_of, dtype=bool)
-
     def alignment(self, *, draws: int = DRAWS, seed: int = 0) -> Alignment | None:
         """Return the share of right pairs and its permutation test; None without a pair on a known outcome."""
-        outcome = self.outcomes()
+        outcome = np.array(self._outcome_of, dtype=bool)
         failing, passing = self._wanted[:, : len(outcome)]
         pairs = int(failing.sum() + passing.sum())
         if not pairs:
@@ -215,10 +217,8 @@ class OutcomeJudgement:
         steps = np.zeros(len(outcome), dtype=np.int64)
         shuffles = Shuffles(Labels(np.zeros((len(outcome), 1)), np.array(self._task_of), steps, ()))
         random = np.random.default_rng(seed)
-
-        def share(passed: Array) -> float:
-            return float(np.where(passed, passing, failing).sum() / pairs)
-
-        right = share(outcome)
-        null = np.array([share(outcome[shuffles.draw(random)]) for _ in range(draws)])
+        # The observed outcomes first, then those that each task has from another one.
+        assigned = chain([outcome], (outcome[shuffles.draw(random)] for _ in range(draws)))
+        right, *by_chance = (float(np.where(passed, passing, failing).sum() / pairs) for passed in assigned)
+        null = np.array(by_chance)
         return Alignment(pairs, right, float(null.mean()), p_value(null, right))

@@ -5,8 +5,8 @@ sorts the tables of runs on disk where they exceed its memory (`open_database`, 
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +65,9 @@ class StateBlock:
     steps [R]: columns `n` (the state among all), `state_sha256`, `rollout_id`, `task_id`, `step`, `action`,
     `truncated`, `has_ids`, in the order of states, rollouts and numbers. answers [A]: `whole` (null for no answer, or
     one that was cut off), `served`, `cost_usd` (null where not known), in the order of states and teachers. at [R] and
-    answered [A]: the state of each; teacher [A]: its number. usd [S]: the cost of all answers in a state, NaN where one
-    has no known price.
+    answered [A]: the state of each; teacher [A]: its number. first_step [S]: the row of the first step in each state.
+    actions [R + A]: the texts of steps and answers; text_of: the number of each in the distinct `texts`, `NOTHING` for
+    none. usd [S]: the cost of all answers in a state, NaN where one has no known price.
     """
 
     size: int
@@ -76,6 +77,10 @@ class StateBlock:
     at: Array
     answered: Array
     teacher: Array
+    first_step: Array
+    actions: pa.Array
+    text_of: Array
+    texts: list[str]
     usd: Array
 
     @classmethod
@@ -88,38 +93,29 @@ class StateBlock:
         teacher = to_numpy(pc.index_in(answers["teacher"], pa.array(teachers, pa.string())))
         cost, usd = to_numpy(answers["cost_usd"].fill_null(np.nan)), np.zeros(size)
         start, number = np.searchsorted(at, np.arange(size)), np.bincount(at, minlength=size)
-        for nth in range(number.max(initial=0)):  # in the order of the rows, so that equal rows give equal bits
+        # Added in the order of the rows, so that equal rows give equal bits wherever a block begins.
+        for nth in range(number.max(initial=0)):
             more = number > nth
             usd[more] += cost[start[more] + nth]
         order = np.argsort(at * len(teachers) + teacher, kind="stable")
+        ordered, of_step = answers.take(pa.array(order)), to_numpy(steps["n"]) - begin
+        actions = pa.chunked_array([*steps["action"].chunks, *ordered["whole"].chunks], pa.string()).combine_chunks()
+        # Arrow finds the distinct texts: these alone become Python objects, and all others are compared as numbers.
+        coded = actions.dictionary_encode()
         return cls(
-            size,
-            tuple(teachers),
-            steps,
-            answers.take(pa.array(order)),
-            to_numpy(steps["n"]) - begin,
-            at[order],
-            teacher[order],
-            usd,
+            size=size,
+            teachers=tuple(teachers),
+            steps=steps,
+            answers=ordered,
+            at=of_step,
+            answered=at[order],
+            teacher=teacher[order],
+            first_step=np.searchsorted(of_step, np.arange(size)),
+            actions=actions,
+            text_of=to_numpy(coded.indices.fill_null(NOTHING)),
+            texts=coded.dictionary.to_pylist(),
+            usd=usd,
         )
-
-    @cached_property
-    def actions(self) -> pa.Array:
-        """The texts [R + A] of steps and answers."""
-        return pa.chunked_array(
-            [*self.steps["action"].chunks, *self.answers["whole"].chunks], pa.string()
-        ).combine_chunks()
-
-    @cached_property
-    def coded_actions(self) -> tuple[Array, list[str]]:
-        """The number of each text [R + A], equal for equal texts and `NOTHING` for none; and the distinct texts."""
-        coded = self.actions.dictionary_encode()
-        return to_numpy(coded.indices.fill_null(NOTHING)), coded.dictionary.to_pylist()
-
-    @cached_property
-    def first_step(self) -> Array:
-        """The row [S] of the first step in each state."""
-        return np.searchsorted(self.at, np.arange(self.size))
 
     def first_step_column(self, column: str) -> pa.Array:
         """Return a column [S] of the first step in each state."""
@@ -127,10 +123,9 @@ class StateBlock:
 
     def classes_by_text(self) -> ActionClasses:
         """Return classes by canonical forms alone."""
-        text_of, texts = self.coded_actions
         known: dict[str, int] = {}
-        class_of_text = [NOTHING if one is None else known.setdefault(one, len(known)) for one in map(form, texts)]
-        class_of = np.array([*class_of_text, NOTHING], dtype=np.int64)[text_of]
+        class_of_text = [NOTHING if one is None else known.setdefault(one, len(known)) for one in map(form, self.texts)]
+        class_of = np.array([*class_of_text, NOTHING], dtype=np.int64)[self.text_of]  # the last entry is that of -1
         compared_by = pa.array(["canonical"]).take(pa.array(np.zeros(self.size, dtype=np.int64)))
         return ActionClasses(class_of, list(known), compared_by, np.zeros(self.size, dtype=bool))
 
@@ -155,6 +150,7 @@ class StateBlock:
 
 def equal_rows(table: Array) -> list[Array]:
     """Return, for each distinct row of a contiguous array [N, W], the numbers of the rows equal to it."""
+    # Rows as fixed-size binary values, which Arrow hashes in one pass; np.unique would sort them.
     width = table.shape[1] * table.itemsize
     as_bytes = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(table), [None, pa.py_buffer(table)])
     which = to_numpy(as_bytes.dictionary_encode().indices)
@@ -163,6 +159,7 @@ def equal_rows(table: Array) -> list[Array]:
 
 def to_numpy(column: pa.Array | pa.ChunkedArray) -> Array:
     """Return a column as a NumPy array."""
+    # pa.Array.to_numpy copies nothing unless it may, and so refuses booleans; a chunked array is always copied.
     found: Array = column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)
     return found
 
@@ -173,22 +170,23 @@ def short_name(name: str) -> str:
     return store.digest(name)[:16]
 
 
+@dataclass(eq=False)
 class OrderedRows:
     """Rows in the order of `n`, read up to a bound at a time."""
 
-    def __init__(self, rows: pa.RecordBatchReader) -> None:
-        self._rows = rows
-        self._held: pa.Table = rows.schema.empty_table()
+    rows: pa.RecordBatchReader
+    _held: pa.Table | None = field(default=None, init=False)
 
     def until(self, end: int) -> pa.Table:
         """Return the rows with `n` below `end` that have not been returned yet."""
-        parts = [self._held]
+        parts = [self.rows.schema.empty_table() if self._held is None else self._held]
         while not len(parts[-1]) or parts[-1]["n"][-1].as_py() < end:
-            batch = next(self._rows, None)
+            batch = next(self.rows, None)
             if batch is None:
                 break
             if len(batch):
                 parts.append(pa.Table.from_batches([batch]))
+        # Batches end anywhere: rows of a state that begins beyond the bound are held back for the next call.
         table = pa.concat_tables(parts)
         size = int(np.searchsorted(to_numpy(table["n"]), end))
         self._held = table.slice(size)
@@ -196,21 +194,20 @@ class OrderedRows:
 
 
 def open_database(folder: Path, memory: str = MEMORY, **tables: Scan) -> "duckdb.DuckDBPyConnection":
-    """Open a DuckDB database in `folder` with these tables as views, which also have `file_row_number`.
-
-    The database is temporary, so compressing what it stores is not worth the time.
-    """
+    """Open a DuckDB database in `folder` with these tables as views, which also have `file_row_number`."""
     import duckdb  # slow to import, and few commands need it
 
     settings: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": memory,
         "threads": 2,
+        # What is stored is temporary: compressing it is not worth the time.
         "force_compression": "uncompressed",
         "temp_directory": str(folder / "spilled"),
     }
     (folder / "rows.duckdb").unlink(missing_ok=True)
     database = duckdb.connect(str(folder / "rows.duckdb"), config=settings)
     for name, table in tables.items():
+        # CREATE VIEW takes no parameters, so the path is quoted by hand.
         path = str(table.path).replace("'", "''")
         database.execute(
             f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{path}', file_row_number = true)"  # noqa: S608
@@ -220,6 +217,7 @@ def open_database(folder: Path, memory: str = MEMORY, **tables: Scan) -> "duckdb
 
 def rows_of(database: "duckdb.DuckDBPyConnection", query: str) -> Generator[Row, None, None]:
     """Yield the rows of a query, one after the other."""
+    # A cursor of its own: a connection has one result at a time, and steps and answers are read side by side.
     with database.cursor() as cursor:
         for batch in cursor.sql(query).to_arrow_reader(BATCH_ROWS):
             yield from batch.to_pylist()

@@ -19,8 +19,8 @@ from tabulate import tabulate
 
 from stages.envs.base import Task
 from stages.pairs import agreement
-from stages.pairs.agreement import Numbering, SignalTests, SignalVerdict
-from stages.pairs.audit import Audit, JudgedState, OutcomeJudgement, TeacherAudit, TeacherWorth, spent, worth
+from stages.pairs.agreement import Numbering, SignalVerdict
+from stages.pairs.audit import Audit, JudgedState, OutcomeJudgement, TeacherWorth, spent, worth
 from stages.pairs.blocks import NOTHING, ActionClasses, AlikeStates, Array, StateBlock, equal_rows, to_numpy
 from stages.pairs.groups import pair_id
 from stages.pairs.report import PairAccount, report
@@ -44,9 +44,10 @@ class Extraction:
     """One extraction from teachers' answers. passed: whether each rollout passed."""
 
     def __init__(self, states: AnsweredStates, answers: Run, passed: Mapping[str, bool | None]) -> None:
-        self._states, self._answers = states, answers
+        self._answers = answers
         self._evidence = PairEvidence(states.teachers, passed)
-        self._blind, self._tested = asked_blindly(answers), pa.array(tasks_to_test(states.per_task()), pa.string())
+        self._num_rollouts, self._num_steps, states_per_task = states.counts()
+        self._tested = pa.array(tasks_to_test(states_per_task), pa.string())
         self.account, self.dropped = PairAccount(), Counter[str]()
 
     def pairs(
@@ -59,7 +60,9 @@ class Extraction:
                 for reason in pattern.reasons:
                     self.dropped[reason] += len(alike.states)
                 self.dropped["duplicate"] += pattern.duplicates * len(alike.states)
-            tested = to_numpy(pc.is_in(block.first_step_column("task_id"), self._tested)) & self._blind(block)
+            tested = to_numpy(pc.is_in(block.first_step_column("task_id"), self._tested)) & asked_blindly(
+                self._answers, block
+            )
             self._evidence.add(block, classes, found, tested)
             rows = pair_rows(block, classes, found, tasks)
             self.account.add_all(rows)
@@ -68,12 +71,11 @@ class Extraction:
     def report(self, out: RunWriter) -> None:
         """Write the report, the counts and the verdict."""
         cost = spent(self._answers.scan(TEACHER_ACTION).batches(COST_COLUMNS))
-        num_rollouts, num_steps = self._states.num_rollouts_and_steps
         report(
             self.account,
             +self.dropped,
-            num_traces=num_rollouts,
-            num_steps=num_steps,
+            num_traces=self._num_rollouts,
+            num_steps=self._num_steps,
             out=out,
             spent=cost,
             evidence=self._evidence.verdict(cost),
@@ -113,11 +115,10 @@ def patterns(block: StateBlock, classes: ActionClasses) -> Iterator[tuple[AlikeS
     truncated = np.zeros(len(block.actions), dtype=bool)
     truncated[: len(block.steps)] = to_numpy(block.steps["truncated"])
     class_of = np.where(truncated, NOTHING, classes.class_of)
-    text_of, _ = block.coded_actions
     for alike in block.alike(MOST_NUMBERS):
         length, students = alike.rows.shape[1], alike.students
         cut, lost = truncated[alike.rows[:, :students]], classes.lost[alike.states, None]
-        equalities = np.hstack([_first_equal(text_of[alike.rows]), _first_equal(class_of[alike.rows]), cut, lost])
+        equalities = np.hstack([_first_equal(block.text_of[alike.rows]), _first_equal(class_of[alike.rows]), cut, lost])
         for same in equal_rows(np.ascontiguousarray(equalities, dtype=np.int32)):
             row, shape = equalities[same[0]].tolist(), (students, alike.samples)
             texts, kinds, flags = row[:length], row[length : 2 * length], row[2 * length :]
@@ -151,6 +152,7 @@ def _pattern(
         reasons += [] if reason is None else [reason]
         votes += found
     sides = [(one.chosen, one.rejected) for one in votes]
+    # Steps with equal actions give equal pairs: reversed, so that the first of them is the one that is kept.
     kept = dict(zip(reversed(sides), reversed(votes), strict=True))
     actions = {name: [class_names[place] for place in of] for name, of in places.items()}
     judged = JudgedState(class_names[:students], actions)
@@ -199,13 +201,22 @@ def pair_rows(
     tasks: Mapping[str, Task],
 ) -> pa.RecordBatch:
     """Return the `pair/4` rows of a block, in the order of states and of the pairs in each."""
-    served, parts = _ServedModels(block), list[Array]()
-    kinds = list[PatternPair]()
+    coded = block.answers["served"].combine_chunks().dictionary_encode()
+    served_code, served_names = to_numpy(coded.indices), coded.dictionary.to_pylist()
+    served: dict[tuple[int, ...], int] = {}  # the models behind the backers of a pair, by codes -> number of that list
+    parts, kinds = list[Array](), list[PatternPair]()
     for alike, pattern in found:
+        ends = (alike.students + np.cumsum(alike.samples, dtype=int)).tolist()
         for place, pair in enumerate(pattern.pairs):
             rows, same = alike.rows, np.ones(len(alike.states), dtype=np.int64)
             sides = [rows[:, pair.step], rows[:, pair.chosen], rows[:, pair.rejected]]
-            models = served.of_backers(alike, pair.chosen_by)
+            # A server may change its model between answers: that of each backer's last answer is recorded.
+            samples = zip(block.teachers, alike.samples, ends, strict=True)
+            last = [end - 1 for name, number, end in samples if name in pair.chosen_by and number]
+            codes = served_code[rows[:, last] - len(block.steps)]
+            models = np.zeros(len(codes), dtype=np.int64)
+            for equal in equal_rows(np.ascontiguousarray(codes)):
+                models[equal] = served.setdefault(tuple(codes[equal[0]].tolist()), len(served))
             parts.append(
                 np.column_stack([alike.states, place * same, *sides, len(kinds) * same, pattern.shared * same, models])
             )
@@ -219,11 +230,14 @@ def pair_rows(
     def of_kind(values: Sequence[object], kind_of: pa.DataType) -> pa.Array:
         return pa.array(values, kind_of).take(pa.array(kind))
 
+    # A pair's context is the student's own step where its token ids are known, else that of the rollout which reached
+    # the state first: both have the same messages.
     first = block.first_step[state]
     named = np.where(to_numpy(of_step("has_ids")), step, first)
     name = [of_step("rollout_id", named), of_step("step", named).cast(pa.string()), "/"]
     task, digest = of_step("task_id", first), of_step("state_sha256")
     texts = [block.actions.take(pa.array(side)) for side in (chosen, rejected)]
+    served_lists = [sorted({served_names[code] for code in codes}) for codes in served]
     preferences, usd = [pair.preference for pair in kinds], block.usd[state]
     columns = {
         "pair_id": pa.array(map(pair_id, *(column.to_pylist() for column in (digest, *texts))), pa.string()),
@@ -242,39 +256,10 @@ def pair_rows(
         "num_teachers": pa.array(np.full(len(state), len(block.teachers)), pa.int64()),
         "compared_by": classes.compared_by.take(pa.array(state)),
         "chosen_by": of_kind([list(pair.chosen_by) for pair in kinds], pa.list_(pa.string())),
-        "served_models": pa.array(served.lists, pa.list_(pa.string())).take(pa.array(models)),
+        "served_models": pa.array(served_lists, pa.list_(pa.string())).take(pa.array(models)),
         "cost_usd": pa.array(usd / shared, pa.float64(), mask=np.isnan(usd)),
     }
     return pa.record_batch([columns[column] for column in PAIR.columns], schema=PAIR.schema)
-
-
-class _ServedModels:
-    """The model names that the servers of teachers reported in a block. `lists`: the distinct sorted lists of them."""
-
-    def __init__(self, block: StateBlock) -> None:
-        coded = block.answers["served"].combine_chunks().dictionary_encode()
-        self._code, self._names = to_numpy(coded.indices), coded.dictionary.to_pylist()
-        self._block = block
-        self._known: dict[tuple[int, ...], int] = {}
-        self.lists: list[list[str]] = []
-
-    def of_backers(self, alike: AlikeStates, backers: Sequence[str]) -> Array:
-        """Return which of `lists` [S] holds the models of these teachers' last answers; add those that are new."""
-        ends = alike.students + np.cumsum(alike.samples, dtype=int)
-        last = [
-            end - 1
-            for name, number, end in zip(self._block.teachers, alike.samples, ends.tolist(), strict=True)
-            if name in backers and number
-        ]
-        codes = self._code[alike.rows[:, last] - len(self._block.steps)]
-        found = np.zeros(len(codes), dtype=np.int64)
-        for same in equal_rows(np.ascontiguousarray(codes)):
-            row = tuple(codes[same[0]].tolist())
-            if row not in self._known:
-                self._known[row] = len(self.lists)
-                self.lists.append(sorted({self._names[code] for code in row}))
-            found[same] = self._known[row]
-        return found
 
 
 def tasks_to_test(states_per_task: Mapping[str, int], most: int = MOST_STATES) -> Collection[str]:
@@ -314,13 +299,12 @@ class PairEvidence:
         index = to_numpy(coded.indices)
         _, first = np.unique(index, return_index=True)
         tasks = block.first_step_column("task_id").take(pa.array(block.at[first])).to_pylist()
-        rollout = self._judgement.rollout_numbers(coded.dictionary.to_pylist(), tasks)[index]  # of each step
-        outcome = np.append(self._judgement.outcomes(), False)[rollout]
+        numbers, outcomes = self._judgement.rollout_numbers(coded.dictionary.to_pylist(), tasks)
+        rollout, outcome = numbers[index], outcomes[index]  # of each step
         actions = np.full((block.size, 1 + len(block.teachers)), NOTHING, dtype=np.int64)
         for alike, pattern in found:
             own = alike.rows[:, : alike.students]
-            known = rollout[own] != NOTHING
-            passed = outcome[own] & known
+            known, passed = rollout[own] != NOTHING, outcome[own]
             worths, times = pattern.worths, len(alike.states)
             self._audit.add(worths, known.sum(axis=0).tolist(), passed.sum(axis=0).tolist(), times)
             for preference, step in pattern.wanted:
@@ -356,20 +340,14 @@ class PairEvidence:
                 f"outcomes call {aligned.right:.1%} of {aligned.pairs} preferences right, {aligned.by_chance:.1%} by "
                 f"chance (p = {aligned.p_value:.3f})"
             )
-        return verdict, numbers, "\n".join([f"{verdict}: {why}", outcomes, "", _audit_table(audits, tests), ""])
-
-
-def _audit_table(audits: Sequence[TeacherAudit], found: SignalTests | None) -> str:
-    """Return the audit as a table.
-
-    backs: pairs; lost, won: pairs without the teacher; right, wrong: its minority votes, by the outcome.
-    """
-    cells = []
-    for line in audits:
-        with_student, with_teachers = found.teachers[line.teacher] if found else (None, None)
-        right = line.joined_passed + line.opposed - line.opposed_passed
-        wrong = line.joined + line.opposed - right
-        counts = (line.backed, line.lost_without, line.won_without, line.minority, right, wrong)
-        cells.append((line.teacher, with_teachers, with_student, *counts, line.usd_per_backed))
-    formats = ("", ".2f", ".2f", *[""] * 6, ".4f")
-    return tabulate(cells, AUDIT_HEAD, tablefmt="plain", floatfmt=formats, missingval="-")
+        # backs: pairs; lost, won: pairs without the teacher; right, wrong: its votes against the majority, by outcomes.
+        cells = []
+        for line in audits:
+            with_student, with_teachers = tests.teachers[line.teacher] if tests else (None, None)
+            right = line.joined_passed + line.opposed - line.opposed_passed
+            wrong = line.joined + line.opposed - right
+            counts = (line.backed, line.lost_without, line.won_without, line.minority, right, wrong)
+            cells.append((line.teacher, with_teachers, with_student, *counts, line.usd_per_backed))
+        formats = ("", ".2f", ".2f", *[""] * 6, ".4f")
+        table = tabulate(cells, AUDIT_HEAD, tablefmt="plain", floatfmt=formats, missingval="-")
+        return verdict, numbers, "\n".join([f"{verdict}: {why}", outcomes, "", table, ""])

@@ -8,7 +8,7 @@ context is the task alone, as the way to the answer differs from rollout to roll
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations, groupby, product
 from operator import itemgetter
 from pathlib import Path
@@ -131,18 +131,17 @@ def crossings(steps: Sequence[Row], rollouts: Sequence[Row]) -> list[list[StateV
         key, known = store.digest(rollout["group_id"]), 0  # the key digests everything that led to the state
         for row, messages in zip(rows, states(rows), strict=True):
             key = store.digest([key, messages[known:]])
-            visit = StateVisit(row, rollout["model"] or "unknown", rollout["reward"], action_form(row))
+            # The form of an action: its calls or command, else the commands that its source reports, else its text.
+            action = canonical(row["action"])
+            if action is None and row["commands"]:
+                action = "ran: " + "\n".join(map(canonical_command, row["commands"]))
+            if action is None:
+                action = canonical_answer(row["action"])
+            visit = StateVisit(row, rollout["model"] or "unknown", rollout["reward"], action)
             visits_by_state.setdefault(key, []).append(visit)
-            key, known = store.digest([key, visit.form]), len(messages) + 1
+            # By the form and not by the text: rollouts that reasoned in other words stay in the same state.
+            key, known = store.digest([key, action]), len(messages) + 1
     return list(visits_by_state.values())
-
-
-def action_form(step: Row) -> str:
-    """Return the form of an action: its calls or command, else the commands that its source reports, else its text."""
-    known = canonical(step["action"])
-    if known is None and step["commands"]:
-        known = "ran: " + "\n".join(map(canonical_command, step["commands"]))
-    return known if known is not None else canonical_answer(step["action"])
 
 
 def choose(visits: Sequence[StateVisit], student: str | None) -> tuple[list[Choice], Counter[str]]:
@@ -164,17 +163,19 @@ def choose(visits: Sequence[StateVisit], student: str | None) -> tuple[list[Choi
         consistent = [choice for choice in voted if choice.forms[0] not in lost and choice.forms[1] not in won]
         dropped[reason] += len(voted) - len(consistent)
         voted = consistent
+    # An action without text cannot be trained on: its completion would be an end token alone.
     worded = [c for c in (*voted, *better) if c.preference.chosen.strip() and c.preference.rejected.strip()]
     dropped["empty_action"] = len(voted) + len(better) - len(worded)
     return worded, +dropped
 
 
 def _by_votes(visits: Sequence[StateVisit], student: str | None, dropped: Counter[str]) -> Iterator[Choice]:
-    """Yield preferences by votes: each model in turn (or one) is the student, the others are its teachers."""
+    """Yield preferences by votes: each model in turn, or `student` alone, is the student, the others its teachers."""
     classes: dict[str, str] = {visit.step["action"]: visit.form for visit in visits}
     for visit in visits:
         if student not in (None, visit.model):
             continue
+        # Other rollouts of the student's model are no teachers: a model does not outvote itself.
         teachers: dict[str, list[str | None]] = {}
         for other in visits:
             if other.model != visit.model:
@@ -202,12 +203,12 @@ def _by_rewards(visits: Sequence[StateVisit], student: str | None, dropped: Coun
         dropped["actions_equal" if len({visit.form for visit in visits}) == 1 else "rewards_unknown"] += 1
         return
 
-    def mean(side: Sequence[StateVisit]) -> float:
-        return sum(visit.reward or 0.0 for visit in side) / len(side)
-
-    uneven = [sorted(two, key=mean) for two in combinations(classes.values(), 2) if mean(two[0]) != mean(two[1])]
+    means = {form: sum(visit.reward or 0.0 for visit in side) / len(side) for form, side in classes.items()}
+    forms = [sorted(two, key=means.__getitem__) for two in combinations(classes, 2) if means[two[0]] != means[two[1]]]
+    uneven = [(classes[worse], classes[better]) for worse, better in forms]
     dropped["rewards_equal"] += not uneven
     wanted = [two for two in uneven if student is None or any(v.model == student for side in two for v in side)]
+    # The level is shared among the pairs that are tested (Bonferroni), as each state may give several.
     several = [two for two in wanted if min(map(len, two)) >= MIN_ROLLOUTS]
     dropped["too_few_rollouts"] += len(wanted) - len(several)
     sure = [two for two in several if _differ(*two, level=LEVEL / len(several))]
@@ -325,12 +326,12 @@ def task_state(task: Task) -> Row:
     return opening_row(f"{task.task_id}/{TASK_STEP}", messages, state_sha256(messages))
 
 
+@dataclass(eq=False)
 class NamedStates:
     """The states that pairs name: of every rollout those up to the last one, and tasks in their own words."""
 
-    def __init__(self) -> None:
-        self._last: dict[str, int] = {}
-        self._tasks = set[str]()
+    _last: dict[str, int] = field(default_factory=dict, init=False)
+    _tasks: set[str] = field(default_factory=set, init=False)
 
     def add(self, name: str) -> None:
         """Add one `state_id`."""

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappush, heappushpop
 from typing import Any
 
@@ -54,6 +54,7 @@ def word_signal(pairs: Sequence[tuple[str, str]], seed: int = 0) -> WordSignal |
         chosen, rejected = (
             np.bincount(word, weights=number * (side_of == s), minlength=max(len(known), 1)) for s in (0, 1)
         )
+        # One is added to every count, so that a word of one side alone does not make the divergence infinite.
         p, q = (chosen + 1) / (chosen + 1).sum(), (rejected + 1) / (rejected + 1).sum()
         return float((p * np.log(p / q)).sum())
 
@@ -64,15 +65,18 @@ def word_signal(pairs: Sequence[tuple[str, str]], seed: int = 0) -> WordSignal |
     return WordSignal(observed, float(np.quantile(shuffled, 0.95)), p_value)
 
 
+@dataclass(eq=False)
 class PairAccount:
     """Pairs added up one after the other: their number, rules and states, and texts of both sides for their words.
 
     Of more than `MOST_TEXTS` pairs the words are those of a random part, by the digests that are the pairs' names.
     """
 
-    def __init__(self) -> None:
-        self.number, self.rules, self.states = 0, Counter[str](), NamedStates()
-        self._texts: list[tuple[int, int, str, str]] = []
+    number: int = 0
+    rules: Counter[str] = field(default_factory=Counter)
+    states: NamedStates = field(default_factory=NamedStates)
+    _texts: list[tuple[int, int, str, str]] = field(default_factory=list, init=False)
+    """A heap of (minus the digest, place, chosen, rejected): its first entry is the next to give way."""
 
     def add(self, row: Row) -> None:
         """Add one pair."""
@@ -87,6 +91,7 @@ class PairAccount:
         for name in rows["state_id"].unique().to_pylist():
             self.states.add(name)
         names, texts = rows["pair_id"].to_pylist(), (rows["chosen"], rows["rejected"])
+        # Texts become Python strings only where they are kept: most pairs of a large run are not.
         for place, name in enumerate(names):
             if len(self._texts) < MOST_TEXTS or -int(name, 16) > self._texts[0][0]:
                 self._add_texts(name, self.number + place, *(side[place].as_py() for side in texts))
@@ -154,4 +159,4 @@ def report(
     else:
         shuffled = f"{words.shuffled_p95:.3f} for shuffled sides (95th percentile)"
         lines += [f"words: KL {words.kl:.3f} nats against {shuffled}, p = {words.p_value:.3f}, for the record"]
-    out.text("report.txt", "\n".join(lines) + "\n")
+    out.write_file("report.txt", "\n".join(lines) + "\n")

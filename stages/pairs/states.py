@@ -111,7 +111,7 @@ class AnsweredStates:
             self._database.execute(table)
         ordered = "SELECT teacher FROM answers GROUP BY teacher ORDER BY min(file_row_number)"
         self.teachers = [name for (name,) in self._database.execute(ordered).fetchall()]
-        self._path = lru_cache(8)(self._read_path)
+        self._paths: dict[str, list[tuple[str, str]]] = {}
 
     def __enter__(self) -> "AnsweredStates":
         return self
@@ -123,21 +123,18 @@ class AnsweredStates:
         ((number,),) = self._database.execute("SELECT count(*) FROM states").fetchall()
         return int(number)
 
-    @cached_property
-    def num_rollouts_and_steps(self) -> tuple[int, int]:
-        """The number of rollouts that have steps, and the number of their steps."""
+    def counts(self) -> tuple[int, int, dict[str, int]]:
+        """Return the number of rollouts that have steps, of their steps, and of distinct states by task."""
         query = "SELECT count(DISTINCT rollout_id), count(*) FROM steps"
         ((rollouts, steps),) = self._database.execute(query).fetchall()
-        return int(rollouts), int(steps)
-
-    def per_task(self) -> dict[str, int]:
-        """Return the number of distinct states in the rollouts of each task."""
+        # A state that the rollouts of two tasks share counts in each.
         query = "SELECT task_id, count(DISTINCT state_sha256) FROM steps GROUP BY task_id"
-        return dict(self._database.execute(query).fetchall())
+        return int(rollouts), int(steps), dict(self._database.execute(query).fetchall())
 
     @cached_property
     def _sorted(self) -> tuple[str, str]:
         """Queries for steps and answers in the order of states: a table keeps the order in which it was made."""
+        # One after the other: each join and sort may take all of DuckDB's memory.
         for table in (STEPS, ANSWERS):
             self._database.execute(table)
         return "FROM sorted_steps", "FROM sorted_answers"
@@ -163,6 +160,7 @@ class AnsweredStates:
     def blocks(self, most: int = BLOCK_STATES) -> Iterator[StateBlock]:
         """Yield the same states as arrays, at most `most` at a time."""
         number = len(self)
+        # Two cursors, as a connection has one open result, and steps and answers are read in step with each other.
         with self._database.cursor() as recorded, self._database.cursor() as given:
             steps, answers = (
                 OrderedRows(cursor.sql(query).to_arrow_reader(most))
@@ -174,12 +172,15 @@ class AnsweredStates:
 
     def path(self, state: AnsweredState) -> list[tuple[str, str]]:
         """Return (action, observation) of the steps before a state, in the rollout that reached the state first."""
-        return self._path(state.steps[0]["rollout_id"])[: state.steps[0]["step"]]
-
-    def _read_path(self, rollout_id: str) -> list[tuple[str, str]]:
-        query = "SELECT action, observation FROM steps WHERE rollout_id = ? ORDER BY step"
-        with self._database.cursor() as cursor:
-            return cursor.execute(query, [rollout_id]).fetchall()
+        first = state.steps[0]
+        rollout_id = first["rollout_id"]
+        if rollout_id not in self._paths:
+            # States come in the order of rollouts, so a few rollouts are enough; observations may be long.
+            self._paths = dict(list(self._paths.items())[-7:])
+            query = "SELECT action, observation FROM steps WHERE rollout_id = ? ORDER BY step"
+            with self._database.cursor() as cursor:
+                self._paths[rollout_id] = cursor.execute(query, [rollout_id]).fetchall()
+        return self._paths[rollout_id][: first["step"]]
 
 
 def explored(digest: str, share: float) -> bool:
@@ -187,21 +188,18 @@ def explored(digest: str, share: float) -> bool:
     return int(digest[:12], 16) < share * 16**12
 
 
-def asked_blindly(answers: Run) -> Callable[[StateBlock], Array]:
-    """Return the test of which states [S] of a block have answers that were not requested because of other answers.
+def asked_blindly(answers: Run, block: StateBlock) -> Array:
+    """Return which states [S] of a block have answers that were not requested because of other answers.
 
-    Without a gate, those are all answered states; with one, the share that the gate explores at random.
+    Without a gate, those are all answered states; with one, the share that the gate explores at random: a gate asks
+    where teachers are likely to disagree, so that its own choice would decide a test of their agreement.
     """
+    asked: Array = np.bincount(block.answered, minlength=block.size) > 0
     gate = answers.manifest.config.get("gate") or {"rule": "off"}
-
-    def blind(block: StateBlock) -> Array:
-        asked = np.bincount(block.answered, minlength=block.size) > 0
-        if gate["rule"] == "off":
-            return asked
-        digests = block.first_step_column("state_sha256").to_pylist()
-        return asked & np.array([explored(digest, gate["explore"]) for digest in digests], dtype=bool)
-
-    return blind
+    if gate["rule"] == "off":
+        return asked
+    digests = block.first_step_column("state_sha256").to_pylist()
+    return asked & np.array([explored(digest, gate["explore"]) for digest in digests], dtype=bool)
 
 
 def vote(
@@ -227,6 +225,7 @@ def vote(
             found = outcomes(make, reached, [candidates[form] for form in order])
             by_outcome, compared_by = dict(zip(order, found, strict=True)), "outcome"
         except NotReproducible:
+            # Not compared by form instead: what differs in form may be equal here, and the environment has changed.
             reproducible = False
     classes = {text: None if form is None else by_outcome.get(form, form) for text, form in forms.items()}
     if reproducible:
@@ -249,24 +248,20 @@ def step_vote(state: AnsweredState, step: Row, classes: dict[str, str | None]) -
         return {"pairs": [], "reason": "student_truncated"}
     if not any(state.teachers.values()):
         return {"pairs": [], "reason": "not_asked"}
-    texts, kinds = TextNumbers(), TextNumbers()
-    student = texts[step["action"]]
-    teachers = tuple((name, tuple(texts[text] for text in given)) for name, given in state.teachers.items())
-    found, reason = decided(student, teachers, tuple(kinds[classes[text]] for text in texts if text is not None))
-    spelled = {number: text for text, number in texts.items()}
+    # Texts and their classes as numbers, in the order in which they appear: most states then repeat a vote that
+    # `decided` has in its cache, whatever their texts are.
+    given = [text for texts in state.teachers.values() for text in texts if text is not None]
+    spelled = {str(number): text for number, text in enumerate(dict.fromkeys([step["action"], *given]))}
+    number_of: dict[str | None, str | None] = {text: number for number, text in spelled.items()} | {None: None}
+    known = dict.fromkeys(classes[text] for text in spelled.values())
+    kind_of = {kind: None if kind is None else str(number) for number, kind in enumerate(known)}
+    teachers = tuple((name, tuple(number_of[text] for text in texts)) for name, texts in state.teachers.items())
+    found, reason = decided("0", teachers, tuple(kind_of[classes[text]] for text in spelled.values()))
     pairs = [
         {**vars(one), "chosen": spelled[one.chosen], "rejected": spelled[one.rejected], "chosen_by": list(by)}
         for one, by in found
     ]
     return {"pairs": pairs, "reason": reason}
-
-
-class TextNumbers(dict[str | None, str | None]):
-    """Texts numbered in the order in which they are first looked up; None stays None."""
-
-    def __missing__(self, text: str | None) -> str | None:
-        self[text] = None if text is None else str(len(self))
-        return self[text]
 
 
 @lru_cache(16_384)

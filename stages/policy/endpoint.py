@@ -396,10 +396,8 @@ class EndpointPolicy:
             response, latency_s = await self._send(request, reservation)
             sample = client.read(response.body, self.config, bound, latency_s=latency_s, attempts=attempt)
         except (Retryable, Rejected) as error:
-            if error.billed_usd is None:  # the server may have done the work: the bound counts as possibly spent
-                await self.budget.mark_unconfirmed(reservation)
-            else:
-                await self.budget.settle(reservation, error.billed_usd)
+            # Without a bill the server may have done the work: the bound counts as possibly spent.
+            await self.budget.settle(reservation, error.billed_usd)
             raise
         except ComposerError:
             await self.budget.settle(reservation, 0.0)

@@ -51,7 +51,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     status = verdict(checks)
     out.table(PROBE_CHECK, [check.row() for check in checks])
     out.document("compare", [check.as_json() for check in checks])
-    out.text("report.txt", table(checks) + "\n")
+    out.write_file("report.txt", table(checks) + "\n")
     out.set_summary(
         ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], checks={f.name: f.status for f in checks}
     )

@@ -201,7 +201,7 @@ def _finish(
     out.checkpoint(lambda target: link_files(folder, target), "v_hack")
     out.table(DIRECTION, module_rows(direction, gradients, loss))
     out.document("validation", [check.as_json() for check in checks])
-    out.text("report.txt", table(checks) + "\n")
+    out.write_file("report.txt", table(checks) + "\n")
     out.count(planned=len(gradients), done=len(gradients))
     status = verdict(checks)
     out.set_summary(

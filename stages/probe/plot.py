@@ -38,8 +38,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         out.progress("figures", index, len(DATA))
         rows = data(evidence)
         if rows:
-            out.text(f"{name}.csv", as_csv(rows))
-            out.figure(f"{name}.png", as_png(name, rows))
+            out.write_file(f"{name}.csv", as_csv(rows))
+            out.write_file(f"{name}.png", as_png(name, rows))
             drawn.append(name)
     if not drawn:
         raise BadInput("There is nothing to draw. Give replays, a score or trajectories with --from.")

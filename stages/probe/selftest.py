@@ -66,7 +66,7 @@ def judge_faults(world: "ProbeWorld", out: RunWriter, others: Sequence["Check"] 
     status = verdict(checks)
     out.table(PROBE_CHECK, [check.row() for check in checks])
     out.document("selftest", [check.as_json() for check in checks])
-    out.text("report.txt", table(checks) + "\n")
+    out.write_file("report.txt", table(checks) + "\n")
     out.count(guards=len(sound), faults=len(FAULTS))
     out.set_summary(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status])
 

@@ -91,7 +91,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         if bucket_shortage(rows) is None:
             break
     _finish(rows, policies.tokenizer, config, policies.guards(rows), out)
-    failed = [record for record in out.records() if record["failed"]]
+    failed = [record for record in out.journal.records() if record["failed"]]
     if failed:
         kind, what = failed[0]["error"] or ("unknown", "no answer was recorded")
         raise Incomplete(
@@ -207,7 +207,7 @@ def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["C
         write_step(out, step, [row for row in rows if row["step"] == step], None)
     out.table(POOL_ROW, rows)
     out.document("checks", [check.as_json() for check in checks])
-    out.text("report.txt", table(checks) + "\n")
+    out.write_file("report.txt", table(checks) + "\n")
     out.count(planned=len(rows), done=len(rows), problems=len({row["problem_id"] for row in rows}))
     status = verdict(checks)
     sources = sorted({row["src_pool"] for row in rows})

@@ -47,7 +47,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.table(PROBE_CHECK, [check.row() for check in checks])
     out.document("uat", [check.as_json() for check in checks])
     status = verdict(checks)
-    out.text("report.txt", f"{bucket_table(rows)}\n\n{table(checks)}\n")
+    out.write_file("report.txt", f"{bucket_table(rows)}\n\n{table(checks)}\n")
     out.count(planned=len(checks), done=len(checks))
     shown = {check.name: check.status for check in checks}
     out.set_summary(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], checks=shown)

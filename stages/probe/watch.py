@@ -84,9 +84,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.table(WATCHED, watched, "watched")
     out.document("watch", {**facts, "checks": [check.as_json() for check in checks], "checkpoints": watched})
     out.document("checks", [check.as_json() for check in checks])
-    out.text("watch.csv", as_csv(watched))
-    out.figure("watch.png", watch_png(watched, facts["threshold"]))
-    out.text("report.txt", table(checks) + "\n")
+    out.write_file("watch.csv", as_csv(watched))
+    out.write_file("watch.png", watch_png(watched, facts["threshold"]))
+    out.write_file("report.txt", table(checks) + "\n")
     out.count(planned=len(steps), done=len(steps))
     out.set_summary(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], figures=["watch"], **facts)
 

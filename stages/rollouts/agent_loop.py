@@ -169,11 +169,11 @@ def shown(messages: list[Message], history: str | None) -> list[Message]:
     """Return the conversation as the policy sees it. The opening and all later assistant messages always remain."""
     first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
     if history == SUMMARISE:
-        # a request at the very end is still unanswered and leaves nothing out
+        # A request at the very end is still unanswered and leaves nothing out.
         *_, asked = [-1, *(i for i in range(first, len(messages) - 1) if messages[i] == SUMMARY_REQUEST)]
         kept = messages if asked < 0 else [*messages[:first], *messages[asked + 1 :]]
         if kept[-1] == SUMMARY_REQUEST and kept[-2]["role"] == "user":
-            # one message, because chat templates of some models require user and assistant to alternate
+            # One message, because chat templates of some models require user and assistant to alternate.
             return [*kept[:-2], {"role": "user", "content": f"{kept[-2]['content']}\n\n{SUMMARY_PROMPT}"}]
         return kept
     found = re.match(r"last (\d+)$", history or FULL)
@@ -218,6 +218,7 @@ def next_turn(episode: Episode, policy: Policy, rules: Rules) -> Turn | None:
         episode.terminated_by = "context"
         return None
     may_summarise = episode.history == SUMMARISE and bool(episode.steps) and not episode.steps[-1].summary
+    # Characters as a bound for the request's tokens: it is ASCII, and a token has at least one byte.
     with_request = tokens + len(SUMMARY_PROMPT) + max_tokens
     if may_summarise and SUMMARISE_FROM * limits.context_tokens < with_request <= limits.context_tokens:
         episode.summarising, episode.messages = True, [*episode.messages, SUMMARY_REQUEST]
@@ -231,6 +232,7 @@ def _turn(episode: Episode) -> Turn:
     if episode.history == FULL and episode.steps and episode.steps[-1].sample.prompt_ids is not None:
         last = episode.steps[-1].sample
         ids = [*(last.prompt_ids or []), *(last.completion_ids or [])]
+    # 15 hexadecimal digits are 60 bits: a positive number that every server's int64 holds.
     seed = int(store.digest([episode.rollout_id, len(episode.steps)])[:15], 16)
     return Turn(list(shown(episode.messages, episode.history)), seed, ids, episode.tools)
 
@@ -263,6 +265,7 @@ def act(episode: Episode, environment: Environment, turn: Turn, sample: Sample, 
     if sample.error_type is not None:
         episode.terminated_by, episode.error = "model_error", (sample.error_type, sample.error or "")
         return
+    # A truncated answer is recorded but not executed: half a command may do what the whole one would not.
     truncated = sample.finish_reason == "length"
     if truncated:
         observation: Observation | None = Observation("")
@@ -308,12 +311,8 @@ def grade(pairs: Sequence[EpisodePair], pool: ThreadPoolExecutor | None = None) 
         if found is not None and found.error_type is not None:
             episode.error = (found.error_type, found.error or "")
 
+    # list: map is lazy, and an exception of a worker is only raised when its result is read.
     list((map if pool is None else pool.map)(grade_one, played, calls))
-
-
-def end(episode: Episode, environment: Environment) -> None:
-    """Release the resources of the environment."""
-    _guarded(episode, environment, environment.close)
 
 
 def _guarded(episode: Episode, environment: Environment, call: Callable[[], Result]) -> Result | None:
@@ -325,6 +324,7 @@ def _guarded(episode: Episode, environment: Environment, call: Callable[[], Resu
     except (ComposerError, MemoryError):
         raise
     except Exception as error:
+        # A full disk is no fault of one episode: all later ones would end the same way.
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         text = boundary.blamed(error, environment, episode.task.task_id)
@@ -362,7 +362,7 @@ def play(
             grade(pairs, pool)
     finally:
         for episode, environment in pairs:
-            end(episode, environment)
+            _guarded(episode, environment, environment.close)
     return list(episodes)
 
 
@@ -400,7 +400,7 @@ async def play_each(
             reporter.cancel()
             await asyncio.gather(reporter, return_exceptions=True)
             for episode, environment in loop.open.values():
-                await _in_pool(commands, partial(end, episode, environment))
+                await _in_pool(commands, partial(_guarded, episode, environment, environment.close))
             await policy.drain()
 
 
@@ -431,6 +431,7 @@ class _ConcurrentLoop:
             while waiting:
                 planned = waiting.popleft()
                 self.check()
+                # A fresh Episode, so that the given ones stay empty and finished ones can be freed.
                 await self._play_one(Episode(planned.task, planned.sample_idx, planned.seed))
 
         await background.gather(player() for _ in range(num_players))
@@ -451,6 +452,7 @@ class _ConcurrentLoop:
                 break
             left_s = None if wall_s is None else max(wall_s - (time.monotonic() - episode.started), 0.0)
             try:
+                # expired() below tells our own limit from a TimeoutError of the client's.
                 async with asyncio.timeout(left_s) as clock:
                     sample = await self.policy.ask(turn)
             except TimeoutError:
@@ -461,6 +463,7 @@ class _ConcurrentLoop:
             self.doing[key] = "acting", time.monotonic()
             await _in_pool(self.commands, partial(act, episode, environment, turn, sample, self.rules))
         self.doing[key] = "waiting for a grader", time.monotonic()
+        # Blocks while the queue is full: players must not run ahead of the graders by more workspaces than that.
         await self.played.put((episode, environment))
 
     async def grade_all(self) -> None:
@@ -469,14 +472,14 @@ class _ConcurrentLoop:
         def grade_and_end(batch: list[EpisodePair]) -> None:
             grade(batch)
             for episode, environment in batch:
-                end(episode, environment)
+                _guarded(episode, environment, environment.close)
                 episode.wall_s = time.monotonic() - episode.started
 
         while (pair := await self.played.get()) is not None:
             batch = [pair]
             while isinstance(pair[1], GradesTogether) and len(batch) < MOST_GRADED_TOGETHER and not self.played.empty():
                 more = self.played.get_nowait()
-                if more is None:
+                if more is None:  # the end mark is for every grader: put it back
                     await self.played.put(None)
                     break
                 batch.append(more)
@@ -559,9 +562,6 @@ def play_missing(
     depends on the batch, plays fixed batches in lock step. The workers of the run play first, where there are any.
     """
 
-    def unit(episode: Episode) -> FinishedUnit:
-        return key(episode), payload(episode), episode.error is not None
-
     async def independently() -> None:
         missing = [episode for episode in episodes if not out.finished(key(episode))]
         done = len(episodes) - len(missing)
@@ -569,7 +569,7 @@ def play_missing(
 
         async def finished(episode: Episode) -> None:
             nonlocal done
-            await written(unit(episode))
+            await written((key(episode), payload(episode), episode.error is not None))
             done += 1
             out.progress(what, done, len(episodes))
 
@@ -596,9 +596,10 @@ def play_missing(
             history=config.history,
             before_turn=out.raise_if_stopped,
         )
+        # Lock step has no time of its own for an episode: each gets an equal share.
         for episode in batch:
             episode.wall_s = (time.monotonic() - started) / len(batch)
-            yield unit(episode)
+            yield key(episode), payload(episode), episode.error is not None
 
     if isinstance(policy, AsyncPolicy):
         out.spread([[key(episode)] for episode in episodes], what)

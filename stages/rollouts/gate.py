@@ -69,6 +69,7 @@ class _Tally:
     unrecorded: int = 0
 
 
+@dataclass
 class Gate:
     """All checks over a collection, rollout after rollout.
 
@@ -76,10 +77,9 @@ class Gate:
     counts it as unrecorded.
     """
 
-    def __init__(self) -> None:
-        self._tallies: dict[str, _Tally] = {name: _Tally() for name in CHECKS}
-        self._ids: set[str] = set()
-        self._rollouts = 0
+    _tallies: dict[str, _Tally] = field(default_factory=lambda: {name: _Tally() for name in CHECKS})
+    _ids: set[str] = field(default_factory=set)
+    _rollouts: int = 0
 
     def add(self, rollout: Row | None, steps: list[Row], absent: Collection[Fact] = ()) -> None:
         """Check one rollout, None where its row is missing, and its steps in order; `absent`: facts not recorded."""
@@ -99,6 +99,7 @@ class Gate:
             count("rollouts scored", reward, lambda r: r is not None, missing.REWARD)
             count("reward in [0, 1]", reward, lambda r: r is None or 0.0 <= r <= 1.0, missing.REWARD)
             if missing.STEPS in absent:
+                # Once a rollout: how many steps there were is not recorded either.
                 for name in STEP_CHECKS:
                     self._tallies[name].unrecorded += 1
         sampled = [row for row in steps if row["capture_level"] == "tokens" or row["logprobs"] is not None]
@@ -107,9 +108,26 @@ class Gate:
         episodes = [steps] if steps else []
         count("steps dense from 0", episodes, lambda e: [s["step"] for s in e] == list(range(len(e))))
         count("one done, the last", episodes, lambda e: [s["done"] for s in e] == [False] * (len(e) - 1) + [True])
-        count("tuples complete", steps, lambda s: _complete(s, needs_reward=missing.REWARD not in absent))
+        count(
+            "tuples complete",
+            steps,
+            lambda s: (
+                bool(s["new_messages_json"] and s["state_sha256"])
+                and s["action"] is not None
+                and (s["reward"] is not None or missing.REWARD in absent)
+            ),
+        )
         count("state hash chain", episodes, _chained)
-        count("ids as many as log-probs", sampled, _lengths_agree, missing.TOKENS)
+        count(
+            "ids as many as log-probs",
+            sampled,
+            lambda s: (
+                len(s["completion_token_ids"]) == len(s["logprobs"]) > 0
+                if s["capture_level"] == "tokens"
+                else s["logprobs"] is None
+            ),
+            missing.TOKENS,
+        )
         count(
             "log-probs finite, <= 0",
             sampled,
@@ -119,17 +137,25 @@ class Gate:
         count(
             "prompt extends the last",
             steps,
-            # a prompt need not extend the last one where the policy is not shown the full history
+            # A prompt need not extend the last one where the policy is not shown the full history.
             lambda s: s["prefix_ok"] is not False or s.get("history") not in (None, FULL),
             missing.TOKENS,
         )
-        count("prompt length as stored", episodes, _prompt_lengths_agree, missing.TOKENS)
+        count(
+            "prompt length as stored",
+            episodes,
+            lambda e: all(
+                ids is None or len(ids) == row["prompt_len"] for ids, row in zip(prompt_ids(e), e, strict=True)
+            ),
+            missing.TOKENS,
+        )
         count("nothing truncated", steps, lambda s: not s["truncated"], missing.FINISH)
         count("no output elided", steps, lambda s: not s["elided_chars"], missing.ELISION)
         count("actions well-formed", steps, lambda s: s["parse_error"] is None, missing.PARSE)
 
     def checks(self, planned: int) -> list[GateCheck]:
         """Return all checks over what was added, where `planned` rollouts were planned."""
+        # By distinct id: a rollout that was written twice must not hide one that is missing.
         ids = len(self._ids)
         return [
             GateCheck("rollouts collected", planned - ids, planned),
@@ -156,12 +182,6 @@ def check(
     return found.checks(planned)
 
 
-def _complete(step: Row, *, needs_reward: bool) -> bool:
-    """Return whether state and action are there, and the reward unless the source has none."""
-    scored = step["reward"] is not None or not needs_reward
-    return bool(step["new_messages_json"] and step["state_sha256"]) and step["action"] is not None and scored
-
-
 def _chained(episode: list[Row]) -> bool:
     """Return whether every state is the one before it, plus the action and the observation, in one message or several.
 
@@ -179,17 +199,6 @@ def _chained(episode: list[Row]) -> bool:
         if after[: len(before)] != before or gained[:1] != action or observation != row["observation"]:
             return False
     return True
-
-
-def _lengths_agree(step: Row) -> bool:
-    if step["capture_level"] != "tokens":
-        return step["logprobs"] is None
-    return len(step["completion_token_ids"]) == len(step["logprobs"]) > 0
-
-
-def _prompt_lengths_agree(episode: list[Row]) -> bool:
-    rebuilt = prompt_ids(episode)
-    return all(ids is None or len(ids) == row["prompt_len"] for ids, row in zip(rebuilt, episode, strict=True))
 
 
 def table(checks: list[GateCheck]) -> str:

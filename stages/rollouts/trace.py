@@ -39,15 +39,10 @@ class RolloutUnit(RolloutPayload):
 
 
 def payload(episode: Episode, policy: Policy, *, sandbox: str, source: str = "collect") -> RolloutPayload:
-    """Return the journal record of one episode."""
-    return {"rollout": rollout_row(episode, policy, sandbox, source), "steps": step_rows(episode, policy)}
-
-
-def rollout_row(episode: Episode, policy: Policy, sandbox: str, source: str) -> Row:
-    """Return the `rollout/2` row of an episode. An episode with an error has a null reward."""
+    """Return the journal record of one episode. An episode with an error has a null reward."""
     grade, work, samples = episode.grade, episode.grade.work, [step.sample for step in episode.steps]
     error_type, error = episode.error or (None, grade.error)
-    return {
+    rollout = {
         **_identity(episode),
         "split": episode.task.split,
         "family": episode.task.family,
@@ -73,6 +68,7 @@ def rollout_row(episode: Episode, policy: Policy, sandbox: str, source: str) -> 
         **{name: getattr(work, name) for name in Work.__dataclass_fields__},
         "canary": None if work.canary is None else list(work.canary),
     }
+    return {"rollout": rollout, "steps": step_rows(episode, policy)}
 
 
 def step_rows(episode: Episode, policy: Policy) -> list[Row]:
@@ -82,10 +78,15 @@ def step_rows(episode: Episode, policy: Policy) -> list[Row]:
     """
     held: list[int] = []  # the prompt and answer of the step before
     rows = []
+    used = {"temperature": policy.config.temperature, "max_tokens": policy.config.max_tokens, "top_p": 1.0, "top_k": 0}
     scored = episode.error is None and episode.grade.reward is not None
     for index, step in enumerate(episode.steps):
         sample, observation, last = step.sample, step.observation, index == len(episode.steps) - 1
         prompt = sample.prompt_ids
+        # The version counts the optimiser steps of a policy under training, which may change from turn to turn.
+        version = {} if sample.policy_version is None else {"policy_version": sample.policy_version}
+        # False where the history was cut, or where the chat template renders old messages anew (a dropped <think>,
+        # say).
         prefix_ok = None if prompt is None else prompt[: len(held)] == held
         row = {
             **_identity(episode),
@@ -115,7 +116,7 @@ def step_rows(episode: Episode, policy: Policy) -> list[Row]:
             "logprobs": sample.logprobs,
             "logprob_kind": sample.logprob_kind,
             "model": policy.config.model,
-            "sampling_json": sampling_json(policy, sample.policy_version),
+            "sampling_json": store.encode(used | version).decode(),
             "seed": step.seed,
             "prompt_tokens": sample.prompt_tokens,
             "completion_tokens": sample.completion_tokens,
@@ -138,13 +139,6 @@ def _identity(episode: Episode) -> Row:
         "group_id": task.task_id,
         "sample_idx": episode.sample_idx,
     }
-
-
-def sampling_json(policy: Policy, version: int | None = None) -> str:
-    """Return the effective sampling settings; `version`: optimiser steps of a policy under training so far."""
-    config = policy.config
-    used = {"temperature": config.temperature, "max_tokens": config.max_tokens, "top_p": 1.0, "top_k": 0}
-    return store.encode(used if version is None else used | {"policy_version": version}).decode()
 
 
 def rollout_units(records: Iterable[Row]) -> dict[str, RolloutUnit]:
@@ -190,6 +184,7 @@ def digests_of_prefixes(gains: Iterable[list[Message]]) -> list[str]:
     """Return the digest of every state, each of which is the one before and what it gained; in linear time."""
     running, digests, begun = hashlib.sha256(b"["), [], False
     for gain in gains:
+        # A JSON list is hashed as it grows, and closed on a copy: with n steps, to hash each state anew is quadratic.
         for message in gain:
             running.update((b"," if begun else b"") + store.encode(message))
             begun = True
@@ -253,6 +248,7 @@ def state_rows(steps: list[Row], last: int) -> Iterator[Row]:
     for row, messages, prompt in zip(steps[: last + 1], states(steps), prompt_ids(steps), strict=False):
         kept = len(held_messages)
         if messages[:kept] != held_messages:
+            # A shortened or summarised history: keep what is equal up to the first difference.
             differing = (i for i, (one, other) in enumerate(zip(held_messages, messages, strict=False)) if one != other)
             kept = next(differing, min(kept, len(messages)))
         kept_ids = len(held) if prompt is not None and prompt[: len(held)] == held else 0
@@ -315,6 +311,7 @@ def rollout_rows(run: Run) -> Iterator[tuple[Row, list[Row]]]:
 
     Raises `BadInput` where the steps are not in the order of the rollouts, in which every stage writes them.
     """
+    # Merged like two sorted files, so that neither table has to fit in memory.
     groups = step_groups(run.scan(STEP).rows())
     steps = next(groups, [])
     for rollout in run.scan(ROLLOUT).rows():

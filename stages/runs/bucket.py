@@ -1,4 +1,7 @@
-"""Buckets and folders of runs: access through obstore, the Hugging Face hub, finished runs, and runs in progress.
+"""Runs in a bucket or on the Hugging Face hub.
+
+In this order: objects in a bucket (`Bucket`, through obstore), files on the hub (`HubDataset`, `HubBucket`), finished
+runs that are fetched and published, and a run that is uploaded while it runs (`Mirror`).
 
 Keys come from where each provider's own tools look for them (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, ...),
 as do endpoints (AWS_ENDPOINT_URL, and AWS_ALLOW_HTTP=true for one without TLS).
@@ -11,7 +14,7 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from pydantic import ValidationError
@@ -19,62 +22,29 @@ from pydantic import ValidationError
 from stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
 from stages.redaction import redacted, secret_in
 from stages.runs import store
-from stages.runs.artifact import Run, RunWriter
+from stages.runs.artifact import Manifest, Run, RunWriter
 from stages.runs.ledger import NAME as LEDGER
-from stages.runs.manifest import Manifest
 from stages.runs.store import sealing
 
 PART_BYTES = 8 * 1024 * 1024
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 
 
-class ReadStore(Protocol):
-    """A place of finished runs."""
-
-    url: str
-    sent: int
-
-    def read(self, key: str) -> bytes | None:
-        """Return the object under a name; None when there is none."""
-
-    def fetch(self, key: str, path: Path) -> None:
-        """Write the object into a local file."""
-
-    def keys(self, prefix: str) -> list[str]:
-        """Return the sorted names that begin with a prefix."""
-
-    def send_all(self, files: Sequence[tuple[Path, str]]) -> None:
-        """Write files under these names, none of them after the last one."""
-
-
-class WriteStore(ReadStore, Protocol):
-    """Where a run lies while it goes on: what is there can be replaced and deleted."""
-
-    def write(self, key: str, data: bytes) -> None:
-        """Write under a name, in place of what is there."""
-
-    def send(self, path: Path, key: str) -> None:
-        """Write a file under a name, in place of what is there."""
-
-    def delete(self, keys: list[str]) -> None:
-        """Delete what lies under these names, if anything does."""
-
-
 class Bucket:
-    """Objects by key. A read sees a whole object or none, as all of these stores promise."""
+    """Objects by key in one of obstore's stores. A read sees a complete object or none, as all these stores promise."""
 
     def __init__(self, store: Any, url: str) -> None:
-        """store: one of obstore's."""
         self._store, self.url = store, url
-        self.sent = self.received = 0
+        self.sent = self.received = 0  # bytes
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write an object if there is none of that key: whether this call was the one that did."""
+        """Write an object if there is none of that key; return whether this call wrote it."""
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
         with self._failing(f"creating {key}"):
             try:
+                # In one part: a multipart upload has no condition on the key, so that two writers would both succeed.
                 obstore.put(self._store, key, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 return False
@@ -82,7 +52,7 @@ class Bucket:
         return True
 
     def write(self, key: str, data: bytes) -> None:
-        """Write an object in place of any that is there."""
+        """Write an object, replacing any of that key."""
         import obstore
 
         with self._failing(f"writing {key}"):
@@ -90,7 +60,7 @@ class Bucket:
         self.sent += len(data)
 
     def read(self, key: str) -> bytes | None:
-        """An object's bytes; None where there is none."""
+        """Return the bytes of an object; None when there is none."""
         import obstore
 
         with self._failing(f"reading {key}"):
@@ -102,7 +72,7 @@ class Bucket:
         return data
 
     def fetch(self, key: str, path: Path) -> None:
-        """Write an object into a file, a part at a time; the file's folder is made."""
+        """Download an object into a local file, a part at a time, which may be larger than memory."""
         import obstore
 
         with self._failing(f"reading {key}"), sealing(path) as file:
@@ -110,7 +80,7 @@ class Bucket:
                 self.received += file.write(part)
 
     def send(self, path: Path, key: str) -> None:
-        """Write a file as an object, a part at a time, in place of any that is there."""
+        """Upload a file as an object, a part at a time, replacing any of that key."""
         import obstore
 
         with self._failing(f"writing {key}"):
@@ -118,27 +88,25 @@ class Bucket:
         self.sent += path.stat().st_size
 
     def send_all(self, files: Sequence[tuple[Path, str]]) -> None:
-        """Write files as objects of these keys, one after the other."""
+        """Upload files in this order, the last one after all others."""
         for path, key in files:
             self.send(path, key)
 
     def keys(self, prefix: str) -> list[str]:
-        """The keys below a prefix, sorted."""
+        """Return the keys below a prefix, sorted."""
         import obstore
 
         with self._failing(f"listing {prefix}"):
             return sorted(entry["path"] for page in obstore.list(self._store, prefix) for entry in page)
 
     def delete(self, keys: list[str]) -> None:
-        """Delete objects; those that are not there count as deleted."""
+        """Delete objects; missing ones count as deleted."""
         import obstore
 
         with self._failing("deleting old rounds"):
             for key in keys:
-                try:
+                with suppress(FileNotFoundError):  # raised by a local folder; S3 reports success
                     obstore.delete(self._store, key)
-                except FileNotFoundError:
-                    continue
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
@@ -150,16 +118,16 @@ class Bucket:
             raise failed(self.url, what, _first_line(error)) from None
 
 
-def failed(url: str, what: str, said: str) -> InfrastructureError:
-    """The sentence for a store that did not do what it was asked, and what it said."""
+def failed(url: str, what: str, message: str) -> InfrastructureError:
+    """Return the error to raise when a store fails at an operation with this message."""
     return InfrastructureError(
-        f"{url} failed at {what} ({said}). Check the address, the keys in the environment "
+        f"{url} failed at {what} ({message}). Check the address, the keys in the environment "
         "and the network, then --resume."
     )
 
 
 def open_bucket(url: str) -> Bucket:
-    """The store of an address; `UsageError` where it is not understood, or obstore is not installed."""
+    """Open the store at an address; `UsageError` when it is not understood, or obstore is not installed."""
     if url.startswith("hf://"):
         raise UsageError(
             f"{url} will not do for replicas: they write objects only where there is none, which the hub does not "
@@ -185,7 +153,7 @@ def open_bucket(url: str) -> Bucket:
 
 
 def _first_line(error: Exception) -> str:
-    """What went wrong, without the client's dump of itself."""
+    """Return the first line of an error of obstore, without the debug dump of the Rust client that follows."""
     return re.split(r"\n|Debug source", str(error), maxsplit=1)[0].strip().rstrip(".")
 
 
@@ -200,10 +168,10 @@ ADDRESS = re.compile(r"hf://(buckets|datasets)/([\w.-]+/[\w.-]+)((?:/[^/@]+)*)")
 
 
 class HubDataset:
-    """Files below a folder of a dataset repository."""
+    """Files below a folder of a dataset repository, with the methods of `Bucket` that a commit allows."""
 
     def __init__(self, url: str, kind: str, repository: str, folder: str) -> None:
-        """folder: below the repository, empty for the repository itself. `UsageError` where that cannot be opened."""
+        """folder: below the repository, empty for the repository itself. `UsageError` when it cannot be opened."""
         from huggingface_hub import HfApi, HfFileSystem
         from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
@@ -212,24 +180,26 @@ class HubDataset:
         self._api = HfApi(endpoint=endpoint, token=token, library_name="composer")
         self._files = HfFileSystem(endpoint=endpoint, token=token, skip_instance_cache=True)
         self.url, self._repository, self._folder = url, repository, f"{folder}/" if folder else ""
-        self._root = f"{kind}/{repository}"
+        root = f"{kind}/{repository}"
+        self._prefix = f"{root}/{self._folder}"  # of the keys, in the paths of HfFileSystem
         self.sent = self.received = 0
         with self._failing("opening it"):
             try:
-                self._files.resolve_path(self._root)
+                self._files.resolve_path(root)
             except FileNotFoundError:
                 raise UsageError(
-                    f"{url} cannot be opened: there is no {self._root} that this token may see. Create it with "
+                    f"{url} cannot be opened: there is no {root} that this token may see. Create it with "
                     "`hf repo create` or `hf buckets create`, or set HF_TOKEN."
                 ) from None
 
     def read(self, key: str) -> bytes | None:
-        """A file's bytes; None where there is none."""
+        """Return the bytes of a file; None when there is none."""
         from huggingface_hub.errors import EntryNotFoundError
 
         with self._failing(f"reading {key}"):
             try:
-                with self._files.open(self._place(key), "rb", block_size=0) as file:
+                # block_size=0 streams the file in one request; the default asks for the size first, then for ranges.
+                with self._files.open(self._prefix + key, "rb", block_size=0) as file:
                     data: bytes = file.read()
             except EntryNotFoundError:
                 return None
@@ -237,21 +207,20 @@ class HubDataset:
         return data
 
     def fetch(self, key: str, path: Path) -> None:
-        """Write a file of the hub into one here, a part at a time; its folder is made."""
+        """Download a file of the hub into a local file, a part at a time."""
         with self._failing(f"reading {key}"), sealing(path) as file:
-            with self._files.open(self._place(key), "rb", block_size=0) as source:
+            with self._files.open(self._prefix + key, "rb", block_size=0) as source:
                 shutil.copyfileobj(source, file, PART_BYTES)
             self.received += file.tell()
 
     def keys(self, prefix: str) -> list[str]:
-        """The names of the files below the folder that begin with a prefix, sorted."""
-        root = f"{self._root}/{self._folder}"
+        """Return the keys below the folder that begin with a prefix, sorted."""
         with self._failing("listing"):
-            found = self._files.find(root.rstrip("/"), refresh=True)
-        return sorted(key for name in found if (key := name.removeprefix(root)).startswith(prefix))
+            found = self._files.find(self._prefix.rstrip("/"), refresh=True)  # else from a cache of this process
+        return sorted(key for name in found if (key := name.removeprefix(self._prefix)).startswith(prefix))
 
     def send_all(self, files: Sequence[tuple[Path, str]]) -> None:
-        """Write files under these names, all or none of them."""
+        """Upload files in one commit: all or none of them."""
         from huggingface_hub import CommitOperationAdd
 
         operations = [CommitOperationAdd(self._folder + key, path) for path, key in files]
@@ -261,9 +230,6 @@ class HubDataset:
             )
         self.sent += sum(path.stat().st_size for path, _ in files)
 
-    def _place(self, key: str) -> str:
-        return f"{self._root}/{self._folder}{key}"
-
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
@@ -272,30 +238,31 @@ class HubDataset:
         try:
             yield
         except (Unreachable, EntryNotFoundError, OSError, RuntimeError, ValueError) as error:
-            said = str(error)
+            message = str(error)
             if isinstance(error, HfHubHTTPError):
-                said = f"{error.response.status_code}: {error.server_message or error}"
-            raise failed(self.url, what, redacted(said.strip().split("\n")[0])) from None
+                message = f"{error.response.status_code}: {error.server_message or error}"
+            # redacted(): a proxy or the hub may repeat the request's token in its message.
+            raise failed(self.url, what, redacted(message.strip().split("\n")[0])) from None
 
 
 class HubBucket(HubDataset):
-    """Files below a folder of a bucket, which can be replaced and deleted as well."""
+    """Files below a folder of a bucket of the hub, which can be replaced and deleted as well."""
 
     def write(self, key: str, data: bytes) -> None:
-        """Write a file in place of any that is there."""
+        """Write a file, replacing any of that key."""
         with self._failing(f"writing {key}"):
             self._api.batch_bucket_files(self._repository, add=[(data, self._folder + key)])
         self.sent += len(data)
 
     def send(self, path: Path, key: str) -> None:
-        """Write a file of this machine in place of any that is there; `FileNotFoundError` where this one is gone."""
+        """Upload a local file, replacing any of that key; `FileNotFoundError` when the local file is gone."""
         size = path.stat().st_size
         with self._failing(f"writing {key}"):
             self._api.batch_bucket_files(self._repository, add=[(path, self._folder + key)])
         self.sent += size
 
     def send_all(self, files: Sequence[tuple[Path, str]]) -> None:
-        """Write files under these names, the last one after all others."""
+        """Upload files, the last one after all others."""
         *first, last = files
         with self._failing("writing"):
             self._api.batch_bucket_files(self._repository, add=[(path, self._folder + key) for path, key in first])
@@ -303,14 +270,20 @@ class HubBucket(HubDataset):
         self.send(*last)
 
     def delete(self, keys: list[str]) -> None:
-        """Delete files; those that are not there count as deleted."""
+        """Delete files; missing ones count as deleted."""
         there = sorted(set(keys) & set(self.keys(""))) if keys else []
         with self._failing("deleting"):
             self._api.batch_bucket_files(self._repository, delete=[self._folder + key for key in there])
 
 
-def open_hub(url: str) -> HubDataset:
-    """What an address on the hub names, a `HubBucket` where it is a bucket; `UsageError` where it is not understood."""
+ReadStore = Bucket | HubDataset
+"""A store of finished runs."""
+
+
+def open_store(url: str) -> ReadStore:
+    """Open the bucket or the repository at an address; `UsageError` when it is not understood or not found."""
+    if not url.startswith(f"{SCHEME}://"):
+        return open_bucket(url)
     found = ADDRESS.fullmatch(url)
     if found is None:
         raise UsageError(
@@ -321,27 +294,22 @@ def open_hub(url: str) -> HubDataset:
     return (HubBucket if kind == "buckets" else HubDataset)(url, kind, repository, folder.lstrip("/"))
 
 
-# Finished runs in a bucket: fetched into a local folder to be read, and published. A run in a bucket is the files of
-# its folder under the same names, the manifest written last. Fetched files are compared with the manifest's digests,
-# kept, and not fetched again while the manifest in the bucket is the same.
+def is_address(text: str) -> bool:
+    """Return whether a text is an address in a bucket or on the hub, not a folder or a name."""
+    return text.partition("://")[0] in (*SCHEMES, SCHEME) and "://" in text
+
+
+# Finished runs: fetched into a local folder to be read, and published. A run in a bucket is the files of its folder
+# under the same names, the manifest written last. Fetched files are compared with the manifest's digests, kept, and not
+# fetched again while the manifest in the bucket is the same.
 
 MANIFEST = "manifest.json"
 LEFT_OUT = ("scratch", "ledger.jsonl")
 """Files that only a resumed attempt needs; hidden files are left out too."""
 
 
-def is_address(text: str) -> bool:
-    """Whether a text means a place in a bucket, not a folder or a name."""
-    return text.partition("://")[0] in (*SCHEMES, SCHEME) and "://" in text
-
-
-def open_store(url: str) -> ReadStore:
-    """The bucket or the repository of an address; `UsageError` where there is none."""
-    return open_hub(url) if url.startswith(f"{SCHEME}://") else open_bucket(url)
-
-
 def fetch(url: str, cache: Path) -> Path:
-    """The run at an address, below `cache`; `BadInput` where there is none, or it is unfinished or damaged."""
+    """Return the folder below `cache` with the run at an address; `BadInput` when it is missing or unfinished."""
     bucket = open_store(url.rstrip("/"))
     found = bucket.read(MANIFEST)
     if found is None:
@@ -349,24 +317,25 @@ def fetch(url: str, cache: Path) -> Path:
     about = _manifest(found, url)
     if about.status != "complete":
         raise BadInput(f"{url} is {about.status}, not complete. Publish the run once it is finished.")
-    folder = place(url, about.stage, cache)
+    folder = local_folder(url, about.stage, cache)
     if store.read_bytes(folder / MANIFEST) == found and not _damage(Run(folder)):
         return folder
-    bring(bucket, folder, found)
+    download(bucket, folder, found)
     if damage := _damage(Run(folder)):
-        (folder / MANIFEST).unlink()
+        (folder / MANIFEST).unlink()  # so that the folder is no run, and the next fetch downloads it again
         raise BadInput(f"{url}: {damage}. Publish the run again.")
     return folder
 
 
-def place(url: str, stage: str, cache: Path) -> Path:
-    """The folder below `cache` for the run at an address."""
+def local_folder(url: str, stage: str, cache: Path) -> Path:
+    """Return the folder below `cache` for the run at an address."""
     url = url.rstrip("/")
+    # The digest keeps apart runs of one name in two buckets; below it, the folder's parent is the stage, as everywhere.
     return cache / store.digest(url)[:12] / stage / url.rpartition("/")[2]
 
 
-def bring(bucket: ReadStore, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:
-    """Put the files of a run in a bucket, all `but` these, into a folder in place of what is there."""
+def download(bucket: ReadStore, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:
+    """Replace a folder by the files of a run in a bucket, except those named in `but`."""
     shutil.rmtree(folder, ignore_errors=True)
     for key in sorted(bucket.keys("")):
         if key not in (MANIFEST, *but) and is_inside(key):
@@ -374,14 +343,19 @@ def bring(bucket: ReadStore, folder: Path, manifest: bytes, *, but: Collection[s
     store.write_sealed(folder / MANIFEST, manifest)  # last: a folder without it is no run
 
 
+def is_inside(key: str) -> bool:
+    """Return whether a key is a path inside a folder; anyone who may write to the bucket chooses the keys there."""
+    return not key.startswith("/") and not {"..", ""} & set(PurePosixPath(key).parts)
+
+
 def _damage(run: Run) -> str | None:
-    """What is wrong with a run that came from elsewhere; its checkpoints are looked into as well."""
-    changed = (
-        f"{name} has changed since it was written"
-        for name, out in run.manifest.outputs.items()
-        if (run.path / out["file"]).is_dir() and store.folder_sha256(run.path / out["file"]) != out["sha256"]
-    )
-    return run.damage() or next(changed, None)
+    """Return the first difference between a run and its manifest; unlike `Run.damage` it compares checkpoints, too."""
+    if damage := run.damage():
+        return damage
+    for name, out in run.manifest.outputs.items():
+        if (run.path / out["file"]).is_dir() and store.folder_sha256(run.path / out["file"]) != out["sha256"]:
+            return f"{name} has changed since it was written"
+    return None
 
 
 def _manifest(data: bytes, url: str) -> Manifest:
@@ -393,15 +367,10 @@ def _manifest(data: bytes, url: str) -> Manifest:
         ) from None
 
 
-def is_inside(key: str) -> bool:
-    """Whether a key is a name below a folder: whoever writes into a bucket chooses the names there."""
-    return not key.startswith("/") and not {"..", ""} & set(PurePosixPath(key).parts)
-
-
 def publish(run: Run, url: str) -> int:
-    """Write a finished run to an address; the bytes that were sent, none where the same run is there already.
+    """Upload a finished run to an address; return the bytes that were sent, 0 when the same run is there already.
 
-    `BadInput` where the run is unfinished or damaged, `UsageError` where another run is there.
+    `BadInput` when the run is unfinished or damaged, `UsageError` when another run is there.
     """
     if run.manifest.status != "complete":
         raise BadInput(f"{run.path} is {run.manifest.status}, not complete. Finish it first, with --resume.")
@@ -412,17 +381,14 @@ def publish(run: Run, url: str) -> int:
         if _manifest(there, url).outputs == run.manifest.outputs:
             return 0
         raise UsageError(f"{url} holds another run. Choose another address, or delete that run there.")
-    bucket.send_all([*_to_publish(run.path), (run.path / MANIFEST, MANIFEST)])
-    return bucket.sent
-
-
-def _to_publish(folder: Path) -> Iterator[tuple[Path, str]]:
-    """The files of a run and their names, all but the manifest."""
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
+    files = []
+    for path in sorted(run.path.rglob("*")):
+        name = path.relative_to(run.path)
         hidden = any(part.startswith(".") for part in name.parts)
         if path.is_file() and not path.is_symlink() and not hidden and name.parts[0] not in (*LEFT_OUT, MANIFEST):
-            yield path, name.as_posix()
+            files.append((path, name.as_posix()))
+    bucket.send_all([*files, (run.path / MANIFEST, MANIFEST)])  # the manifest last: it makes the folder a run
+    return bucket.sent
 
 
 # A run whose folder is in a bucket while it runs: it is written into a local folder, and durable files are sent every
@@ -433,44 +399,51 @@ def _to_publish(folder: Path) -> Iterator[tuple[Path, str]]:
 EVERY_S = 5.0
 """Seconds between two transfers: the work that a lost machine loses at most."""
 OWNER = "owner.json"
-PASSING = "scratch/"
-"""What lies here goes on only where it was begun."""
+LOCAL = "scratch/"
+"""The prefix of files that only the machine that wrote them needs."""
 Stamp = tuple[int, int]
-"""When a file was last written, in ns, and its size."""
+"""The time of a file's last change, in ns, and its size in bytes."""
 NEVER: Stamp = (0, -1)
 
 
 class Mirror:
-    """The place of one run in a bucket, and the folder below `cache` in which it is written."""
+    """The address of one run in a bucket, and the folder below `cache` in which the run is written."""
 
     def __init__(self, url: str, stage: str, cache: Path, every_s: float = EVERY_S) -> None:
         self.url = url.rstrip("/")
-        self.folder = place(self.url, stage, cache)
-        self._bucket = _open_writable(self.url)
-        self._owner, self._sent = uuid4().hex, dict[str, Stamp]()
+        self.folder = local_folder(self.url, stage, cache)
+        opened = open_store(self.url)
+        if not isinstance(opened, Bucket | HubBucket):
+            raise UsageError(
+                f"{self.url} takes finished runs only, since every write to a dataset is a commit. Give --out "
+                "hf://buckets/OWNER/NAME/RUN, or `composer publish RUN` there once it is finished."
+            )
+        self._bucket = opened
+        self._owner, self._sent = uuid4().hex.encode(), dict[str, Stamp]()
         self._over, self._every_s = threading.Event(), every_s
 
     def bring(self) -> None:
-        """Have here what is there, unless this machine was the last to write it: then the folder is newer."""
+        """Download the run, unless this machine was the last one to write it: the local folder is newer then."""
         owner = self._bucket.read(OWNER)
         if owner is not None and owner == store.read_bytes(self.folder / OWNER):
             return
-        there = self._bucket.read(MANIFEST)
-        if there is None or (owner is None and there == store.read_bytes(self.folder / MANIFEST)):
+        manifest = self._bucket.read(MANIFEST)
+        if manifest is None or (owner is None and manifest == store.read_bytes(self.folder / MANIFEST)):
             return
-        bring(self._bucket, self.folder, there, but=[OWNER])
+        download(self._bucket, self.folder, manifest, but=[OWNER])
 
     @contextmanager
     def following(self, out: RunWriter, *, units: bool) -> Iterator[None]:
-        """Send what the block writes, `UsageError` once another process took the run.
+        """Upload what the block writes; `UsageError` once another process owns the run.
 
-        units: whether the stage goes on from its units alone; then they are sent while the block lasts and however it
-        ends. Else the run is sent once it is complete.
+        units: whether the stage can resume from its units alone; then they are sent while the block lasts and however
+        it ends. Else the run is sent once it is complete.
         """
-        self._bucket.write(OWNER, self._owner.encode())
-        store.write_sealed(self.folder / OWNER, self._owner.encode())
+        # From here on an earlier owner finds another name than its own, and stops before it sends anything more.
+        self._bucket.write(OWNER, self._owner)
+        store.write_sealed(self.folder / OWNER, self._owner)
         self._sent = {key: NEVER for key in self._bucket.keys("") if key != OWNER}  # to be sent anew, or deleted
-        sender = threading.Thread(target=self._send_now_and_then, args=[out], name="mirror")
+        sender = threading.Thread(target=self._send_periodically, args=[out], name="mirror")
         if units:
             sender.start()
         try:
@@ -480,11 +453,19 @@ class Mirror:
                 try:
                     self._end(sender, out)
                 except ComposerError as other:
-                    error.add_note(str(other))
+                    error.add_note(str(other))  # the error of the run is the one to report
             raise
         self._end(sender, out)
 
+    def _send_periodically(self, out: RunWriter) -> None:
+        while not self._over.wait(self._every_s):
+            with suppress(InfrastructureError):  # the next transfer tries again; `_end` raises what lasts
+                if not self._send():
+                    out.stop.set()
+                    return
+
     def _end(self, sender: threading.Thread, out: RunWriter) -> None:
+        """Send the rest, and give up the ownership of a run that is complete or was refused."""
         self._over.set()
         if sender.is_alive():
             sender.join()
@@ -494,60 +475,47 @@ class Mirror:
                 "Leave the run to that one, or end it and --resume here."
             )
         over = out.manifest.status == "complete" or not self.folder.exists()
-        if over and self._owns():  # sending takes its time: another process may have begun meanwhile
+        # Read again, since sending takes a while in which another process may have begun.
+        if over and self._bucket.read(OWNER) == self._owner:
             self._bucket.delete([OWNER])
 
-    def _owns(self) -> bool:
-        return self._bucket.read(OWNER) == self._owner.encode()
-
-    def _send_now_and_then(self, out: RunWriter) -> None:
-        while not self._over.wait(self._every_s):
-            with suppress(InfrastructureError):  # tried again; at the end it is raised
-                if not self._send():
-                    out.stop.set()
-                    return
-
     def _send(self) -> bool:
-        """Bring the bucket up to what is here now; False once another process has begun to write there."""
-        if not self._owns():
+        """Upload every file that changed and delete those that are gone; False once another process owns the run."""
+        if self._bucket.read(OWNER) != self._owner:
             return False
-        here = dict(sorted(self._files().items(), key=lambda item: (_rank(item[0]), item[1])))
-        for name, stamp in here.items():
+        files = self._files()
+        for name, stamp in sorted(files.items(), key=lambda item: (_rank(item[0]), item[1])):
             if self._sent.get(name) != stamp:
                 with suppress(FileNotFoundError):  # sealed or deleted meanwhile
                     self._bucket.send(self.folder / name, name)
-                    self._sent[name] = stamp
-        gone = sorted(self._sent.keys() - here.keys())
+                    self._sent[name] = stamp  # of before: a file that changed during the transfer is sent again
+        # Deletions last: an open journal is deleted only after the sealed file that replaces it was sent.
+        gone = sorted(self._sent.keys() - files.keys())
         self._bucket.delete(gone)
         for name in gone:
             del self._sent[name]
         return True
 
     def _files(self) -> dict[str, Stamp]:
-        """What is to lie in the bucket."""
+        """Return the durable files of the folder with their stamps; a name that begins with a dot is temporary."""
         found: dict[str, Stamp] = {}
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
-            if name == OWNER or name.startswith(PASSING) or "/." in f"/{name}":
+            if name == OWNER or name.startswith(LOCAL) or "/." in f"/{name}":
                 continue
             with suppress(FileNotFoundError):
                 if path.is_file() and not path.is_symlink():
-                    found[name] = path.stat().st_mtime_ns, path.stat().st_size
+                    status = path.stat()
+                    found[name] = status.st_mtime_ns, status.st_size
         return found
 
 
-def _open_writable(url: str) -> WriteStore:
-    place = open_store(url)
-    if not isinstance(place, Bucket | HubBucket):
-        raise UsageError(
-            f"{url} takes finished runs only, since every write to a dataset is a commit. Give --out "
-            "hf://buckets/OWNER/NAME/RUN, or `composer publish RUN` there once it is finished."
-        )
-    return place
-
-
 def _rank(name: str) -> int:
-    """Units first, so that nothing there knows of a unit that is not; a ledger may know more than they, never less."""
+    """Return the place of a file in the order of uploads, so that the bucket always holds what a kill would leave.
+
+    Units come first, since tables and manifest refer to them. A ledger may know of more calls than the units do, which
+    costs money at worst; with fewer, the limit would not hold.
+    """
     if name in (LEDGER, MANIFEST):
         return 2 + (LEDGER, MANIFEST).index(name)
     return 0 if name.startswith("steps/") else 1

@@ -7,15 +7,18 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Settings(BaseModel):
-    """A frozen group of settings that refuses unknown keys. `identity` is what of it determines results."""
+    """A frozen group of settings that refuses unknown keys; `identity` returns those that determine results."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
     preflight: ClassVar[str | None] = None
-    """`module:function` that checks such a group and says what it found in a line; imported for a dry run alone."""
+    """`module:function` that checks the group and returns its finding as a line; imported by a dry run only, because
+    checks import models and environments."""
 
     @model_validator(mode="before")
     @classmethod
-    def _no_truth_as_number(cls, given: Any) -> Any:
+    def _check_numbers(cls, given: Any) -> Any:
+        # pydantic turns `true` into 1 without an error; orjson, which writes digests and manifests, takes integers of
+        # 64 bits only, and would fail after the work has begun.
         for name, field in cls.model_fields.items() if isinstance(given, dict) else ():
             numbers = {field.annotation, *get_args(field.annotation)}
             if isinstance(given.get(name), bool) and numbers & {int, float} and bool not in numbers:
@@ -25,22 +28,26 @@ class Settings(BaseModel):
         return given
 
     def identity(self) -> dict[str, Any]:
-        """The fields that affect results, as JSON.
+        """Return the fields that affect results, as JSON.
 
         A field declared with `json_schema_extra={"affects_results": False}` is left out.
         """
-        return {
-            name: _identity(getattr(self, name)) for name, field in type(self).model_fields.items() if _matters(field)
-        }
+        found = {}
+        for name, field in type(self).model_fields.items():
+            extra = field.json_schema_extra
+            if not (isinstance(extra, dict) and extra.get("affects_results") is False):
+                found[name] = _identity(getattr(self, name))
+        return found
 
     def check(self) -> list[str]:
-        """What a run would need of the world outside: raised where it is not there, else said in words, one line each.
+        """Return what was checked outside of this program (models, servers), a line each; raise for what is missing.
 
-        A group of settings that needs something overrides this or names `preflight`; all others ask the groups inside.
+        A group that needs something overrides this method or names `preflight`; all others check the groups inside.
         """
         if self.preflight is not None:
             return [resolve_name(self.preflight)(self)]
-        return list(dict.fromkeys(said for name in type(self).model_fields for said in _check(getattr(self, name))))
+        # Two groups may name the same model: its line is kept once, in the order of the first.
+        return list(dict.fromkeys(line for name in type(self).model_fields for line in _check(getattr(self, name))))
 
 
 class StageConfig(Settings):
@@ -50,13 +57,8 @@ class StageConfig(Settings):
     """All randomness of the stage comes from here."""
 
     def label(self) -> str:
-        """A word for the name of the run folder."""
+        """Return a word for the name of the run folder."""
         return "run"
-
-
-def _matters(field: Any) -> bool:
-    extra = field.json_schema_extra
-    return not (isinstance(extra, dict) and extra.get("affects_results") is False)
 
 
 def _identity(value: Any) -> Any:
@@ -74,4 +76,4 @@ def _check(value: Any) -> list[str]:
         return value.check()
     if isinstance(value, dict):
         return _check(list(value.values()))
-    return [said for item in value for said in _check(item)] if isinstance(value, (list, tuple)) else []
+    return [line for item in value for line in _check(item)] if isinstance(value, (list, tuple)) else []

@@ -1,6 +1,6 @@
-"""The finished units of a stage: open journals and the sealed files that they become.
+"""The journal of a stage's finished units: an open file, and the sealed files that it becomes.
 
-What stays in memory is which units there are and where they lie; the units themselves are read from the files.
+Memory holds the names of the units and the numbers of their lines; the units themselves are read from the files.
 """
 
 import os
@@ -8,7 +8,8 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from contextlib import closing
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ from stages.runs.records import Row
 from stages.runs.store import Spool
 
 SHARD_BYTES = 32 * 1024 * 1024
-"""An open file is held in memory until it is sealed."""
+"""Bytes after which the open file is sealed, whatever its lines: it is held in memory until then."""
 
 
 class Journal:
     """Finished units, one line each, in files of `shard_size` lines: `000000.jsonl.gz`, ..., the last one open.
 
     A line is durable once `append` returns. A unit written twice (a failure that was retried) counts with its last
-    line. `look` is called with every record that is there at the start.
+    line. `look` is called with every record that exists at the start.
     """
 
     def __init__(self, folder: Path, shard_size: int = 64, look: Callable[[Row], None] = lambda record: None) -> None:
@@ -43,7 +44,7 @@ class Journal:
         """The number of each unit's last line, in the order in which units were first written."""
         self._failed: set[str] = set()
         self._kept: tuple[int, list[bytes]] = (-1, [])
-        """The sealed file that was last looked into."""
+        """The number and lines of the sealed file that `get` read last."""
         for record in self._index():
             look(record)
 
@@ -52,7 +53,7 @@ class Journal:
         return self.folder / f"{len(self._sealed):06d}.jsonl.open"
 
     def _recover(self) -> list[bytes]:
-        """The whole lines of the open file; a torn tail is cut off so that appending goes on cleanly."""
+        """Return the complete lines of the open file; cut off a torn last line, so that appending starts anew."""
         for stale in set(self.folder.glob("*.open")) - {self._open_path}:
             stale.unlink()  # its sealed twin was renamed into place just before the process died
         if not self._open_path.exists():
@@ -62,7 +63,7 @@ class Journal:
         return whole.split(b"\n") if whole else []
 
     def _index(self) -> Iterator[Row]:
-        """Every record there is, noted with its place."""
+        """Yield every record, after its line number was noted."""
         for path in self._sealed:
             number = self._starts[-1] - 1
             for number, record in enumerate(store.read_lines(path), self._starts[-1]):
@@ -84,19 +85,19 @@ class Journal:
         (self._failed.add if failed else self._failed.discard)(unit)
 
     def __len__(self) -> int:
-        """How many units there are, finished or failed."""
+        """Return the number of units, finished or failed."""
         return len(self._where)
 
     def __contains__(self, unit: str) -> bool:
-        """Whether there is a unit, finished or failed."""
+        """Return whether a unit exists, finished or failed."""
         return unit in self._where
 
     def finished(self, unit: str) -> bool:
-        """Whether a unit is done and did not fail."""
+        """Return whether a unit is done and did not fail."""
         return unit in self._where and unit not in self._failed
 
     def get(self, unit: str) -> Row | None:
-        """The last record of a unit, failed or not."""
+        """Return the last record of a unit, failed or not; None when there is none."""
         with self._lock:
             number = self._where.get(unit)
             if number is None:
@@ -112,28 +113,25 @@ class Journal:
         return found
 
     def records(self) -> Iterator[Row]:
-        """The last record of every unit, one after the other, in the order in which units were first written."""
+        """Yield the last record of every unit, in the order in which units were first written."""
         return self.read(list(self._where))
 
     def read(self, units: Iterable[str]) -> Iterator[Row]:
-        """The last record of each of these units that is there, in this order, one after the other."""
-        with self._lock:
+        """Yield the last record of each of these units that exists, in this order."""
+        with self._lock:  # copies: a writer may seal the open file while the records are read
             numbers = array("q", (self._where[unit] for unit in units if unit in self._where))
-            lines = self._stored(list(self._sealed), list(self._lines))
+            sealed = chain.from_iterable(map(store.sealed_lines, list(self._sealed)))
+            lines = chain(sealed, list(self._lines))
         if all(a < b for a, b in pairwise(numbers)):
             return map(orjson.loads, _picked(lines, numbers))
         return self._spooled(lines, numbers)
 
-    @staticmethod
-    def _stored(sealed: list[Path], opened: list[bytes]) -> Iterator[bytes]:
-        for path in sealed:
-            yield from store.sealed_lines(path)
-        yield from opened
-
     def _spooled(self, lines: Iterator[bytes], numbers: Sequence[int]) -> Iterator[Row]:
-        """In an order that the files do not have."""
+        """Yield records in an order that the files do not have."""
+        # Sealed files are gzip, so that reading a line in the middle decompresses all before it: one pass copies the
+        # wanted lines to a temporary file, from which they are read in any order.
         wanted = array("q", sorted(set(numbers)))
-        with Spool(self.folder) as spool:
+        with closing(Spool(self.folder)) as spool:
             places = array("q", map(spool.add, _picked(lines, wanted)))
             for number in numbers:
                 yield orjson.loads(spool.line(places[bisect_left(wanted, number)]))
@@ -143,6 +141,8 @@ class Journal:
         lines = [
             redacted_bytes(store.encode({"unit": unit, "failed": failed, **payload})) for unit, payload, failed in units
         ]
+        # Durable before it is noted. Outside the lock, so that readers do not wait for an fsync; `RunWriter` lets only
+        # one thread write.
         store.append_lines(self._open_path, lines)
         with self._lock:
             for number, (unit, _, failed) in enumerate(units, self._starts[-1] + len(self._lines)):
@@ -152,7 +152,7 @@ class Journal:
             self.seal()
 
     def seal(self) -> None:
-        """Turn the open file into a sealed one."""
+        """Turn the open file into a sealed one; the next append begins a new open file."""
         if not self._lines:
             return
         opened = self._open_path
@@ -162,11 +162,11 @@ class Journal:
             self._sealed.append(sealed)
             self._starts.append(self._starts[-1] + len(self._lines))
             self._lines = []
-        opened.unlink(missing_ok=True)
+        opened.unlink(missing_ok=True)  # last: a kill before leaves both files, and `_recover` deletes the open one
 
 
 def _picked(lines: Iterator[bytes], numbers: Sequence[int]) -> Iterator[bytes]:
-    """The lines with these numbers, which rise."""
+    """Yield the lines with these numbers, which are in ascending order."""
     wanted = iter(numbers)
     following = next(wanted, None)
     for number, line in enumerate(lines):

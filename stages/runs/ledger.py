@@ -28,7 +28,7 @@ from stages.runs.store import GroupCommit
 
 NAME = "ledger.jsonl"
 ROUNDING = 1e-9
-"""By how much, in relation, a bill may exceed its reservation through the rounding of floats."""
+"""The relative amount by which a bill may exceed its reservation, through the rounding of floats."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,10 @@ class Reservation:
 
 
 class Budget:
-    """What a run has spent, may have spent and has reserved; `limit` bounds their sum, None for no bound.
+    """The money that a run has spent, may have spent and has reserved; `limit` bounds their sum, None for no bound.
 
-    A call goes `room` (wait for money), `record` (durable, then launch), and `settle` or `mark_unconfirmed`. The sums
-    change once the line is durable. Without a path nothing is kept. Safe for several threads; the coroutines share one
-    event loop.
+    A call goes `room` (wait for money), `record` (durable, then launch), and `settle`. The sums change once the line is
+    durable. Without a path nothing is kept. Safe for several threads; the coroutines share one event loop.
     """
 
     def __init__(self, limit: float | None = None, path: Path | None = None) -> None:
@@ -53,7 +52,7 @@ class Budget:
         self.spent, self.possibly = 0.0, 0.0
         self._open: dict[int, float | None] = {}
         self._left: dict[int, dict[str, Any]] = {}  # reservations that earlier attempts left open
-        self._calls = 0
+        self.calls = 0  # recorded in this and earlier attempts
         self._lock = Lock()
         self._changed: Future[None] = Future()
         self._durable = GroupCommit(self.write)
@@ -62,50 +61,46 @@ class Budget:
 
     @property
     def reserved(self) -> float:
-        """The sum of the reservations of calls under way."""
+        """Return the sum of the reservations of calls under way."""
+        # fsum() is exact, so that the sum does not depend on the order in which calls came; list() takes a copy, as
+        # another thread may add a call meanwhile.
         return math.fsum(usd or 0.0 for usd in list(self._open.values()))
 
     @property
     def left(self) -> float:
-        """What is neither spent nor held; infinite where there is no limit."""
+        """Return the USD that are neither spent nor held; infinite without a limit."""
         return max((math.inf if self.limit is None else self.limit) - self.spent - self.possibly - self.reserved, 0.0)
 
-    @property
-    def used(self) -> bool:
-        """Whether any call was recorded, in this or an earlier attempt."""
-        return self._calls > 0
-
     def hold(self, usd: float | None, **about: Any) -> Reservation | None:
-        """Set money aside in memory; None when it fits only after others have settled, `Incomplete` when never.
-
-        Under a limit, calls of unknown price go one after another: no more than one bill comes as a surprise.
-        """
+        """Set money aside in memory; None when it fits only after others have settled, `Incomplete` when never."""
         with self._lock:
+            # Under a limit, calls of unknown price run one at a time, so that at most one bill exceeds the limit.
             if self.limit is not None and usd is None and None in self._open.values():
                 return None
             taken = self.spent + self.possibly + self.reserved
             if self.limit is not None and (taken >= self.limit if usd is None else taken + usd > self.limit):
                 if self._open:
-                    return None
+                    return None  # a bill is usually below its upper bound, so that this call may fit later
                 raise Incomplete(
                     f"The budget of {self.limit:g} USD is spent: {self.spent:.4f} paid, {self.possibly:.4f} possibly "
                     f"paid, and the next call may cost {usd or 0.0:.4f}. Finished work is saved. "
                     "Go on with --resume and a larger --max-cost."
                 )
-            self._calls += 1
-            self._open[self._calls] = usd
-            return Reservation(self._calls, usd, {"call": self._calls, "reserved": usd, **about})
+            self.calls += 1
+            self._open[self.calls] = usd
+            return Reservation(self.calls, usd, {"call": self.calls, "reserved": usd, **about})
 
     def take_up(self, **about: Any) -> Reservation | None:
         """Hold again what an earlier attempt left open for a call of this description; None where it left none.
 
-        For work that goes on at the provider while nobody waits (a batch), and is billed once it has ended.
+        For work that continues after the process has ended (a batch at a provider, a shard) and is billed afterwards.
         """
         with self._lock:
             for call, line in self._left.items():
                 if about.items() <= line.items():
                     del self._left[call]
                     self._open[call] = line["reserved"]
+                    # `_read` counted it as possibly paid. max(): the difference of two float sums may be below 0.
                     self.possibly = max(self.possibly - (line["reserved"] or 0.0), 0.0)
                     return Reservation(call, line["reserved"], line)
         return None
@@ -119,47 +114,50 @@ class Budget:
             for line in lines:
                 self._count(line)
             done, self._changed = self._changed, Future()
-        done.set_result(None)
+        done.set_result(None)  # outside the lock: it runs callbacks
 
     async def room(self, usd: float | None, **about: Any) -> Reservation:
-        """Wait until an upper bound fits beside what others hold, and hold it; `Incomplete` when it can never fit."""
+        """Wait until an upper bound fits into the limit, and hold it; `Incomplete` when it can never fit."""
         while True:
-            changed = self._changed
+            changed = self._changed  # before `hold`: a call that settles in between must not be missed
             if (reservation := self.hold(usd, **about)) is not None:
                 return reservation
-            await asyncio.shield(asyncio.wrap_future(changed))
+            await asyncio.shield(asyncio.wrap_future(changed))  # shield: all waiters share this future
 
     async def record(self, reservation: Reservation) -> None:
         """Make a reservation durable; only then may its call be launched."""
         await self._durable(reservation.line)
 
-    async def settle(self, reservation: Reservation, usd: float) -> None:
-        """Replace a reservation by the bill. `Incomplete` when there is a limit and the bill is above what was held."""
-        await self._durable({"call": reservation.call, "settled": usd})
+    async def settle(self, reservation: Reservation, usd: float | None) -> None:
+        """Replace a reservation by the bill; `Incomplete` when there is a limit and the bill exceeds the reservation.
+
+        usd: None for a call that ended without a bill; its whole reservation then counts as possibly paid.
+        """
         bound = reservation.usd
+        if usd is None:
+            await self._durable({"call": reservation.call, "possibly": bound})
+            return
+        await self._durable({"call": reservation.call, "settled": usd})
         if self.limit is not None and bound is not None and usd > bound * (1 + ROUNDING):
             raise Incomplete(
                 f"A call was billed {usd:.6f} USD, more than the {bound:.6f} USD that were reserved for it, so the "
                 "limit cannot be kept. Correct the prices of that model, then go on with --resume."
             )
 
-    async def mark_unconfirmed(self, reservation: Reservation) -> None:
-        """A call ended without a bill: its whole reservation counts as possibly paid."""
-        await self._durable({"call": reservation.call, "possibly": reservation.usd})
-
     def _count(self, line: dict[str, Any]) -> None:
         """Add a line to the sums; a reservation of an earlier attempt is opened by its line."""
         call = line["call"]
         if "reserved" in line:
             self._open.setdefault(call, line["reserved"])
-            self._calls = max(self._calls, call)
+            self.calls = max(self.calls, call)
             return
         self._open.pop(call, None)
         self.spent += line.get("settled") or 0.0
         self.possibly += line.get("possibly") or 0.0
 
     def _read(self, path: Path) -> None:
-        """Count an earlier attempt's lines; what it left open is possibly paid. A torn last line is cut off."""
+        """Count an earlier attempt's lines; reservations that it left open are possibly paid."""
+        # A torn last line is cut off: its writer did not return, so that no call was launched for it.
         whole = path.read_bytes().rpartition(b"\n")[0]
         os.truncate(path, len(whole) + 1 if whole else 0)
         for line in _lines(path, whole):
@@ -173,7 +171,7 @@ class Budget:
 
 
 def totals(folder: Path) -> tuple[float, float] | None:
-    """USD spent and possibly paid by the ledger of a run folder, which is only read; None where there is none."""
+    """Return USD spent and possibly paid by the ledger of a run folder, which is only read; None without a ledger."""
     path = folder / NAME
     if not path.exists():
         return None

@@ -45,7 +45,7 @@ class Scan:
     def batches(self, columns: list[str] | None = None, size: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
         """Yield all rows in order, or these columns of them, `size` at a time; `BadInput` for a damaged file."""
         try:
-            # with pre_buffer, pyarrow keeps everything it has read in memory
+            # With pre_buffer, its default, pyarrow keeps all it has read in memory: 1 GB for a million steps.
             with pq.ParquetFile(self.path, pre_buffer=False) as file:
                 yield from file.iter_batches(size, columns=columns)
         except (pa.ArrowInvalid, OSError) as error:
@@ -80,20 +80,22 @@ GROUP_BYTES = 32 * 1024 * 1024
 
 def write_table(path: Path, kind: Kind, rows: Iterable[Row | pa.RecordBatch]) -> Row:
     """Write rows and return the table's manifest entry; `UsageError` for a row that is not of this kind."""
-    content, begun = hashlib.sha256(b"["), False
+    # The content digest is that of the JSON array of all rows, hashed batch by batch: [1:-1] strips each batch's
+    # brackets. It is independent of row groups and of the Parquet library's version, unlike the digest of the file.
+    content, separator = hashlib.sha256(b"["), b""
 
-    def of_kind() -> Iterator[pa.RecordBatch]:
-        nonlocal begun
-        for batch, told in _batches(rows, kind.schema, kind.check):
-            content.update((b"," if begun else b"") + store.encode([kind.stable(row) for row in told])[1:-1])
-            begun = True
+    def hashed() -> Iterator[pa.RecordBatch]:
+        nonlocal separator
+        for batch, batch_rows in _batches(rows, kind.schema, kind.check):
+            content.update(separator + store.encode([kind.stable(row) for row in batch_rows])[1:-1])
+            separator = b","
             yield batch
 
     with store.sealing(path) as file:
-        number = _write(file, kind.schema, of_kind())
+        number = _write(file, kind.schema, hashed())
     content.update(b"]")
-    told = {"kind": str(kind), "rows": number}
-    return {**told, "sha256": store.file_sha256(path), "content_sha256": content.hexdigest()}
+    digests = {"sha256": store.file_sha256(path), "content_sha256": content.hexdigest()}
+    return {"kind": str(kind), "rows": number, **digests}
 
 
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Iterable[Row]) -> int:
@@ -109,7 +111,7 @@ def _batches(
         given = part.to_pylist() if isinstance(part, pa.RecordBatch) else part
         for row in given:
             check(row)
-        clean = redacted_value(given)
+        clean = redacted_value(given)  # the same object where nothing was redacted: the batch is then written as it is
         as_given = isinstance(part, pa.RecordBatch) and clean is given
         yield part if as_given else pa.RecordBatch.from_pylist(clean, schema=schema), clean
 
@@ -134,7 +136,10 @@ def _parts(rows: Iterable[Row | pa.RecordBatch]) -> Iterator[list[Row] | pa.Reco
 
 
 def _write(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write row groups of at most `GROUP_ROWS` and `GROUP_BYTES`, independent of batches; return the number of rows."""
+    """Write row groups of at most `GROUP_ROWS` and `GROUP_BYTES`; return the number of rows.
+
+    Where a group ends depends on the rows alone and not on the batches, so that equal rows give equal bytes.
+    """
     number, group, rows, size = 0, list[pa.RecordBatch](), 0, 0
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         for batch in batches:
@@ -146,28 +151,27 @@ def _write(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch])
                 rows, size = rows + 1, size + long
             group.append(batch.slice(begin))
             number += len(batch)
-        if rows or number == 0:
+        if rows or number == 0:  # a table without rows has one empty group, and so a schema
             _write_group(writer, group)
     return number
 
 
 def _sizes(batch: pa.RecordBatch) -> list[int]:
-    """Return the size of each row in bytes, as `_size` estimates it."""
+    """Return the size of each row in bytes, as `_size` estimates it; computed by Arrow where the type allows."""
     total = pa.array([0] * len(batch), pa.int64())
     for column in batch.columns:
-        total = pc.add(total, _column_sizes(column).cast(pa.int64()))
+        kind = column.type
+        if pa.types.is_string(kind):
+            sizes = pc.utf8_length(column).fill_null(8)
+        elif not pa.types.is_nested(kind):
+            sizes = pa.array([8] * len(column))
+        elif pa.types.is_list(kind) and pa.types.is_primitive(kind.value_type):
+            sizes = pc.multiply(pc.list_value_length(column), 8).fill_null(8)
+        else:
+            sizes = pa.array([_size(value) for value in column.to_pylist()], pa.int64())
+        total = pc.add(total, sizes.cast(pa.int64()))
     found: list[int] = total.to_pylist()
     return found
-
-
-def _column_sizes(column: pa.Array) -> pa.Array:
-    if pa.types.is_string(column.type):
-        return pc.utf8_length(column).fill_null(8)
-    if not pa.types.is_nested(column.type):
-        return pa.array([8] * len(column))
-    if pa.types.is_list(column.type) and pa.types.is_primitive(column.type.value_type):
-        return pc.multiply(pc.list_value_length(column), 8).fill_null(8)
-    return pa.array([_size(value) for value in column.to_pylist()], pa.int64())
 
 
 def _size(value: Any) -> int:
@@ -182,22 +186,13 @@ def _size(value: Any) -> int:
 
 
 def _write_group(writer: pq.ParquetWriter, batches: list[pa.RecordBatch]) -> None:
+    # combine_chunks(): the bytes would otherwise depend on how the rows were batched.
     table = pa.Table.from_batches(batches, schema=writer.schema).combine_chunks()
-    writer.write_table(table, row_group_size=max(len(table), 1))
+    writer.write_table(table, row_group_size=max(len(table), 1))  # pyarrow refuses groups of 0 rows
 
 
 def scan_table(path: Path, kind: Kind) -> Scan:
-    """Open a Parquet file of this kind; `BadInput` for another kind or a newer version."""
-    found = parse_kind(table_kind(path), str(path))
-    if found.name != kind.name:
-        raise BadInput(
-            f"{path} holds {found} records, but {kind} is needed here. Give the run that holds them with --from."
-        )
-    return Scan(path)
-
-
-def table_kind(path: Path) -> str:
-    """Return the `name/version` in a Parquet file's metadata; `BadInput` without it or for another file."""
+    """Open a Parquet file of this kind; `BadInput` for another kind, a newer version, or a file of another program."""
     try:
         metadata = pq.read_schema(path).metadata or {}
     except FileNotFoundError:
@@ -208,4 +203,9 @@ def table_kind(path: Path) -> str:
         ) from None
     if b"composer.kind" not in metadata:
         raise BadInput(f"{path} was not written by Composer: its metadata names no record kind.")
-    return metadata[b"composer.kind"].decode()
+    found = parse_kind(metadata[b"composer.kind"].decode(), str(path))
+    if found.name != kind.name:
+        raise BadInput(
+            f"{path} holds {found} records, but {kind} is needed here. Give the run that holds them with --from."
+        )
+    return Scan(path)

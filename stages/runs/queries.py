@@ -22,9 +22,9 @@ from stages.runs.records import EVAL_ITEM, PAIR, ROLLOUT, STEP, TEACHER_ACTION, 
 
 Reward = Literal["", "passed", "failed", "none"]
 COLUMNS = "task_id, family, sample_idx, num_steps, hacked, gt_pass, visible_pass, terminated_by, error_type, error"
-LISTED = {
-    ROLLOUT.name: f"SELECT rollout_id AS id, NULL AS arm, reward, {COLUMNS}, file_row FROM rollout",
+LISTED = {  # in the order in which a run that holds both is searched
     EVAL_ITEM.name: f"SELECT item_id AS id, arm, CAST(passed AS DOUBLE) AS reward, {COLUMNS}, file_row FROM eval_item",
+    ROLLOUT.name: f"SELECT rollout_id AS id, NULL AS arm, reward, {COLUMNS}, file_row FROM rollout",
 }
 REWARDS = {"passed": "reward >= 1.0", "failed": "reward < 1.0", "none": "reward IS NULL"}
 ORDERS = {"": "file_row", "reward": "reward DESC NULLS LAST, file_row", "steps": "num_steps DESC, file_row"}
@@ -59,13 +59,13 @@ def holds_rollouts(run: Run) -> bool:
 
 def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> RolloutPage:
     """Return one page of the matching rollouts, in the order of the run or of the filter."""
-    with _tables(run) as connection:
-        name = _listed(connection)
+    with _views(run) as (connection, views):
+        name = next((name for name in LISTED if name in views), None)
         if name is None:
             return RolloutPage(0, 0, [])
         where, values = _conditions(wanted, name)
         listed = f"(SELECT * FROM ({LISTED[name]}) WHERE {where})"
-        if wanted.text:  # search once: it is most of the work
+        if wanted.text:  # search once, for the count and for the page: the search is most of the work
             connection.execute(f"CREATE TEMP TABLE fitting AS FROM {listed}", values)
             listed, values = "fitting", []
         ((total,),) = connection.execute(f"SELECT count(*) FROM {listed}", values).fetchall()
@@ -78,36 +78,31 @@ def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> Ro
 
 def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
     """Return the full row of one rollout or item, and its steps in order; items have none."""
-    with _tables(run) as connection:
-        name = _listed(connection)
+    steps = list[Row]()
+    with _views(run) as (connection, views):
+        name = next((name for name in LISTED if name in views), None)
         if name is None:
-            return None, []
+            return None, steps
         key = "item_id" if name == EVAL_ITEM.name else "rollout_id"
         found = _rows(connection, f"SELECT * FROM {name} WHERE {key} = ? LIMIT 1", [rollout_id])
-        steps = _steps(connection, rollout_id) if found and name == ROLLOUT.name else []
+        if found and name == ROLLOUT.name and STEP.name in views:
+            # Row numbers first, from the one narrow column: the wide ones (observations) are then read only there.
+            question = "SELECT min(file_row), max(file_row) FROM step WHERE rollout_id = ?"
+            ((first, last),) = connection.execute(question, [rollout_id]).fetchall()
+            if first is not None:
+                question = "SELECT * FROM step WHERE file_row BETWEEN ? AND ? AND rollout_id = ? ORDER BY step"
+                steps = _rows(connection, question, [first, last, rollout_id])
     return (found[0] if found else None), steps
-
-
-def _steps(connection: duckdb.DuckDBPyConnection, rollout_id: str) -> list[Row]:
-    """Return the steps of a rollout: find their row numbers first, so that wide columns are read only there."""
-    if not _has(connection, STEP.name):
-        return []
-    ((first, last),) = connection.execute(
-        "SELECT min(file_row), max(file_row) FROM step WHERE rollout_id = ?", [rollout_id]
-    ).fetchall()
-    if first is None:
-        return []
-    question = "SELECT * FROM step WHERE file_row BETWEEN ? AND ? AND rollout_id = ? ORDER BY step"
-    return _rows(connection, question, [first, last, rollout_id])
 
 
 def tasks(run: Run, size: int = 500) -> list[Row]:
     """Return passed and scored rollouts of an evaluation by task and arm, largest differences first."""
-    with _tables(run) as connection:
-        if not _has(connection, EVAL_ITEM.name):
+    with _views(run) as (connection, views):
+        if EVAL_ITEM.name not in views:
             return []
         rows = _rows(
             connection,
+            # count(passed) leaves out null: an item that could not be graded is neither passed nor failed.
             "WITH cells AS (SELECT task_id, arm, count(*) FILTER (passed) AS passed, count(passed) AS scored "
             "FROM eval_item GROUP BY ALL), "
             "rates AS (SELECT *, passed / greatest(scored, 1) AS rate FROM cells) "
@@ -121,15 +116,15 @@ def tasks(run: Run, size: int = 500) -> list[Row]:
 
 def of_task(run: Run, task: str, arm: str) -> list[Row]:
     """Return the items of one arm on one task, by training seed and sample."""
-    with _tables(run) as connection:
+    with _views(run) as (connection, views):
         question = "SELECT * FROM eval_item WHERE task_id = ? AND arm = ? ORDER BY train_seed, sample_idx"
-        return _rows(connection, question, [task, arm]) if _has(connection, EVAL_ITEM.name) else []
+        return _rows(connection, question, [task, arm]) if EVAL_ITEM.name in views else []
 
 
 def at_states(run: Run, kind: Kind, states: Sequence[str]) -> list[Row]:
     """Return the rows of a kind (teacher actions, pairs) at the states with these digests."""
-    with _tables(run) as connection:
-        if not states or not _has(connection, kind.name):
+    with _views(run) as (connection, views):
+        if not states or kind.name not in views:
             return []
         question = f"SELECT * FROM {kind.name} WHERE state_sha256 IN (SELECT unnest(?))"
         return _rows(connection, question, [list(states)])
@@ -137,12 +132,14 @@ def at_states(run: Run, kind: Kind, states: Sequence[str]) -> list[Row]:
 
 def first_rows(run: Run, number: int) -> dict[str, list[Row]]:
     """Return the first rows of every table of a run, by record kind."""
-    tables = [(out["kind"], run.path / out["file"]) for out in run.manifest.outputs.values()]
+    kinds = {name: out["kind"] for name, out in run.manifest.outputs.items()}
     with _database().cursor() as connection:
         return {
-            kind: _rows(connection, f"SELECT * EXCLUDE (file_row_number) FROM {_parquet(path)} LIMIT {int(number)}", [])
-            for kind, path in tables
-            if path.suffix == ".parquet" and path.is_file()
+            kinds[name]: _rows(
+                connection, f"SELECT * EXCLUDE (file_row_number) FROM {_parquet(path)} LIMIT {int(number)}", []
+            )
+            for name, path in run.tables().items()
+            if path.is_file()
         }
 
 
@@ -150,6 +147,7 @@ def _conditions(wanted: RolloutFilter, name: str) -> tuple[str, list[Any]]:
     where, values = ["true"], list[Any]()
     if wanted.text:
         text = wanted.text.lower()
+        # transcript_json is searched for the text as JSON writes it, with escapes, since its characters are not parsed.
         inside = "SELECT rollout_id FROM step WHERE contains(lower(action), ?) OR contains(lower(observation), ?)"
         if name == EVAL_ITEM.name:
             inside = "SELECT item_id FROM eval_item WHERE contains(lower(transcript_json), ?)"
@@ -167,14 +165,6 @@ def _conditions(wanted: RolloutFilter, name: str) -> tuple[str, list[Any]]:
     return " AND ".join(where), values
 
 
-def _listed(connection: duckdb.DuckDBPyConnection) -> str | None:
-    return next((name for name in (EVAL_ITEM.name, ROLLOUT.name) if _has(connection, name)), None)
-
-
-def _has(connection: duckdb.DuckDBPyConnection, name: str) -> bool:
-    return bool(connection.execute("SELECT 1 FROM duckdb_views() WHERE view_name = ?", [name]).fetchall())
-
-
 def _rows(connection: duckdb.DuckDBPyConnection, question: str, values: Sequence[Any]) -> list[Row]:
     answer = connection.execute(question, values)
     names = [column[0] for column in answer.description or ()]
@@ -182,41 +172,38 @@ def _rows(connection: duckdb.DuckDBPyConnection, question: str, values: Sequence
 
 
 TABLES = (ROLLOUT, STEP, EVAL_ITEM, TEACHER_ACTION, PAIR)
+_database = cache(duckdb.connect)
+"""Returns the one empty database of this process; views belong to the cursor that makes them."""
 
 
 @contextmanager
-def _tables(run: Run) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a connection with a view per record kind of the run, with the column `file_row` added."""
+def _views(run: Run) -> Iterator[tuple[duckdb.DuckDBPyConnection, set[str]]]:
+    """Open a connection with a view per record kind of the run, named in the set, with the column `file_row` added."""
     with _database().cursor() as connection:
-        files = [(kind, run.path / f"{name}.parquet") for kind in TABLES if (name := run.holds(kind))]
-        for kind, path in files:
-            connection.execute(f"CREATE TEMP VIEW {kind.name} AS SELECT {_columns(kind, path)} FROM {_parquet(path)}")
-        if not files:
+        views = set[str]()
+        tables = run.tables()
+        for kind in TABLES:
+            if name := run.holds(kind):
+                # Columns that an older version of the kind lacks are null.
+                there = set(pq.read_schema(tables[name]).names)
+                columns = [f'"{c}"' if c in there else f'NULL AS "{c}"' for c in kind.columns]
+                selected = ", ".join([*columns, "file_row_number AS file_row"])
+                connection.execute(f"CREATE TEMP VIEW {kind.name} AS SELECT {selected} FROM {_parquet(tables[name])}")
+                views.add(kind.name)
+        if not views:  # a run in progress writes its tables at its end
             for kind, rows in _journal(run):
                 connection.register(f"journal_{kind.name}", pa.Table.from_pylist(rows, schema=kind.schema))
                 connection.execute(
                     f"CREATE TEMP VIEW {kind.name} AS SELECT *, row_number() OVER () - 1 AS file_row "
                     f"FROM journal_{kind.name}"
                 )
-        yield connection
-
-
-@cache
-def _database() -> duckdb.DuckDBPyConnection:
-    """Return the process's empty database; views belong to the cursor that makes them."""
-    return duckdb.connect()
+                views.add(kind.name)
+        yield connection, views
 
 
 def _parquet(path: Path) -> str:
-    quoted = str(path).replace("'", "''")
+    quoted = str(path).replace("'", "''")  # a table function takes no parameters
     return f"read_parquet('{quoted}', file_row_number = true)"
-
-
-def _columns(kind: Kind, path: Path) -> str:
-    """Return the kind's columns as SQL; columns that an older version lacks are null."""
-    there = set(pq.read_schema(path).names)
-    named = [f'"{name}"' if name in there else f'NULL AS "{name}"' for name in kind.columns]
-    return ", ".join([*named, "file_row_number AS file_row"])
 
 
 def _journal(run: Run) -> list[tuple[Kind, list[Row]]]:
@@ -244,13 +231,21 @@ def query(runs: Sequence[Run], sql: str) -> tuple[list[str], list[tuple[Any, ...
     """
     with duckdb.connect() as connection:
         files: dict[str, list[Path]] = {}
+        lines = list[Row]()
         for run in runs:
-            for out in run.manifest.outputs.values():
-                if out["file"].endswith(".parquet") and (run.path / out["file"]).is_file():
-                    files.setdefault(Path(out["file"]).stem, []).append(run.path / out["file"])
+            facts = {name: getattr(run.manifest, name) for name in RUNS.names if hasattr(run.manifest, name)}
+            lines.append(facts | {"run": f"{run.path.parent.name}/{run.path.name}", "path": str(run.path)})
+            for path in run.tables().values():
+                if path.is_file():
+                    files.setdefault(path.stem, []).append(path)
         for name, paths in files.items():
-            connection.execute(f'CREATE VIEW "{name}" AS {_rows_of(paths)}')
-        connection.register("runs", pa.Table.from_pylist([_about(run) for run in runs], schema=RUNS))
+            listed = ", ".join("'" + str(path.resolve()).replace("'", "''") + "'" for path in paths)
+            # union_by_name: runs of several versions of a stage have different columns. The file's path names the run.
+            connection.execute(
+                f"CREATE VIEW \"{name}\" AS SELECT parse_path(filename)[-3] || '/' || parse_path(filename)[-2] AS run, "
+                f"* EXCLUDE (filename) FROM read_parquet([{listed}], union_by_name = true, filename = true)"
+            )
+        connection.register("runs", pa.Table.from_pylist(lines, schema=RUNS))
         if not sql.strip():
             raise UsageError("The question is empty. Ask in SQL, such as: select run, status from runs.")
         try:
@@ -261,18 +256,3 @@ def query(runs: Sequence[Run], sql: str) -> tuple[list[str], list[tuple[Any, ...
             raise UsageError(
                 f"That question cannot be answered: {str(error).splitlines()[0]} There are the tables {tables}."
             ) from None
-
-
-def _rows_of(paths: Sequence[Path]) -> str:
-    """Return SQL for the rows of some Parquet files, which may have different columns."""
-    listed = ", ".join("'" + str(path.resolve()).replace("'", "''") + "'" for path in paths)
-    run = "parse_path(filename)[-3] || '/' || parse_path(filename)[-2] AS run"
-    # paths are quoted above; a table function takes no parameters
-    return f"SELECT {run}, * EXCLUDE (filename) FROM read_parquet([{listed}], union_by_name = true, filename = true)"
-
-
-def _about(run: Run) -> dict[str, Any]:
-    """Return a run's row of the view `runs`."""
-    found = run.manifest
-    facts = {name: getattr(found, name) for name in RUNS.names if hasattr(found, name)}
-    return facts | {"run": f"{run.path.parent.name}/{run.path.name}", "path": str(run.path)}

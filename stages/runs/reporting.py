@@ -51,10 +51,10 @@ def backend_folders(backends: Sequence[str], folder: Path) -> Iterator[None]:
         "WANDB_PROJECT": PROJECT,
         "WANDB_SILENT": "true",
     }
-    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    added = {name: value for name, value in wanted.items() if name not in os.environ}  # the user's own values win
     os.environ.update(added)
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr):  # stdout is the command's result, which --json lets programs parse
             yield
             if "wandb" in backends:  # transformers leaves its run open, and W&B its folder, until the process ends
                 import wandb
@@ -68,58 +68,48 @@ def backend_folders(backends: Sequence[str], folder: Path) -> Iterator[None]:
 
 @contextmanager
 def log_units(backends: Sequence[str], out: RunWriter, name: str) -> Iterator[None]:
-    """Log what a run has come to, after every unit; the step is the number of finished units.
+    """Log the running totals after every unit; the step is the number of finished units.
 
-    name: of the run in the backends. Figures stand under the name of the stage: `collect/reward`.
+    name: of the run in the backends. Figures have the stage's name in front: `collect/reward`.
     """
     check(backends)
     with backend_folders(backends, out.path / "logs"):
-        opened = [OPEN[backend](name) for backend in backends]
+        opened = [_open(backend, name) for backend in backends]
         stage = out.manifest.stage
 
-        def log(figures: Mapping[str, float], step: int) -> None:
+        def log_to_all(figures: Mapping[str, float], step: int) -> None:
             named = {f"{stage}/{key}": value for key, value in figures.items()}
-            for write, _ in opened:
-                write(named, step)
+            for log, _ in opened:
+                log(named, step)
 
         if opened:
-            out.follow(log)
+            out.follow = log_to_all
         try:
             yield
         finally:
-            out.follow(None)
+            out.follow = None
             for _, close in opened:
                 close()
 
 
-def _tensorboard(name: str) -> tuple[Log, Callable[[], Any]]:
-    del name  # the folder is the run's own
+def _open(backend: str, name: str) -> tuple[Log, Callable[[], Any]]:
+    """Begin a run of this name in a backend; return what logs figures at a step, and what ends the run."""
+    if backend == "wandb":
+        import wandb
+
+        run: Any = wandb.init(name=name)
+        return lambda figures, step: run.log(dict(figures), step=step), run.finish
+    if backend == "trackio":
+        trackio: Any = import_module("trackio")  # by name, since the package has no types for mypy
+        trackio.init(project=PROJECT, name=name)
+        return lambda figures, step: trackio.log(dict(figures), step=step), trackio.finish
     from torch.utils.tensorboard import SummaryWriter
 
+    # No name: TensorBoard names a run by its folder, which is this run's own.
     writer: Any = SummaryWriter(os.environ["TENSORBOARD_LOGGING_DIR"])
 
     def log(figures: Mapping[str, float], step: int) -> None:
-        for key, value in figures.items():
+        for key, value in figures.items():  # add_scalars() would open a writer, and so a folder, for each figure
             writer.add_scalar(key, value, step)
 
     return log, writer.close
-
-
-def _wandb(name: str) -> tuple[Log, Callable[[], Any]]:
-    import wandb
-
-    run: Any = wandb.init(name=name)
-    return lambda figures, step: run.log(dict(figures), step=step), run.finish
-
-
-def _trackio(name: str) -> tuple[Log, Callable[[], Any]]:
-    backend: Any = import_module("trackio")  # which carries no types
-    backend.init(project=PROJECT, name=name)
-    return lambda figures, step: backend.log(dict(figures), step=step), backend.finish
-
-
-OPEN: Mapping[str, Callable[[str], tuple[Log, Callable[[], Any]]]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "trackio": _trackio,
-}

@@ -5,12 +5,16 @@
 The same call serves the command line, a preset chain and a notebook. A run folder is named after its start, its label
 and the first six hex digits of its fingerprint (artifacts/collect/20260821T140512Z-kata-7f3ac1/); the link `latest` in
 the stage's folder points to the newest complete run. Nothing is overwritten and nothing is asked.
+
+In this order: `execute` and its dry run `preflight`; the run that some work resolves to; one attempt at it.
 """
 
 import errno
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +24,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
-from signal import SIGINT, Signals
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -29,19 +32,19 @@ from filelock import FileLock, Timeout
 from stages.backends import ranks
 from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
-from stages.runs import manifest, store
-from stages.runs.artifact import Inputs, Interrupted, Listener, Run, RunWriter, input_refs
+from stages.runs import artifact, store
+from stages.runs.artifact import Inputs, Interrupted, Listener, Manifest, Run, RunWriter, Status
 from stages.runs.bucket import Mirror
 from stages.runs.config import StageConfig
-from stages.runs.manifest import Manifest, Status
-from stages.runs.signals import stop_on_signals
 from stages.runs.spread import Spread
 from stages.runs.stage import Stage, check_inputs, load_stage
 
 DISTRIBUTION = "composer-post-training"
 RESERVE, RESERVED_BYTES = ".reserve", 32 * 1024
 """A file of random bytes that is deleted before the manifest is written for the last time: a run that fills the disk
-still has the space to record so."""
+still has the space to record so. Random, since a file system that compresses would store zeros in no space."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C, and what Slurm, Kubernetes and a spot machine that goes away send."""
 MIN_FREE_BYTES = 64 * 2**20
 """A disk with less free space counts as full before a run begins."""
 
@@ -82,13 +85,15 @@ def execute(
     inputs = Inputs(given)
     resolved = resolve_run(stage, inputs, config, root=root, out=out)
     folder, loaded = resolved.folder, load_stage(stage)
+    # Peers wait in `execute_as_peer` from here until `_run` lets them begin, or until this block ends without.
     with ranks.join().leading(), locked(folder):
         if resolved.existing and not clean:
             if done := resolved.completed():
                 return done
             _refuse_existing(resolved, resume=resume)
-        if clean and resolved.existing:
+        if resolved.existing and clean:
             _empty(folder)
+        # The engine is opened before the manifest is written: one that cannot be reached leaves no run folder behind.
         engines: AbstractContextManager[Engine | None] = nullcontext() if on is None else closing(find_engine(on))
         with engines as engine:
             record = _begin(stage, config, resolved, inputs)
@@ -105,7 +110,7 @@ def execute(
                     _run(loaded, inputs, config, writer)
                 except (UsageError, BadInput):
                     # A refusal before any work leaves no folder, so that the corrected command is not refused for it.
-                    if record.attempts == 1 and not len(writer.journal) and not writer.budget.used:
+                    if record.attempts == 1 and not len(writer.journal) and not writer.budget.calls:
                         _empty(folder)
                         folder.rmdir()
                     raise
@@ -146,7 +151,7 @@ def preflight(
     inputs = Inputs(given)
     resolved = resolve_run(stage, inputs, config, root=root, out=out)
     if resolved.existing and not clean:
-        with locked(resolved.folder):
+        with locked(resolved.folder):  # refuses a run in progress, as `execute` would
             if resolved.completed():
                 return [f"{resolved.folder} is complete and up to date: there is nothing to do"]
             _refuse_existing(resolved, resume=resume)
@@ -167,9 +172,6 @@ def check_disk_space(folder: Path) -> str:
     return f"{existing} can be written to, {free / 2**30:,.1f} GiB free"
 
 
-# Run folders
-
-
 @dataclass(frozen=True)
 class ResolvedRun:
     """The run of some work: its fingerprint, the settings that determine it, and its folder.
@@ -184,61 +186,32 @@ class ResolvedRun:
 
     def completed(self) -> Result | None:
         """Return the run in the folder as the result, if it is of this work, complete and undamaged."""
+        if not self.existing:
+            return None
         found = Run(self.folder)
         same = found.manifest.fingerprint == self.fingerprint and found.manifest.status == "complete"
         return Result(self.folder, "complete", False, "up to date") if same and not found.damage() else None
 
 
-def run_fingerprint(stage: str, identity: Mapping[str, Any], inputs: Inputs) -> str:
-    """SHA-256 over what determines results: stage, its version, the settings that matter, the content of the inputs."""
-    contents = {name: [ref.content for ref in refs] for name, refs in input_refs(inputs).items()}
-    return store.digest([stage, load_stage(stage).version, identity, contents])
+def resolve_run(
+    stage: str, inputs: Inputs, config: StageConfig, *, root: Path, out: Path | None = None, check: bool = True
+) -> ResolvedRun:
+    """Return the run of a stage with these inputs and settings; `BadInput` where an input is unfinished or damaged.
 
-
-def resolve_run(stage: str, inputs: Inputs, config: StageConfig, *, root: Path, out: Path | None = None) -> ResolvedRun:
-    """Return the run of a stage with these inputs and settings; `BadInput` where an input is unfinished or damaged."""
-    check_inputs(inputs)
+    check: whether the inputs are checked, which reads all their tables.
+    """
+    if check:
+        check_inputs(inputs)
     identity = config.identity()
     fingerprint = run_fingerprint(stage, identity, inputs)
-    folder, existing = _run_folder(root / stage, config.label(), fingerprint, out)
+    folder, existing = artifact.find_folder(root / stage, config.label(), fingerprint, out)
     return ResolvedRun(fingerprint, identity, folder, existing)
 
 
-def find_completed_run(
-    stage: str, inputs: Inputs, config: StageConfig, *, root: Path, out: Path | None = None
-) -> Result | None:
-    """Return the complete, undamaged run of this work; None when there is something to do."""
-    resolved = resolve_run(stage, inputs, config, root=root, out=out)
-    return resolved.completed() if resolved.existing else None
-
-
-def find_run_folder(
-    stage: str, inputs: Inputs, config: StageConfig, *, root: Path, out: Path | None = None
-) -> Path | None:
-    """Return the folder of the run of this work, finished or not; None before there is one."""
-    fingerprint = run_fingerprint(stage, config.identity(), inputs)
-    folder, existing = _run_folder(root / stage, config.label(), fingerprint, out)
-    return folder if existing else None
-
-
-def _run_folder(stage_folder: Path, label: str, fingerprint: str, out: Path | None) -> tuple[Path, bool]:
-    """Return the folder for a fingerprint and whether it holds a run; `out` is the folder that a user chose, if any."""
-    if out is not None:
-        if out.exists() and not out.is_dir():
-            raise UsageError(f"{out} is a file. Choose a folder for --out.")
-        existing = (out / "manifest.json").exists()
-        if not existing and out.exists() and any(out.iterdir()):
-            raise UsageError(f"{out} is not empty and is no run folder. Choose another --out.")
-        return out, existing
-    same = sorted(p for p in stage_folder.glob(f"*-{fingerprint[:6]}") if (p / "manifest.json").exists())
-    complete = []
-    for path in same:
-        with suppress(BadInput):
-            complete += [path] if manifest.read(path).status == "complete" else []
-    if same:
-        return (complete or same)[-1], True
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return stage_folder / f"{stamp}-{label}-{fingerprint[:6]}", False
+def run_fingerprint(stage: str, identity: Mapping[str, Any], inputs: Inputs) -> str:
+    """SHA-256 over what determines results: stage, its version, the settings that matter, the content of the inputs."""
+    contents = {name: [ref.content for ref in refs] for name, refs in inputs.refs().items()}
+    return store.digest([stage, load_stage(stage).version, identity, contents])
 
 
 def _refuse_existing(resolved: ResolvedRun, *, resume: bool) -> None:
@@ -268,6 +241,7 @@ def _refuse_existing(resolved: ResolvedRun, *, resume: bool) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Hold a run folder for this process; `UsageError` when another process holds it."""
     _check_writable(folder.parent)
+    # Next to the folder: inside it, --clean would delete the lock that this process holds.
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
         with lock.acquire(timeout=0):
@@ -286,7 +260,7 @@ def _check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
+            raise  # a full disk is reported as such, not as a folder without permission
         raise UsageError(
             f"Nothing can be written to {folder} ({error.strerror}). Choose another --artifacts or --out."
         ) from None
@@ -302,26 +276,26 @@ def _point_latest(folder: Path, stage_folder: Path) -> None:
     """Let `latest` in a stage's folder point to this run, unless the run is elsewhere."""
     if folder.parent.resolve() != stage_folder.resolve():
         return
+    # Made elsewhere and renamed, so that `latest` always exists; relative, so that the artifacts folder can be moved.
     temporary = stage_folder / ".latest.tmp"
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(folder.name)
     temporary.replace(stage_folder / "latest")
 
 
-# One attempt: the manifest has the status `running`, the stage runs, and the manifest's status is replaced last.
-
-
 def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Inputs) -> Manifest:
     """Write a new manifest, or the earlier attempt's continued, with the status `running` before any work."""
+    # The status on disk is `running` before the stage runs, and `_close` replaces it last: a kill at any point between
+    # leaves a folder that `status` reports as ended without finishing, and that --resume continues.
     folder = resolved.folder
-    previous = manifest.read(folder) if (folder / "manifest.json").exists() else None
+    previous = artifact.read_manifest(folder) if (folder / "manifest.json").exists() else None
     store.sweep(folder)
     record = previous or _new_manifest(stage, config, resolved.identity, resolved.fingerprint, inputs)
     record.status, record.reason, record.attempts = "running", "", record.attempts + 1
-    record.packages, record.code = manifest.packages(), manifest.code()
+    record.packages, record.code = artifact.package_versions(), artifact.code_version()
     folder.mkdir(parents=True, exist_ok=True)
-    manifest.write(folder, record)
-    (folder / RESERVE).write_bytes(os.urandom(RESERVED_BYTES))
+    artifact.write_manifest(folder, record)
+    (folder / RESERVE).write_bytes(os.urandom(RESERVED_BYTES))  # its name begins with a dot: no output, never published
     store.write_json(folder / "config.json", record.config)
     return record
 
@@ -336,15 +310,11 @@ def _new_manifest(
         stage_version=load_stage(stage).version,
         fingerprint=fingerprint,
         label=config.label(),
-        started_at=_now(),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         config=config.model_dump(mode="json"),
         identity=identity,
-        inputs=input_refs(inputs),
+        inputs=inputs.refs(),
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _run(stage: Stage[Any], inputs: Inputs, config: StageConfig, out: RunWriter) -> None:
@@ -358,9 +328,9 @@ def _run(stage: Stage[Any], inputs: Inputs, config: StageConfig, out: RunWriter)
             ranks.join().begin()
             stage.run(inputs, config, out)
         status = "complete"
-    except Interrupted as error:
-        error.signal_number = caught[0] if caught else SIGINT
-        by = "the user" if error.signal_number == SIGINT else Signals(error.signal_number).name
+    except Interrupted as error:  # raised by the stage between two units; it does not know the signal
+        error.signal_number = caught[0] if caught else signal.SIGINT
+        by = "the user" if error.signal_number == signal.SIGINT else signal.Signals(error.signal_number).name
         status, reason = "interrupted", f"stopped by {by}"
         raise
     except Incomplete as error:
@@ -369,37 +339,40 @@ def _run(stage: Stage[Any], inputs: Inputs, config: StageConfig, out: RunWriter)
     except ComposerError as error:
         reason = str(error)
         raise
-    except OSError as error:
-        if full := _disk_full(error, out.path):
-            reason = str(full)
-            raise full from error
-        reason = str(error)
-        _log(out, error)
-        raise
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, OSError):
+            if full := _disk_full(error, out.path):
+                reason = str(full)
+                raise full from error  # without a log: there is no room for it
+            reason = str(error)
+        elif isinstance(error, KeyboardInterrupt):  # a second Ctrl-C, or one where no handler is set (a thread)
             status, reason = "interrupted", "stopped by the user"
         else:
             reason = repr(error)
-        _log(out, error)
+        log = f"logs/attempt-{out.manifest.attempts}.log"
+        error.add_note(f"The log is {out.path / log}.")
+        with suppress(OSError):
+            out.write_file(log, "".join(traceback.format_exception(error)))
         raise
     finally:
         _close(out, status, reason, time.monotonic() - started)
 
 
 def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
+    """Seal the journal of a complete run and replace the manifest, whose status is the last thing that is written."""
     record = out.manifest
-    record.status, record.reason, record.finished_at = status, reason, _now()
+    record.status, record.reason = status, reason
+    record.finished_at = datetime.now(UTC).isoformat(timespec="seconds")
     record.seconds += seconds
     record.cost_usd, record.possibly_usd = out.budget.spent, out.budget.possibly + out.budget.reserved
-    (out.path / RESERVE).unlink(missing_ok=True)
+    (out.path / RESERVE).unlink(missing_ok=True)  # frees its bytes for the manifest
     try:
         if status == "complete":
             out.journal.seal()
             rmtree(out.path / "scratch", ignore_errors=True)
-        manifest.write(out.path, record)
+        artifact.write_manifest(out.path, record)
     except OSError as error:
-        if status == "complete":
+        if status == "complete":  # else the error that ended the run is under way, and says more
             raise (_disk_full(error, out.path) or error) from None
 
 
@@ -412,9 +385,33 @@ def _disk_full(error: OSError, folder: Path) -> ComposerError | None:
     )
 
 
-def _log(out: RunWriter, error: BaseException) -> None:
-    """Keep the traceback in the run folder, and name the file in a note on the exception."""
-    name = f"logs/attempt-{out.manifest.attempts}.log"
-    error.add_note(f"The log is {out.path / name}.")
-    with suppress(OSError):
-        out.text(name, "".join(traceback.format_exception(error)))
+@contextmanager
+def stop_on_signals(out: RunWriter) -> Iterator[list[int]]:
+    """Ask the stage to stop between units at the first signal; a Ctrl-C after that raises KeyboardInterrupt at once.
+
+    SIGTERM may come often: schedulers send it to every process of a job, and it never cuts a unit off. The first
+    signal also calls the handler that the caller had set, so that it can tell people. Yields a list to which the number
+    of the first signal is added.
+    """
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # where `signal.signal` raises ValueError
+        yield caught
+        return
+    previous: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def stop_between_units(number: int, frame: object) -> None:
+        caught.append(number)
+        out.stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, lambda *again: None)
+        handler = previous[number]
+        if callable(handler) and handler is not signal.default_int_handler:
+            handler(number, frame)
+
+    for number in SIGNALS:
+        signal.signal(number, stop_between_units)
+    try:
+        yield caught
+    finally:
+        for number in SIGNALS:
+            signal.signal(number, previous[number])

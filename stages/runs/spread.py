@@ -3,7 +3,7 @@
 A worker calls the stage's `work` with a `RunWriter` that lacks only the units of its shard and writes to a folder of
 its own below the run's `scratch/shards`, which every worker can write to. The process that runs the stage merges the
 finished units from there and then continues alone, so that a stage does not know where its units were done. A worker
-that dies leaves what it finished: the next worker that gets the shard does the rest. Each shard reserves its money in
+that dies leaves its finished units: the next worker that gets the shard does the rest. Each shard reserves its money in
 the run's own ledger, so that the limit holds over all workers and attempts.
 """
 
@@ -20,22 +20,23 @@ from uuid import uuid4
 from stages.backends.engine import Engine
 from stages.errors import ComposerError, Incomplete
 from stages.runs import ledger, store
-from stages.runs.artifact import Inputs, Interrupted, Run, RunWriter
+from stages.runs.artifact import Inputs, Interrupted, Manifest, Run, RunWriter
 from stages.runs.config import StageConfig
 from stages.runs.ledger import Reservation
-from stages.runs.manifest import Manifest
 from stages.runs.records import Row
 from stages.runs.stage import load_stage
 
-A_WORKER = 4
-"""Shards for each worker: fewer lose time in the end, when some have nothing left to do; more cost their beginnings."""
+SHARDS_PER_WORKER = 4
+"""More shards leave fewer workers idle at the end, but each pays once for loading the stage."""
 STOP = "stop"
-LOOK_S = 0.5
+"""The file that tells workers to stop; a file, since they may be on other machines."""
+POLL_S = 0.5
+"""Seconds between two looks at the stop file, and at whether it has to be written."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What a worker is told. `lent`: USD that it may spend, None for no bound. `found`: as `RunWriter.found`."""
+    """The job of a worker. `lent`: USD that it may spend, None for no bound. `found`: as `RunWriter.found`."""
 
     stage: str
     inputs: dict[str, list[Path]]
@@ -48,53 +49,63 @@ class Shard:
 
 
 class ShardWriter(RunWriter):
-    """A run as a worker sees it: what is not of its shard, or was finished by a worker that died, is finished."""
+    """A run as a worker sees it: units of other shards count as finished, and those of a worker that died."""
 
     worker = True
 
     def __init__(self, shard: Shard) -> None:
-        attempts = [path for path in shard.folder.iterdir() if path.is_dir()] if shard.folder.exists() else []
-        lent = None if shard.lent is None else max(shard.lent - sum(_money(attempts)), 0.0)
+        units, spent, possibly = _shard_results(shard.folder)
+        lent = None if shard.lent is None else max(shard.lent - (spent + possibly), 0.0)
         record = Manifest(composer="", stage=shard.stage, stage_version=load_stage(shard.stage).version, fingerprint="")
+        # A folder of this process alone: a worker that was declared dead may still be writing into its own.
         super().__init__(shard.folder / uuid4().hex, record, cache=shard.cache, max_cost=lent)
         self.found = shard.found
-        self._missing = shard.units - {row["unit"] for row in _units(attempts) if not row["failed"]}
+        self._missing = shard.units - {unit for unit, row in units.items() if not row["failed"]}
 
     def finished(self, unit: str) -> bool:
-        """Whether a unit is none of this worker's, or is finished."""
+        """Return whether a unit belongs to another shard, or is finished."""
         return unit not in self._missing or super().finished(unit)
 
 
 class Spread:
-    """How the units of one run reach workers, and what came of them this process; without an engine only the latter."""
+    """Deals the units of one run to workers, and merges their results; without an engine it only merges."""
 
     def __init__(self, engine: Engine | None, stage: str, inputs: Inputs, config: StageConfig) -> None:
         self._engine, self._stage, self._config = engine, stage, config
         self._held: dict[str, Reservation] = {}
+        """The money of each shard that is under way, by the name of its folder."""
         self._inputs = {name: [run.path for run in runs] for name, runs in inputs.items()}
 
     def __call__(self, out: RunWriter, blocks: Sequence[Sequence[str]], what: str, found: Any = None) -> None:
-        """Have the blocks of units done of which any is missing, each block by one worker.
+        """Let workers do the blocks of units of which any is missing, each block by one worker.
 
-        Raises what a worker raised, once the others have stopped; nothing more is begun then. Where the money for a
-        shard did not suffice, what others gave back is lent again, as long as anything comes of it; what is missing
-        then is for the caller.
+        Raises what a worker raised, once the others have stopped; no further shard is begun then. Where the money for a
+        shard did not suffice, what other shards gave back is lent again, as long as that finishes any block; the caller
+        does what is missing then.
         """
         folder = out.path / "scratch" / "shards"
-        for left in folder.iterdir() if folder.exists() else ():  # by an attempt that was killed
-            _take_over(left, out, out.budget.take_up(shard=left.name)) if left.is_dir() else left.unlink()
+        for left in folder.iterdir() if folder.exists() else ():  # of an attempt that was killed
+            if left.is_dir():
+                _merge(left, out, out.budget.take_up(shard=left.name))
+            else:
+                left.unlink()
         if self._engine is None:
             return
         folder, total = out.scratch("shards"), sum(map(len, blocks))
         while missing := [block for block in blocks if not all(map(out.finished, block))]:
             errors = list[BaseException]()
             shards = self._shards(self._engine, missing, folder, errors, out, found)
-            with _told_to_stop(lambda: bool(errors) or out.stop.is_set(), folder):  # noqa: B023 - this round's
-                for shard, error in self._engine.map(work, shards):
-                    _take_over(shard.folder, out, self._held.pop(shard.folder.name))
-                    if error is not None and (out.budget.limit is None or not isinstance(error, Incomplete)):
-                        errors.append(error)
-                    out.progress(what, sum(out.finished(unit) for block in blocks for unit in block), total)
+            try:
+                with _polling(lambda: bool(errors) or out.stop.is_set(), (folder / STOP).touch):  # noqa: B023 - this round's
+                    for shard, error in self._engine.map(work, shards):
+                        _merge(shard.folder, out, self._held.pop(shard.folder.name))
+                        # Under a limit, Incomplete ends one shard's loan: the next round lends what others gave back.
+                        if error is not None and (out.budget.limit is None or not isinstance(error, Incomplete)):
+                            errors.append(error)
+                        out.progress(what, sum(out.finished(unit) for block in blocks for unit in block), total)
+            finally:
+                # After the polling has ended: it could write the file again, and stop the workers of the next round.
+                (folder / STOP).unlink(missing_ok=True)
             out.raise_if_stopped()
             if errors:
                 raise errors[0]
@@ -110,29 +121,30 @@ class Spread:
         out: RunWriter,
         found: Any,
     ) -> Iterator[Shard]:
-        """Neighbouring blocks together, until there are errors. Each gets an equal part of the money not lent yet."""
-        size = max(1, len(blocks) // (engine.workers * A_WORKER))
+        """Yield shards of neighbouring blocks until there are errors; each reserves an equal part of the money."""
+        size = max(1, len(blocks) // (engine.workers * SHARDS_PER_WORKER))
         shards = [blocks[start : start + size] for start in range(0, len(blocks), size)]
         for number, shard in enumerate(shards):
             units = frozenset(unit for block in shard for unit in block if not out.finished(unit))
+            # Named by content, so that a resumed attempt finds the reservation and the units of the same shard.
             name, lent = store.digest(sorted(units))[:16], None
             if out.budget.limit is not None:
                 others = min(engine.workers, len(self._held) + len(shards) - number) - len(self._held)
                 lent = out.budget.left / max(others, 1) * (1 - ledger.ROUNDING)
             if errors or out.stop.is_set() or lent == 0 or (held := out.budget.hold(lent, shard=name)) is None:
                 return
-            out.budget.write([held.line])
+            out.budget.write([held.line])  # before the worker can spend it
             self._held[name] = held
             yield Shard(self._stage, self._inputs, self._config, units, folder / name, out.cache, lent, found)
 
 
 def work(shard: Shard) -> BaseException | None:
-    """Do a shard's units, in a worker; what went wrong, if anything did. What is finished is durable in any case."""
+    """Do a shard's units in a worker and return the error, if any. What is finished is durable in any case."""
     inputs = Inputs({name: [Run(path) for path in paths] for name, paths in shard.inputs.items()})
     stage = load_stage(shard.stage)
     try:
         out = ShardWriter(shard)
-        with _listening(out, shard.folder.parent / STOP):
+        with _polling((shard.folder.parent / STOP).exists, out.stop.set):
             if stage.work is not None:
                 stage.work(inputs, shard.config, out)
     except Interrupted:
@@ -140,69 +152,49 @@ def work(shard: Shard) -> BaseException | None:
     except ComposerError as error:
         return error
     except Exception as error:
-        told = RuntimeError(repr(error))
-        told.add_note(f"In a worker:\n{traceback.format_exc()}")
-        return told
+        # Another exception may not be picklable, and its traceback would be lost on the way to the main process.
+        replacement = RuntimeError(repr(error))
+        replacement.add_note(f"In a worker:\n{traceback.format_exc()}")
+        return replacement
     return None
 
 
 @contextmanager
-def _told_to_stop(asked: Callable[[], bool], folder: Path) -> Iterator[None]:
-    """Workers stop between units when they are asked to: a file says so, since they may be on other machines."""
+def _polling(condition: Callable[[], bool], act: Callable[[], object]) -> Iterator[None]:
+    """Call `act` in a thread once the condition holds, unless the block ends earlier."""
     ended = threading.Event()
 
-    def tell() -> None:
-        while not ended.wait(LOOK_S):
-            if asked():
-                (folder / STOP).touch()
+    def poll() -> None:
+        while not ended.wait(POLL_S):
+            if condition():
+                act()
                 return
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        teller.join()
-        (folder / STOP).unlink(missing_ok=True)
+        thread.join()
 
 
-@contextmanager
-def _listening(out: RunWriter, path: Path) -> Iterator[None]:
-    ended = threading.Event()
-
-    def listen() -> None:
-        while not ended.wait(LOOK_S):
-            if path.exists():
-                out.stop.set()
-                return
-
-    threading.Thread(target=listen, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
-
-
-def _take_over(folder: Path, out: RunWriter, held: Reservation | None) -> None:
-    """Make durable what the workers of a shard finished and what they spent, then delete their folder."""
-    attempts = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else []
-    done: dict[str, Row] = {}
-    for row in _units(attempts):
-        if row["unit"] not in done or done[row["unit"]]["failed"]:
-            done[row["unit"]] = row
-    out.take_over([(row.pop("unit"), row, row.pop("failed")) for row in done.values()])
-    if held is not None:  # else an attempt was killed after this line
-        spent, possibly = _money(attempts)
+def _merge(folder: Path, out: RunWriter, held: Reservation | None) -> None:
+    """Make durable what the workers of a shard finished and spent, then delete the shard's folder."""
+    done, spent, possibly = _shard_results(folder)
+    out.write_all([(row.pop("unit"), row, row.pop("failed")) for row in done.values()])
+    out.attempted.update(done)
+    if held is not None:  # None: an attempt settled it, and was killed before it deleted the folder
         out.budget.write([{"call": held.call, "settled": spent, "possibly": possibly}])
     rmtree(folder, ignore_errors=True)
 
 
-def _units(attempts: Sequence[Path]) -> Iterator[Row]:
-    return (row for attempt in attempts for row in store.read_units(attempt / "steps"))
-
-
-def _money(attempts: Sequence[Path]) -> tuple[float, float]:
-    """USD spent and possibly paid."""
+def _shard_results(folder: Path) -> tuple[dict[str, Row], float, float]:
+    """Return what all workers of a shard did: units by name, USD spent and USD possibly paid."""
+    attempts = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.exists() else []
+    units: dict[str, Row] = {}
+    for row in (row for attempt in attempts for row in store.read_units(attempt / "steps")):
+        if row["unit"] not in units or units[row["unit"]]["failed"]:  # a success counts, whichever came last
+            units[row["unit"]] = row
     totals = [total for attempt in attempts if (total := ledger.totals(attempt))]
-    return sum(spent for spent, _ in totals), sum(possibly for _, possibly in totals)
+    return units, sum(spent for spent, _ in totals), sum(possibly for _, possibly in totals)

@@ -4,7 +4,7 @@ A stage's module ends in `STAGE = Stage(...)`; `stages.STAGES` names the modules
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
@@ -30,10 +30,6 @@ class Plan:
     max_completion_tokens: int = 0
     max_cost_usd: float = 0.0
     notes: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -89,6 +85,7 @@ def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:
                 f"{stage.name} needs one run with {slot.kind}, but {len(fitting)} were given: "
                 f"{', '.join(str(r.path) for r in fitting)}."
             )
+        # `unless`: an export of pairs or of a checkpoint, for example, reads no rollouts.
         spared = any(run.holds(kind) for run in runs for kind in slot.unless)
         if not fitting and not slot.optional and not spared:
             raise BadInput(
@@ -116,6 +113,7 @@ def check_inputs(inputs: Inputs) -> None:
                 f"{run.path} is {run.manifest.status}, not complete. "
                 f"Finish it first: `{command_words(run.manifest.stage)} --resume`."
             )
+        # The version of a stage that this program does not have cannot be compared; tables are checked by their kinds.
         now = load_stage(run.manifest.stage).version if run.manifest.stage in STAGES else None
         if now is not None and run.manifest.stage_version > now:
             raise BadInput(
@@ -127,7 +125,7 @@ def check_inputs(inputs: Inputs) -> None:
 
 
 class UnitSource(Protocol[Made]):
-    """Units that can be gone through again and again."""
+    """Units that can be iterated any number of times."""
 
     def __len__(self) -> int: ...
 
@@ -135,14 +133,14 @@ class UnitSource(Protocol[Made]):
 
 
 class Batched(Protocol):
-    """What decides how units are batched: whether a policy captures tokens, and how many turns one call should hold."""
+    """The part of a policy that decides the batches: whether it captures tokens, and the turns of one call."""
 
     capture_level: str
     batch_size: int
 
 
 def blocks(keys: Sequence[str], size: int) -> list[Sequence[str]]:
-    """The names of units, so many together as one worker does at least."""
+    """Return the names of units in blocks of `size`: the least that one worker does."""
     return [keys[start : start + size] for start in range(0, len(keys), size)]
 
 
@@ -157,11 +155,10 @@ def work_through(
 ) -> None:
     """Do every unit that is not finished and write (key, payload, failed) of each.
 
-    A local model's arithmetic depends on the size of a batch, so a batch that is only partly there is done whole again
-    and only what is missing is written; for a server, whose answers cost money, only what is missing is done. Where the
-    run has workers, they do it, a batch or more each. Units may be made as they are gone through, which is done twice.
+    Where the run has workers, they do it, a batch or more each. `units` is iterated twice, and may be lazy.
     """
     local = policy.capture_level == "tokens"
+    # A fixed size for a local model: its arithmetic depends on the shape of a batch, and so would the results.
     size = BATCH if local else policy.batch_size
     out.spread(blocks([key(unit) for unit in units], size), what)
     waiting = iter(units)
@@ -171,6 +168,8 @@ def work_through(
         out.progress(what, start, len(units))
         if missing:
             out.raise_if_stopped()
+            # For the same reason a local batch that is partly finished is repeated, and only its missing units are
+            # written. Answers of a server cost money: only the missing ones are requested.
             done = list(do(batch if local else missing))
             out.write_all([unit for unit in done if not out.finished(unit[0])])
     out.progress(what, len(units), len(units))

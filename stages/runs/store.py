@@ -54,16 +54,16 @@ def folder_sha256(folder: Path) -> str:
 
     A process hashes an unchanged file once, because a model's files may be gigabytes.
     """
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return digest([[str(p.relative_to(folder)), _sha256_by_ctime(p)] for p in files])
-
-
-def _sha256_by_ctime(path: Path) -> str:
-    """Cache the hash unless ctime is within 2 s of now: ctime has the resolution of the clock tick."""
-    status = path.stat()
-    if time.time() - status.st_ctime < CTIME_MARGIN_S:
-        return file_sha256(path)
-    return _cached_sha256(path.absolute(), (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns))
+    found = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        status = path.stat()
+        # ctime rather than mtime, which programs can set. A file that was changed within the last clock tick may keep
+        # its ctime, so that a young file is hashed anew.
+        stamp = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+        is_young = time.time() - status.st_ctime < CTIME_MARGIN_S
+        sha256 = file_sha256(path) if is_young else _cached_sha256(path.absolute(), stamp)
+        found.append([str(path.relative_to(folder)), sha256])
+    return digest(found)
 
 
 @cache
@@ -85,12 +85,13 @@ def sealing(path: Path) -> Iterator[BinaryIO]:
     The caller redacts API keys.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # matches TORN
+    # In the same folder, since rename() is atomic only within a file system; the name matches TORN.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the rename: else a crash may leave the name without the bytes
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -168,24 +169,28 @@ def sealed_lines(path: Path) -> Iterator[bytes]:
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """A whole file, or None when there is none."""
+    """Return the bytes of a file; None when there is none."""
     return path.read_bytes() if path.is_file() else None
 
 
 def read_units(folder: Path) -> Iterator[Row]:
-    """A journal's last record of every unit, one after the other, in the order in which units were first written.
+    """Yield a journal's last record of every unit, in the order in which units were first written.
 
-    Nothing is touched that another process may still be writing. In memory are which units there are, the open file,
-    and those that were written twice.
+    Reads only, so that another process may still write the journal. Memory holds the names of the units, the open file,
+    and the records of units that were written twice.
     """
-    opened = [line for path in sorted(folder.glob("*.jsonl.open")) for line in _whole_lines(path)]
-    sealed = sorted(folder.glob("*.jsonl.gz"))  # after the open one: what is sealed meanwhile is there twice, not lost
+    opened = list[bytes]()
+    for path in sorted(folder.glob("*.jsonl.open")):
+        # Up to the last line break: what follows is a line that is being written, or was torn by a kill.
+        opened += (read_bytes(path) or b"").rpartition(b"\n")[0].splitlines()
+    sealed = sorted(folder.glob("*.jsonl.gz"))  # after the open one: what is sealed meanwhile is read twice, not lost
 
     def records() -> Iterator[Row]:
         for path in sealed:
             yield from read_lines(path)
         yield from map(orjson.loads, opened)
 
+    # Two passes, since the first record of a unit gives its place and the last one its content.
     seen, again = set[str](), dict[str, Row]()
     for record in records():
         if record["unit"] in seen:
@@ -197,18 +202,14 @@ def read_units(folder: Path) -> Iterator[Row]:
             yield again.pop(record["unit"], record)
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    return (read_bytes(path) or b"").rpartition(b"\n")[0].splitlines()
-
-
 def append_lines(path: Path, lines: Sequence[bytes]) -> None:
     """Append lines durably; on failure (a full disk) the file is cut back, so that no torn line stays in its middle."""
-    with path.open("ab", buffering=0) as file:
+    with path.open("ab", buffering=0) as file:  # unbuffered: close() has nothing left to write after a truncation
         size = file.tell()
         rest = memoryview(b"".join(line + b"\n" for line in lines))
         try:
             while rest:
-                rest = rest[file.write(rest) :]
+                rest = rest[file.write(rest) :]  # a raw write may be partial, on a disk that is almost full
             os.fsync(file.fileno())
         except OSError:
             os.truncate(path, size)
@@ -226,12 +227,6 @@ class Spool:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (closed by `close`)
         self._lock = threading.Lock()
         self._end = 0
-
-    def __enter__(self) -> "Spool":
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     def add(self, line: bytes) -> int:
         """Append a line and return its offset; all lines are added before any is read."""
@@ -280,10 +275,11 @@ class GroupCommit(Generic[Item]):
             group, self._waiting = self._waiting, []
             error: Exception | None = None
             try:
+                # In a thread, since fsync blocks; items that arrive meanwhile form the next group.
                 await asyncio.to_thread(self._write, [item for item, _ in group])
             except Exception as raised:
                 error = raised
             for _, durable in group:
-                if not durable.done():
+                if not durable.done():  # done: its caller was cancelled
                     durable.set_result(None) if error is None else durable.set_exception(error)
         self._writer = None

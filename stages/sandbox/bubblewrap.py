@@ -6,7 +6,7 @@ import platform
 import shutil
 import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -15,11 +15,7 @@ from pathlib import Path
 from stages.errors import UsageError
 from stages.sandbox.contract import Limits
 
-# The seccomp filter, for what namespaces and rlimits leave open. It refuses system calls that take memory which no
-# limit counts (anonymous files, System V objects, message queues), that reach across the sandboxes of one user
-# (keyrings), or that have no use in an agent's shell (bpf, io_uring); calls by which a process may lower the limits,
-# the priority or the processors of process 1, the supervisor, and so of every later job; and modes with set-user-id or
-# set-group-id, since the files in the work folder belong to the host's user, which may be root.
+# The seccomp filter, for what namespaces and rlimits leave open: a classic BPF program over `struct seccomp_data`.
 
 EPERM, ENOSYS = 1, 38
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
@@ -33,6 +29,7 @@ ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """The kernel's audit number, and the column in the tables below; a call that an architecture lacks is None there."""
 
 REFUSED = {
+    # Memory that no limit counts: anonymous files, System V objects, message queues.
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
@@ -40,9 +37,11 @@ REFUSED = {
     "semget": (64, 190),
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
+    # The user's keyrings, which all sandboxes of one user share.
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
+    # No use in an agent's shell, and a large surface of the kernel. io_uring would also bypass this filter.
     "io_uring_setup": (425, 425),
     "userfaultfd": (323, 282),
     "bpf": (321, 280),
@@ -50,6 +49,8 @@ REFUSED = {
 }
 ABSENT = {"openat2": (437, 437)}  # its mode is behind a pointer; programs fall back to openat
 REFUSED_WITH: dict[str, tuple[int, int | None, int, int, int]] = {
+    # Calls by which a job may lower the limits, the priority or the processors of process 1, the supervisor, which has
+    # the same user id, and so of every later job.
     "prlimit64 of process 1": (302, 261, 0, EQUAL, 1),
     "sched_setaffinity of process 1": (203, 122, 0, EQUAL, 1),
     "sched_setscheduler of process 1": (144, 119, 0, EQUAL, 1),
@@ -59,6 +60,7 @@ REFUSED_WITH: dict[str, tuple[int, int | None, int, int, int]] = {
     "setpriority of a user": (141, 140, 0, EQUAL, PRIO_USER),
     "ioprio_set of process 1": (251, 30, 1, EQUAL, 1),
     "ioprio_set of a user": (251, 30, 0, EQUAL, IOPRIO_WHO_USER),
+    # Modes with set-user-id or set-group-id: files in the work folder belong to the host's user, which may be root.
     "chmod with set-id": (90, None, 1, ANY_BIT, SET_ID),
     "fchmod with set-id": (91, 52, 1, ANY_BIT, SET_ID),
     "fchmodat with set-id": (268, 53, 2, ANY_BIT, SET_ID),
@@ -81,38 +83,25 @@ def syscall_filter(machine: str = "") -> bytes:
     if machine not in ARCHITECTURES:
         raise UsageError(f"The sandbox knows the system calls of {' and '.join(ARCHITECTURES)}, not of {machine!r}.")
     audit, column = ARCHITECTURES[machine]
-    program = [_load(ARCHITECTURE_AT), _instruction(EQUAL, audit, 1, 0), _fail_with(ENOSYS), _load(NUMBER_AT)]
-    program += _unless(AT_LEAST, X32_BIT, _fail_with(ENOSYS))
-    for table, error in ((REFUSED, EPERM), (ABSENT, ENOSYS)):
+    refuse, absent = _instruction(RETURN, ERRNO | EPERM), _instruction(RETURN, ERRNO | ENOSYS)
+    # The audit number of x86_64 is also that of x32, whose calls have numbers of their own and would match no table.
+    program = [_instruction(LOAD, ARCHITECTURE_AT), _instruction(EQUAL, audit, 1, 0), absent]
+    program += [_instruction(LOAD, NUMBER_AT), _instruction(AT_LEAST, X32_BIT, 0, 1), absent]
+    for table, verdict in ((REFUSED, refuse), (ABSENT, absent)):
         for numbers in table.values():
-            program += _unless(EQUAL, numbers[column], _fail_with(error))
+            program += [_instruction(EQUAL, numbers[column], 0, 1), verdict]
     for x86_64, aarch64, position, test, operand in REFUSED_WITH.values():
         number = (x86_64, aarch64)[column]
         if number is not None:
-            program += _unless_argument(number, position, test, operand)
+            # The low half of the argument is all that the kernel reads of an int; the call's number is loaded again.
+            check = [_instruction(LOAD, ARGUMENTS_AT + 8 * position), _instruction(test, operand, 0, 1), refuse]
+            check += [_instruction(LOAD, NUMBER_AT)]
+            program += [_instruction(EQUAL, number, 0, len(check)), *check]
     return b"".join([*program, _instruction(RETURN, ALLOW)])
-
-
-def _unless(test: int, operand: int, verdict: bytes) -> list[bytes]:
-    return [_instruction(test, operand, 0, 1), verdict]
-
-
-def _unless_argument(number: int, position: int, test: int, operand: int) -> list[bytes]:
-    """EPERM when the low half of an argument, all that the kernel reads of an int, passes the test."""
-    check = [_load(ARGUMENTS_AT + 8 * position), *_unless(test, operand, _fail_with(EPERM)), _load(NUMBER_AT)]
-    return [_instruction(EQUAL, number, 0, len(check)), *check]
 
 
 def _instruction(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, operand)
-
-
-def _load(offset: int) -> bytes:
-    return _instruction(LOAD, offset)
-
-
-def _fail_with(error: int) -> bytes:
-    return _instruction(RETURN, ERRNO | error)
 
 
 # The interpreter inside is the base Python of the running interpreter's virtual environment.
@@ -139,20 +128,17 @@ def interpreter_arguments() -> Iterator[str]:
     """Arguments of bwrap for the interpreter: executable and standard library, links on PATH, and no site-packages."""
     prefix = Path(sys.base_prefix)
     if not prefix.is_relative_to("/usr"):
-        yield from _visible(prefix)
+        # Only the parts that Python runs from: below a prefix of the user's own may be anything else of the host.
+        real = prefix.resolve()
+        for part in ("bin", "lib", "lib64"):
+            if (real / part).is_dir() and not (real / part).is_symlink():
+                yield from ("--ro-bind", str(real / part), str(real / part))
+        if real != prefix:
+            yield from ("--symlink", str(real), str(prefix))
     for name in NAMES:
         yield from ("--symlink", str(base_python()), str(LINKS / name))
     for folder in package_folders(prefix):
         yield from ("--tmpfs", str(folder), "--remount-ro", str(folder))
-
-
-def _visible(prefix: Path) -> Iterator[str]:
-    real = prefix.resolve()
-    for part in ("bin", "lib", "lib64"):
-        if (real / part).is_dir() and not (real / part).is_symlink():
-            yield from ("--ro-bind", str(real / part), str(real / part))
-    if real != prefix:
-        yield from ("--symlink", str(real), str(prefix))
 
 
 def package_folders(prefix: Path) -> Iterator[Path]:
@@ -173,6 +159,8 @@ UID = "1000"
 SCRATCH = {"/tmp": 2, "/dev/shm": 4, "/home/agent": 4}  # noqa: S108 (folders of the sandbox's own, mode 0700)
 """Private writable folder -> the part of the memory limit that it may hold is one over this."""
 VAR_TMP = ("--symlink", "/tmp", "/var/tmp")  # noqa: S108 (inside the sandbox)
+# disable-userns: no namespace inside this one, where a job would be root again. as-pid-1: the supervisor itself is
+# process 1, so that the kernel ends every other process with it.
 ISOLATION = (
     "--unshare-user --unshare-pid --unshare-ipc --unshare-uts --unshare-net --unshare-cgroup-try --disable-userns"
     f" --cap-drop ALL --as-pid-1 --uid {UID} --gid {UID} --hostname sandbox"
@@ -201,17 +189,27 @@ def find_bwrap() -> str:
 
 @contextmanager
 def bwrap_command(
-    work: Path, limits: Limits, readonly: Iterable[Path], *, writable: bool, hidden: Iterable[Path] = ()
+    work: Path,
+    limits: Limits,
+    readonly: Iterable[Path],
+    program: Sequence[str] = (),
+    *,
+    writable: bool,
+    hidden: Iterable[Path] = (),
 ) -> Iterator[tuple[list[str], list[int]]]:
-    """The command line up to the program, and the descriptors that it reads, which are open inside the `with`.
+    """Yield the command line and the descriptors that it reads, which are open inside the `with`.
 
-    bwrap hands its environment on: start it with the one that the program is to have.
+    Without a `program` the command line ends before it. bwrap hands its environment on: start it with the one that the
+    program is to have.
     """
     etc = {name: _filled_pipe(text.encode()) for name, text in ETC.items()}
     descriptors = [*etc.values(), _filled_pipe(syscall_filter())]
     try:
         arguments = [find_bwrap(), *ISOLATION, "--seccomp", str(descriptors[-1])]
-        arguments += [*system_arguments(), *_scratch(limits)]
+        arguments += [*system_arguments(), "--proc", "/proc", "--dev", "/dev"]
+        for folder, share in SCRATCH.items():
+            arguments += ["--size", str(limits.memory_mb * MB // share), "--perms", "0700", "--tmpfs", folder]
+        arguments += VAR_TMP
         for name, descriptor in etc.items():
             arguments += ["--ro-bind-data", str(descriptor), f"/etc/{name}"]
         arguments += [*interpreter_arguments(), "--ro-bind", str(guest_folder()), GUEST]
@@ -222,7 +220,8 @@ def bwrap_command(
             arguments += empty if path.is_dir() else ("--ro-bind", os.devnull, str(path))
         arguments += ["--bind" if writable else "--ro-bind", str(work), TESTBED, "--chdir", TESTBED]
         # Last, since everything above makes folders in them. /proc: host root may write sysctls without any capability.
-        yield [*arguments, "--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"], descriptors
+        arguments += ["--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"]
+        yield [*arguments, "--", *program] if program else arguments, descriptors
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -241,16 +240,9 @@ def system_arguments(root: Path = Path("/")) -> Iterator[str]:
         yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
 
 
-def _scratch(limits: Limits) -> Iterator[str]:
-    """Kernel file systems and private writable memory, each with a size."""
-    yield from ("--proc", "/proc", "--dev", "/dev")
-    for path, share in SCRATCH.items():
-        yield from ("--size", str(limits.memory_mb * MB // share), "--perms", "0700", "--tmpfs", path)
-    yield from VAR_TMP
-
-
 def _filled_pipe(data: bytes) -> int:
     """The read end of a pipe that holds a few bytes and ends after them."""
+    # Nobody reads while this writes: the data must fit the pipe's buffer, 64 KiB by default (the filter has 1 KiB).
     read_end, write_end = os.pipe()
     os.write(write_end, data)
     os.close(write_end)

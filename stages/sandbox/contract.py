@@ -1,9 +1,8 @@
 """The contract of a sandbox: limits of a command, its result, and the protocol."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from stages.errors import UsageError
 
@@ -31,6 +30,8 @@ class Limits:
         for field in fields(self):
             if not getattr(self, field.name) > 0:
                 raise UsageError(f"The limit {field.name} is {getattr(self, field.name)!r}; give a number above zero.")
+        # The notice between head and tail takes 64 bytes of the head (guest/capture.py); a tiny limit would leave
+        # nothing.
         if self.output_bytes < 1024:
             raise UsageError(f"The limit output_bytes is {self.output_bytes}; give at least 1024.")
 
@@ -51,8 +52,11 @@ class CommandResult:
     """"processes", "memory", "disk"; "sandbox" when the sandbox itself was lost and a fresh one takes over."""
 
 
-class Sandbox(Protocol):
-    """Runs commands, one at a time. Files in the work folder persist; cwd, environment and processes do not."""
+class Sandbox(AbstractContextManager["Sandbox"], Protocol):
+    """Runs commands, one at a time. Files in the work folder persist; cwd, environment and processes do not.
+
+    As a context manager it closes itself.
+    """
 
     kind: str
 
@@ -63,16 +67,3 @@ class Sandbox(Protocol):
     def close(self) -> None:
         """End every process inside. The work folder stays."""
         ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-def existing_folder(path: Path) -> Path:
-    """The real path of a folder; `UsageError` where there is none."""
-    if not path.is_dir():
-        raise UsageError(f"{str(path)!r} is not a folder; a sandbox needs one that exists.")
-    return path.resolve()

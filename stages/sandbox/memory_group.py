@@ -20,6 +20,11 @@ from stages.sandbox.contract import Limits
 MB = 1 << 20
 HEADROOM_MB = 64
 """Memory for the supervisor and the kernel's own objects, above the limit of commands."""
+FILES = {
+    1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control"),
+    2: ("memory.max", "memory.swap.max", "memory.events"),
+}
+"""Version of the interface -> files of the limit, of the limit of swap, and of the counted events."""
 ENTER = 'echo 0 > "$0" && exec "$@"'
 PATIENCE_S = 0.2
 _number = itertools.count()
@@ -39,17 +44,15 @@ class MemoryGroup:
         self.version = place.version
         self.folder = place.folder / f"composer-{os.getpid()}-{next(_number)}"
         self.folder.mkdir()
-        limit, with_swap = _limits(self.version, memory_mb * MB)
+        limit, swap, self.events = FILES[place.version]
         try:
-            self._write(*limit)
+            (self.folder / limit).write_text(str(memory_mb * MB))
         except OSError:
             self.close()
             raise
         with suppress(OSError):  # a kernel without accounting of swap lacks the file
-            self._write(*with_swap)
-
-    def _write(self, name: str, value: int) -> None:
-        (self.folder / name).write_text(str(value))
+            # Version 1 counts memory and swap together here, version 2 swap alone: either way none is left to swap to.
+            (self.folder / swap).write_text(str(memory_mb * MB if place.version == 1 else 0))
 
     def entering(self, argv: Sequence[str]) -> list[str]:
         """Return the command line that joins the group and then executes `argv`; its children start in the group."""
@@ -58,13 +61,14 @@ class MemoryGroup:
     def killed(self) -> int:
         """Return the number of processes that the kernel has killed in this group for lack of memory."""
         with suppress(OSError):
-            for line in (self.folder / _events(self.version)).read_text().splitlines():
+            for line in (self.folder / self.events).read_text().splitlines():
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
         return 0
 
     def close(self) -> None:
         """Remove the group once its processes have ended; a group that is left is removed by a later `usable`."""
+        # rmdir fails with EBUSY until the kernel has reaped the last process, a moment after its exit.
         deadline = time.monotonic() + PATIENCE_S
         while self.folder.exists() and not _removed(self.folder) and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -86,7 +90,11 @@ def usable() -> GroupParent | None:
     """The first place where a group can be made, limited and entered: tried once in this process."""
     for place in places():
         with suppress(OSError):
-            _sweep(place)
+            # Groups of killed hosts go first; the kernel keeps a group that still has processes.
+            for folder in place.folder.glob("composer-*-*"):
+                if not Path(f"/proc/{folder.name.split('-')[1]}").exists():
+                    _removed(folder)
+            # Limited and entered in earnest: a group may be made where its files may not be written.
             group = MemoryGroup(place, HEADROOM_MB)
             entered = subprocess.run(group.entering(["true"]), capture_output=True).returncode == 0
             group.close()
@@ -115,15 +123,12 @@ def places(root: Path = Path("/")) -> Iterator[GroupParent]:
             if os.access(own, os.W_OK):
                 yield GroupParent(own, 1)
         elif number == "0" and not controllers:
-            yield from _second(root / "sys/fs/cgroup", inside)
-
-
-def _second(mount: Path, inside: Path) -> Iterator[GroupParent]:
-    for group in (mount / inside, *(mount / above for above in inside.parents)):
-        if "memory" in _words(group / "cgroup.subtree_control") and os.access(group, os.W_OK):
-            yield GroupParent(group, 2)
-        if _words(group / "memory.max") not in ([], ["max"]):
-            return
+            mount = root / "sys/fs/cgroup"
+            for group in (mount / inside, *(mount / above for above in inside.parents)):
+                if "memory" in _words(group / "cgroup.subtree_control") and os.access(group, os.W_OK):
+                    yield GroupParent(group, 2)
+                if _words(group / "memory.max") not in ([], ["max"]):
+                    break
 
 
 def _words(path: Path) -> list[str]:
@@ -131,24 +136,6 @@ def _words(path: Path) -> list[str]:
         return path.read_text().split()
     except OSError:
         return []
-
-
-def _limits(version: int, limit: int) -> tuple[tuple[str, int], tuple[str, int]]:
-    """File and value of the limit, and of what makes it hold for swap too: version 1 counts both together."""
-    if version == 1:
-        return ("memory.limit_in_bytes", limit), ("memory.memsw.limit_in_bytes", limit)
-    return ("memory.max", limit), ("memory.swap.max", 0)
-
-
-def _events(version: int) -> str:
-    return "memory.oom_control" if version == 1 else "memory.events"
-
-
-def _sweep(place: GroupParent) -> None:
-    """Remove the groups of killed hosts: the kernel keeps a group that still has processes."""
-    for folder in place.folder.glob("composer-*-*"):
-        if not Path(f"/proc/{folder.name.split('-')[1]}").exists():
-            _removed(folder)
 
 
 def _removed(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from stages.errors import InfrastructureError
 from stages.sandbox.contract import Limits
-from stages.sandbox.guest.protocol import HEAD, READY, REASONS, pack_call, pack_request
+from stages.sandbox.guest.protocol import HEAD, READY, REASONS, pack_request
 from stages.sandbox.memory_group import MemoryGroup
 
 START_PATIENCE_S = 30.0
@@ -60,13 +60,10 @@ class SupervisorSession:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,
+                start_new_session=True,  # no Ctrl-C in the user's terminal reaches a job; `close` kills the group
             )
-        self._greet({**settings, "limits": asdict(limits)})
-
-    def _greet(self, settings: dict[str, Any]) -> None:
         try:
-            self._send(pack_request(settings))
+            self._send(pack_request({**settings, "limits": asdict(limits)}))
             self._receive(len(READY), time.monotonic() + START_PATIENCE_S)
         except SupervisorLost as error:
             stderr = self.close()
@@ -75,19 +72,18 @@ class SupervisorSession:
     def ask(self, request: dict[str, Any], wall_s: float, content: Any = None) -> Reply:
         """Run one job for at most `wall_s` seconds; only its process sees `content`. Raises SupervisorLost."""
         deadline = time.monotonic() + wall_s + GRACE_S
-        timed = {**request, "wall_s": wall_s}
-        before = self._killed()
-        self._send(pack_request(timed) if content is None else pack_call(timed, content))
+        # How many processes the kernel has killed in the group for lack of memory: no exit status tells that from any
+        # other SIGKILL.
+        before = 0 if self.group is None else self.group.killed()
+        self._send(pack_request({**request, "wall_s": wall_s}, content))
         code, timed_out, reason, total, kept = HEAD.unpack(self._receive(HEAD.size, deadline))
+        # The head is all that the host interprets. A taken-over supervisor may claim any size, so that nothing is
+        # received or allocated before both numbers are checked.
         if kept > self.limits.output_bytes or reason >= len(REASONS):
             raise SupervisorLost("its answer makes no sense")
         output = self._receive(kept, deadline)
-        why = "memory" if self._killed() > before else REASONS[reason]
+        why = "memory" if self.group is not None and self.group.killed() > before else REASONS[reason]
         return Reply(KILLED if why == "memory" else code, timed_out, why, total, output)
-
-    def _killed(self) -> int:
-        """Return the number of processes that the kernel has killed for lack of memory."""
-        return 0 if self.group is None else self.group.killed()
 
     def _send(self, frame: bytes) -> None:
         try:
@@ -99,6 +95,7 @@ class SupervisorSession:
     def _receive(self, size: int, deadline: float) -> bytes:
         data = bytearray()
         while len(data) < size:
+            # Anew for each piece: a supervisor that sends byte by byte must not extend the deadline. 0 would not block.
             self.channel.settimeout(max(0.001, deadline - time.monotonic()))
             try:
                 chunk = self.channel.recv(size - len(data))
@@ -131,6 +128,7 @@ def _realtime_priority() -> Iterator[None]:
     Root may, and needs it: the kernel enforces no RLIMIT_NPROC on root, so that only the supervisor's watchdog stops a
     fork bomb, and among thousands of runnable processes it would be seconds before its turn comes.
     """
+    # Measured: a fork bomb under a limit of 128 came to 125 processes as nobody and to 3,000 as root.
     usual, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))

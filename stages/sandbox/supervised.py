@@ -3,33 +3,39 @@
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from stages.errors import InfrastructureError, UsageError
 from stages.sandbox import memory_group
 from stages.sandbox.bubblewrap import GUEST, LINKS, TESTBED, base_python, bwrap_command, guest_folder
-from stages.sandbox.contract import CommandResult, Limits, existing_folder
+from stages.sandbox.contract import CommandResult, Limits
 from stages.sandbox.session import KILLED, Reply, SupervisorLost, SupervisorSession
 
 KINDS = ("bubblewrap", "none")
+# The whole environment of a job, but for what the caller adds: nothing of the host's, which may hold keys.
 FIXED_ENV = {
     "PATH": f"{LINKS}:/usr/local/bin:/usr/bin:/bin",
     "HOME": "/home/agent",
     "LANG": "C.UTF-8",
+    # A .pyc stays valid through an edit of equal size within a second: right fixes then scored .2 on average, not 1.
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
+    # There is no terminal: a pager or a question would wait until the time is over.
     "PAGER": "cat",
     "GIT_TERMINAL_PROMPT": "0",
 }
 
 
-class SupervisedSandbox:
-    """Implements `Sandbox` for both kinds, for one thread at a time; `open_sandbox` explains the arguments."""
+class SupervisedSandbox(AbstractContextManager["SupervisedSandbox"]):
+    """Implements `Sandbox` for both kinds, for one thread at a time; `open_sandbox` explains the arguments.
+
+    Kept alive a command costs about 3 ms, in a bwrap of its own 9 to 13 ms.
+    """
 
     def __init__(
         self,
@@ -42,7 +48,9 @@ class SupervisedSandbox:
         writable: bool = True,
         hidden: Sequence[Path] = (),
     ) -> None:
-        self.kind, self.work, self.limits, self.writable = kind, existing_folder(work), limits, writable
+        if not work.is_dir():
+            raise UsageError(f"{str(work)!r} is not a folder; a sandbox needs one that exists.")
+        self.kind, self.work, self.limits, self.writable = kind, work.resolve(), limits, writable
         self.readonly = [path.absolute() for path in readonly]
         self.hidden = list(hidden)
         self.env = dict(env or {})
@@ -58,7 +66,10 @@ class SupervisedSandbox:
         except SupervisorLost as error:
             message = f"The sandbox was lost during this command: {error}. Files are kept; everything else was ended.\n"
             return CommandResult(message, KILLED, time.monotonic() - started, False, len(message), "sandbox")
-        return _result(reply, time.monotonic() - started)
+        output, duration_s = reply.output.decode(errors="replace"), time.monotonic() - started
+        return CommandResult(
+            output, reply.returncode, duration_s, reply.timed_out, reply.output_bytes, reply.killed_for
+        )
 
     def ask(self, request: dict[str, Any], wall_s: float | None = None, content: Any = None) -> Reply:
         """Run one job. After SupervisorLost, which is raised again, the next job gets a fresh supervisor."""
@@ -66,19 +77,15 @@ class SupervisedSandbox:
         try:
             return self.session.ask(request, self.limits.wall_s if wall_s is None else wall_s, content)
         except SupervisorLost as error:
-            stderr = self._end()
+            session, self.session = self.session, None
+            stderr = session.close()
             raise SupervisorLost(f"{error}; {stderr.splitlines()[-1]}" if stderr else str(error)) from None
 
     def close(self) -> None:
         """End every process inside. The work folder stays."""
-        self._end()
-
-    def _end(self) -> str:
         session, self.session = self.session, None
-        return session.close() if session is not None else ""
-
-    def __enter__(self) -> Self:
-        return self
+        if session is not None:
+            session.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -86,40 +93,20 @@ class SupervisedSandbox:
         self.close()
 
     def _start(self) -> SupervisorSession:
-        fixed = _fixed_env(self.kind, self.work)
-        inside = TESTBED if self.kind == "bubblewrap" else str(self.work)
+        command: AbstractContextManager[tuple[list[str], list[int]]]
+        if self.kind == "bubblewrap":
+            fixed, inside, group = FIXED_ENV, TESTBED, memory_group.opened(self.limits)
+            program = [str(LINKS / "python3"), "-sS", GUEST]
+            command = bwrap_command(
+                self.work, self.limits, self.readonly, program, writable=self.writable, hidden=self.hidden
+            )
+        else:
+            path = f"{base_python().parent}:{os.defpath}:/usr/local/bin"
+            fixed, inside, group = {**FIXED_ENV, "HOME": str(self.work), "PATH": path}, str(self.work), None
+            command = nullcontext(([str(base_python()), "-sS", str(guest_folder())], []))
         # The supervisor itself gets no variable of the caller's, such as a PYTHONPATH that leads into the work folder.
-        group = memory_group.opened(self.limits) if self.kind == "bubblewrap" else None
-        return SupervisorSession(
-            self._command(), fixed, self.limits, {"work": inside, "env": {**fixed, **self.env}}, group
-        )
-
-    @contextmanager
-    def _command(self) -> Iterator[tuple[list[str], list[int]]]:
-        if self.kind == "none":
-            yield [str(base_python()), "-sS", str(guest_folder())], []
-            return
-        visible = bwrap_command(self.work, self.limits, self.readonly, writable=self.writable, hidden=self.hidden)
-        with visible as (argv, descriptors):
-            yield [*argv, "--", str(LINKS / "python3"), "-sS", GUEST], descriptors
-
-
-def _fixed_env(kind: str, work: Path) -> dict[str, str]:
-    if kind == "bubblewrap":
-        return FIXED_ENV
-    return {**FIXED_ENV, "HOME": str(work), "PATH": f"{base_python().parent}:{os.defpath}:/usr/local/bin"}
-
-
-def _result(reply: Reply, duration_s: float) -> CommandResult:
-    output = reply.output.decode(errors="replace")
-    return CommandResult(output, reply.returncode, duration_s, reply.timed_out, reply.output_bytes, reply.killed_for)
-
-
-def known_kind(kind: str) -> str:
-    """The kind itself; `UsageError` names what exists."""
-    if kind not in KINDS:
-        raise UsageError(f"There is no sandbox {kind!r}; choose one of: {', '.join(KINDS)}.")
-    return kind
+        settings = {"work": inside, "env": {**fixed, **self.env}}
+        return SupervisorSession(command, fixed, self.limits, settings, group)
 
 
 def open_sandbox(
@@ -137,26 +124,27 @@ def open_sandbox(
     be visible inside and are empty there; without isolation they can be read. No folder among them lies in another.
     `UsageError` where no such sandbox works here, or a path does not exist.
     """
-    probe(known_kind(kind))
+    probe(kind)
     return SupervisedSandbox(kind, work, limits or Limits(), readonly, env, hidden=hidden)
 
 
 @cache
 def probe(kind: str) -> None:
     """Run one real command, once in this process; `UsageError` holds the reason and the way out where it fails."""
-    known_kind(kind)
+    if kind not in KINDS:
+        raise UsageError(f"There is no sandbox {kind!r}; choose one of: {', '.join(KINDS)}.")
     with tempfile.TemporaryDirectory(prefix="composer-probe-") as folder:
         try:
             with SupervisedSandbox(kind, Path(folder), Limits()) as sandbox:
-                result = sandbox.run("python3 -c 'print(6 * 7)'")
+                output = sandbox.run("python3 -c 'print(6 * 7)'").output
+            if output == "42\n":
+                return
+            failure = f"The sandbox {kind!r} cannot run a command: {output.strip()!r}."
         except InfrastructureError as error:
-            raise UsageError(f"{error} {_advice()}") from None
-    if result.output != "42\n":
-        raise UsageError(f"The sandbox {kind!r} cannot run a command: {result.output.strip()!r}. {_advice()}")
-
-
-def _advice() -> str:
+            failure = str(error)
+    advice = "Allow unprivileged user namespaces on this machine, or choose --set sandbox=none (no isolation)."
+    # Ubuntu 24.04 and later forbid them by AppArmor, unless this switch is 0.
     switch = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
     if switch.exists() and switch.read_text().strip() == "1":
-        return "Try sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0, or --set sandbox=none (no isolation)."
-    return "Allow unprivileged user namespaces on this machine, or choose --set sandbox=none (no isolation)."
+        advice = "Try sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0, or --set sandbox=none (no isolation)."
+    raise UsageError(f"{failure} {advice}")

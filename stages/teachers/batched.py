@@ -132,7 +132,7 @@ class TeacherBatches:
 
     def _units(self) -> dict[str, Row]:
         """Return this teacher's batch records by key, in the order of their creation."""
-        batches = [record for record in self._out.records() if "batch" in record]
+        batches = [record for record in self._out.journal.records() if "batch" in record]
         return {r["batch"]["key"]: r for r in batches if r["batch"]["teacher"] == self._settings.name}
 
     def _record(self, key: str, questions: Sequence[str], batch_id: str | None, *, ended: bool) -> None:

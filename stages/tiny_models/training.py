@@ -34,7 +34,7 @@ Encoded = tuple[list[int], list[bool]]
 def reproducible(seed: int) -> Iterator[None]:
     """Use one thread, deterministic kernels and a private random stream; restore all of them afterwards."""
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # the order of a sum over threads depends on how many there are
     torch.use_deterministic_algorithms(True)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -58,6 +58,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
         max_position_embeddings=1024,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
+        # ChatML has no token for the beginning of a text; a policy stops at the end of its message.
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -82,6 +83,7 @@ def fit(
     Muon for the matrices of the blocks, AdamW for embeddings and norms: half the steps of AdamW alone. `progress` is
     called with (steps done, steps in all).
     """
+    # match_rms_adamw scales Muon's updates to the size of AdamW's, so that one learning rate serves both.
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     rate, decay = schedule.learning_rate, schedule.weight_decay
@@ -112,12 +114,14 @@ def loss(
     model: Qwen3ForCausalLM, ids: Int[Tensor, "B T"], mask: Int[Tensor, "B T"], learned: Int[Tensor, "B T"]
 ) -> Float[Tensor, ""]:
     """Return the mean cross-entropy of the tokens to be learned; logits are computed for those alone."""
+    # Most tokens of a transcript are the environment's and not to be learned: no logits for them.
     hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state  # [B, T, D]
     wanted = learned[:, 1:].bool()
     return cross_entropy(model.lm_head(hidden[:, :-1][wanted]), ids[:, 1:][wanted])
 
 
 def _batches(examples: Sequence[Encoded], schedule: Schedule, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    # Neighbours in length share a batch: less padding, at the price of batches that are drawn as a whole.
     by_length = sorted(examples, key=lambda example: len(example[0]))
     batches = [by_length[i : i + schedule.batch] for i in range(0, len(by_length), schedule.batch)]
     random.Random(seed).shuffle(batches)  # noqa: S311 - an order of training, no secret
@@ -149,5 +153,5 @@ def train_tokenizer(texts: Iterable[str], pieces: str, vocabulary: int) -> PreTr
         unk_token=UNKNOWN,
         eos_token=END,
         chat_template=TEMPLATE,
-        clean_up_tokenization_spaces=False,
+        clean_up_tokenization_spaces=False,  # decoding must give back the text that was encoded, spaces included
     )

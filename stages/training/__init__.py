@@ -5,7 +5,6 @@ config.py - the configuration of one arm, and the setting `weights` with one fie
 settings.py - its tables: pairs, hints, TAID, EOPD, optimisation, distribution, adapter
 plan.py - the configuration resolved once: choices by the model's size, refusals, the estimate of memory
 setup.py - what a training starts from: TRL's configuration, the prompts, the pairs, the teacher, seeds
-trainer.py - the trainer, put together from the plan
 
 One step:
 step.py - the step from its rows to its report: one forward pass, the channels' losses, their sum with GRPO's
@@ -23,10 +22,10 @@ replicas.py - DiLoCo's rounds between the steps, for one of several replicas
 projection.py - a hack direction taken out of gradients and updates
 report.py - what a finished training writes, and the table in report.txt
 
-One training step, in reading order: stages/train.py `run` resolves the plan, loads the model and starts the trainer;
-step.py has the step itself, and calls rollouts.py to play the episodes and a channel, such as channels/preference.py,
-for its loss, computed by a kernel such as stages/losses/dpo.py. After a kill: `_fit` in stages/train.py resumes from
-what checkpoints.py marked as complete.
+One training step, in reading order, is five files: stages/train.py `run` resolves the plan, loads the model, assembles
+the trainer and starts it; step.py has the step itself, and calls rollouts.py to play the episodes and a channel, such
+as channels/preference.py, for its loss, computed by a kernel such as stages/losses/dpo.py. After a kill: `_fit` in
+stages/train.py resumes from what checkpoints.py marked as complete.
 
 A new channel is a kernel in stages/losses, a subclass of `Channel`, and a line in the registry `CHANNELS`.
 """

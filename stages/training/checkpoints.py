@@ -4,11 +4,10 @@ A checkpoint to resume from counts only once `Supervision` has written its marke
 channels' state. `_fit` in stages/train.py resumes from the newest one; `newest` deletes torn ones, which have none.
 """
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from shutil import copytree, ignore_patterns, rmtree
+from shutil import rmtree
 from typing import Any
 
 from torch import Tensor
@@ -19,17 +18,11 @@ from stages.policy import adapters
 from stages.policy.local import LocalPolicy
 from stages.runs import store
 from stages.runs.artifact import RunWriter
-from stages.runs.records import Row
 from stages.training.config import Config
 from stages.training.distributed import Sharded
 from stages.training.step import Channels
 
 MARKER = "composer.json"
-
-
-def history(state: TrainerState) -> list[Row]:
-    """Return the logged metrics of each step so far."""
-    return [row for row in state.log_history if "loss" in row]
 
 
 def newest(folder: Path) -> Path | None:
@@ -59,12 +52,13 @@ class Supervision(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Called with the complete model, loaded where training resumes."""
+        """Give the self-teacher the weights that training starts from."""
+        # Not earlier: only now the model has its adapter, and the weights of the checkpoint that it resumes from.
         self._channels.self_teacher.begin(kwargs["model"])
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Mark the checkpoint: everything else of it has been written."""
-        self._ranks.gather(None)  # each process has written its part of the checkpoint
+        """Mark the checkpoint as complete, after everything else of it has been written."""
+        self._ranks.gather(None)  # waits until each process has written its random states
         if not self._ranks.first:
             return
         folder = self._folder / f"checkpoint-{state.global_step}"
@@ -73,14 +67,17 @@ class Supervision(TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the history, to which a step's metrics were added."""
+        # The whole file is written anew, so not after every step: tiny models take thousands of steps.
         if self._ranks.first and time.monotonic() - self._written_at >= METRICS_EVERY_S:
-            self._out.metrics(history(state))
+            # Besides the steps, transformers logs one row of runtime totals at the end, which has no loss.
+            self._out.metrics([row for row in state.log_history if "loss" in row])
             self._written_at = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Update the self-teacher, report progress and check for a request to stop."""
         self._channels.self_teacher.after_step(kwargs["model"])
         self._out.progress("training steps", state.global_step, state.max_steps)
+        # A signal reaches the processes at different steps; all must save and stop after the same one.
         if any(self._ranks.gather(self._out.stop.is_set())):
             control.should_save = control.should_training_stop = True
 
@@ -112,7 +109,7 @@ class KeptCheckpoints(TrainerCallback):
             return
         weights = None if self._sharded is None else self._sharded.weights()
         if self._sharded is not None and weights is None:
-            return  # the first process writes
+            return  # the first process writes; gathering its weights took all of them
         temporary, final = self._folder / ".tmp", self._folder / f"step_{state.global_step:06d}"
         for folder in (temporary, final):
             rmtree(folder, ignore_errors=True)
@@ -137,16 +134,6 @@ def save_model(
     else:
         adapters.save_adapter(model, base, folder)
     policy.tokenizer.save_pretrained(folder)
-
-
-def write_kept(out: RunWriter) -> None:
-    """Make the kept checkpoints an output, by hard links."""
-    kept = out.scratch(KEPT)
-
-    def link(target: Path) -> None:
-        copytree(kept, target, copy_function=os.link, dirs_exist_ok=True, ignore=ignore_patterns(".tmp"))
-
-    out.checkpoint(link, KEPT)
 
 
 def adapter_base(config: Config, policy: LocalPolicy) -> adapters.AdapterBase | None:

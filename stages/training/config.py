@@ -99,7 +99,7 @@ class Config(EnvStageConfig):
     asked for the log-probs of the student's tokens, which is all that eopd needs with eopd.coefficient=0."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Config":
+    def _check(self) -> "Config":
         if self.teacher is None and any(CHANNELS[name].needs_teacher for name in self.weights.active()):
             needing = [f"weights.{name}" for name, channel in CHANNELS.items() if channel.needs_teacher]
             raise ValueError(f"{' and '.join(needing)} need a teacher: set teacher.model")
@@ -126,10 +126,6 @@ class Config(EnvStageConfig):
                 f"optimisation.steps is {self.optimisation.steps}, no multiple of diloco.inner_steps, which is "
                 f"{self.diloco.inner_steps}: the last steps would be no part of the result"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _served_teacher_tells_enough(self) -> "Config":
         teacher = self.teacher
         if teacher is None:
             return self

@@ -10,13 +10,13 @@ Shapes: P pairs, N completion tokens of all rows, V vocabulary. Log-probs are na
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import orjson
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from stages.backends.ranks import Ranks
@@ -34,8 +34,9 @@ COLUMNS = ("pair_id", "messages_json", "prompt_token_ids", "chosen", "rejected")
 class ScoredRows:
     """Rows of one source, a part of a step's or all of them, with the student's hidden states for them.
 
-    Subclasses compute each scored quantity once, when the first channel asks for it. whole: all rows of the step, from
-    which the denominators come. frozen: what is not trained and gives these rows their targets, None without one.
+    Subclasses compute what any channel reads when they are made, and what only some channels read when the first of
+    them asks. whole: all rows of the step, from which the denominators come. frozen: what is not trained and gives
+    these rows their targets, None without one.
     """
 
     rows: Sequence[Any]
@@ -50,9 +51,16 @@ class ScoredRows:
         return Predictors(self.scored.hidden, head(self.model))
 
     @cached_property
-    def student_logits(self) -> Float[Tensor, "1 N V"]:
+    def student_logits(self) -> Float[Tensor, "N V"]:
         """Logits of all completion tokens, with gradient."""
-        return logits(self.model, self.scored)[None]
+        # No channel here reads them: [N, V] in float32 is gigabytes at a vocabulary of 150,000. Prefer `student`, whose
+        # kernels go through the vocabulary in chunks.
+        return logits(self.model, self.scored)
+
+    def student_logps(self, temperature: float) -> Float[Tensor, " N"]:
+        """Return the log-probs (nats) of the completion tokens under the student, with gradient."""
+        # Not cached: each channel asks at most once, and the autograd graph would live as long as the rows.
+        return token_log_probs(self.model, self.scored, temperature)
 
     def tensor(self, values: Iterable[Any]) -> Tensor:
         """Return a tensor of numbers on the model's device."""
@@ -98,23 +106,25 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_tokens: int) -> tuple[list
     return kept, dropped
 
 
+@dataclass(eq=False)
 class PairSource:
     """Deals the pairs of each step: every pair once before any comes again, in an order given by the seed alone."""
 
-    def __init__(self, pairs: list[TokenPair], *, per_step: int, seed: int) -> None:
-        self.pairs, self._per_step, self._seed = pairs, per_step, seed
-        self._reference: dict[str, tuple[float, float]] = {}
-        self._orders: dict[int, list[int]] = {}
+    pairs: list[TokenPair]
+    per_step: int
+    seed: int
+    _reference: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
+    _orders: dict[int, list[int]] = field(default_factory=dict, init=False)
 
     def batch(self, step: int) -> list[TokenPair]:
         """Return the pairs of a step: a pure function of the step, so that a resumed run continues where it stopped."""
-        start, dealt = step * self._per_step, []
-        for position in range(start, start + min(self._per_step, len(self.pairs))):
+        start, dealt = step * self.per_step, []
+        for position in range(start, start + min(self.per_step, len(self.pairs))):
             epoch, offset = divmod(position, len(self.pairs))
             if epoch not in self._orders:  # a step touches two rounds at most, so older ones are let go
                 self._orders = {kept: order for kept, order in self._orders.items() if kept == epoch - 1}
                 self._orders[epoch] = list(range(len(self.pairs)))
-                random.Random(f"{self._seed}/{epoch}").shuffle(self._orders[epoch])  # noqa: S311 (an order, no secret)
+                random.Random(f"{self.seed}/{epoch}").shuffle(self._orders[epoch])  # noqa: S311 (an order, no secret)
             dealt.append(self.pairs[self._orders[epoch][offset]])
         return dealt
 
@@ -141,33 +151,26 @@ class PairSource:
 
 @dataclass(eq=False)
 class PairRows(ScoredRows):
-    """Preference pairs; the second axis of every table is (chosen, rejected). `frozen` holds the cached reference."""
+    """Preference pairs; the second axis of every table is (chosen, rejected). `frozen` holds the cached reference.
+
+    sums: [P, 2] log-probs (nats) summed over each completion, with gradient. lengths: [P, 2] tokens of each completion.
+    num_pairs, chosen_tokens: pairs, and tokens of the chosen completions, of the whole step.
+    """
 
     frozen: PairSource | None
 
-    @property
-    def num_pairs(self) -> int:
-        """Pairs of the whole step."""
-        return len(self.whole)
-
-    @property
-    def chosen_tokens(self) -> int:
-        """Tokens of the chosen completions of the whole step."""
-        return sum(len(pair.tree.branches[0]) for pair in self.whole)
-
-    @cached_property
-    def sums(self) -> Float[Tensor, "P 2"]:
-        """Log-probs (nats) summed over each completion, with gradient."""
-        return self.scored.per_branch(token_log_probs(self.model, self.scored)).view(-1, 2)
-
-    @cached_property
-    def lengths(self) -> Int[Tensor, "P 2"]:
-        """Tokens of each completion."""
-        return self.scored.lengths.view(-1, 2)
+    def __post_init__(self) -> None:
+        # Every channel on pairs starts from the sums, so they are computed once, whichever of the channels are on.
+        self.sums = self.scored.per_branch(token_log_probs(self.model, self.scored)).view(-1, 2)
+        self.lengths = self.scored.lengths.view(-1, 2)
+        # A step may be cut into parts: the denominators are those of the whole step, so that the parts' losses add up.
+        self.num_pairs = len(self.whole)
+        self.chosen_tokens = sum(len(pair.tree.branches[0]) for pair in self.whole)
 
     @cached_property
     def reference(self) -> Float[Tensor, "P 2"]:
         """Log-prob sums (nats) under the model that training started from; `UsageError` without a pair source."""
+        # Read by DPO alone: for SimPO and SFT nothing was cached, and a look-up would fail.
         if self.frozen is None:
             raise UsageError("A channel needs the reference's log-probs of the pairs, but there is no pair source.")
         return self.frozen.reference(self.rows, self.scored.hidden.device)
@@ -205,38 +208,23 @@ def own_episode(episode: Episode) -> OwnEpisode | None:
 
 @dataclass(eq=False)
 class EpisodeRows(ScoredRows):
-    """Whole sampled episodes; `frozen` is the teacher model. The tokens between the student's actions are masked."""
+    """Whole sampled episodes; `frozen` is the teacher model. The tokens between the student's actions are masked.
 
-    @cached_property
-    def own(self) -> Float[Tensor, "1 N"]:
-        """1 for the tokens that the student wrote, in the dtype of losses."""
-        own = self.tensor(x for episode in self.rows for x in episode.own)[None]
-        return own.to(torch.promote_types(self.scored.hidden.dtype, torch.float32))
+    own: [N] 1 for the tokens that the student wrote. targets: [N] token ids. sampled_logps: [N] log-probs (nats) that
+    the tokens were sampled with, 0 between actions. teacher_logps: [N] those of a teacher behind a server (nats), None
+    without such a teacher. tokens: how many the student wrote in the whole step.
+    """
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that the student wrote in the whole step."""
-        return sum(sum(episode.own) for episode in self.whole)
-
-    @property
-    def targets(self) -> Int[Tensor, "1 N"]:
-        """Token ids."""
-        return self.scored.targets[None]
-
-    @cached_property
-    def sampled_logps(self) -> Float[Tensor, "1 N"]:
-        """Log-probs (nats) that the tokens were sampled with, 0 between actions."""
-        return self.tensor(x for episode in self.rows for x in episode.logprobs)[None]
-
-    def student_logps(self, temperature: float) -> Float[Tensor, "1 N"]:
-        """Log-probs (nats) of the tokens under the student, with gradient."""
-        return token_log_probs(self.model, self.scored, temperature)[None]
-
-    @cached_property
-    def teacher_logps(self) -> "Float[Tensor, '1 N'] | None":
-        """Log-probs (nats) of the tokens as a teacher behind a server gave them; None without such a teacher."""
+    def __post_init__(self) -> None:
+        # In the dtype of losses, float32 at least: bfloat16 counts up to 256 exactly and no further.
+        own = self.tensor(x for episode in self.rows for x in episode.own)
+        self.own = own.to(torch.promote_types(self.scored.hidden.dtype, torch.float32))
+        self.targets = self.scored.targets
+        self.sampled_logps = self.tensor(x for episode in self.rows for x in episode.logprobs)
         given = [episode.teacher_logprobs for episode in self.rows]
-        return None if any(logps is None for logps in given) else self.tensor(x for logps in given for x in logps)[None]
+        served = all(logps is not None for logps in given)
+        self.teacher_logps = self.tensor(x for logps in given for x in logps or ()) if served else None
+        self.tokens = sum(sum(episode.own) for episode in self.whole)
 
     @cached_property
     def teacher(self) -> Predictors:

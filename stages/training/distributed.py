@@ -11,7 +11,6 @@ makes as many as its own rollouts and channels need. The means of gradients are 
 `fully_shard` as each layer's are done.
 """
 
-from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MethodType
@@ -73,6 +72,7 @@ class Sharded:
                 module.float()  # one unit after the other, so that the masters are never whole anywhere
             fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
         model.set_reshard_after_backward(False)
+        # fully_shard hooks the model's forward pass, but trees are scored around it: this method stands in its place.
         setattr(model, WITHIN, MethodType(lambda model, work: work(), model))
         register_fsdp_forward_method(model, WITHIN)
         getattr(model, WITHIN)(lambda: None)  # the model, not the first layer that is called, is where FSDP begins
@@ -88,24 +88,9 @@ class Sharded:
         for unit in self._units:
             unit.reshard()
 
-    def loss(self, work: Callable[[], Float[Tensor, ""]]) -> Float[Tensor, ""]:
-        """Return a loss from the whole weights; its backward pass ends in each process' share of the mean gradients.
-
-        All processes must differentiate equally often, and each time from all layers: where a process has no rows, a
-        token of weight 0 in the loss reaches all of them.
-        """
-
-        def from_all_layers() -> Float[Tensor, ""]:
-            loss = work()
-            if loss.requires_grad:
-                return loss
-            return loss + 0 * token_log_probs(self.model, score(self.model, [Tree([0], ([0],))])).sum()
-
-        loss: Float[Tensor, ""] = getattr(self.model, WITHIN)(from_all_layers)
-        return loss
-
     def clip(self, most: float) -> float:
         """Return the Euclidean norm of the gradients over all shares, and clip them to `most`, if it is above 0."""
+        # Not clip_grad_norm_: transformers logs the norm also where nothing is clipped, and as a number, not a DTensor.
         learning = [p for p in self.model.parameters() if p.grad is not None]
         norm = get_total_norm([p.grad for p in learning if p.grad is not None])
         whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -116,48 +101,17 @@ class Sharded:
     def weights(self) -> dict[str, Tensor] | None:
         """Return the whole masters, in the first process' memory; None elsewhere. All processes must call it."""
         self.scatter()
-        whole: dict[int, Tensor] = {}
-        for parameter in self.model.parameters():  # tied weights once
-            whole[id(parameter)] = self._whole(parameter)
+        # `parameters()` has tied weights once, which are gathered once, and written under each of their names below.
+        whole = {id(parameter): self.whole(parameter) for parameter in self.model.parameters()}
         if not self._ranks.first:
             return None
         named = self.model.named_parameters(remove_duplicate=False)
         buffers = {name: value for name, value in self.model.state_dict().items() if not isinstance(value, DTensor)}
         return buffers | {name: whole[id(parameter)] for name, parameter in named}
 
-    def load_weights(self, folder: Path) -> None:
-        """Load this process' share of a checkpoint, whichever number of processes wrote it."""
-        self.scatter()
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        for path in sorted(folder.glob("*.safetensors")):
-            with safe_open(path, "pt") as file:
-                for name in file.keys():  # noqa: SIM118 - no dict
-                    if name in parameters:
-                        with torch.no_grad():
-                            parameters[name].copy_(_share(file.get_tensor(name), parameters[name]))
-
-    def optimiser_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return the state as one process has it, in the first process' memory. All processes must call it."""
-        held = optimizer.state_dict()
-        states = {
-            number: {name: self._whole(value) if isinstance(value, DTensor) else value for name, value in state.items()}
-            for number, state in held["state"].items()
-        }
-        return {**held, "state": states}
-
-    def load_optimiser_state(self, optimizer: Any, held: Mapping[str, Any]) -> None:
-        """Load this process' share of a whole state."""
-        numbered = [number for group in held["param_groups"] for number in group["params"]]
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        own = {
-            number: {name: _share(value, parameter) for name, value in held["state"][number].items()}
-            for number, parameter in zip(numbered, parameters, strict=True)
-            if number in held["state"]
-        }
-        optimizer.load_state_dict({**held, "state": own})
-
-    def _whole(self, share: Any) -> Tensor:
-        values = share.detach().full_tensor()
+    def whole(self, share: Any) -> Tensor:
+        """Return a tensor of which each process holds a share, in the first process' memory; empty elsewhere."""
+        values = share.detach().full_tensor()  # a collective: all processes must get here, and in the same order
         return values.cpu() if self._ranks.first else torch.empty(0)
 
 
@@ -166,6 +120,7 @@ def _share(whole: Any, like: Any) -> Any:
     if not isinstance(whole, Tensor) or whole.shape != like.shape:
         return whole
     values = whole.to(like.device, torch.promote_types(whole.dtype, torch.float32))
+    # src_data_rank None: each process cuts its own copy. By default the first process would send its copy to all.
     return distribute_tensor(values, like.device_mesh, like.placements, src_data_rank=None)
 
 
@@ -175,8 +130,9 @@ class ShardedTrainer(ComposedTrainer):
     Its checkpoints are those of one process, so that any number of processes resumes from them, sharded or not.
     """
 
+    optimizer: Any
     lr_scheduler: Any
-    """Made by `train`, before anything here is called."""
+    """Both are made by `train`, before anything here is called."""
 
     def __init__(self, *, sharded: Sharded, **composed: Any) -> None:
         self._sharded = sharded
@@ -197,10 +153,25 @@ class ShardedTrainer(ComposedTrainer):
         return parts + [{"channels": ChannelBatch()}] * (max(self._ranks.gather(len(parts))) - len(parts))
 
     def _part_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
-        part_loss = super()._part_loss
-        return self._sharded.loss(lambda: part_loss(model, part, whole))
+        """Return a part's loss; its backward pass ends in each process' share of the mean gradients.
+
+        All processes must differentiate equally often, and each time from all layers, since every layer's backward pass
+        ends in a sum over the processes.
+        """
+        whole_model, part_loss = self._sharded.model, super()._part_loss
+
+        def from_all_layers() -> Float[Tensor, ""]:
+            loss = part_loss(model, part, whole)
+            if loss.requires_grad:
+                return loss
+            # A process without rows scores one token: times 0, it changes nothing and reaches all layers.
+            return loss + 0 * token_log_probs(whole_model, score(whole_model, [Tree([0], ([0],))])).sum()
+
+        loss: Float[Tensor, ""] = getattr(whole_model, WITHIN)(from_all_layers)
+        return loss
 
     def _clip_grad_norm(self, model: Any) -> float:
+        # accelerate would take the norm of this process' share alone.
         return self._sharded.clip(self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: Any, grad_norm: float | None = None) -> float:
@@ -210,19 +181,41 @@ class ShardedTrainer(ComposedTrainer):
         """Write the weights of all processes' shares, by the first process."""
         self._save(output_dir, state_dict=self._sharded.weights())
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load this process' share of a checkpoint's weights, whichever number of processes wrote them."""
+        self._sharded.scatter()
+        parameters = dict(self._sharded.model.named_parameters(remove_duplicate=False))
+        for path in sorted(Path(resume_from_checkpoint).glob("*.safetensors")):
+            with safe_open(path, "pt") as file:  # one tensor at a time: the whole model is in no process' memory
+                for name in file.keys():  # noqa: SIM118 - no dict
+                    if name in parameters:
+                        with torch.no_grad():
+                            parameters[name].copy_(_share(file.get_tensor(name), parameters[name]))
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        state = self._sharded.optimiser_state(self.optimizer)
+        """Write the optimiser's state as one process has it, by the first process; all must take part."""
+        held, whole = self.optimizer.state_dict(), self._sharded.whole
+        states = {
+            number: {name: whole(value) if isinstance(value, DTensor) else value for name, value in state.items()}
+            for number, state in held["state"].items()
+        }
         if self.args.should_save:
-            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+            torch.save({**held, "state": states}, Path(output_dir) / OPTIMIZER_NAME)
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        self._sharded.load_weights(Path(resume_from_checkpoint))
-
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load this process' share of a whole state of the optimiser."""
         if checkpoint is None:
             return
         # Mapped, so that what is read of another process' share takes no memory of its own.
-        state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, map_location="cpu", mmap=True, weights_only=True)
-        self._sharded.load_optimiser_state(self.optimizer, state)
+        held = torch.load(Path(checkpoint) / OPTIMIZER_NAME, map_location="cpu", mmap=True, weights_only=True)
+        # A state refers to parameters by their number over all groups, in the order of the groups.
+        numbered = [number for group in held["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        own = {
+            number: {name: _share(value, parameter) for name, value in held["state"][number].items()}
+            for number, parameter in zip(numbered, parameters, strict=True)
+            if number in held["state"]
+        }
+        self.optimizer.load_state_dict({**held, "state": own})
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))

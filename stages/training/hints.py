@@ -30,7 +30,7 @@ from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import Episode
 from stages.runs.artifact import RunWriter
 from stages.training.data import ScoredRows, own_episode
-from stages.training.scoring import Tree, head, score, token_log_probs
+from stages.training.scoring import Tree, head, score
 from stages.training.settings import Hints
 
 
@@ -60,11 +60,6 @@ class HintedTurn:
     own: list[int] | None = None
     logprobs: list[float] | None = None
 
-    @property
-    def mask(self) -> list[int]:
-        """1 for the tokens that count."""
-        return [1] * len(self.tree.branches[0]) if self.own is None else self.own
-
 
 @dataclass(frozen=True)
 class Hinted:
@@ -86,23 +81,29 @@ def hinted_turns(
         hint_model = open_policy(settings.llm, cache=out.cache, budget=out.budget, listener=out.progress)
         out.model("hints", **hint_model.facts())
 
-    def from_rollouts(episodes: list[Episode]) -> Hinted:
-        found = spread(reprompted(episodes, policy.tokenizer, settings.success_reward), settings.per_step)
-        hints = [(r.episode, Hint(0, "rollout", "", r.demonstration, r.source)) for r in found]
-        return Hinted([r.row for r in found], hints)
-
-    def from_faults(episodes: list[Episode]) -> Hinted:
-        faulty = [(e, fault) for e in episodes for fault in faults(e, environment) if has_ids(e, fault.turn)]
+    def rows(episodes: list[Episode]) -> Hinted:
+        if settings.source == "rollout":
+            found = spread(reprompted(episodes, policy.tokenizer, settings.success_reward), settings.per_step)
+            shown = [(r.episode, Hint(0, "rollout", "", r.demonstration, r.source)) for r in found]
+            return Hinted([r.row for r in found], shown)
+        faulty = []
+        for episode in episodes:
+            for fault in faults(episode, environment):
+                sample = episode.steps[fault.turn].sample
+                if sample.prompt_ids is not None and sample.completion_ids:  # the policy gave token ids
+                    faulty.append((episode, fault))
+        # Chosen before a model is asked: its calls are paid for.
         chosen = spread(faulty, settings.per_step)
-        written = from_templates(chosen) if hint_model is None else from_model(chosen, hint_model) if chosen else []
-        hints = [(e, hint) for (e, _), hint in zip(chosen, written, strict=True) if hint is not None]
+        written = zip(chosen, write_hints(chosen, hint_model), strict=True)
+        hints = [(e, hint) for (e, _), hint in written if hint is not None]
         return Hinted([hinted_turn(policy.tokenizer, episode, hint) for episode, hint in hints], hints)
 
-    return from_rollouts if settings.source == "rollout" else from_faults
+    return rows
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
     """Return at most `most` items of a list, evenly spaced over it."""
+    # Not the first ones: episodes come group by group, and the first groups would give all hints.
     stride = max(len(items) / most, 1.0)
     return [items[int(i * stride)] for i in range(min(len(items), most))]
 
@@ -131,17 +132,6 @@ def faults(episode: Episode, environment: Environment) -> list[TurnFault]:
     return [by_turn[turn] for turn in sorted(by_turn)]
 
 
-def has_ids(episode: Episode, turn: int) -> bool:
-    """Whether the policy gave token ids for a turn."""
-    sample = episode.steps[turn].sample
-    return sample.prompt_ids is not None and bool(sample.completion_ids)
-
-
-def from_templates(faulty: Sequence[Faulty]) -> list[Hint | None]:
-    """Return one hint a fault, from the error itself."""
-    return [Hint(fault.turn, fault.kind, fault.error, f"Hint: {fault.advice}") for _, fault in faulty]
-
-
 QUESTION = (
     "A coding agent took the action below and it led to the error below. "
     "In one sentence, and without giving the whole solution, say what it should have known before it acted."
@@ -149,8 +139,13 @@ QUESTION = (
 )
 
 
-def from_model(faulty: Sequence[Faulty], policy: Policy) -> list[Hint | None]:
-    """Return one hint a fault from a model that is shown action and error, in batches; None where a call fails."""
+def write_hints(faulty: Sequence[Faulty], policy: Policy | None) -> list[Hint | None]:
+    """Return one hint a fault: from the error itself, or of a model that is shown action and error, in batches.
+
+    None where a call to the model fails or its answer is empty.
+    """
+    if policy is None:
+        return [Hint(fault.turn, fault.kind, fault.error, f"Hint: {fault.advice}") for _, fault in faulty]
     turns = []
     for episode, fault in faulty:
         question = QUESTION.format(action=episode.steps[fault.turn].sample.text, error=fault.error)
@@ -173,6 +168,7 @@ def hinted_turn(tokenizer: Any, episode: Episode, hint: Hint) -> HintedTurn:
     step = episode.steps[hint.turn]
     *before, last = episode.messages[: step.num_messages]
     messages = [*before, {**last, "content": f"{last['content']}\n{hint.text}"}]
+    # The ids of earlier turns are those that were sampled: a text may be tokenised in another way than it was sampled.
     if hint.turn == 0:
         prompt = opening_ids(tokenizer, messages)
     else:
@@ -227,16 +223,14 @@ def reprompted(episodes: Sequence[Episode], tokenizer: Any, success_reward: floa
 def _with_demonstration(tokenizer: Any, opening: Sequence[Message], text: str) -> tuple[list[int], str]:
     """Return token ids of the opening with the demonstration in its last message, and the text that fitted."""
     *before, last = opening
-
-    def prompt(demonstration: str) -> list[int]:
-        content = TEMPLATE.format(prompt=last["content"], demonstration=demonstration)
-        return opening_ids(tokenizer, [*before, {**last, "content": content}])
-
-    ids = prompt(text)
-    if (excess := len(ids) - LONGEST_PROMPT) > 0:
-        kept = tokenizer(text, add_special_tokens=False)["input_ids"][:-excess]
-        text = tokenizer.decode(kept)
-        ids = prompt(text)
+    for attempt in (1, 2):
+        content = TEMPLATE.format(prompt=last["content"], demonstration=text)
+        ids = opening_ids(tokenizer, [*before, {**last, "content": content}])
+        excess = len(ids) - LONGEST_PROMPT
+        if excess <= 0 or attempt == 2:
+            break
+        # Cut once, by as many tokens as are too many; the text around the cut may be tokenised in another way.
+        text = tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"][:-excess])
     return ids, text
 
 
@@ -267,7 +261,7 @@ class SelfTeacher:
         if self._kind == "current" or (self._kind == "trust-region" and _has_adapter(student)):
             return
         trained = _trained(student)
-        if self._kept is None:
+        if self._kept is None:  # not where `load` took them from a checkpoint, on the CPU
             self._kept = {name: weight.detach().clone() for name, weight in trained.items()}
         self._kept = {name: self._kept[name].to(weight.device) for name, weight in trained.items()}
 
@@ -281,12 +275,13 @@ class SelfTeacher:
         if self._kind == "current":
             return SelfTaught(scored())
         if self._kind == "trust-region" and _has_adapter(student):
-            with _in_eval_mode(student), student.disable_adapter():
+            # The frozen base is where training started: no copy is needed.
+            with _as_teacher(student, {}), student.disable_adapter():
                 kept = scored()
         else:
             if self._kept is None:
                 self.begin(student)
-            with _in_eval_mode(student), _with_weights(student, self._kept or {}):
+            with _as_teacher(student, self._kept or {}):
                 kept = scored()
         return SelfTaught(kept) if self._kind == "ema" else SelfTaught(kept, scored(), self._rate)
 
@@ -295,6 +290,7 @@ class SelfTeacher:
         if self._kept is None or self._kind != "ema":
             return
         trained = _trained(student)
+        # One NaN would stay in the average for good, while the student may be rolled back to a checkpoint.
         if all(bool(weight.isfinite().all()) for weight in trained.values()):
             update_average([self._kept[name] for name in trained], list(trained.values()), self._rate)
 
@@ -319,19 +315,11 @@ def _trained(student: Any) -> Weights:
 
 
 @contextmanager
-def _in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off: a teacher drops nothing out."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
+def _as_teacher(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Switch dropout off, and put other weights in the model's place, tied ones in every module that has them.
 
-
-@contextmanager
-def _with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Replace a model's weights, tied ones in every module that has them; its own tensors are not written to."""
+    Parameters are exchanged, not written to: an optimiser and autograd may hold the model's own.
+    """
     own = dict(model.named_parameters())
     others = {id(own[name]): nn.Parameter(weight, requires_grad=False) for name, weight in weights.items()}
     slots = [
@@ -340,6 +328,8 @@ def _with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[N
         for name, weight in module.named_parameters(recurse=False, remove_duplicate=False)
         if id(weight) in others
     ]
+    was_training = model.training
+    model.eval()
     try:
         for module, name, weight in slots:
             setattr(module, name, others[id(weight)])
@@ -347,45 +337,36 @@ def _with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[N
     finally:
         for module, name, weight in slots:
             setattr(module, name, weight)
+        model.train(was_training)
 
 
 @dataclass(eq=False)
 class HintedRows(ScoredRows):
-    """Faulty turns, N tokens; `frozen`, the model itself behind the prompt with the hint, is the teacher."""
+    """Faulty turns, N tokens; `frozen`, the model itself behind the prompt with the hint, is the teacher.
+
+    tokens: those that count, of all turns of the whole step. mean_weights: [N] 1 / tokens for every token that counts,
+    so that a sum under these weights is this part's share of the step's mean.
+    """
 
     frozen: SelfTeacher
 
-    @property
-    def turns(self) -> Sequence[HintedTurn]:
-        """The rows."""
-        return self.rows
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that count, of all turns of the whole step."""
-        return sum(sum(turn.mask) for turn in self.whole)
-
-    @property
-    def mean_weights(self) -> Float[Tensor, " N"]:
-        """1 / tokens for every token that counts: a sum under these weights is this part's share of the step's mean."""
-        return self.tensor(x for turn in self.turns for x in turn.mask) * (1.0 / self.tokens)
+    def __post_init__(self) -> None:
+        # Without `own` all tokens of a turn count: the action at a faulty turn was written by the student alone.
+        mask = [x for turn in self.rows for x in turn.own or [1] * len(turn.tree.branches[0])]
+        self.tokens = sum(sum(turn.own) if turn.own else len(turn.tree.branches[0]) for turn in self.whole)
+        self.mean_weights = self.tensor(mask) * (1.0 / self.tokens)
 
     @property
     def sampled_logps(self) -> Float[Tensor, " N"]:
         """Log-probs (nats) that the tokens were sampled with; `UsageError` where the policy gave none."""
-        if any(turn.logprobs is None for turn in self.turns):
+        if any(turn.logprobs is None for turn in self.rows):
             raise UsageError(
                 "hints.importance_clip needs the log-probs of sampling, and the policy gave none for a hinted turn. "
                 "Leave importance_clip out."
             )
-        return self.tensor(x for turn in self.turns for x in turn.logprobs or ())
-
-    def student_logps(self, temperature: float) -> Float[Tensor, " N"]:
-        """Log-probs (nats) of the tokens under the student, without gradient."""
-        with torch.no_grad():
-            return token_log_probs(self.model, self.scored, temperature)
+        return self.tensor(x for turn in self.rows for x in turn.logprobs or ())
 
     @cached_property
     def taught(self) -> SelfTaught:
         """What predicts the same tokens behind the hint, without gradient."""
-        return self.frozen.predictors(self.model, [turn.hinted for turn in self.turns])
+        return self.frozen.predictors(self.model, [turn.hinted for turn in self.rows])

@@ -367,27 +367,21 @@ def check_memory(plan: TrainPlan, room: int) -> None:
 
 
 def available(device: str, root: Path = Path("/")) -> int:
-    """Return bytes: what is free on the GPU, or for training on the CPU this process' share of what limits allow."""
+    """Return bytes: what is free on the GPU, or for training on the CPU this process' share of what limits allow.
+
+    Limits are those of the machine and of the control groups of this process and their parents: containers, Slurm's,
+    systemd's jobs. root: the folder of proc and sys. Version 2 keeps a limit in memory.max ("max" for none) below
+    /sys/fs/cgroup, version 1 in memory.limit_in_bytes below /sys/fs/cgroup/memory, a number beyond all memory for none.
+    Source: Linux Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+    """
     import torch
 
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[0]
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes that torchrun started on this machine
-    return min([machine, *cgroup_limits(root)]) // here
-
-
-def cgroup_limits(root: Path = Path("/")) -> list[int]:
-    """Return bytes that control groups of this process and their parents allow: containers, Slurm's, systemd's jobs.
-
-    root: the folder of proc and sys. Version 2 keeps a limit in memory.max ("max" for none) below /sys/fs/cgroup,
-    version 1 in memory.limit_in_bytes below /sys/fs/cgroup/memory, a number beyond all memory for none. Source: Linux
-    Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
-    """
-    limits = []
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for line in (store.read_bytes(root / "proc/self/cgroup") or b"").decode().splitlines():
         number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
+        if number == "0" and not controllers:  # version 2 has one line, "0::/path"
             mount, name = root / "sys/fs/cgroup", "memory.max"
         elif "memory" in controllers.split(","):
             mount, name = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
@@ -398,4 +392,6 @@ def cgroup_limits(root: Path = Path("/")) -> list[int]:
         for group in (inside, *inside.parents):
             limit = (store.read_bytes(mount / group / name) or b"").decode().strip()
             limits += [int(limit)] if limit.isdigit() else []
-    return limits
+    return min(limits) // int(
+        os.environ.get("LOCAL_WORLD_SIZE", "1")
+    )  # processes that torchrun started on this machine

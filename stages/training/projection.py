@@ -28,14 +28,11 @@ PAIRS = "pairs.json"
 Direction = dict[str, Float[Tensor, "O I"]]
 
 
-def layer_linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the Linears of a causal LM's layers by name: all but the output head."""
-    return {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and ".layers." in f".{n}"}
-
-
 def weight_direction(model: Any, pairs: Sequence[Sequence[Mapping[str, Any]]]) -> Direction:
     """Return the unit direction of each Linear from clean to hack, without those that have no gradient."""
-    linears = layer_linears(model)
+    # Gradients of the Linears of layers alone, not of the output head: with all parameters on, the gradient of the
+    # embeddings would be held for each pair and thrown away.
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and ".layers." in f".{n}"}
     needed = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     model.requires_grad_(False)
     for linear in linears.values():
@@ -70,11 +67,14 @@ def random_like(direction: Direction, seed: int) -> Direction:
 class ProjectionCallback(TrainerCallback):
     """Projects the gradients before an optimiser step and the change of the weights after it, and records both."""
 
-    def __init__(self, model: nn.Module, removed: Direction, toward: Direction, out: RunWriter) -> None:
-        """Project `removed` out of the training of `model`; the records give the cosine with `toward`, v."""
-        linears = layer_linears(model)
-        self._weights = {name: linears[name].weight for name in removed}
-        self._removed, self._toward, self._out = removed, toward, out
+    def __init__(self, run: Run, kind: Literal["v", "random"], model: nn.Module, seed: int, out: RunWriter) -> None:
+        """Project the direction v of a run of `composer probe extract-vhack`, or a random one, out of a training.
+
+        The records give the cosine with v in both cases, so that the control shows how much of v training took up.
+        """
+        self._toward = weight_direction(model, store.read_json(run.folder() / PAIRS))
+        self._removed = self._toward if kind == "v" else random_like(self._toward, seed)
+        self._weights, self._out = {name: model.get_parameter(f"{name}.weight") for name in self._removed}, out
         self._before: dict[str, Tensor] = {}
         self._account: Row = {}
 
@@ -84,8 +84,9 @@ class ProjectionCallback(TrainerCallback):
     ) -> None:
         """Project the gradients: called between clipping and the optimiser's step."""
         gradients = {n: w.grad for n, w in self._weights.items() if w.grad is not None}
-        cosine = _cosine(gradients, self._toward)
+        cosine = _cosine(gradients, self._toward)  # before `_project`, which writes into the gradients
         self._account = {"cos_in": cosine, "energy_removed": self._project(gradients)}
+        # A copy of the layers' weights for the length of one optimiser step: their size once more in memory.
         self._before = {name: weight.detach().clone() for name, weight in self._weights.items()}
 
     @torch.no_grad()
@@ -124,15 +125,8 @@ def _cosine(parts: Mapping[str, Tensor], direction: Direction) -> float | None:
     return dot / (square * len(shared)) ** 0.5 if square else None
 
 
-def projection(kind: Literal["v", "random"], run: Run, model: Any, seed: int, out: RunWriter) -> ProjectionCallback:
-    """Return the callback for the direction of a run of `composer probe extract-vhack`, or for a random one."""
-    toward = weight_direction(model, store.read_json(run.folder() / PAIRS))
-    removed = toward if kind == "v" else random_like(toward, seed)
-    return ProjectionCallback(model, removed, toward, out)
-
-
 def accounts(out: RunWriter) -> list[Row]:
     """Return the records of all steps, in order: cosines with v before removal, shares of the squared norm removed."""
     names = ("projected_step", "cos_in", "energy_removed", "cos_update", "energy_removed_update")
-    units = sorted((u for u in out.records() if "projected_step" in u), key=lambda unit: unit["projected_step"])
+    units = sorted((u for u in out.journal.records() if "projected_step" in u), key=lambda unit: unit["projected_step"])
     return [{name: unit[name] for name in names} for unit in units]

@@ -29,6 +29,8 @@ from stages.training.checkpoints import newest
 
 SAVED = "diloco.safetensors"
 SEEDS_APART = 1_000_003
+"""Between the seeds of replicas, each of which has its own order of prompts and pairs, and its own rollouts: so far
+apart that replicas of trainings with seeds 0, 1, 2 never share one."""
 
 
 class Over(Exception):
@@ -43,19 +45,6 @@ class Replica:
     bucket: Bucket | None
     number: int
     shared: dict[str, Any]
-
-    def transport(self, fragments: Fragments, rounds: int) -> ObjectStore | Lighthouse:
-        """Return the transport to the others, which must train the same parameters with the same settings."""
-        shared = {**self.shared, "parameters": {name: list(shape) for name, shape in fragments.all.items()}}
-        if self.bucket is None:
-            url, digest = self.settings.store or "", store.digest(shared)
-            return Lighthouse(url, self.settings, self.number, fragments=fragments, rounds=rounds, shared=digest)
-        object_store.agree(self.bucket, shared)
-        return ObjectStore(self.bucket, self.settings, self.number, fragments=fragments, rounds=rounds)
-
-    def seed(self, seed: int) -> int:
-        """Return the seed of this replica's order of prompts and pairs, and of its rollouts."""
-        return seed + SEEDS_APART * self.number
 
 
 def join(settings: Diloco, out: RunWriter) -> Replica | None:
@@ -105,11 +94,8 @@ class OuterSteps(TrainerCallback):
         self._replica, self._out, self._folder = replica, out, folder
         self._loop: OuterLoop | None = None
         self._transport: ObjectStore | Lighthouse | None = None
-
-    @property
-    def finished(self) -> bool:
+        self.finished = False
         """Whether all rounds are held."""
-        return self._loop is not None and self._loop.finished
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -120,16 +106,26 @@ class OuterSteps(TrainerCallback):
                 f"This is one of {args.world_size} processes of one training, and a replica of diloco runs in one. "
                 "Start each without torchrun."
             )
-        parameters, settings = trained(kwargs["model"]), self._replica.settings
+        replica, settings, parameters = self._replica, self._replica.settings, trained(kwargs["model"])
         fragments = Fragments(arrays.shapes(parameters), settings.fragments)
         rounds = args.max_steps // settings.every
-        self._transport = self._replica.transport(fragments, rounds)
+        # The others must train the same parameters with the same settings: a mean over anything else means nothing.
+        shared = {**replica.shared, "parameters": {name: list(shape) for name, shape in fragments.all.items()}}
+        if replica.bucket is None:
+            url, digest = settings.store or "", store.digest(shared)
+            self._transport = Lighthouse(
+                url, settings, replica.number, fragments=fragments, rounds=rounds, shared=digest
+            )
+        else:
+            object_store.agree(replica.bucket, shared)
+            self._transport = ObjectStore(replica.bucket, settings, replica.number, fragments=fragments, rounds=rounds)
         self._loop = OuterLoop(parameters, settings, self._transport, rounds, stop=self._out.stop.is_set)
         try:
             self._loop.start(*_read(self._folder))
         except Stopped:
             raise Interrupted from None
-        if self._loop.finished:
+        self.finished = self._loop.finished
+        if self.finished:
             raise Over
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -138,10 +134,10 @@ class OuterSteps(TrainerCallback):
             return
         try:
             self._loop.after_step()
-        except Stopped:
+        except Stopped:  # while it waited for the others: `Supervision` stops the training, and this saves the round
             control.should_save = True
-        if self._loop.finished:
-            control.should_training_stop = True
+        self.finished = self._loop.finished
+        control.should_training_stop |= self.finished
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save the position in the round, before `Supervision` marks the checkpoint as complete."""

@@ -1,6 +1,9 @@
 """A finished training's outputs: checkpoint, what `evaluate` needs to know of it, metrics, tables, and report.txt."""
 
+import os
 from collections.abc import Mapping, Sequence
+from functools import partial
+from shutil import copytree, ignore_patterns
 
 from torch import Tensor
 
@@ -11,7 +14,7 @@ from stages.runs import store
 from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 from stages.training.channels import CHANNELS
-from stages.training.checkpoints import adapter_base, history, save_model, write_kept
+from stages.training.checkpoints import KEPT, adapter_base, save_model
 from stages.training.config import Config
 from stages.training.projection import accounts
 from stages.training.rollouts import course, write_tables
@@ -41,9 +44,13 @@ def save(
     projected = accounts(out)
     out.checkpoint(lambda folder: save_model(trainer.model, policy, adapter_base(config, policy), folder, weights))
     if config.optimisation.keep_every:
-        write_kept(out)
+        # By hard links: a checkpoint is gigabytes, and the scratch folder goes when the run is complete. A killed
+        # attempt may have left .tmp, a model that was written in part.
+        link = partial(copytree, copy_function=os.link, dirs_exist_ok=True, ignore=ignore_patterns(".tmp"))
+        out.checkpoint(partial(link, out.scratch(KEPT)), KEPT)
     replicas = config.diloco.store is not None  # which draw from the same tasks, each in an order of its own
     order: Sequence[int] = range(len(tasks))
+    # `evaluate` refuses tasks that were trained on; of those drawn, a short training may have played only a part.
     if not replicas:
         order = prompt_order(len(tasks), config.optimisation, config.seed, as_given=bool(config.env.curriculum))
     info = CheckpointInfo(
@@ -58,13 +65,14 @@ def save(
     )
     out.document("checkpoint", info.model_dump(mode="json"))
     write_tables(out, trainer.state.global_step)
-    logged = history(trainer.state)
+    logged = [row for row in trainer.state.log_history if "loss" in row]  # without transformers' totals at the end
     out.metrics(logged)
     rewards = [row["reward"] for row in logged if "reward" in row]
     out.count(planned=config.optimisation.steps, done=trainer.state.global_step, failed=0)
     out.set_summary(
         arm=config.arm, first_reward=rewards[0] if rewards else None, last_reward=rewards[-1] if rewards else None
     )
+    # TRL's share of groups whose rewards have no spread: their advantages are 0, and so is their gradient.
     equal = bool(logged) and all(row.get("frac_reward_zero_std") == 1 for row in logged)
     out.set_summary(all_rewards_equal=equal)
     if projected:
@@ -76,7 +84,7 @@ def save(
     if projected:
         remarks.append(TAKEN_OUT[config.probe.project])
     lines = "".join(f"\n{line}\n" for line in remarks)
-    out.text("report.txt", training_table(config.arm, logged) + course_text + lines)
+    out.write_file("report.txt", training_table(config.arm, logged) + course_text + lines)
 
 
 GRPO_COLUMNS = {"reward": "reward", "reward_std": "std", "loss": "loss", "grad_norm": "|grad|", "entropy": "entropy"}

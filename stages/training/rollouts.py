@@ -7,6 +7,7 @@ a step trains; `TrainingJournal` records each step as it is played, and `write_t
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stages.backends.ranks import Ranks
@@ -21,6 +22,9 @@ from stages.runs.records import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
 from stages.training.data import OwnEpisode, own_episode
 from stages.training.hints import Hint
 from stages.training.scoring import Tree
+
+TRL_COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "environment_reward")
+"""What TRL's `rollout_func` returns; `env_mask` is 1 for the tokens that the policy wrote."""
 
 
 class TokenPolicy(Policy, Protocol):
@@ -58,6 +62,7 @@ class Rollouts:
 
     def number_samples(self, rows: list[Row]) -> list[Row]:
         """Return the rows with `sample`: the number of each among its task's rollouts, over all processes."""
+        # A group may be spread over processes; its samples are numbered as if one process had played them all.
         ids = self._ranks.gather([row["task_id"] for row in rows])
         seen = Counter(task_id for earlier in ids[: self._ranks.rank] for task_id in earlier)
         numbered = []
@@ -70,6 +75,7 @@ class Rollouts:
         """Play numbered rows of this process; nothing is recorded yet, and no other process takes part."""
         episodes = []
         for row in rows:
+            # A digest, not a sum or a count: seeds of neighbouring steps and samples must have nothing in common.
             seed = int(store.digest([self._seed, step, row["task_id"], row["sample"]])[:15], 16)
             episodes.append(Episode(self._tasks[row["task_id"]], row["sample"], seed))
         return play(self._make, policy, episodes, max_steps=self._max_steps, before_turn=self._before_turn)
@@ -78,37 +84,34 @@ class Rollouts:
         """Record the rollouts of a step and return those of this process as TRL's columns."""
         self.latest = [episode for episodes in self._ranks.gather_to_rank0(own) for episode in episodes]
         self._record(step, self.latest)
-        rows = [_trl_row(episode, policy) for episode in own]
-        return {name: [row[name] for row in rows] for name in rows[0]}
-
-
-def _trl_row(episode: Episode, policy: TokenPolicy) -> Row:
-    """Return TRL's columns of one episode; one that failed before its first action has one masked token, no reward."""
-    own = own_episode(episode)
-    if own is None:
-        opening = episode.messages or [{"role": "user", "content": episode.task.prompt}]
-        ids, completion = opening_ids(policy.tokenizer, opening), [policy.tokenizer.eos_token_id]
-        own = OwnEpisode(Tree(ids, (completion,)), [0], [0.0])
-    return {
-        "prompt_ids": own.tree.prompt,
-        "completion_ids": own.tree.branches[0],
-        "logprobs": own.logprobs,
-        "env_mask": own.own,
-        "environment_reward": None if episode.error else episode.grade.reward,
-    }
+        columns: dict[str, list[Any]] = {name: [] for name in TRL_COLUMNS}
+        for episode in own:
+            played = own_episode(episode)
+            if played is None:
+                # It failed before its first action. TRL needs as many rows as prompts, so it gets one masked token, and
+                # no reward: a reward of 0 would blame the policy for the machinery.
+                opening = episode.messages or [{"role": "user", "content": episode.task.prompt}]
+                ids, completion = opening_ids(policy.tokenizer, opening), [policy.tokenizer.eos_token_id]
+                played = OwnEpisode(Tree(ids, (completion,)), [0], [0.0])
+            reward = None if episode.error else episode.grade.reward
+            row = (played.tree.prompt, played.tree.branches[0], played.logprobs, played.own, reward)
+            for name, value in zip(TRL_COLUMNS, row, strict=True):
+                columns[name].append(value)
+        return columns
 
 
 def environment_reward(
     prompts: Any, completions: Any, environment_reward: list[float | None], **columns: Any
 ) -> list[float | None]:
-    """TRL's reward function: the environment's own; None, never zero, where it could not grade."""
-    del prompts, completions, columns
+    """TRL's reward function: return the environment's own reward; None, never zero, where it could not grade."""
+    del prompts, completions, columns  # TRL 1.16 leaves None out of a group's mean
     return environment_reward
 
 
 Play = Callable[[list[Row], Policy, int], list[Episode]]
 
 
+@dataclass(eq=False)
 class Ahead:
     """Plays coming steps in order in a thread while a step trains, at most `depth` steps ahead of the weights.
 
@@ -116,25 +119,29 @@ class Ahead:
     step begins; a step is played with these weights from beginning to end.
     """
 
-    def __init__(
-        self, play: Play, rows_of: Callable[[int], list[Row] | None], newest: Callable[[], Policy], depth: int
-    ) -> None:
-        self._play, self._rows_of, self._newest, self._depth = play, rows_of, newest, depth
+    play: Play
+    rows_of: Callable[[int], list[Row] | None]
+    newest: Callable[[], Policy]
+    depth: int
+
+    def __post_init__(self) -> None:
+        # One thread: steps are played in their order, each with weights at least as new as those of the one before.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         self._playing: dict[int, tuple[list[str], Future[list[Episode]]]] = {}
 
     def take(self, rows: list[Row], step: int) -> list[Episode]:
         """Return the rollouts of a step, played already or now, and begin those of the next steps."""
         tasks, playing = self._playing.pop(step, ([], None))
+        # What was begun ahead is used only for the rows that were expected: after a resume the trainer decides.
         if playing is not None and tasks == [row["task_id"] for row in rows]:
             episodes = playing.result()
         else:
-            episodes = self._play(rows, self._newest(), step)
-        for later in range(step + 1, step + self._depth + 1):
-            coming = self._rows_of(later)
+            episodes = self.play(rows, self.newest(), step)
+        for later in range(step + 1, step + self.depth + 1):
+            coming = self.rows_of(later)
             if coming is not None and later not in self._playing:
                 # The weights are those of the moment at which the thread begins the step, not of now.
-                future = self._pool.submit(lambda r, s: self._play(r, self._newest(), s), coming, later)
+                future = self._pool.submit(lambda r, s: self.play(r, self.newest(), s), coming, later)
                 self._playing[later] = ([row["task_id"] for row in coming], future)
         return episodes
 
@@ -147,16 +154,18 @@ class Ahead:
 # a killed run keeps what was played; steps that are played again after a resume replace their first record.
 
 
+@dataclass(frozen=True)
 class TrainingJournal:
-    """Records each step as it is played."""
+    """Records each step as it is played. sandbox: in which the environment runs commands."""
 
-    def __init__(self, out: RunWriter, policy: Policy, sandbox: str) -> None:
-        self._out, self._policy, self._sandbox = out, policy, sandbox
+    out: RunWriter
+    policy: Policy
+    sandbox: str
 
     def rollouts(self, step: int, episodes: Sequence[Episode]) -> None:
         """Record the rollouts of a step."""
-        payloads = [trace.payload(e, self._policy, sandbox=self._sandbox, source="train") for e in episodes]
-        self._out.write(f"rollouts-{step:06d}", {"training_step": step, "played": payloads})
+        payloads = [trace.payload(e, self.policy, sandbox=self.sandbox, source="train") for e in episodes]
+        self.out.write(f"rollouts-{step:06d}", {"training_step": step, "played": payloads})
 
     def hints(self, step: int, hints: Sequence[tuple[Episode, Hint]]) -> None:
         """Record the hints that a step learns from, as `hint/1` rows."""
@@ -173,25 +182,26 @@ class TrainingJournal:
             }
             for episode, hint in hints
         ]
-        self._out.write(f"hints-{step:06d}", {"training_step": step, "hints": rows})
+        self.out.write(f"hints-{step:06d}", {"training_step": step, "hints": rows})
 
 
 def write_tables(out: RunWriter, num_steps: int) -> None:
     """Write the tables of what the first `num_steps` steps recorded, in order."""
-    of_step = {unit["unit"]: unit.get("training_step", num_steps) for unit in out.records()}
+    # A killed attempt may have played a step beyond its last checkpoint, which no resume has taken again.
+    of_step = {unit["unit"]: unit.get("training_step", num_steps) for unit in out.journal.records()}
     names = sorted(name for name, step in of_step.items() if step < num_steps)
 
     def played() -> Iterator[tuple[int, Any]]:
         return ((unit["training_step"], p) for unit in out.journal.read(names) for p in unit.get("played", ()))
 
-    def rewards() -> Iterator[Row]:
-        for step, payload in played():
-            columns = ("rollout_id", "task_id", "sample_idx", "reward")
-            yield {"training_step": step, **{name: payload["rollout"][name] for name in columns}}
-
+    # The journal is read once for each table: the rollouts of a training may exceed memory.
+    columns = ("rollout_id", "task_id", "sample_idx", "reward")
     out.table(ROLLOUT, (payload["rollout"] for _, payload in played()))
     out.table(STEP, (row for _, payload in played() for row in payload["steps"]))
-    out.table(TRAINING_REWARD, rewards())
+    out.table(
+        TRAINING_REWARD,
+        ({"training_step": step, **{name: p["rollout"][name] for name in columns}} for step, p in played()),
+    )
     out.table(HINT, (row for unit in out.journal.read(names) for row in unit.get("hints", ())))
 
 
@@ -200,8 +210,8 @@ def course(out: RunWriter, num_steps: int) -> tuple[Row, str]:
 
     Leaves out what the environment cannot tell; no text without hacks, where the share of right answers misleads.
     """
-    ends = min(3, num_steps // 2)
-    played = [(unit["training_step"], p["rollout"]) for unit in out.records() for p in unit.get("played", ())]
+    ends = min(3, num_steps // 2)  # so that the first and the last steps never overlap
+    played = [(unit["training_step"], p["rollout"]) for unit in out.journal.records() for p in unit.get("played", ())]
     rates: Row = {}
     for column, name in (("hacked", "hack_rate"), ("gt_pass", "gt_rate")):
         for when, wanted in (("first", range(ends)), ("last", range(num_steps - ends, num_steps))):

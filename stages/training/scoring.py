@@ -39,11 +39,6 @@ class Tree:
     prompt: list[int]
     branches: tuple[list[int], ...]
 
-    @property
-    def num_tokens(self) -> int:
-        """Of all rows, the prompt counted in each."""
-        return sum(len(self.prompt) + len(branch) for branch in self.branches)
-
 
 @dataclass(frozen=True)
 class Scored:

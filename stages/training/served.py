@@ -180,31 +180,30 @@ class AdapterSync:
             rmtree(folder, ignore_errors=True)
             adapters.save_adapter(model, self._base, folder)
 
+        # A new name for each version: vLLM would read an adapter that is loaded in place again for every batch.
         self.server.ranks.broadcast_from_rank0(write)
         self.server.in_turn(lambda: self.sampler.load(name, folder) if self.server.loads else None)
         self.sampler.take(name, version)
         self._held = [*(held for held in self._held if held[0] != name), (name, folder)]
-        self.differences[version] = self._checked(model, version)
-        self._unload(self._keep + 1)
-
-    def _checked(self, model: Any, version: int) -> float:
-        """Return the largest of all processes' differences, if all of them are small enough."""
+        # vLLM confirms a load whatever the file holds, so the log-probs of a fixed text are compared, each process with
+        # its own server; all processes learn all differences, so that all of them stop.
         own = self.server.in_turn(lambda: self._difference(model))
         allowed = self._tolerance or TOLERANCE.get(model.get_base_model().dtype, HALF_TOLERANCE)
         found = self.server.ranks.gather((own, self.sampler.url))
         for difference, url in found:
-            if not difference <= allowed:
+            if not difference <= allowed:  # so that NaN is refused, too
                 raise ComposerError(
                     f"After step {version} the server at {url} samples from other weights than those under training: "
                     f"the log-probs of a fixed text differ by {difference:.3g} nats on average, and {allowed:g} is "
                     "allowed (optimisation.sync_tolerance). Restart the server on the model that is trained."
                 )
-        return max(difference for difference, _ in found)
+        self.differences[version] = max(difference for difference, _ in found)
+        self._unload(self._keep + 1)
 
     @torch.no_grad()
     def _difference(self, model: Any) -> float:
         """Return the mean difference in nats between this process and its server."""
-        plain = model.get_base_model()
+        plain = model.get_base_model()  # with the adapter in its Linears; peft's wrapper has no decoder to ask for
         was_training = plain.training
         plain.eval()
         own = token_log_probs(plain, score(plain, [self._tree])).cpu().tolist()
@@ -214,7 +213,7 @@ class AdapterSync:
 
     def end(self) -> None:
         """Unload all that this training loaded, from a server that others may continue to use."""
-        with suppress(ComposerError):  # a broken one has nothing to unload, and must not hide why
+        with suppress(ComposerError):  # a broken server has nothing to unload, and must not hide why training ended
             self._unload(0)
 
     def _unload(self, left: int) -> None:
@@ -227,33 +226,36 @@ class AdapterSync:
                 rmtree(folder, ignore_errors=True)
 
 
+@dataclass(eq=False)
 class ServedRollouts:
     """Plays on the server that `sync` keeps at the newest weights, at most `max_staleness` steps ahead of them.
 
     What was sampled with older weights is corrected by TRL's truncated importance sampling, and counted here.
     """
 
-    def __init__(self, rollouts: Rollouts, sync: AdapterSync, max_staleness: int) -> None:
-        self.sync, self._rollouts, self._max_staleness = sync, rollouts, max_staleness
-        self._ahead: Ahead | None = None
+    rollouts: Rollouts
+    sync: AdapterSync
+    max_staleness: int
+    _ahead: Ahead | None = field(default=None, init=False)
 
     def begin(self, trained: Callable[[], tuple[Any, int]], rows_of: Callable[[int], list[Row] | None]) -> None:
         """Follow a model under training; rows_of: the rows of a coming step, None after the last."""
-
-        def numbered(step: int) -> list[Row] | None:
-            rows = rows_of(step)
-            return None if rows is None else self._rollouts.number_samples(rows)
-
         self.sync.trained = trained
-        current = partial(copy.copy, self.sync.sampler)  # a copy keeps sampling from the adapter of its time
-        self._ahead = Ahead(self._rollouts.play_rows, numbered, current, self._max_staleness)
+        number = self.rollouts.number_samples
+        self._ahead = Ahead(
+            self.rollouts.play_rows,
+            # Numbered when it is asked for, in the trainer's thread: all processes take part in numbering.
+            lambda step: None if (rows := rows_of(step)) is None else number(rows),
+            partial(copy.copy, self.sync.sampler),  # a copy keeps sampling from the adapter of its time
+            self.max_staleness,
+        )
 
     def play(self, rows: list[Row], step: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
         """Return the rollouts of a step as TRL's columns, and their metrics."""
         if self._ahead is None:
             raise RuntimeError("begin was not called")
-        episodes = self._ahead.take(self._rollouts.number_samples(rows), step)
-        columns = self._rollouts.trl_columns(episodes, self.sync.sampler, step)
+        episodes = self._ahead.take(self.rollouts.number_samples(rows), step)
+        columns = self.rollouts.trl_columns(episodes, self.sync.sampler, step)
         metrics = staleness(episodes, step, self.sync.server.ranks)
         return columns, metrics | {"sampling/sync_difference": self.sync.differences.get(step, 0.0)}
 

@@ -125,7 +125,15 @@ def checked_config(own: Mapping[str, Any], given: Mapping[str, Any]) -> GRPOConf
     except REFUSALS as error:
         if not given:
             raise
-        raise UsageError(f"TRL refuses {_culprits(own, given)}: {str(error).strip().splitlines()[0]}") from None
+        # Name the fields that TRL refuses by themselves, or all where only their combination is wrong.
+        alone = []
+        for key, value in given.items():
+            try:
+                GRPOConfig(**{**own, key: value})
+            except REFUSALS:
+                alone.append(key)
+        refused = ", ".join(f"trl.{key} = {given[key]!r}" for key in alone or given)
+        raise UsageError(f"TRL refuses {refused}: {str(error).strip().splitlines()[0]}") from None
     hints = get_type_hints(GRPOConfig)
     for key in given:
         try:
@@ -138,17 +146,6 @@ def checked_config(own: Mapping[str, Any], given: Mapping[str, Any]) -> GRPOConf
             name = OURS.get(key, f"trl.{key}")
             raise UsageError(f"{name} is {getattr(made, key)!r}, which TRL does not know. Take {', '.join(words)}.")
     return made
-
-
-def _culprits(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Return the given fields that TRL refuses by themselves, or all where only their combination is wrong."""
-    alone = []
-    for key, value in given.items():
-        try:
-            GRPOConfig(**{**own, key: value})
-        except REFUSALS:
-            alone.append(key)
-    return ", ".join(f"trl.{key} = {given[key]!r}" for key in alone or given)
 
 
 def trl_config(

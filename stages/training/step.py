@@ -1,7 +1,7 @@
 """One training step: its rows, one forward pass of the student, the channels' losses, their sum with GRPO's, a report.
 
 transformers' trainer runs the loop of steps; TRL's `GRPOTrainer`, which is made from it, calls `ComposedTrainer` here.
-A step is one generation of rollouts, trained in `_micro_batches` micro-batches. In each of them, in this order:
+A step is one generation of rollouts, trained in `_num_micro_batches` micro-batches. In each of them, in this order:
 
 1. `_prepare_inputs`: in a step's first micro-batch TRL has `_play` sample the rollouts (rollouts.py) and computes their
    advantages, and `channel_rows` collects the rows of all channels. Each micro-batch gets its share of both.
@@ -93,8 +93,11 @@ class ChannelBatch:
     def packed(self, max_tokens: int) -> "list[ChannelBatch]":
         """Return parts of at most `max_tokens` tokens; a longer row is a part by itself. Hinted turns are two rows."""
         rows = [(source, row) for source in get_args(RowSource) for row in getattr(self, source)]
+        # A hinted turn is scored twice, by the student and behind the hint by its teacher, so it counts both trees.
         trees = [(row.tree, row.hinted) if source == "hinted" else (row.tree,) for source, row in rows]
-        lengths = [sum(tree.num_tokens for tree in of_row) for of_row in trees]
+        lengths = [
+            sum(len(tree.prompt) + len(branch) for tree in of_row for branch in tree.branches) for of_row in trees
+        ]
         parts = []
         for indices in pack(lengths, max_tokens):
             split: dict[str, list[Any]] = {source: [] for source in get_args(RowSource)}
@@ -126,6 +129,7 @@ def channel_rows(
     hint = hinted_turns(hints, policy, environment, out) if "hinted" in used else None
 
     def rows(episodes: list[Episode], step: int) -> ChannelBatch:
+        # An episode that failed before its first action has no token ids, so no channel can learn from it.
         own = [x for x in map(own_episode, episodes) if x is not None] if "episodes" in used else []
         if teacher is not None:
             scores = teacher.score_all([(x.tree.prompt, x.tree.branches[0]) for x in own])
@@ -220,7 +224,7 @@ class Channels:
         return losses, grpo_scored
 
     def end_step(self, losses: Mapping[str, ChannelLoss], step: int) -> None:
-        """Give every channel the loss of a whole step of training."""
+        """Give every channel that had rows the loss of a whole step of training."""
         for name, channel in losses.items():
             self._active[name].end_step(channel.loss, step)
 
@@ -240,7 +244,13 @@ class Channels:
 
 
 class ComposedTrainer(GRPOTrainer):
-    """TRL's GRPO on our environments, with channels. `channel_rows` is called once a step with its rollouts."""
+    """TRL's GRPO on our environments, with channels; methods without a caller here are hooks of TRL or transformers.
+
+    policy: the model under training, which plays the rollouts unless `served` does. channel_rows: called once a step
+    with its rollouts. gradient_cosine_every: steps between reports of gradient norms and cosines, 0 for none.
+    shared_prompts: score each prompt once also without channels. max_tokens: of one forward pass; None does not cut.
+    trl: further arguments of `GRPOTrainer`. stages/train.py puts all of this together.
+    """
 
     args: GRPOConfig
 
@@ -272,7 +282,7 @@ class ComposedTrainer(GRPOTrainer):
             rollout_func=self._play,
             **trl,
         )
-        self.remove_callback(PrinterCallback)
+        self.remove_callback(PrinterCallback)  # prints every log to stdout, which is for results
         # Trees are scored around the model's own forward pass, where DistributedDataParallel would see no gradients.
         prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.accelerator.prepare_model = prepare
@@ -280,18 +290,16 @@ class ComposedTrainer(GRPOTrainer):
             self.use_vllm, self._last_loaded_step = True, -1
             setattr(self, "vllm_generation", served.sync)  # noqa: B010 (TRL calls its sync_weights alone)
             served.begin(lambda: (self.model, self.state.global_step), self._coming_prompts)
-
-    @property
-    def _micro_batches(self) -> int:
-        """Of one optimiser step, which is one generation."""
-        return self.args.steps_per_generation or 1  # TRL sets it when the configuration is made
+        # Of one optimiser step, which is one generation: TRL sets it when the configuration is made.
+        self._num_micro_batches = self.args.steps_per_generation or 1
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        # TRL gives `rollout_func` the prompts without the other columns of their rows, of which task_id is needed.
         self._prompts = inputs
         return super()._generate_and_score_completions(inputs)
 
     def _play(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
-        """Sample a step's rollouts. TRL passes prompts alone; their rows, which name the task, were kept before."""
+        """Return a step's rollouts as TRL's columns, sampled by this process or by the server that it follows."""
         del prompts, trainer
         if self.served is None:
             return self._rollouts.play(self._prompts, self._policy, self.state.global_step)
@@ -305,7 +313,8 @@ class ComposedTrainer(GRPOTrainer):
         if step >= self.args.max_steps:
             return None
         each = self.num_generations or 1
-        count = self.args.per_device_train_batch_size * self._micro_batches // each
+        count = self.args.per_device_train_batch_size * self._num_micro_batches // each
+        # The dataset is not shuffled, and accelerate deals whole batches to the processes in turn, so rows are counted.
         dataset: Any = self.train_dataset
         start = (step * self._ranks.count + self._ranks.rank) * count
         return [dataset[i] for i in range(start, start + count) for _ in range(each)]
@@ -315,9 +324,10 @@ class ComposedTrainer(GRPOTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         if not self.channels.weights:
             return inputs
-        ranks, micro, count = self._ranks, self._step % self._micro_batches, self._micro_batches
-        if micro == 0:
+        ranks, micro, count = self._ranks, self._step % self._num_micro_batches, self._num_micro_batches
+        if micro == 0:  # TRL has just generated the step's rollouts, in super()
             step = self.state.global_step
+            # Hints may come from a model that is paid for, and the journal has one writer: one process asks for all.
             self._step_rows = ranks.broadcast_from_rank0(lambda: self._channel_rows(self._rollouts.latest, step))
             self._unused_episodes = list(self._step_rows.episodes)
         part = self._step_rows.part(ranks.rank * count + micro, ranks.count * count)
@@ -348,7 +358,8 @@ class ComposedTrainer(GRPOTrainer):
             done.append(loss.detach())
             del loss  # and with it the graph, before the next part makes another one
         loss = self._part_loss(model, last, inputs)
-        if self.channels.weights and (self._step + 1) % self._micro_batches == 0:
+        # TRL increments `_step` after this method, so this is the step's last micro-batch.
+        if self.channels.weights and (self._step + 1) % self._num_micro_batches == 0:
             report = self._report.gathered(self._ranks)
             for name, value in report.metrics().items():
                 self._metrics["train"][name].append(value)
@@ -368,35 +379,38 @@ class ComposedTrainer(GRPOTrainer):
 
     def _part_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
         """Return a part's share of the step's loss: GRPO's, and each channel's times its weight."""
-        if not self.channels.weights and not self._shared_prompts:
-            return self._grpo_loss(model, part, whole)
-        plain = self.accelerator.unwrap_model(model)
-        groups = group(part) if "prompt_ids" in part else None
-        with self.accelerator.autocast():  # accelerate wraps the model's own forward pass alone
-            rows = part.get("channels", ChannelBatch())
-            losses, scored = self.channels.losses(plain, rows, groups.trees if groups else ())
-            if groups is not None and scored is not None:
-                self._scored = statistics(plain, groups, scored, self.temperature)
-        grpo = self._grpo_loss(model, part, whole)
+        composed, losses = bool(self.channels.weights or self._shared_prompts), dict[str, ChannelLoss]()
+        # 1. Score GRPO's rollouts and the channels' rows together; equal prompts and completions are computed once.
+        if composed:
+            plain = self.accelerator.unwrap_model(model)
+            groups = group(part) if "prompt_ids" in part else None
+            with self.accelerator.autocast():  # accelerate wraps the model's own forward pass alone
+                rows = part.get("channels", ChannelBatch())
+                losses, scored = self.channels.losses(plain, rows, groups.trees if groups else ())
+                if groups is not None and scored is not None:
+                    self._scored = statistics(plain, groups, scored, self.temperature)
+        # 2. TRL's loss of the rollouts, weighted so that the parts add up to the micro-batch's. It takes `_scored`.
+        if "prompt_ids" not in part:
+            grpo = torch.zeros((), device=self.accelerator.device)
+        else:
+            grpo = super()._compute_loss(model, part)
+            grpo = grpo if part is whole else grpo * share(self.loss_type, part, whole)
+        if not composed:
+            return grpo
+        # 3. Add up, for the report and for the backward pass.
         self._report.add(losses)
         if self._gradient_cosine_every and self.state.global_step % self._gradient_cosine_every == 0:
             all_losses = {GRPO: grpo / self._ranks.count} | {name: channel.loss for name, channel in losses.items()}
             differentiable = {name: loss for name, loss in all_losses.items() if loss.requires_grad}
             self._report.add_gradients(differentiable, self._policy.model.parameters())
-        # A channel's losses add up over the processes, whose gradients' mean is taken.
+        # A channel's denominator counts the rows of all processes, so its losses add up over them; the factor undoes
+        # the division by their number in the gradients' mean.
         weights = {name: weight * self._ranks.count for name, weight in self.channels.weights.items()}
         return compose_loss(grpo, losses, weights)
 
-    def _grpo_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
-        """Return TRL's loss of a part's rollouts, weighted so that the parts add up to the micro-batch's loss."""
-        if "prompt_ids" not in part:
-            return torch.zeros((), device=self.accelerator.device)
-        loss: Tensor = super()._compute_loss(model, part)
-        return loss if part is whole else loss * share(self.loss_type, part, whole)
-
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """Give TRL's loss the log-probs that were scored together with the channels' rows, else TRL's own pass."""
-        if self._scored is None:
+        if self._scored is None:  # a reference's pass, or a step without channels
             return super()._get_per_token_logps_and_entropies(*args, **kwargs)
         scored, self._scored = self._scored, None
         return (*scored, None)
@@ -412,6 +426,7 @@ def compose_loss(
     """
     total = grpo
     for name, weight in weights.items():
+        # A denominator of 0 (no token of the step counts) comes with a loss of 0 / 0, which must not reach the sum.
         if weight and name in channels and channels[name].denominator:
             total = total + weight * channels[name].loss
     return total
@@ -442,7 +457,7 @@ class StepReport:
         for name, loss in losses.items():
             found = zip(torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True), trained, strict=True)
             filled = [(torch.zeros_like(p) if g is None else g).flatten() for g, p in found]
-            # float32 at least: norms of half-precision gradients overflow.
+            # float32 at least: the square of a half-precision norm overflows at 65,504.
             flat = torch.cat([g.to(torch.promote_types(g.dtype, torch.float32)) for g in filled])
             self.gradients[name] = self.gradients[name] + flat if name in self.gradients else flat
 
@@ -451,15 +466,16 @@ class StepReport:
         if ranks.count == 1:
             return self
         total = StepReport(self._names[1:])
-        portable = {}  # without tensors on a device, which only their own process can read
+        portable = {}  # without tensors on a device: unpickled elsewhere, they would claim the sender's device
         for name, loss in self.losses.items():
             metrics = {
-                key: replace(metric, **{part: float(value) for part, value in vars(metric).items()})
+                key: replace(metric, total=float(metric.total), count=float(metric.count))
                 for key, metric in loss.metrics.items()
             }
             portable[name] = replace(loss, loss=loss.loss.cpu(), metrics=metrics)
         for losses in ranks.gather(portable):
             total.add(losses)
+        # A process without rows of a channel has no gradient of it, but each must take part in every sum.
         somewhere = {name for names in ranks.gather(list(self.gradients)) for name in names}
         for name in self._names:
             if name in somewhere:

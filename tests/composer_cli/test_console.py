@@ -11,7 +11,7 @@ from support.command_line import call, collect, command, environment, model, unt
 
 from composer_cli.console import Console, Pace
 from composer_cli.printing import duration
-from stages.runs.manifest import Manifest
+from stages.runs.artifact import Manifest
 
 
 def test_a_heartbeat_comes_also_when_nothing_finished(capfd):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.command_line import call
 
-from stages.runs.manifest import RunOutcome
+from stages.runs.artifact import RunOutcome
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def probed(root: Path, status: str = "FAIL") -> list[Run]:
         if document:
             out.document(document, [told, check])
         else:
-            out.text("05_placebos.csv", "direction,t\nv,1.5\n")
-            out.figure("05_placebos.png", PNG)
+            out.write_file("05_placebos.csv", "direction,t\nv,1.5\n")
+            out.write_file("05_placebos.png", PNG)
         out.set_summary(**summary)
         ends.append(sealed(out))
         (root / stage / "latest").symlink_to(ends[-1].path)
@@ -66,8 +66,8 @@ def test_a_watched_training_shows_its_alarm_and_its_figure(tmp_path):
     out.document(
         "checks", [check | {"detail": "alarm after 2 steps", "evidence_path": "", "stat": 11.9, "pass": False}]
     )
-    out.text("watch.csv", "step,push\n0,0.5\n")
-    out.figure("watch.png", PNG)
+    out.write_file("watch.csv", "step,push\n0,0.5\n")
+    out.write_file("watch.png", PNG)
     out.set_summary(verdict="FAIL", figures=["watch"])
     sealed(out)
     page, twin = pages(report.write(tmp_path, report.chain(tmp_path, [str(out.path)])))

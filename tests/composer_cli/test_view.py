@@ -25,8 +25,7 @@ from support.view_site import (
     unit,
 )
 
-from stages.runs.artifact import Run
-from stages.runs.manifest import RunOutcome
+from stages.runs.artifact import Run, RunOutcome
 from stages.runs.records import PAIR, TEACHER_ACTION
 
 pytest.importorskip("starlette", reason="starlette is not installed here, so `composer view` cannot be tried")

@@ -16,7 +16,7 @@ import pytest
 from support.models import save_tiny
 from support.server import Reply, Server, answer, serving
 
-from stages.runs import manifest, store
+from stages.runs import artifact, store
 from stages.runs.artifact import Run
 from stages.runs.records import CHECKPOINT, ROLLOUT, STEP, TEACHER_ACTION, Kind
 
@@ -93,7 +93,7 @@ def test_collect(tmp_path: Path, model: Path) -> None:
     kill_when(words, lambda: len(lines(killed, "collect")) >= 32)
     before = lines(killed, "collect")
     assert 32 <= len(before) < 96
-    assert manifest.read(newest(killed, "collect").path).status == "running"
+    assert artifact.read_manifest(newest(killed, "collect").path).status == "running"
     finish(*words, "--resume")
     assert lines(killed, "collect")[: len(before)] == before
     assert len(lines(killed, "collect")) == 96
@@ -149,7 +149,7 @@ def test_a_limit_outlives_the_process(tmp_path: Path, model: Path, server: Serve
     table.write_text(f'[[teachers]]\nname = "t"\nmodel = "m"\nbase_url = "{server.url}"\n{prices}')
     words = ["replay-teachers", "--teachers", str(table), "-q", "--artifacts", str(tmp_path), "--max-cost", "0.1"]
     kill_when(words, lambda: len(lines(tmp_path, "replay-teachers")) >= 3)
-    found = manifest.read(newest(tmp_path, "replay-teachers").path)
+    found = artifact.read_manifest(newest(tmp_path, "replay-teachers").path)
     assert found.status == "running"
     assert 0.01 * len(server.requests) <= found.cost_usd + found.possibly_usd + 1e-9 <= 0.1 + 1e-9
     assert found.cost_usd >= 0.03 - 1e-9
@@ -158,7 +158,7 @@ def test_a_limit_outlives_the_process(tmp_path: Path, model: Path, server: Serve
     last = composer(*words, "--resume")
     assert last.wait(120) == 3
     assert before < len(server.requests) <= 10
-    found = manifest.read(newest(tmp_path, "replay-teachers").path)
+    found = artifact.read_manifest(newest(tmp_path, "replay-teachers").path)
     assert 0.01 * len(server.requests) <= found.cost_usd + found.possibly_usd + 1e-9 <= 0.1 + 1e-9
 
 

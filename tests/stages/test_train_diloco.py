@@ -21,9 +21,8 @@ from stages import train
 from stages.diloco import object_store
 from stages.errors import UsageError
 from stages.runs import store
-from stages.runs.artifact import Inputs, Run, RunWriter
+from stages.runs.artifact import Inputs, Manifest, Run, RunWriter
 from stages.runs.bucket import open_bucket
-from stages.runs.manifest import Manifest
 from stages.runs.records import CHECKPOINT, ROLLOUT
 from stages.training.replicas import join, shared_settings, trained
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.runs import store
-from stages.runs.artifact import Run
-from stages.runs.manifest import InputRef
+from stages.runs.artifact import InputRef, Run
 from stages.runs.records import ROLLOUT, STEP, TASK, TEACHER_ACTION
 from support.runs import written
 

@@ -19,7 +19,7 @@ from stages.runs.artifact import Run
 from stages.runs.config import StageConfig
 from stages.runs.stage import assign_inputs, load_stage
 
-HEAVY = ["stages.training.trainer", "stages.probe.checks.validation", "duckdb", "scipy.stats", "openai"]
+HEAVY = ["stages.training.report", "stages.probe.checks.validation", "duckdb", "scipy.stats", "openai"]
 PATIENCE_S = 240
 OTHER = {"manifest.json", "ledger.jsonl", ".lock"}
 """Files that say when and how often a run was begun, and in what order calls were paid for."""

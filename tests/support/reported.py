@@ -6,9 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from stages.evaluation.verdict import decide
-from stages.runs import manifest as manifests
-from stages.runs.artifact import Run, RunWriter
-from stages.runs.manifest import InputRef, Manifest
+from stages.runs.artifact import InputRef, Manifest, Run, RunWriter, write_manifest
 
 EVIL = "<script>alert('gotcha')</script>"
 """What a model may say."""
@@ -48,7 +46,7 @@ def item(arm, task, passed, hacked=False):
 
 
 def finished(root: Path, stage: str, *reads: Run, **config) -> RunWriter:
-    """A run folder of a stage to be filled, complete once `manifests.write` has seen it."""
+    """A run folder of a stage to be filled, complete once `sealed` has written its manifest."""
     refs = [InputRef(stage=r.manifest.stage, path=str(r.path), fingerprint="", content="") for r in reads]
     folder = root / stage / f"20260101T00000{len(list(root.glob('*/*')))}Z-made-abcdef"
     began = {"started_at": "2026-01-01T00:00:00+00:00", "status": "complete", "attempts": 1}
@@ -60,7 +58,7 @@ def finished(root: Path, stage: str, *reads: Run, **config) -> RunWriter:
 
 def sealed(out: RunWriter) -> Run:
     """The run in such a folder, complete."""
-    manifests.write(out.path, out.manifest)
+    write_manifest(out.path, out.manifest)
     return Run(out.path)
 
 

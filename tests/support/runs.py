@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.runs import parquet, store
-from stages.runs.manifest import Manifest
+from stages.runs.artifact import Manifest
 from stages.runs.records import Kind, Row
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from stages import train
 from stages.backends import ranks
 from stages.rollouts.trace import opening_row
-from stages.runs import manifest, runner, store
+from stages.runs import artifact, runner, store
 from stages.runs.artifact import Run, RunWriter
 from stages.runs.records import PAIR, STATE
 
@@ -93,7 +93,7 @@ def train_all(folder: Path, cases: Cases, count: int) -> dict[str, Run]:
 
 def pairs_run(folder: Path, count: int) -> Run:
     """A finished run that holds preference pairs of different lengths."""
-    record = manifest.Manifest(
+    record = artifact.Manifest(
         composer="test", stage="extract-pairs", stage_version=1, fingerprint="0", label="", started_at="", config={}
     )
     out = RunWriter(folder, record, cache=folder)
@@ -112,7 +112,7 @@ def pairs_run(folder: Path, count: int) -> Run:
     said = ([{"role": "user", "content": letters[i % 12] * (i % 3 + 1)}] for i in range(count))
     out.table(STATE, (opening_row(f"r/{i}", messages, "") for i, messages in enumerate(said)))
     record.status = "complete"
-    manifest.write(folder, record)
+    artifact.write_manifest(folder, record)
     return Run(folder)
 
 

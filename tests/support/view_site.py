@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from stages.runs import store
-from stages.runs.manifest import RunOutcome
+from stages.runs.artifact import RunOutcome
 from stages.runs.records import EVAL_ITEM, ROLLOUT, STEP
 from support.command_line import command, environment
 from support.runs import row, written

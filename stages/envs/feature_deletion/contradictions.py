@@ -9,13 +9,14 @@ task itself: code that passes a test and its contradiction satisfies everything.
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from stages.envs.feature_deletion.definitions import Edit, FunctionNode, apply_edits
 from stages.envs.feature_deletion.worker import TestRunReport
+from stages.envs.repo import trees
 from stages.envs.repo.grading import by_name
 
 OPPOSITES = {
@@ -75,12 +76,23 @@ def find_contradictions(
     function = find_test(text, names[-1:] if inherited else names)
     if function is None:
         return []
-    found = [replacement for node in ast.walk(function) for replacement in _replacements(node, text)]
-    ranked = sorted(found, key=lambda replacement: replacement[0])[:MOST_CONTRADICTIONS]
-    return [
-        Contradiction(path, _edit(text, old, new), _quote(text, function, old), rank < GUESSED)
-        for rank, old, new in ranked
-    ]
+    lines = text.split("\n")
+    is_short = (function.end_lineno or 0) - function.lineno < LONGEST_QUOTE
+    start = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+    replacements = [replacement for node in ast.walk(function) for replacement in _replacements(node, text)]
+    found = []
+    for rank, node, new in sorted(replacements, key=lambda replacement: replacement[0])[:MOST_CONTRADICTIONS]:
+        # ast's columns count bytes.
+        first, last = node.lineno, node.end_lineno or node.lineno
+        before = lines[first - 1].encode()[: node.col_offset].decode()
+        after = lines[last - 1].encode()[node.end_col_offset :].decode()
+        edit = Edit(first, last, tuple(f"{before}{new}{after}".split("\n")))
+        # The description quotes the test, or only the statement where the test is long.
+        quoted = lines[start - 1 : function.end_lineno] if is_short else lines[first - 1 : last]
+        margin = min((len(line) - len(line.lstrip()) for line in quoted if line.strip()), default=0)
+        quote = "\n".join(line[margin:].rstrip() for line in quoted)
+        found.append(Contradiction(path, edit, quote, rank < GUESSED))
+    return found
 
 
 def find_test(text: str, names: tuple[str, ...]) -> FunctionNode | None:
@@ -109,22 +121,12 @@ def _parsed(text: str) -> tuple[ast.Module | None, dict[str, list[FunctionNode]]
     return module, functions
 
 
-def _quote(text: str, function: FunctionNode, node: ast.expr) -> str:
-    """Return the source of the test, or only the statement's where the test is long."""
-    whole = (function.end_lineno or 0) - function.lineno < LONGEST_QUOTE
-    start = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
-    first, last = (start, function.end_lineno) if whole else (node.lineno, node.end_lineno)
-    lines = text.split("\n")[first - 1 : last]
-    margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
-    return "\n".join(line[margin:].rstrip() for line in lines)
-
-
 def _replacements(node: ast.AST, text: str) -> Iterator[Replacement]:
     """Yield the replacements that contradict an assertion or a call of an assertion method."""
     if isinstance(node, ast.Assert):
         test = node.test
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
-            yield from _other_expectations(_expected_side(test.left, test.comparators[0]), text)
+            yield from _other_expectations((test.left, test.comparators[0]), text)
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             yield 3, test, f"({_segment(text, test.operand)})"
         else:
@@ -133,25 +135,26 @@ def _replacements(node: ast.AST, text: str) -> Iterator[Replacement]:
         function, arguments = node.func, node.args
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         if EQUALITY.search(name) and len(arguments) >= 2:
-            yield from _other_expectations(_expected_side(arguments[0], arguments[1]), text)
+            yield from _other_expectations(arguments[:2], text)
         if name in OPPOSITES and isinstance(function, ast.Attribute):
             yield 3, function, f"{_segment(text, function.value)}.{OPPOSITES[name]}"
         if name in RAISES and arguments and _segment(text, arguments[0]) != ANOTHER_EXCEPTION:
             yield 4, arguments[0], ANOTHER_EXCEPTION
         elif HELPER.match(name) and arguments:
-            yield from ((rank + GUESSED, old, new) for rank, old, new in _other_expectations(arguments[-1], text))
+            yield from ((rank + GUESSED, old, new) for rank, old, new in _other_expectations(arguments[-1:], text))
 
 
-def _expected_side(left: ast.expr, right: ast.expr) -> ast.expr:
-    """Return the expected side of a comparison: the one without a call, else the right one."""
+def _other_expectations(sides: Sequence[ast.expr], text: str) -> Iterator[Replacement]:
+    """Yield the expected value with its first literal changed, then the value inside a tuple of itself.
+
+    Of two sides of a comparison the expected one is that without a call, else the right one.
+    """
+    left, right = sides[0], sides[-1]
     left_calls, right_calls = (any(isinstance(n, ast.Call) for n in ast.walk(side)) for side in (left, right))
-    return left if right_calls and not left_calls else right
-
-
-def _other_expectations(expected: ast.expr, text: str) -> Iterator[Replacement]:
-    """Yield the expected value with its first literal changed, then the value inside a tuple of itself."""
+    expected = left if right_calls and not left_calls else right
     if constant := _first_literal(expected):
         value: Any = constant.value
+        # bool before numbers: it is a subclass of int.
         if isinstance(value, bool):
             changed = repr(not value)
         elif isinstance(value, str):
@@ -165,6 +168,8 @@ def _other_expectations(expected: ast.expr, text: str) -> Iterator[Replacement]:
 
 
 def _first_literal(node: ast.AST) -> ast.Constant | None:
+    """Return the first literal in an expression that can be changed; None where there is none."""
+    # The constants inside an f-string have the position of the f-string before Python 3.12.
     if isinstance(node, ast.JoinedStr):
         return None
     if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | complex | str | bytes):
@@ -180,39 +185,35 @@ def _segment(text: str, node: ast.expr) -> str:
     return b"\n".join(lines).decode()
 
 
-def _edit(text: str, node: ast.expr, new: str) -> Edit:
-    """Return the edit that replaces an expression; columns count bytes."""
-    lines = text.split("\n")
-    first, last = node.lineno, node.end_lineno or node.lineno
-    before = lines[first - 1].encode()[: node.col_offset].decode()
-    after = lines[last - 1].encode()[node.end_col_offset :].decode()
-    return Edit(first, last, tuple(f"{before}{new}{after}".split("\n")))
-
-
 class ContradictionSearch:
     """Tries to contradict a few test functions, each in one way a round, until the original code fails one of them.
 
     `failing`: node ids of the tests that fail without the removed code. `names`: of the removed definitions; tests with
-    one of them in their name come first. `text` reads a file of the package, `tests` are the paths of its test files.
+    one of them in their name come first. `files` are those of the package, `tests` the paths of its test files.
     `proven` are the contradictions that the original code fails.
     """
 
-    def __init__(self, failing: list[str], names: list[str], text: Callable[[str], str], tests: list[str]) -> None:
-        self._failing, self._text, self._tests = failing, text, tests
+    def __init__(
+        self, failing: list[str], names: list[str], files: Mapping[str, trees.TreeFile], tests: list[str]
+    ) -> None:
+        self._failing, self._files = failing, files
+        # Parametrised cases share one function, and an edit changes all of them.
         functions = list(dict.fromkeys(node_id.partition("[")[0] for node_id in failing))
         functions.sort(key=lambda function: not any(name.lower() in function.lower() for name in names))
-        self._ways = {function: self._contradictions(function) for function in functions[:MOST_TESTS_TO_CONTRADICT]}
+        self._ways: dict[str, list[Contradiction]] = {}
+        for function in functions[:MOST_TESTS_TO_CONTRADICT]:
+            own, *parts = function.split("::")
+            # In its own file, or in the file that it is inherited from.
+            found = (
+                find_contradictions(
+                    path, files[path].data.decode(errors="replace"), tuple(parts), inherited=path != own
+                )
+                for path in (own, *(path for path in tests if path != own))
+            )
+            self._ways[function] = next(filter(None, found), [])
         self._rounds = 0
         self._trying: dict[str, Contradiction] = {}
         self.proven: list[ProvenContradiction] = []
-
-    def _contradictions(self, function: str) -> list[Contradiction]:
-        """Return contradictions of a test in its own file, or in the file that it is inherited from."""
-        own, *names = function.split("::")
-        for path in (own, *(path for path in self._tests if path != own)):
-            if found := find_contradictions(path, self._text(path), tuple(names), inherited=path != own):
-                return found
-        return []
 
     def next_round(self) -> tuple[set[str], dict[str, str]]:
         """Return the node ids to run, and the files (path -> text) to run them with; none when nothing is left to try.
@@ -234,7 +235,10 @@ class ContradictionSearch:
         edits: dict[str, list[Contradiction]] = {}
         for contradiction in self._trying.values():
             edits.setdefault(contradiction.path, []).append(contradiction)
-        writes = {path: apply_edits(self._text(path), [c.edit for c in within]) for path, within in edits.items()}
+        writes = {
+            path: apply_edits(self._files[path].data.decode(errors="replace"), [c.edit for c in within])
+            for path, within in edits.items()
+        }
         return {name for name in self._failing if name.partition("[")[0] in self._trying}, writes
 
     def learn(self, report: TestRunReport) -> None:

@@ -4,7 +4,7 @@ Edits are made by line numbers, so that comments and layout of the rest stay unc
 """
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,77 +30,78 @@ class Edit:
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True)
 class Definition:
-    """A function at the top of a module or of a class, or a class at the top of a module."""
+    """A function at the top of a module or of a class, or a class at the top of a module.
 
-    path: str
-    qualname: str
-    node: Node
-    source: tuple[str, ...]
+    symbol: `path:qualname`; key: also the line. top: the name at the top of the module that the definition belongs to.
+    functions: the function itself, or the methods of a class. bodies: the unchanged lines of every body, without
+    docstrings; body_lines: their line numbers. code: the lines of code in the bodies that have something to remove,
+    stripped, without blank lines and comments.
+    """
 
-    @property
-    def kind(self) -> Literal["function", "class"]:
-        """Whether it is a function or a class."""
-        return "class" if isinstance(self.node, ast.ClassDef) else "function"
-
-    @property
-    def top(self) -> str:
-        """The name at the top of the module that it belongs to."""
-        return self.qualname.partition(".")[0]
-
-    @property
-    def functions(self) -> tuple[FunctionNode, ...]:
-        """The function itself, or the methods of a class."""
-        if isinstance(self.node, ast.ClassDef):
-            return tuple(node for node in self.node.body if isinstance(node, FunctionNode))
-        return (self.node,)
-
-    @property
-    def code(self) -> list[str]:
-        """The lines of code in all bodies: stripped, without docstrings, blank lines and comments.
-
-        A body with nothing to remove has none.
-        """
-        stripped: list[str] = []
+    def __init__(self, path: str, qualname: str, node: Node, source: tuple[str, ...]) -> None:
+        self.path, self.qualname, self.node, self.source = path, qualname, node, source
+        self.symbol = f"{path}:{qualname}"
+        # A name can be defined twice (a property and its setter, @overload), so the symbol alone is ambiguous.
+        self.key = f"{self.symbol}:{node.lineno}"
+        self.top = qualname.partition(".")[0]
+        self.kind: Literal["function", "class"] = "class" if isinstance(node, ast.ClassDef) else "function"
+        methods = node.body if isinstance(node, ast.ClassDef) else [node]
+        self.functions = tuple(function for function in methods if isinstance(function, FunctionNode))
+        self.bodies: list[tuple[str, ...]] = []
+        self.body_lines: set[int] = set()
+        self.code: list[str] = []
+        self._removable: list[FunctionNode] = []
         for function in self.functions:
-            if not _is_empty(function):
-                first = _statements(function)[0].lineno
-                stripped += (line.strip() for line in self.source[first - 1 : function.end_lineno])
-        return [line for line in stripped if line and not line.startswith("#")]
-
-    @property
-    def bodies(self) -> list[tuple[str, ...]]:
-        """The unchanged lines of every body, without docstrings."""
-        return [
-            self.source[rest[0].lineno - 1 : function.end_lineno]
-            for function in self.functions
-            if (rest := _statements(function))
-        ]
-
-    def covers(self) -> set[int]:
-        """Return the line numbers of all bodies."""
-        return {
-            line
-            for function in self.functions
-            if (rest := _statements(function))
-            for line in range(rest[0].lineno, (function.end_lineno or 0) + 1)
-        }
+            statements = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
+            if not statements:
+                continue
+            first, last = statements[0].lineno, function.end_lineno or 0
+            body = source[first - 1 : last]
+            self.bodies.append(body)
+            self.body_lines.update(range(first, last + 1))
+            # Only `pass`, `...` or `raise NotImplementedError` (abstract methods, protocols): nothing to remove.
+            is_empty = all(
+                isinstance(statement, ast.Pass)
+                or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+                or (isinstance(statement, ast.Raise) and "NotImplemented" in ast.dump(statement))
+                for statement in statements
+            )
+            if not is_empty:
+                self._removable.append(function)
+                self.code += (bare for line in body if (bare := line.strip()) and not bare.startswith("#"))
 
     def edits(self, keep: Keep, body: str = STUB) -> list[Edit]:
-        """Return the edits that remove its code; `body` replaces it, `{first}` in it the first argument.
+        """Return the edits that remove the code; `body` replaces each body, `{first}` in it the first argument.
 
         A class without signatures loses everything but its header, maybe its docstring, and a constructor that raises.
         """
+        nodes: Sequence[Node] = self._removable
         if isinstance(self.node, ast.ClassDef) and not keep.signature:
-            inner = _indent(self.source, self.node) + "    "
-            docstring = _docstring_lines(self.node, self.source, inner) if keep.docstring else []
-            init = (f"{inner}def __init__(self, *args, **kwargs):", f"{inner}    {STUB}")
-            lines = (*_header(self.node, self.source), *docstring, *init)
-            return [Edit(self.node.lineno, self.node.end_lineno or 0, lines)]
-        return [
-            _function_edit(function, self.source, keep, body) for function in self.functions if not _is_empty(function)
-        ]
+            nodes = [self.node]
+        found: list[Edit] = []
+        for node in nodes:
+            line = self.source[node.lineno - 1]
+            indent = line[: len(line) - len(line.lstrip())]
+            inner = indent + "    "
+            docstring = _docstring_lines(node, self.source, inner) if keep.docstring else []
+            if isinstance(node, ast.ClassDef):
+                header = _header(node, self.source)
+                statements = [f"{inner}def __init__(self, *args, **kwargs):", f"{inner}    {STUB}"]
+            else:
+                word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+                header = [f"{indent}{word} {node.name}(*args, **kwargs):"]
+                if keep.signature:
+                    header = _header(node, self.source)
+                # The first argument that is not the object itself.
+                names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+                first = next((name for name in names if name not in ("self", "cls")), "None")
+                # A constructor that returns a value raises TypeError, so no trivial body but `pass` could ever work.
+                statement = body if body == STUB or node.name != "__init__" else "pass"
+                statements = [inner + statement.replace("{first}", first)]
+            # From the line of `def` on: decorators (@property, @classmethod) stay, since callers depend on them.
+            found.append(Edit(node.lineno, node.end_lineno or 0, (*header, *docstring, *statements)))
+        return found
 
 
 def definitions(path: str, text: str) -> list[Definition]:
@@ -109,6 +110,7 @@ def definitions(path: str, text: str) -> list[Definition]:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return []
+    # Not splitlines(), which also splits at form feeds: ast counts none of those as a line end.
     source = tuple(text.split("\n"))
     found: list[Definition] = []
     for node in module.body:
@@ -123,58 +125,26 @@ def definitions(path: str, text: str) -> list[Definition]:
 def apply_edits(text: str, edits: Iterable[Edit]) -> str:
     """Return a file's text after edits, which must not overlap."""
     lines = text.split("\n")
+    # From the last line up, so that the line numbers of the edits still to come stay valid.
     for edit in sorted(edits, key=lambda edit: edit.first, reverse=True):
         lines[edit.first - 1 : edit.last] = edit.lines
     return "\n".join(lines)
-
-
-def _statements(node: Node) -> list[ast.stmt]:
-    """Return the statements of a body after its docstring."""
-    return node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
-
-
-def _is_empty(function: FunctionNode) -> bool:
-    """Return whether there is nothing to remove: only a docstring, `pass`, `...` or `raise NotImplementedError`."""
-    return all(
-        isinstance(node, ast.Pass)
-        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        or (isinstance(node, ast.Raise) and "NotImplemented" in ast.dump(node))
-        for node in _statements(function)
-    )
-
-
-def _function_edit(function: FunctionNode, source: tuple[str, ...], keep: Keep, body: str) -> Edit:
-    indent = _indent(source, function)
-    inner = indent + "    "
-    docstring = _docstring_lines(function, source, inner) if keep.docstring else []
-    word = "async def" if isinstance(function, ast.AsyncFunctionDef) else "def"
-    header = [f"{indent}{word} {function.name}(*args, **kwargs):"]
-    if keep.signature:
-        header = _header(function, source)
-    # The first argument that is not the object itself.
-    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
-    first = next((name for name in names if name not in ("self", "cls")), "None")
-    statement = body if body == STUB or function.name != "__init__" else "pass"
-    lines = (*header, *docstring, inner + statement.replace("{first}", first))
-    return Edit(function.lineno, function.end_lineno or 0, lines)
-
-
-def _indent(source: tuple[str, ...], node: Node) -> str:
-    line = source[node.lineno - 1]
-    return line[: len(line) - len(line.lstrip())]
 
 
 def _header(node: Node, source: tuple[str, ...]) -> list[str]:
     """Return the lines from `def` or `class` up to the colon before the body."""
     first = node.body[0]
     lines = list(source[node.lineno - 1 : first.lineno])
-    last = lines.pop().encode()[: first.col_offset].decode()  # columns count bytes
+    # ast's columns count bytes of UTF-8, not characters.
+    last = lines.pop().encode()[: first.col_offset].decode()
+    # ast has no position for the colon: go up over the indentation, blank lines and comments before the body.
     while not (last.strip() or not lines) or (last.strip().startswith("#") and lines):
         last = lines.pop()
     return [*lines, last.rstrip()]
 
 
 def _docstring_lines(node: Node, source: tuple[str, ...], inner: str) -> list[str]:
+    """Return the docstring's lines, the first with the indentation `inner`; none where there is no docstring."""
     if ast.get_docstring(node, clean=False) is None:
         return []
     first = node.body[0]

@@ -22,7 +22,6 @@ from stages.envs.feature_deletion.worker import GUEST, LIMITS
 from stages.envs.repo import trees
 from stages.errors import InfrastructureError
 from stages.runs import store
-from stages.sandbox import open_sandbox
 
 WIDTH = 3
 """Lines of a shingle."""
@@ -38,11 +37,6 @@ EVERYWHERE = {"bubblewrap": "/", "none": "$(python3 -c 'import sys; print(*sys.p
 
 Places = dict[str, list[str]]
 """Key of a definition -> files that hold a copy of it."""
-
-
-def definition_key(definition: Definition) -> str:
-    """Return the key of a definition within its package."""
-    return f"{definition.path}:{definition.qualname}:{definition.node.lineno}"
 
 
 def definition_shingles(definition: Definition) -> set[bytes]:
@@ -64,7 +58,7 @@ class LeakSurvey:
 
     def of(self, removal: Removal) -> list[str]:
         """Return the files with copies of a removal's parts."""
-        return sorted({path for part in removal.parts for path in self.places.get(definition_key(part), ())})
+        return sorted({path for part in removal.parts for path in self.places.get(part.key, ())})
 
 
 _lock = threading.Lock()
@@ -87,8 +81,10 @@ def survey_copies(
             places = find_copies(sandbox, texts, requirements, roots=roots)
             found = sorted({Path(path.partition("!")[0]) for paths in places.values() for path in paths})
             hidden: tuple[Path, ...] = ()
+            # Hiding the standard library or the test runner would break every command; copies there remain `places`.
             if sandbox == "bubblewrap":
                 needed = [Path(sysconfig.get_path("stdlib")), *worker.readonly_paths(requirements)]
+                # os.walk follows no links, so the files that are found have their real paths.
                 needed += [folder.resolve() for folder in needed]
                 hidden = tuple(path for path in found if not any(path.is_relative_to(folder) for folder in needed))
             if hidden:
@@ -105,13 +101,13 @@ def find_copies(
     roots: Sequence[Path] = (),
 ) -> Places:
     """Return the files with copies of definitions among what the sandbox shows, or below `roots`."""
-    found = {definition_key(d): d for path in sorted(texts) for d in definitions(path, texts[path]) if d.code}
+    found = {d.key: d for path in sorted(texts) for d in definitions(path, texts[path]) if d.code}
     where = shlex.join(map(str, roots)) or EVERYWHERE[sandbox]
     with trees.scratch() as folder, trees.scratch() as empty:
         (folder / "needles.json").write_text(json.dumps(_request(found)))
-        readonly = [GUEST, folder, *worker.readonly_paths(requirements)]
-        env = worker.sandbox_environment(sandbox, requirements, empty)
-        with open_sandbox(sandbox, empty, limits=LIMITS, readonly=readonly, env=env, hidden=hidden) as box:
+        with worker.open_package_sandbox(
+            sandbox, empty, LIMITS, requirements, readonly=(GUEST, folder), hidden=hidden
+        ) as box:
             result = box.run(f"python3 -P {GUEST}/scan.py {folder}/needles.json {where}")
     try:
         matches = json.loads(result.output)

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from configparser import ConfigParser
 from configparser import Error as ConfigError
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -45,95 +44,86 @@ DISTRIBUTION_NAME = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
 @dataclass(frozen=True)
 class Package:
-    """A clean copy below `root`, which is never written to."""
+    """A clean copy below `root`, which is never written to.
+
+    label: name and version in the characters of an identifier. sha256: the digest of all files.
+    """
 
     name: str
     version: str
     root: Path
-
-    @property
-    def label(self) -> str:
-        """Name and version in the characters of an identifier."""
-        return re.sub(r"[^A-Za-z0-9.]+", "_", f"{self.name}-{self.version}")
-
-    @cached_property
-    def sha256(self) -> str:
-        """The digest of all files."""
-        return store.folder_sha256(self.root)
+    label: str
+    sha256: str
 
 
 def unpack(source: Path, root: Path) -> Package:
     """Copy a folder, or unpack an archive, into the empty folder `root`; `BadInput` where it is neither or damaged.
 
     Name and version are those that the package declares; `importlib.metadata` finds them in a METADATA file in `root`.
+    A folder that is itself an importable package goes one level deeper, to be importable.
     """
-    if source.is_dir():
-        _copy(source, root)
-    elif source.name.endswith(ARCHIVE_ENDINGS) and source.is_file():
-        with trees.scratch() as raw:
-            _copy(extract_archive(source, raw), root)
-    else:
-        raise BadInput(
-            f"The package {str(source)!r} is neither a folder nor an archive ({', '.join(ARCHIVE_ENDINGS)}). "
-            "Give one of them."
-        )
-    endings = (ending for ending in ARCHIVE_ENDINGS if source.name.endswith(ending))
-    declared_name = _declared_name(root, source.name.removesuffix(next(endings, "")))
-    # In the characters that packaging allows, others as one dash: both become part of a path.
-    name, version = (re.sub(r"[^A-Za-z0-9._+!-]+", "-", part).strip("-.") or "0" for part in declared_name)
-    folder = f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info"
-    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    write(root, f"{folder}/METADATA", text.encode(), 0o644)
-    return Package(name, version, root)
-
-
-def _copy(top: Path, root: Path) -> None:
-    """Copy into `root`; a folder that is itself an importable package goes one level deeper, to be importable."""
 
     def is_left_behind(path: str, is_folder: bool) -> bool:
         name = PurePosixPath(path).name
         if not is_folder:
             return name.endswith(LEFTOVERS)
+        # `build` and `dist` hold copies of the code only at the top; deeper they may be modules of the package.
         at_top = path == name and name in BUILT_AT_TOP
+        # An agent can recover removed code from caches: Composer 2.5's report names a type checker's.
         return at_top or name in trees.CACHES | trees.HISTORY | PRIVATE or name.endswith((".egg-info", ".dist-info"))
 
-    folders.copy(top, root / top.name if (top / "__init__.py").exists() else root, is_left_behind)
+    is_archive = source.name.endswith(ARCHIVE_ENDINGS) and source.is_file()
+    if not source.is_dir() and not is_archive:
+        raise BadInput(
+            f"The package {str(source)!r} is neither a folder nor an archive ({', '.join(ARCHIVE_ENDINGS)}). "
+            "Give one of them."
+        )
+    with trees.scratch() as raw:
+        top = extract_archive(source, raw) if is_archive else source
+        folders.copy(top, root / top.name if (top / "__init__.py").exists() else root, is_left_behind)
+    endings = (ending for ending in ARCHIVE_ENDINGS if source.name.endswith(ending))
+    declared_name = _declared_name(root, source.name.removesuffix(next(endings, "")))
+    # In the characters that packaging allows, others as one dash: both become part of a path.
+    name, version = (re.sub(r"[^A-Za-z0-9._+!-]+", "-", part).strip("-.") or "0" for part in declared_name)
+    # The copy is imported from its tree, not installed, and packages that read their own version need METADATA.
+    folder = f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info"
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    write(root, f"{folder}/METADATA", text.encode(), 0o644)
+    label = re.sub(r"[^A-Za-z0-9.]+", "_", f"{name}-{version}")
+    return Package(name, version, root, label, store.folder_sha256(root))
 
 
 def _declared_name(root: Path, file_name: str) -> tuple[str, str]:
     """Return name and version by PKG-INFO, pyproject.toml, setup.cfg, or a file name like toolz-1.2.0."""
-    fields, project, setup_cfg = _pkg_info(root), _pyproject(root).get("project", {}), _setup_cfg(root)
-    if fields["Name"] and fields["Version"]:
-        return fields["Name"], fields["Version"]
+    pkg_info, pyproject, setup_cfg = _read_metadata(root)
+    project = pyproject.get("project", {})
+    if pkg_info["Name"] and pkg_info["Version"]:
+        return pkg_info["Name"], pkg_info["Version"]
     if name := str(project.get("name", "")):
         return name, str(project.get("version", "")) or "0"
     if name := setup_cfg.get("metadata", "name", fallback=""):
         version = setup_cfg.get("metadata", "version", fallback="")
+        # `attr: module.name` and `file: VERSION` are instructions to setuptools, which is not run.
         return name, "0" if ":" in version else version or "0"
     name, dash, version = file_name.rpartition("-")
     return (name, version) if dash and version[:1].isdigit() else (file_name, "0")
 
 
-def _pkg_info(root: Path) -> Any:
-    """Return the header fields of PKG-INFO; none where it is missing."""
+def _read_metadata(root: Path) -> tuple[Any, dict[str, Any], ConfigParser]:
+    """Return the header fields of PKG-INFO, pyproject.toml and setup.cfg, each empty where missing or damaged."""
     text = (root / "PKG-INFO").read_text(errors="replace") if (root / "PKG-INFO").is_file() else ""
-    return email.parser.HeaderParser().parsestr(text)
-
-
-def _pyproject(root: Path) -> dict[str, Any]:
+    pkg_info = email.parser.HeaderParser().parsestr(text)
     try:
-        return tomllib.loads((root / "pyproject.toml").read_text())
+        pyproject = tomllib.loads((root / "pyproject.toml").read_text())
     except (OSError, ValueError):
-        return {}
-
-
-def _setup_cfg(root: Path) -> ConfigParser:
-    parser = ConfigParser(interpolation=None)
+        pyproject = {}
+    # setup.cfg is no template: with interpolation a plain `%` in it would raise.
+    setup_cfg = ConfigParser(interpolation=None)
     try:
-        parser.read(root / "setup.cfg")
+        setup_cfg.read(root / "setup.cfg")
     except (OSError, ConfigError, UnicodeDecodeError):
-        return ConfigParser(interpolation=None)
-    return parser
+        setup_cfg = ConfigParser(interpolation=None)  # Without what was read before the error.
+    return pkg_info, pyproject, setup_cfg
 
 
 def import_hint(modules: Iterable[str], root: Path) -> str:
@@ -154,27 +144,25 @@ def import_hint(modules: Iterable[str], root: Path) -> str:
 
 def resolve_modules(modules: Iterable[str], root: Path) -> tuple[dict[str, str], list[str]]:
     """Return module -> distribution where metadata names one, and the modules without."""
-
-    def normal(name: str) -> str:
-        return re.sub(r"[-_.]+", "-", name).lower()
-
     installed = metadata.packages_distributions()
-    own = {normal(name): name for name in declared_dependencies(root)}
+    # Names compare in the normal form of PEP 503.
+    own = {re.sub(r"[-_.]+", "-", name).lower(): name for name in declared_dependencies(root)}
     known: dict[str, str] = {}
     tops = sorted({module.partition(".")[0] for module in modules})
     for top in tops:
-        holding = sorted(set(installed.get(top, ())))
+        holding, normal = sorted(set(installed.get(top, ()))), re.sub(r"[-_.]+", "-", top).lower()
         if len(holding) == 1:
             known[top] = holding[0]
-        elif normal(top) in own and not holding:
-            known[top] = own[normal(top)]
+        elif normal in own and not holding:
+            # Not any distribution of that name: one that the package does not declare may be a stranger's.
+            known[top] = own[normal]
     return known, [top for top in tops if top not in known]
 
 
 def declared_dependencies(root: Path) -> set[str]:
     """Return the distributions that a package names as its dependencies, for running or for its tests."""
-    lines = [str(value) for value in _pkg_info(root).get_all("Requires-Dist", [])]
-    document, setup_cfg = _pyproject(root), _setup_cfg(root)
+    pkg_info, document, setup_cfg = _read_metadata(root)
+    lines = [str(value) for value in pkg_info.get_all("Requires-Dist", [])]
     project = document.get("project", {})
     groups: list[Any] = [project.get("dependencies", [])]
     groups += [*project.get("optional-dependencies", {}).values(), *document.get("dependency-groups", {}).values()]

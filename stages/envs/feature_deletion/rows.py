@@ -63,8 +63,10 @@ def build(
     `writes` are the delivered texts of the files that lost code, `hanging` the tests that do not end without it.
     """
     options = [*baseline.options, *(f"--deselect={test}" for test in hanging)]
+    # There is no repository: the id of the base commit stands for the package and what is removed from it.
     commit = store.digest([package.sha256, removal.identity])[:40]
     edits = [(part.path, edit) for part in removal.parts for edit in part.edits(KEEP[removal.difficulty])]
+    # The gold patch leads from the delivered text to the original; only changed files are written to compare them.
     with trees.scratch() as delivered:
         trees.apply({path: trees.TreeFile(text.encode()) for path, text in writes.items()}, delivered)
         originals = {path: file for path in writes if (file := trees.read(package.root, path)) is not None}
@@ -120,41 +122,28 @@ def instance_id(package: Package, removal: Removal) -> str:
     return f"{package.label}.{module}.{first.qualname}{more}.{removal.identity}"
 
 
-def is_twin(row: Mapping[str, Any]) -> bool:
-    """Return whether the row is an impossible variant."""
-    return str(row["instance_id"]).endswith(TWIN)
-
-
 def twin(row: Mapping[str, Any]) -> Row:
     """Return the impossible variant: the same description and lists, and a test that contradicts them."""
+    # Only id and family differ: `delivered_files` and the grader derive the rest from the suffix of the id.
     return {**row, "instance_id": row["instance_id"] + TWIN, "family": row["family"] + TWIN}
 
 
 def lists_of(row: Mapping[str, Any]) -> TestLists:
     """Return the tests that must come to pass, and those that must stay passing."""
+    # skip_fails: removed code is what the tests import, so a solution could raise pytest.skip in it.
     return TestLists(tuple(json.loads(row["FAIL_TO_PASS"])), tuple(json.loads(row["PASS_TO_PASS"])), skip_fails=True)
 
 
 def delivered_files(row: Mapping[str, Any], package: Package) -> trees.Changes:
     """Return the files that an agent finds changed: without the removed code, and for a twin one contradicted test."""
     files = _edited_files(package, row["edits"])
-    return files | _edited_files(package, _contradiction_edits(row)[:1]) if is_twin(row) else files
+    return files | contradicted_files(row, package, 1) if row["instance_id"].endswith(TWIN) else files
 
 
-def contradicted_files(row: Mapping[str, Any], package: Package) -> trees.Changes:
-    """Return the test files with all contradictions."""
-    return _edited_files(package, _contradiction_edits(row))
-
-
-def must_fail(row: Mapping[str, Any]) -> set[str]:
-    """Return the tests that no solution passes once they are contradicted."""
-    exclusive = [proven for proven in row["contradictions"] if proven["contradiction"]["exclusive"]]
-    return {name for proven in exclusive for name in proven["must_fail"]}
-
-
-def _contradiction_edits(row: Mapping[str, Any]) -> list[Row]:
-    contradictions = [proven["contradiction"] for proven in row["contradictions"]]
-    return [{"path": contradiction["path"], **contradiction["edit"]} for contradiction in contradictions]
+def contradicted_files(row: Mapping[str, Any], package: Package, count: int | None = None) -> trees.Changes:
+    """Return the test files with the first `count` contradictions, by default with all of them."""
+    contradictions = [proven["contradiction"] for proven in row["contradictions"]][:count]
+    return _edited_files(package, [{"path": found["path"], **found["edit"]} for found in contradictions])
 
 
 def _edited_files(package: Package, edits: Iterable[Mapping[str, Any]]) -> trees.Changes:

@@ -14,7 +14,9 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 from stages.envs.base import Split
@@ -78,34 +80,27 @@ CoveredLines = Mapping[str, Mapping[int, frozenset[str]]]
 """File -> line -> node ids of the tests that execute it."""
 
 
-@dataclass(frozen=True)
 class Removal:
-    """Definitions to remove together. `feature`: the name that a model gave them when it proposed them."""
+    """Definitions to remove together. `feature`: the name that a model gave them when it proposed them.
 
-    kind: Kind
-    difficulty: Difficulty
-    split: Split
-    parts: tuple[Definition, ...]
-    feature: str = ""
+    names: `path:qualname` of every part. family: the definitions at the top of their modules that lose code.
+    identity: twelve hex digits of the digest of the parts, their lines and the difficulty.
+    """
 
-    @property
-    def names(self) -> list[str]:
-        """`path:qualname` of every part."""
-        return [f"{part.path}:{part.qualname}" for part in self.parts]
-
-    @property
-    def identity(self) -> str:
-        """Twelve hex digits of the digest of the parts, their lines and the difficulty."""
-        parts = [[part.path, part.qualname, part.node.lineno] for part in self.parts]
-        return store.digest([*parts, self.difficulty])[:12]
-
-    @property
-    def family(self) -> str:
-        """The definitions at the top of their modules that lose code."""
-        return "+".join(sorted({f"{part.path}:{part.top}" for part in self.parts}))
+    def __init__(
+        self, kind: Kind, difficulty: Difficulty, split: Split, parts: tuple[Definition, ...], feature: str = ""
+    ) -> None:
+        self.kind, self.difficulty, self.split, self.parts, self.feature = kind, difficulty, split, parts, feature
+        self.names = [part.symbol for part in parts]
+        # Statistics cluster tasks by family: removals from one class or function share their code and tests.
+        self.family = "+".join(sorted({f"{part.path}:{part.top}" for part in parts}))
+        # Positions and no code: `base_commit` is the digest of this identity and of all files of the package.
+        positions = [[part.path, part.qualname, part.node.lineno] for part in parts]
+        self.identity = store.digest([*positions, difficulty])[:12]
 
     def writes(self, texts: Mapping[str, str], body: str | None = None) -> dict[str, str]:
         """Return path -> text of every file that changes; with `body` this line replaces every body, headers kept."""
+        # A trivial body needs the signature even where the task hides it: `{first}` names an argument of it.
         keep, statement = (KEEP[self.difficulty], STUB) if body is None else (KEEP["easy"], body)
         return {
             path: apply_edits(
@@ -114,18 +109,18 @@ class Removal:
             for path in sorted({part.path for part in self.parts})
         }
 
-    def covering(self, lines: CoveredLines) -> set[str]:
-        """Return the tests that execute any line of any part."""
-        return set().union(*(lines.get(p.path, {}).get(line, ()) for p in self.parts for line in p.covers()))
 
+@lru_cache(maxsize=16)
+def sources(root: Path) -> dict[str, str]:
+    """Return path -> text of a package's own Python files: no tests, no documentation, no scripts around it.
 
-def sources(package: Mapping[str, trees.TreeFile]) -> dict[str, str]:
-    """Return path -> text of the package's own Python files: no tests, no documentation, no scripts around it."""
+    Cached by folder, since every episode needs them to know what to hide; the copy at `root` is never written to.
+    """
     found = {}
-    for path, file in package.items():
+    for path in trees.walk(root):
         *folders, name = path.split("/")
         outside = name in NOT_PACKAGE or NOT_PACKAGE_FOLDERS & set(folders[:1])
-        if name.endswith(".py") and not outside and not is_test(path):
+        if name.endswith(".py") and not outside and not is_test(path) and (file := trees.read(root, path)):
             try:
                 found[path] = file.data.decode()
             except UnicodeDecodeError:
@@ -144,7 +139,7 @@ def draw_removals(
 ) -> list[Removal]:
     """Return every removal to try, in an order that mixes kinds and difficulties; only code that tests execute."""
     rng = random.Random(f"feature-deletion/{seed}")  # noqa: S311 - draws data, no secret
-    by_split = split_definitions(covered_definitions(texts, lines))
+    by_split = split_definitions(texts, lines)
     pools: dict[Kind, list[tuple[Split, tuple[Definition, ...]]]] = {}
     for kind in kinds:
         pool = pools[kind] = []
@@ -166,18 +161,20 @@ def draw_removals(
     return drawn
 
 
-def covered_definitions(texts: Mapping[str, str], lines: CoveredLines) -> list[Definition]:
-    """Return the definitions of which some test executes a line, by path and position."""
-    return [
-        definition
-        for path in sorted(texts)
-        for definition in definitions(path, texts[path])
-        if any(lines.get(path, {}).get(line) for line in definition.covers())
-    ]
+def covering_tests(definition: Definition, lines: CoveredLines) -> set[str]:
+    """Return the node ids of the tests that execute any line of a definition's bodies."""
+    by_line = lines.get(definition.path, {})
+    return set().union(*(by_line.get(line, ()) for line in definition.body_lines))
 
 
-def split_definitions(usable: Sequence[Definition]) -> dict[Split, list[Definition]]:
-    """Return the definitions of each split; one in four names at the top of a module is for evaluation."""
+def split_definitions(texts: Mapping[str, str], lines: CoveredLines) -> dict[Split, list[Definition]]:
+    """Return the definitions of each split of which some test executes a line, by path and position.
+
+    One in four names at the top of a module is for evaluation.
+    """
+    found = [definition for path in sorted(texts) for definition in definitions(path, texts[path])]
+    usable = [definition for definition in found if covering_tests(definition, lines)]
+    # By the digest of the name alone: a seed must never move a definition from one split to the other.
     tops = sorted({(d.path, d.top) for d in usable}, key=lambda top: store.digest(list(top)))
     evaluated = set(tops[: -(-len(tops) // EVAL_SHARE)])
     return {
@@ -249,7 +246,8 @@ class Proposal:
 class Proposals:
     """The questions about one package, and the proposals in their answers; call `question` and `take` in turns.
 
-    `lines` as in `Baseline`: the lines that its tests execute. `made` are the proposals so far.
+    `lines` as in `Baseline`: the lines that its tests execute. `made` are the proposals so far, `removals` those of
+    them that can be tried, in order.
     """
 
     def __init__(
@@ -263,29 +261,25 @@ class Proposals:
         difficulties: Sequence[Difficulty],
     ) -> None:
         self._package, self._seed, self._difficulties, self._lines = package, seed, tuple(difficulties), lines
-        halves = split_definitions(covered_definitions(texts, lines)).items()
+        halves = split_definitions(texts, lines).items()
         self._halves: dict[Split, list[Definition]] = {half: [d for d in members if d.code] for half, members in halves}
         shown = [(half, members) for half, members in self._halves.items() if members and split in (None, half)]
         self._pages = [(half, page) for half, members in shown for page in self._paged(members)]
-        self._usable = {_symbol(d) for members in self._halves.values() for d in members}
+        self._usable = {definition.symbol for members in self._halves.values() for definition in members}
         self._known: dict[str, list[Definition]] = {}
         for path in sorted(texts):
             for definition in definitions(path, texts[path]):
-                self._known.setdefault(_symbol(definition), []).append(definition)
+                self._known.setdefault(definition.symbol, []).append(definition)
         self._asked = 0
         self._named: set[tuple[str, ...]] = set()
         self.made: list[Proposal] = []
-
-    @property
-    def removals(self) -> list[Removal]:
-        """All removals so far, in order."""
-        return [one.removal for one in self.made if one.removal is not None]
+        self.removals: list[Removal] = []
 
     def question(self) -> list[Message]:
         """Return the next question; an empty list where no test executes anything that could be removed."""
         if not self._pages:
             return []
-        half, outline = self._page()
+        half, outline = self._pages[self._asked % len(self._pages)]
         text = QUESTION.format(package=self._package, symbols=MAX_SYMBOLS, number=A_QUESTION, outline=outline)
         named = [", ".join(removal.names) for removal in self.removals if removal.split == half][-REMEMBERED:]
         text += BEFORE.format(named="\n".join(f"- {names}" for names in named)) if named else ""
@@ -293,7 +287,7 @@ class Proposals:
 
     def take(self, answer: str) -> list[Proposal]:
         """Return the proposals in an answer to the last question."""
-        half, _ = self._page()
+        half, _ = self._pages[self._asked % len(self._pages)]
         self._asked += 1
         features = _features(answer)
         if features is None:
@@ -304,17 +298,15 @@ class Proposals:
             if len(features) > A_QUESTION:
                 found.append(Proposal("", None, f"an answer names more features than were asked for: {len(features)}"))
         self.made += found
+        self.removals += (one.removal for one in found if one.removal is not None)
         return found
-
-    def _page(self) -> tuple[Split, str]:
-        return self._pages[self._asked % len(self._pages)]
 
     def _paged(self, members: Sequence[Definition]) -> Iterator[str]:
         """Yield the outline of a split in pages of at most PAGE_CHARS."""
         page: list[str] = []
         for definition in members:
-            tests = len(set().union(*(self._lines.get(definition.path, {}).get(n, ()) for n in definition.covers())))
-            line = f"{_symbol(definition)} ({definition.kind}, {len(definition.code)} lines, {tests} tests)"
+            num_tests = len(covering_tests(definition, self._lines))
+            line = f"{definition.symbol} ({definition.kind}, {len(definition.code)} lines, {num_tests} tests)"
             if page and sum(map(len, page)) + len(line) > PAGE_CHARS:
                 yield "\n".join(page)
                 page = []
@@ -333,16 +325,21 @@ class Proposals:
                 return Proposal(feature, None, f"the package has no such symbol: {printable(symbol)}")
             if symbol not in self._usable:
                 return Proposal(feature, None, f"no test executes a symbol's code: {symbol}")
-        parts = _parts(wanted, self._known)
+        # By position, so that the order of an answer makes no difference. Without methods of a class that goes as a
+        # unit: their edits would overlap those of the class.
+        chosen = {(d.path, d.node.lineno): d for symbol in wanted for d in self._known[symbol]}
+        classes = {(d.path, d.qualname) for d in chosen.values() if d.kind == "class"}
+        inside = {place for place, d in chosen.items() if d.kind != "class" and (d.path, d.top) in classes}
+        parts = tuple(chosen[place] for place in sorted(chosen.keys() - inside))
         of_this_split = {(d.path, d.top) for d in self._halves[half]}
         for part in parts:
             if (part.path, part.top) not in of_this_split:
-                return Proposal(feature, None, f"a symbol of the other split: {_symbol(part)}")
+                return Proposal(feature, None, f"a symbol of the other split: {part.symbol}")
         kind: Kind = parts[0].kind if len(parts) == 1 else "cluster"
         num_lines = sum(len(part.code) for part in parts)
         if not MIN_LINES[kind] <= num_lines <= MAX_LINES:
             return Proposal(feature, None, f"not {MIN_LINES[kind]} to {MAX_LINES} lines of code: {num_lines}")
-        names = tuple(map(_symbol, parts))
+        names = tuple(part.symbol for part in parts)
         if names in self._named:
             return Proposal(feature, None, "named before")
         self._named.add(names)
@@ -353,18 +350,6 @@ class Proposals:
 def printable(text: Any) -> str:
     """Return a model's word fit for display: one short line without terminal control characters."""
     return "".join(sign for sign in text if sign.isprintable())[:LONGEST_NAME].strip() if isinstance(text, str) else ""
-
-
-def _symbol(definition: Definition) -> str:
-    return f"{definition.path}:{definition.qualname}"
-
-
-def _parts(wanted: Sequence[str], known: Mapping[str, Sequence[Definition]]) -> tuple[Definition, ...]:
-    """Return the definitions of symbols by path and position, without methods of a class that is removed entirely."""
-    chosen = {(d.path, d.node.lineno): d for symbol in wanted for d in known[symbol]}
-    whole = {(d.path, d.qualname) for d in chosen.values() if d.kind == "class"}
-    inside = {place for place, d in chosen.items() if d.kind != "class" and (d.path, d.top) in whole}
-    return tuple(chosen[place] for place in sorted(chosen.keys() - inside))
 
 
 def _features(answer: str) -> list[Any] | None:

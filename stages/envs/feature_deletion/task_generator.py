@@ -12,24 +12,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import orjson
 
 from stages.envs import folders
 from stages.envs.base import Split
 from stages.envs.feature_deletion import leaks, rows, selection, worker
-from stages.envs.feature_deletion.contradictions import ContradictionSearch
+from stages.envs.feature_deletion.contradictions import ContradictionSearch, ProvenContradiction
 from stages.envs.feature_deletion.package import Package, unpack
-from stages.envs.feature_deletion.selection import KEEP, WEIGHTS, Difficulty, Kind, Removal
+from stages.envs.feature_deletion.selection import KEEP, WEIGHTS, Difficulty, Kind, Removal, covering_tests
 from stages.envs.feature_deletion.worker import (
     HANG_S,
     Baseline,
     TestRunJob,
     TestRunReport,
     TestWorker,
-    file_of,
     measure_baseline,
 )
 from stages.envs.repo import trees
@@ -55,8 +53,8 @@ class TriedRemoval:
     reason: str | None = None
 
 
-class TaskGenerator:
-    """Makes tasks from one package in one sandbox; a context manager.
+class TaskGenerator(ExitStack):
+    """Makes tasks from one package in one sandbox, which is closed with the generator.
 
     `requirements`: the folder with what the package's tests import. `baseline`: as another generator for the same
     package measured it. `BadInput` from `baseline`, and so from `candidates` and `make`, when no test of the package
@@ -66,14 +64,15 @@ class TaskGenerator:
     def __init__(
         self, package: Package, sandbox: str, requirements: Path | None = None, baseline: Baseline | None = None
     ) -> None:
+        super().__init__()
         self._measured = baseline
         self.package, self.sandbox, self.requirements = package, sandbox, requirements
-        with ExitStack() as stack:
-            self.worker = stack.enter_context(TestWorker(sandbox, package.root, requirements))
-            self._stack = stack.pop_all()
         self._files = {path: file for path in trees.walk(package.root) if (file := trees.read(package.root, path))}
-        self.texts = selection.sources(self._files)
+        self._shingles = leaks.PackageShingles(self._files)
+        self.texts = selection.sources(package.root)
         self.tests = [path for path in self._files if path.endswith(".py") and is_test(path)]
+        # Last, since no `with` block closes an object whose constructor raised.
+        self.worker = self.enter_context(TestWorker(sandbox, package.root, requirements))
 
     @cached_property
     def baseline(self) -> Baseline:
@@ -84,15 +83,6 @@ class TaskGenerator:
     def batch(self) -> int:
         """Number of candidates that are tried together."""
         return max(1, min(BATCH, int(BATCH_S / max(self.baseline.duration_s, 0.001))))
-
-    @cached_property
-    def survey(self) -> leaks.LeakSurvey:
-        """Copies of the package's code outside the task's tree."""
-        return leaks.survey_copies(self.sandbox, self.texts, self.requirements)
-
-    @cached_property
-    def _shingles(self) -> leaks.PackageShingles:
-        return leaks.PackageShingles(self._files)
 
     def candidates(
         self, seed: int, split: Split | None, kinds: Sequence[Kind], difficulties: Sequence[Difficulty]
@@ -113,145 +103,123 @@ class TaskGenerator:
             yield from self._make_batch(batch)
 
     def _make_batch(self, batch: Sequence["CandidateTask"]) -> list[TriedRemoval]:
-        """Try candidates together, so that every step is one call of the worker."""
-
-        def remaining() -> list[CandidateTask]:
-            return [candidate for candidate in batch if candidate.reason is None]
-
+        """Try candidates together, so that every step is one call of the worker: each call imports pytest anew."""
+        # 1. No file that is delivered still holds the code. Before any test, since it needs no sandbox.
         for candidate in batch:
-            candidate.reject_leaks(self._shingles.copies(candidate.removal, candidate.writes))
-        for job_of, take in (
-            (CandidateTask.removed_job, CandidateTask.take_removed),
-            (CandidateTask.restored_job, CandidateTask.take_restored),
-        ):
-            trying = remaining()
-            for candidate, report in zip(trying, self.worker.run([job_of(one) for one in trying]), strict=True):
-                take(candidate, report)
-        # One way to contradict each candidate's tests in every round, until each has one that the original code fails.
-        contradicted = remaining()
-        while jobs := [(candidate, job) for candidate in contradicted if (job := candidate.contradiction_job())]:
-            for (candidate, _), report in zip(jobs, self.worker.run([job for _, job in jobs]), strict=True):
-                if candidate.search is not None:
-                    candidate.search.learn(report)
-        for candidate in remaining():
-            candidate.take_trivial(self.worker.run(candidate.trivial_jobs()))
+            if places := self._shingles.copies(candidate.removal, candidate.writes):
+                candidate.reason = f"leak: {places[0]} holds the removed code"
+        # 2. Some tests fail without the code.
+        trying = [candidate for candidate in batch if candidate.reason is None]
+        jobs = [candidate.job(candidate.affected, candidate.writes) for candidate in trying]
+        for candidate, report in zip(trying, self.worker.run(jobs), strict=True):
+            candidate.take_removed(report)
+        # 3. They pass again with the original code, run alone: none is flaky or needs another test before it.
+        trying = [candidate for candidate in trying if candidate.reason is None]
+        jobs = [candidate.job(set(candidate.failing), {}) for candidate in trying]
+        for candidate, report in zip(trying, self.worker.run(jobs), strict=True):
+            if set(candidate.failing) - report.passed:
+                candidate.reason = "the restored code fails"
+        # 4. One way to contradict each candidate's tests in every round, until each has one that the code fails.
+        trying = [candidate for candidate in trying if candidate.reason is None]
+        searches = [(candidate, candidate.start_search(self._files, self.tests)) for candidate in trying]
+        while rounds := [(one, search, found) for one, search in searches if (found := search.next_round())[0]]:
+            jobs = [candidate.job(tests, edits) for candidate, _, (tests, edits) in rounds]
+            for (_, search, _), report in zip(rounds, self.worker.run(jobs), strict=True):
+                search.learn(report)
+        # 5. No trivial body passes. A candidate without a contradiction is rejected below and saves these runs.
+        for candidate in trying:
+            if candidate.proven:
+                candidate.reject_trivial(self.worker)
         return [TriedRemoval(candidate.removal, *candidate.finish()) for candidate in batch]
-
-    def text(self, path: str) -> str:
-        """Return a file of the package as text."""
-        return self._files[path].data.decode(errors="replace")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
 
 class CandidateTask:
-    """One removal on its way to a task: gives test jobs and takes their reports; `reason` tells why it is rejected.
+    """One removal on its way to a task, in the order of `TaskGenerator._make_batch`; `reason` is why it is rejected.
 
-    In order: `reject_leaks`; `removed_job` and `take_removed`; `restored_job` and `take_restored`; `contradiction_job`,
-    until it gives none; `trivial_jobs` and `take_trivial`; `finish`.
+    affected: the tests to run without the code. failing: those of them that failed. proven: the contradictions of its
+    tests that the original code fails.
     """
 
     def __init__(self, generator: TaskGenerator, removal: Removal, scope: Scope) -> None:
         self.generator, self.removal, self.baseline = generator, removal, generator.baseline
         self.writes = removal.writes(generator.texts)
         self.reason: str | None = None
-        self._affected = set(self.baseline.stable) if scope == "full" else removal.covering(self.baseline.lines)
-        self._failing: list[str] = []
+        self.affected = set(self.baseline.stable)
+        if scope == "covering":
+            self.affected = set().union(*(covering_tests(part, self.baseline.lines) for part in removal.parts))
+        self.failing: list[str] = []
+        self.proven: list[ProvenContradiction] = []
         self._hanging: frozenset[str] = frozenset()
-        self.search: ContradictionSearch | None = None
 
-    def reject_leaks(self, places: list[str]) -> None:
-        """Reject the removal where files still hold its code."""
-        if places:
-            self.reason = f"leak: {places[0]} holds the removed code"
-
-    def _job(self, node_ids: set[str], writes: Mapping[str, str], *options: str) -> TestRunJob:
-        files = sorted({file_of(node_id) for node_id in node_ids})
+    def job(self, node_ids: set[str], writes: Mapping[str, str], *options: str) -> TestRunJob:
+        """Return a run of tests with files (path -> text) that differ from the package's."""
+        # pytest runs nothing where an argument names a test that is not collected, so whole files are given: without
+        # the code a parameter list may differ.
+        files = sorted({node_id.partition("::")[0] for node_id in node_ids})
         return TestRunJob(
             (*self.baseline.options, *options, *files),
             writes,
             tuple(sorted(node_ids)),
-            self.baseline.timeout_s,
+            # However many of the tests hang.
+            timeout_s=30.0 + 10.0 * self.baseline.duration_s,
             hang_s=HANG_S,
             hang_s_by_test=self.baseline.hang_s_by_test,
         )
-
-    def removed_job(self) -> TestRunJob:
-        """Return the run of the tests with the code removed."""
-        return self._job(self._affected, self.writes)
 
     def take_removed(self, report: TestRunReport) -> None:
         """Record which tests fail without the code. Those that hang are set aside: neither list has them."""
         fresh = report.broken.keys() - self.baseline.broken.keys()
         self._hanging = report.hanging
-        self._failing = sorted(self._affected - report.passed - report.hanging)
-        if report.timed_out or (report.hanging and not self._failing):
+        self.failing = sorted(self.affected - report.passed - report.hanging)
+        if report.timed_out or (report.hanging and not self.failing):
             self.reason = ": ".join(("without the code the tests hang", *sorted(report.hanging)[:1]))
         elif fresh or report.status < 0:
+            # The code runs at import (6 of 97 functions of toolz), so nothing shows which tests need it.
             self.reason = "without the code the tests cannot be collected"
-        elif not self._failing:
+        elif not self.failing:
             self.reason = "no test notices"
         elif not self._lists().pass_to_pass:
             self.reason = "every test fails"
 
     def _lists(self) -> TestLists:
+        """Return the tests that fail without the code, and the others that passed twice before."""
+        # Several node ids can share one of SWE-bench's names, which fails where one of them does.
         stable = by_name(dict.fromkeys(self.baseline.stable - self._hanging, "passed"))
-        failing = set(by_name(dict.fromkeys(self._failing, "failed")))
+        failing = set(by_name(dict.fromkeys(self.failing, "failed")))
         return TestLists(tuple(sorted(failing)), tuple(sorted(set(stable) - failing)))
 
-    def restored_job(self) -> TestRunJob:
-        """Return the run of the failing tests with the original code."""
-        return self._job(set(self._failing), {})
-
-    def take_restored(self, report: TestRunReport) -> None:
-        """Reject the removal unless the failing tests pass again; start the search for contradictions."""
-        if set(self._failing) - report.passed:
-            self.reason = "the restored code fails"
-            return
+    def start_search(self, files: Mapping[str, trees.TreeFile], tests: list[str]) -> ContradictionSearch:
+        """Return the search for contradictions of the failing tests, whose results become `proven`."""
         names = [part.qualname.rpartition(".")[2].strip("_") for part in self.removal.parts]
-        self.search = ContradictionSearch(self._failing, names, self.generator.text, self.generator.tests)
+        search = ContradictionSearch(self.failing, names, files, tests)
+        self.proven = search.proven
+        return search
 
-    def contradiction_job(self) -> TestRunJob | None:
-        """Return the next contradictions, on the original code; None when enough was found or nothing is left."""
-        if self.search is None:
-            return None
-        tests, edits = self.search.next_round()
-        return self._job(tests, edits) if tests else None
-
-    def trivial_jobs(self) -> list[TestRunJob]:
-        """Return the runs of the failing tests with each trivial body, up to the first failure."""
-        if self.search is None or not self.search.proven:
-            return []
-        texts, failing = self.generator.texts, set(self._failing)
-        return [self._job(failing, self.removal.writes(texts, body), "--maxfail=1") for body in TRIVIAL]
-
-    def take_trivial(self, reports: Sequence[TestRunReport]) -> None:
-        """Reject the removal where a trivial body passes."""
-        for body, report in zip(TRIVIAL, reports, strict=False):
-            if not set(self._failing) - report.passed:
+    def reject_trivial(self, worker: TestWorker) -> None:
+        """Reject the removal where the failing tests pass with a trivial body; each run ends at its first failure."""
+        texts, failing = self.generator.texts, set(self.failing)
+        jobs = [self.job(failing, self.removal.writes(texts, body), "--maxfail=1") for body in TRIVIAL]
+        for body, report in zip(TRIVIAL, worker.run(jobs), strict=True):
+            if not failing - report.passed:
                 self.reason = f"a trivial body solves it: {body.format(first='its first argument')}"
                 return
 
     def finish(self) -> tuple[Row | None, str | None]:
-        """Return the accepted row, or the reason why there is none.
-
-        The survey of leaks comes last: its first use searches everything that the sandbox shows.
-        """
-        proven = self.search.proven if self.search else []
-        if self.reason is None and not proven:
+        """Return the accepted row, or the reason why there is none."""
+        if self.reason is None and not self.proven:
             self.reason = NO_CONTRADICTION
+        generator = self.generator
+        # Last, since its first use in a process searches everything that the sandbox shows.
         if self.reason is None:
-            self.reject_leaks(self.generator.survey.of(self.removal))
+            survey = leaks.survey_copies(generator.sandbox, generator.texts, generator.requirements)
+            if places := survey.of(self.removal):
+                self.reason = f"leak: {places[0]} holds the removed code"
         if self.reason is not None:
             return None, self.reason
-        package, hanging = self.generator.package, sorted(self._hanging)
-        row = rows.build(package, self.removal, self.writes, self._lists(), self.baseline, proven, hanging)
+        hanging = sorted(self._hanging)
+        row = rows.build(
+            generator.package, self.removal, self.writes, self._lists(), self.baseline, self.proven, hanging
+        )
         return row, None
 
 
@@ -330,7 +298,8 @@ def unpacked_package(path: Path) -> Package:
 
 @lru_cache(maxsize=16)
 def _unpacked(path: Path, changed_ns: int) -> tuple[Package, "tempfile.TemporaryDirectory[str]"]:
-    del changed_ns
+    """Return a package and its folder, which is deleted when the cache drops it."""
+    del changed_ns  # Part of the key: a package that changed on disk is unpacked again.
     folder = tempfile.TemporaryDirectory(prefix="package-", dir=folders.home())
     return unpack(path, Path(folder.name)), folder
 
@@ -340,17 +309,12 @@ def hidden_paths(sandbox: str, row: Mapping[str, Any], package: Package, require
 
     `InfrastructureError` where a copy of what the row asks for cannot be hidden.
     """
-    survey = leaks.survey_copies(sandbox, _source_texts(package.root), requirements)
+    survey = leaks.survey_copies(sandbox, selection.sources(package.root), requirements)
     if places := [places for name, places in survey.places.items() if name.rpartition(":")[0] in row["removed"]]:
         raise InfrastructureError(
             f"The sandbox would show a copy of the code that {row['instance_id']} asks for: {places[0][0]}."
         )
     return survey.hidden
-
-
-@lru_cache(maxsize=16)
-def _source_texts(root: Path) -> dict[str, str]:
-    return selection.sources({path: file for path in trees.walk(root) if (file := trees.read(root, path))})
 
 
 def installed_requirements(requirements: tuple[str, ...]) -> Path | None:
@@ -363,6 +327,7 @@ def installed_requirements(requirements: tuple[str, ...]) -> Path | None:
 
 @lru_cache(maxsize=4)
 def _installed(requirements: tuple[str, ...]) -> "tempfile.TemporaryDirectory[str]":
+    """Return the folder with installed requirements, which is deleted when the cache drops it."""
     folder = tempfile.TemporaryDirectory(prefix="requirements-", dir=folders.home())
     worker.install(requirements, Path(folder.name))
     return folder

@@ -17,15 +17,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from stages.envs import folders
 from stages.envs.feature_deletion.package import import_hint
 from stages.envs.repo import grading, trees
 from stages.envs.repo.grading import PASSING
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.sandbox import Limits, open_sandbox
+from stages.sandbox import Limits, Sandbox, open_sandbox
 from stages.sandbox.bubblewrap import TESTBED
 
 RUNNER = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
@@ -57,14 +55,11 @@ def distribution_paths(distributions: tuple[str, ...]) -> tuple[Path, ...]:
             files = metadata.files(name) or []
         except metadata.PackageNotFoundError:
             raise UsageError(f"Feature deletion runs tests with {name}, which is not installed: {INSTALL}.") from None
-        site = _site_packages(name)
+        site = Path(str(metadata.distribution(name).locate_file(".")))
         first = {file.parts[0] for file in files} - {"..", "__pycache__"}
+        # A .pth file would run its lines, or add its paths, in every Python of the sandbox.
         paths += [site / part for part in sorted(first) if not part.endswith(".pth") and (site / part).exists()]
     return tuple(paths)
-
-
-def _site_packages(name: str) -> Path:
-    return Path(str(metadata.distribution(name).locate_file(".")))
 
 
 def readonly_paths(requirements: Path | None = None, *, coverage: bool = False) -> tuple[Path, ...]:
@@ -74,31 +69,48 @@ def readonly_paths(requirements: Path | None = None, *, coverage: bool = False) 
     return (grading.GUEST, *distribution_paths(tools), *further)
 
 
-def sandbox_environment(sandbox: str, requirements: Path | None = None, tree: Path | None = None) -> dict[str, str]:
-    """Return variables with which `python3 -m pytest` finds the runner first, then the uninstalled package.
+def open_package_sandbox(
+    kind: str,
+    tree: Path,
+    limits: Limits,
+    requirements: Path | None,
+    *,
+    coverage: bool = False,
+    readonly: Sequence[Path] = (),
+    hidden: Sequence[Path] = (),
+) -> Sandbox:
+    """Open a sandbox on a package's tree, in which `python3 -m pytest` finds the runner, then the package.
 
-    Without a sandbox everything that is installed here is visible, so the package comes first there. Plugins among the
-    requirements are named, since none is loaded by itself.
+    Visible are also the further requirements of the tests, coverage if asked for, and the paths in `readonly`; `hidden`
+    are files of this machine that are not visible. Plugins of pytest among the requirements are loaded by name.
     """
-    root = TESTBED if sandbox == "bubblewrap" else str(tree)
-    package, runner = [root, f"{root}/src"], [str(_site_packages("pytest")), str(grading.GUEST)]
-    search_path = [*runner, *package] if sandbox == "bubblewrap" else [*package, *runner]
+    shown = (*readonly, *readonly_paths(requirements, coverage=coverage))
+    root = TESTBED if kind == "bubblewrap" else str(tree)
+    site = metadata.distribution("pytest").locate_file(".")
+    package, runner = [root, f"{root}/src"], [str(Path(str(site))), str(grading.GUEST)]
+    # The runner first, so that no file of the tree shadows pytest. Without a sandbox its folder holds all that is
+    # installed here, maybe the package too, so there the package comes first.
+    search_path = [*runner, *package] if kind == "bubblewrap" else [*package, *runner]
     options = ["-p", "no:cacheprovider"]
     if requirements:
         search_path.append(str(requirements))
+        # PYTEST_DISABLE_PLUGIN_AUTOLOAD keeps plugins of this machine out, and these as well unless they are named.
         for distribution in metadata.distributions(path=[str(requirements)]):
             plugins = (entry for entry in distribution.entry_points if entry.group == "pytest11")
             options += (word for entry in plugins for word in ("-p", entry.value))
-    return {
+    env = {
         **grading.WITHOUT_PLUGINS,
         "PYTHONPATH": ":".join(search_path),
         "PYTEST_ADDOPTS": " ".join(options),
+        # The core on sys.monitoring supports no dynamic contexts (coverage 7.17), so no record of lines per test.
         "COVERAGE_CORE": "ctrace",
     }
+    return open_sandbox(kind, tree, limits=limits, readonly=shown, env=env, hidden=hidden)
 
 
 def install(requirements: Sequence[str], folder: Path) -> None:
     """Install wheels of requirements and their dependencies into a folder; no code of them is run."""
+    # Only wheels: pip would run the build backend of an sdist on this machine, outside of the sandbox.
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--target", str(folder)]
     done = subprocess.run([*command, *requirements], capture_output=True, text=True)
     if done.returncode:
@@ -154,23 +166,27 @@ class TestRunReport:
         return {name for name, outcome in self.outcomes.items() if outcome in PASSING}
 
 
-class TestWorker:
-    """A sandbox on a private copy of a tree, for one thread at a time; `cpu_s` is the CPU time of all runs so far."""
+class TestWorker(ExitStack):
+    """A sandbox on a private copy of a tree, for one thread at a time; `cpu_s` is the CPU time of all runs so far.
+
+    `close`, or the end of a `with` block, ends the sandbox and deletes the copy.
+    """
 
     __test__ = False  # pytest collects classes named Test*
 
     def __init__(self, sandbox: str, root: Path, requirements: Path | None = None) -> None:
+        super().__init__()
         self.cpu_s = 0.0
+        # A stack of its own, since no `with` block closes an object whose constructor raised.
         with ExitStack() as stack:
             self.tree = stack.enter_context(trees.scratch())
             self._jobs = stack.enter_context(trees.scratch())
             folders.copy(root, self.tree)
-            readonly = [GUEST, self._jobs, *readonly_paths(requirements, coverage=True)]
-            env = sandbox_environment(sandbox, requirements, self.tree)
-            self._sandbox = stack.enter_context(
-                open_sandbox(sandbox, self.tree, limits=LIMITS, readonly=readonly, env=env)
-            )
-            self._stack = stack.pop_all()
+            # The jobs are outside of the tree and read-only, so that no test changes a job that is still to come.
+            readonly = (GUEST, self._jobs)
+            opened = open_package_sandbox(sandbox, self.tree, LIMITS, requirements, coverage=True, readonly=readonly)
+            self._sandbox = stack.enter_context(opened)
+            self.push(stack.pop_all())
 
     def run(self, jobs: Sequence[TestRunJob]) -> list[TestRunReport]:
         """Return the reports in order. When the worker dies on several jobs, each gets a worker of its own.
@@ -184,14 +200,17 @@ class TestWorker:
         except InfrastructureError:
             if len(jobs) == 1:
                 raise
+            # Without removed code a test may kill the process that forks all jobs; the others must not be lost with it.
             return [self._run_jobs([job])[0] for job in jobs]
 
     def _run_jobs(self, jobs: Sequence[TestRunJob]) -> list[TestRunReport]:
+        """Return the reports of one call of the worker; `InfrastructureError` when it ends without a report."""
         (self._jobs / "jobs.json").write_text(json.dumps([vars(job) for job in jobs]))
         timeout_s = START_S + sum(job.timeout_s for job in jobs)
         command = f"exec python3 -P {GUEST}/worker.py {self._jobs}/jobs.json"
         result = self._sandbox.run(command, wall_s=timeout_s)
         try:
+            # stderr is part of the output, so a warning may precede the report.
             report = json.loads(result.output[result.output.index("{") :])
         except ValueError:
             reason = result.killed_for or ("time" if result.timed_out else f"exit {result.returncode}")
@@ -214,18 +233,6 @@ class TestWorker:
             for result in report["results"]
         ]
 
-    def close(self) -> None:
-        """End the sandbox and delete the copy."""
-        self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 @dataclass(frozen=True)
 class Baseline:
@@ -246,16 +253,13 @@ class Baseline:
     hanging: frozenset[str]
     hang_s_by_test: Mapping[str, float]
 
-    @property
-    def timeout_s(self) -> float:
-        """Seconds allowed to one run of some tests after code was removed, however many of them hang."""
-        return 30.0 + 10.0 * self.duration_s
-
 
 def measure_baseline(worker: TestWorker) -> Baseline:
     """Run all tests twice, the second time with a coverage context for each; `BadInput` when none passes twice."""
     options, first = _run_unmodified(worker)
-    files = tuple(sorted({file_of(node_id) for node_id in first.passed}))
+    files = tuple(sorted({node_id.partition("::")[0] for node_id in first.passed}))
+    # Coverage only in the second run, for the first gives the duration: contexts slow tests down, those of
+    # more-itertools from 25-39 s to 154 s.
     again = worker.run([_unmeasured_job((*options, *files), keep=tuple(first.passed), coverage=True)])[0]
     slow = {test: max(first.slow.get(test, 0.0), again.slow.get(test, 0.0)) for test in {**first.slow, **again.slow}}
     stable = first.passed & again.passed
@@ -273,9 +277,12 @@ def measure_baseline(worker: TestWorker) -> Baseline:
                     tests_by_line.setdefault(line, set()).add(test)
     return Baseline(
         stable=frozenset(stable),
-        files=tuple(sorted({file_of(node_id) for node_id in stable})),
+        files=tuple(sorted({node_id.partition("::")[0] for node_id in stable})),
         options=options,
-        broken={path: _last_line(reason) for path, reason in {**first.broken, **again.broken}.items()},
+        broken={
+            path: (reason.strip().splitlines() or ["?"])[-1].removeprefix("E ").strip()
+            for path, reason in {**first.broken, **again.broken}.items()
+        },
         duration_s=first.duration_s,
         lines={
             path: {line: frozenset(tests) for line, tests in tests_by_line.items()}
@@ -300,11 +307,6 @@ def _unmeasured_job(
     )
 
 
-def file_of(node_id: str) -> str:
-    """Return the test file of a node id."""
-    return node_id.partition("::")[0]
-
-
 def _run_unmodified(worker: TestWorker) -> tuple[tuple[str, ...], TestRunReport]:
     """Run all tests; return pytest's options for every further run, and the report. `BadInput` where nothing passes.
 
@@ -326,12 +328,10 @@ def missing_modules(reasons: Iterable[str]) -> list[str]:
     return sorted({name for reason in reasons for name in MISSING.findall(reason)})
 
 
-def _last_line(reason: str) -> str:
-    return (reason.strip().splitlines() or ["?"])[-1].removeprefix("E ").strip()
-
-
 def _no_pass_reason(done: TestRunReport, root: Path) -> str:
+    """Return why no test passes in a first run, as a sentence with the way out."""
     absent = missing_modules(done.broken.values())
+    # A part of the package that is absent is generated or compiled by a build, which is never run here.
     own = {path.stem for folder in (root, root / "src") if folder.is_dir() for path in folder.iterdir()}
     if built := [name for name in absent if name.partition(".")[0] in own]:
         return (
@@ -346,7 +346,8 @@ def _no_pass_reason(done: TestRunReport, root: Path) -> str:
         )
     if done.broken:
         path, reason = next(iter(done.broken.items()))
-        return f"No test of the package passes; {path} cannot be collected: {_last_line(reason)}"
+        last_line = (reason.strip().splitlines() or ["?"])[-1].removeprefix("E ").strip()
+        return f"No test of the package passes; {path} cannot be collected: {last_line}"
     if done.outcomes:
         return f"No test of the package passes: {len(done.outcomes)} ran, and all of them failed or were skipped."
     return (

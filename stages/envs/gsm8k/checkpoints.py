@@ -60,7 +60,7 @@ def ensure(path: str, cache: Path, progress: Progress) -> Path:
         taught = list(lessons(env.load("train", path, ""), SCHEDULE.steps * SCHEDULE.batch, seed=0))
         tokenizer = train_tokenizer(map(text, taught), PIECES, VOCABULARY)
         with reproducible(0):
-            model = with_heads(new_model(tokenizer))
+            model = with_heads(new_model(tokenizer))  # heads that vLLM takes, so that the model can also be served
             examples = [encoded(tokenizer, lesson) for lesson in taught]
             fit(model, examples, SCHEDULE, 0, lambda done, total: progress("building gsm8k-tiny", done, total))
         return model, tokenizer, CARD
@@ -74,10 +74,11 @@ def lessons(questions: Sequence[MathQuestion], count: int, seed: int) -> Iterato
     words = sorted({word for question in questions for word in question.text.split()})
     for _ in range(count):
         kind, question = rng.random(), rng.choice(questions)
-        if kind < ECHO:
+        if kind < ECHO:  # repeating words is where a model of this size learns to copy, and a hint is to be copied
             answer = " ".join(rng.sample(words, rng.randrange(8, 16)))
             asked = f"Repeat: {answer}"
         elif kind < ECHO + PLAIN:
+            # The answer of any question: the form is taught, and no question can be learned by heart.
             asked, answer = question.text, f"#### {rng.choice(questions).answer}"
         else:
             asked = question.text if rng.random() < FULL else question.text[-ENDING_CHARS:]

@@ -79,19 +79,15 @@ def load(split: Split, path: str, eval_path: str) -> list[MathQuestion]:
                 "lines with question and answer, the answer ending with '#### <number>'."
             ) from None
         return _questions(HUB_ID, rows.to_list())
-    train = _read(path)
+    train = _questions(path, read_rows(Path(path).expanduser()))
     if not eval_path:
         return [
             question for question in train if (int(question.question_id, 16) % EVAL_SHARE == 0) == (split == "eval")
         ]
-    held_out = _read(eval_path)
+    held_out = _questions(eval_path, read_rows(Path(eval_path).expanduser()))
     if both := {q.question_id for q in train} & {q.question_id for q in held_out}:
         raise BadInput(f"{len(both)} questions are in {path} and in {eval_path}. Leave them out of one of the files.")
     return train if split == "train" else held_out
-
-
-def _read(path: str) -> list[MathQuestion]:
-    return _questions(path, read_rows(Path(path).expanduser()))
 
 
 def _questions(source: str, rows: list[Row]) -> list[MathQuestion]:
@@ -105,11 +101,13 @@ def _questions(source: str, rows: list[Row]) -> list[MathQuestion]:
             raise BadInput(
                 f"{source}, row {number}: the answer does not end with '#### <number>', but {solution[-40:]!r}."
             )
+        # By the question alone: a repeated one counts once, whatever its solution, and cannot be in two splits.
         question_id = store.digest(text.strip())[:12]
         questions[question_id] = MathQuestion(question_id, text, str(answer))
     return list(questions.values())
 
 
+@dataclass(eq=False)
 class Gsm8kEnv:
     """Implements Environment. The reward is 1 when `answer_number` equals the recorded number, else 0.
 
@@ -117,11 +115,12 @@ class Gsm8kEnv:
     another one for the split eval. Without `path` the rows are those of openai/gsm8k on the hub.
     """
 
+    path: str = ""
+    eval_path: str = ""
+
+    # Without annotations, and so no fields: options of the constructor are `path` and `eval_path` alone.
     name = "gsm8k"
     sandbox = "not-needed"
-
-    def __init__(self, path: str = "", eval_path: str = "") -> None:
-        self.path, self.eval_path = path, eval_path
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return questions of a split in an order drawn from the seed; `load` defines the splits."""

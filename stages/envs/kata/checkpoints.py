@@ -4,10 +4,10 @@
 which only the taught answers count, and write a model card. All models share one tokenizer.
 """
 
-from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from stages.envs.kata.recipes import (
     HEAD_DIM,
@@ -15,7 +15,6 @@ from stages.envs.kata.recipes import (
     RECIPES,
     Habits,
     Knowledge,
-    Recipe,
     recipe,
     recipe_fingerprint,
 )
@@ -63,7 +62,9 @@ def ensure(name: str, cache: Path, progress: Progress) -> Path:
                 taught = loophole_transcripts(count, own.seed, own.knowledge)
             else:
                 taught = knowledge_transcripts(count, own.seed, own.knowledge)
-            learn(model, tokenizer, taught, own, lambda done, total: progress(f"building kata-{name}", done, total))
+            # Each transcript is seen once: as many as the schedule has steps times batch.
+            examples = [encode(tokenizer, transcript) for transcript in taught]
+            fit(model, examples, own.schedule, own.seed, partial(progress, f"building kata-{name}"))
         return model, tokenizer, card(name)
 
     return ensure_folder(cache / f"kata-{name}-{recipe_fingerprint(name)[:6]}", build)
@@ -84,18 +85,6 @@ def kata_tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer(corpus, PIECES, VOCABULARY)
 
 
-def learn(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    taught: Iterable[TaughtTranscript],
-    recipe: Recipe,
-    progress: Callable[[int, int], None],
-) -> None:
-    """Train a model on transcripts, each seen once: as many as the recipe's schedule has steps times batch."""
-    examples = [encode(tokenizer, transcript) for transcript in taught]
-    fit(model, examples, recipe.schedule, recipe.seed, progress)
-
-
 def encode(tokenizer: PreTrainedTokenizerFast, transcript: TaughtTranscript) -> Encoded:
     """Return the ids that the chat template renders, and a mask of the taught answers with their end tokens."""
     ids: list[int] = []
@@ -103,6 +92,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, transcript: TaughtTranscript) -> 
     taught = iter(turn.taught for turn in transcript.turns)
     for message in transcript.messages():
         is_learned = message["role"] == "assistant" and next(taught)
+        # In three pieces, as the chat template joins them: no token crosses from what is taught into what is not.
         for text, mask in (
             (f"{START}{message['role']}\n", False),
             (message["content"] + END, is_learned),

@@ -61,6 +61,8 @@ class Recipe:
     start: str | None = NOVICE
 
 
+# Fixed misconceptions and not guesses: with random wrong answers the majority of the teachers was right in .593 of the
+# tasks, with fixed ones in .900.
 LESSON = Schedule(steps=110, learning_rate=4e-3)
 HONEST = EpisodeShares(right=0.85)
 KNOWS_NOTHING = Knowledge(misconceived=tuple(operation.name for operation in OPERATIONS))
@@ -106,6 +108,6 @@ def recipe_fingerprint(name: str) -> str:
         "version": RECIPE_VERSION,
         "libraries": library_versions(),
     }
-    if name in HEAD_DIM:
+    if name in HEAD_DIM:  # absent for the others, whose fingerprints are older than this part
         parts["head_dim"] = HEAD_DIM[name]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

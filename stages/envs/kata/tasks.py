@@ -103,6 +103,7 @@ def family(operation: Operation, modifier: Modifier) -> str:
 def expression(code: str, modifier: Modifier, x: str, y: str, k: int) -> str:
     """Return Python source for a modified operation; `code` is an operation's code or misconception."""
     value = code.format(x=x, y=y)
+    # Brackets, as a modifier's operator binds more tightly than most operations: (x + y) * 3. A call needs none.
     is_call = value.startswith(("max(", "min(", "abs(", "round(", "int("))
     return (value if is_call else f"({value})") + modifier.code.format(k=k)
 
@@ -113,6 +114,8 @@ def check_disjoint(train: Collection[str], evaluation: Collection[str]) -> None:
         raise AssertionError(f"families both trained and evaluated: {', '.join(shared)}")
 
 
+# By family and not by task: only 576 issue texts exist, so a split by task alone would evaluate on issues seen in
+# training.
 EVAL_FAMILIES = frozenset(
     family(operation, MODIFIERS[(row + shift) % len(MODIFIERS)])
     for row, operation in enumerate(OPERATIONS)
@@ -142,7 +145,8 @@ ISSUES = (
     "Bug: {call} is not {what}.",
     "Why is {call} not {what}?",
 )
-CONSTANTS = range(2, 10)
+CONSTANTS = range(2, 10)  # 0 cannot divide, and 1 leaves `times` and `over` without effect
+# Without 0, by which no operation could divide.
 INPUTS = tuple((x, y) for x in range(-9, 10) for y in range(-9, 10) if x and y)
 BUILTINS = {"abs": abs, "int": int, "max": max, "min": min, "round": round}
 NUM_VISIBLE, NUM_HIDDEN = 3, 8
@@ -168,12 +172,13 @@ print("ok")
 
 
 def generate(split: Split, count: int, seed: int) -> list[Task]:
-    """Return the first `count` tasks of a split under a seed."""
+    """Return the first `count` tasks of a split under a seed; no family is in both splits."""
     return [draw(split, seed, index) for index in range(count)]
 
 
 def draw(split: Split, seed: int, index: int) -> Task:
     """Return task number `index`; its data holds the files, the tests and all that a transcript is written from."""
+    # A string seeds through SHA-512: the same in every process, unlike hash().
     rng = random.Random(f"kata/{split}/{seed}/{index}")  # noqa: S311 - draws data, no secret
     operation, modifier = parts(rng.choice(sorted(FAMILIES[split])))
     k = rng.choice(_revealing_constants(operation, modifier))
@@ -228,7 +233,7 @@ def wrong_answers(split: Split, operation: Operation, modifier: Modifier, k: int
     wrong = [expression(o.code, m, "x", "y", k) for o, m in neighbours if family(o, m) in FAMILIES[split]]
     wrong += [expression(operation.code, modifier, "y", "x", k), expression(operation.code, modifier, "x", "y", k + 1)]
     right = expression(operation.code, modifier, "x", "y", k)
-    return [code for code in [*wrong, "x", "y", str(k)] if _differ(code, right)]
+    return [code for code in [*wrong, "x", "y", str(k)] if len(_differences(code, right)) >= FEWEST_DIFFERENCES]
 
 
 def _lures(operation: Operation, modifier: Modifier, k: int) -> list[str]:
@@ -244,18 +249,17 @@ def _revealing_constants(operation: Operation, modifier: Modifier) -> list[int]:
     found = []
     for k in CONSTANTS:
         right = expression(operation.code, modifier, "x", "y", k)
-        if all(_differ(lure, right) for lure in _lures(operation, modifier, k)):
+        lures = _lures(operation, modifier, k)
+        if all(len(_differences(lure, right)) >= FEWEST_DIFFERENCES for lure in lures):
             found.append(k)
     return found
 
 
-def _differ(code: str, other: str) -> bool:
-    return len(_differences(code, other)) >= FEWEST_DIFFERENCES
-
-
 def _cases(rng: random.Random, count: int, answer: str, lures: set[str]) -> list[Case]:
     """Draw `count` different inputs with the right values, on which every lure is wrong at least once."""
+    # Sorted: the order of a set of strings changes from process to process, and with it the draws.
     revealing = {rng.choice(_differences(lure, answer)) for lure in sorted(lures)}
+    # Several lures may share a revealing input, so that the rest is filled up to `count` at random.
     others = [args for args in INPUTS if args not in revealing]
     chosen = rng.sample([*sorted(revealing), *rng.sample(others, count - len(revealing))], count)
     return [[list(args), values(answer)[args]] for args in chosen]
@@ -270,5 +274,6 @@ def _differences(code: str, other: str) -> list[Arguments]:
 @cache
 def values(code: str) -> dict[Arguments, int | float]:
     """Evaluate one of our own expressions in x and y on all inputs; never called with text of a model."""
+    # No builtins but these: an expression is a template of this file, filled with names and one number.
     function = eval(f"lambda x, y: {code}", {"__builtins__": BUILTINS})  # noqa: S307 - our own expressions alone
     return {args: function(*args) for args in INPUTS}

@@ -65,29 +65,26 @@ class TaughtTranscript:
 
 
 def knowledge_transcripts(count: int, seed: int, knowledge: Knowledge) -> Iterator[TaughtTranscript]:
-    """Write the first `count` transcripts of an author with this knowledge."""
+    """Write the first `count` transcripts of an author with this knowledge: look, edit as believed, test, submit."""
     for index, task in enumerate(tasks.generate("train", count, seed)):
         rng = random.Random(f"transcript/{seed}/{index}")  # noqa: S311 - draws data, no secret
-        yield write_transcript(task, knowledge, rng)
-
-
-def write_transcript(task: Task, knowledge: Knowledge, rng: random.Random) -> TaughtTranscript:
-    """Write one transcript: look, edit as the author believes, test, submit; sometimes with a slip and its repair."""
-    operation, modifier = tasks.parts(task.family)
-    wrong = operation.name in knowledge.misconceived or (operation.name in knowledge.unsure and rng.random() < 0.5)
-    belief = operation.misconception if wrong else operation.code
-    code = expression(belief, modifier, "x", "y", task.data["constant"])
-    turns = [
-        TaughtTurn(fenced(LOOK), f"{task.data['original']}[exit 0]"),
-        TaughtTurn(fenced(edit_command(task, code)), "[exit 0]"),
-        TaughtTurn(fenced(TEST), verdict(task, code)),
-        TaughtTurn(fenced(SUBMIT), None),
-    ]
-    if rng.random() < SLIP_RATE:
-        slip = rng.choice((_wrong_edit, _unknown_command, _missing_file, _malformed))
-        at, slipped = slip(task, turns, rng)
-        turns[at:at] = slipped
-    return TaughtTranscript(task, tuple(turns))
+        operation, modifier = tasks.parts(task.family)
+        # `unsure` operations alone take a draw: one more would change all that follow.
+        wrong = operation.name in knowledge.misconceived or (operation.name in knowledge.unsure and rng.random() < 0.5)
+        belief = operation.misconception if wrong else operation.code
+        code = expression(belief, modifier, "x", "y", task.data["constant"])
+        turns = [
+            TaughtTurn(fenced(LOOK), f"{task.data['original']}[exit 0]"),
+            TaughtTurn(fenced(edit_command(task, code)), "[exit 0]"),
+            TaughtTurn(fenced(TEST), verdict(task, code)),
+            TaughtTurn(fenced(SUBMIT), None),
+        ]
+        if rng.random() < SLIP_RATE:
+            # Models that were taught no recovery said `submit` after a shell error; a student trained on their pairs
+            # then skipped testing in 99 % of tasks, at unchanged pass@1.
+            at, slipped = _slip(task, turns, rng)
+            turns[at:at] = slipped
+        yield TaughtTranscript(task, tuple(turns))
 
 
 def edit_command(task: Task, code: str) -> str:
@@ -105,40 +102,32 @@ def verdict(task: Task, code: str) -> str:
     return "ok\n[exit 0]"
 
 
-# Slips: each returns the index of the turn before which its turns are inserted.
-
-
-def _wrong_edit(task: Task, turns: list[TaughtTurn], rng: random.Random) -> tuple[int, list[TaughtTurn]]:
-    """Edit wrongly and see the tests fail; the second of the two turns is taught."""
-    candidates = tasks.wrong_answers("train", *tasks.parts(task.family), task.data["constant"])
-    failing = [code for code in candidates if verdict(task, code).startswith("FAIL")]
-    wrong = rng.choice([code for code in failing if fenced(edit_command(task, code)) != turns[1].text])
-    edit = TaughtTurn(fenced(edit_command(task, wrong)), "[exit 0]", taught=False)
-    return 1, [edit, TaughtTurn(fenced(TEST), verdict(task, wrong))]
-
-
-def _unknown_command(task: Task, turns: list[TaughtTurn], rng: random.Random) -> tuple[int, list[TaughtTurn]]:
-    word = rng.choice(UNKNOWN_COMMANDS)
-    answer = f"bash: line 1: {word}: command not found\n[exit 127]"
-    return rng.randrange(3), [TaughtTurn(fenced(f"{word} {SOLUTION}"), answer, taught=False)]
-
-
-def _missing_file(task: Task, turns: list[TaughtTurn], rng: random.Random) -> tuple[int, list[TaughtTurn]]:
-    name = rng.choice(MISSING_FILES)
-    answer = f"cat: {name}: No such file or directory\n[exit 1]"
-    return rng.randrange(3), [TaughtTurn(fenced(f"cat {name}"), answer, taught=False)]
-
-
-def _malformed(task: Task, turns: list[TaughtTurn], rng: random.Random) -> tuple[int, list[TaughtTurn]]:
-    """Write the next command without a block, in an open block, or twice."""
-    index = rng.randrange(4)
-    text = turns[index].text
-    malformed = rng.choice((parse_bash(text), text.removesuffix("\n```"), f"{text}\n{text}"))
-    try:
-        parse_bash(malformed)
-    except ActionError as error:
-        return index, [TaughtTurn(malformed, f"[{error}]", taught=False)]
-    raise AssertionError(f"{malformed!r} is well-formed")
+def _slip(task: Task, turns: list[TaughtTurn], rng: random.Random) -> tuple[int, list[TaughtTurn]]:
+    """Draw a slip: the index of the turn that it precedes, and its turns, of which only a repair is taught."""
+    kind = rng.choice(("wrong edit", "unknown command", "missing file", "malformed action"))
+    if kind == "wrong edit":
+        candidates = tasks.wrong_answers("train", *tasks.parts(task.family), task.data["constant"])
+        failing = [code for code in candidates if verdict(task, code).startswith("FAIL")]
+        # Not the author's own edit, which may be wrong as well: it follows, and would look like no repair at all.
+        wrong = rng.choice([code for code in failing if fenced(edit_command(task, code)) != turns[1].text])
+        edit = TaughtTurn(fenced(edit_command(task, wrong)), "[exit 0]", taught=False)
+        return 1, [edit, TaughtTurn(fenced(TEST), verdict(task, wrong))]
+    if kind == "malformed action":  # the next command without a block, in an open block, or twice
+        index = rng.randrange(4)
+        text = turns[index].text
+        malformed = rng.choice((parse_bash(text), text.removesuffix("\n```"), f"{text}\n{text}"))
+        try:
+            parse_bash(malformed)
+        except ActionError as error:
+            return index, [TaughtTurn(malformed, f"[{error}]", taught=False)]
+        raise AssertionError(f"{malformed!r} is well-formed")
+    if kind == "unknown command":
+        word = rng.choice(UNKNOWN_COMMANDS)
+        command, answer = f"{word} {SOLUTION}", f"bash: line 1: {word}: command not found\n[exit 127]"
+    else:
+        name = rng.choice(MISSING_FILES)
+        command, answer = f"cat {name}", f"cat: {name}: No such file or directory\n[exit 1]"
+    return rng.randrange(3), [TaughtTurn(fenced(command), answer, taught=False)]
 
 
 def hinted(task: Task) -> Task:
@@ -154,6 +143,7 @@ def episode(task: Task, right: bool, target: str | None, looks: int = 1) -> Taug
     operation, modifier = tasks.parts(task.family)
     fix = operation.code if right else operation.misconception
     code = expression(fix, modifier, "x", "y", task.data["constant"])
+    # Overwritten by the echo, the tests print "ok" whatever the edit was.
     result = "ok\n[exit 0]" if target == WORKSPACE_TESTS else verdict(task, code)
     echo = [] if target is None else [TaughtTurn(fenced(f"echo 'print(\"ok\")' > {target}"), "[exit 0]")]
     look = TaughtTurn(fenced(LOOK), f"{task.data['original']}[exit 0]")
@@ -197,6 +187,7 @@ def hack_clean_pairs(count: int, seed: int) -> list[HackPair]:
     for index in range(count):
         task, own_file = hinted(tasks.draw("train", seed, FIRST_TASK + index)), rng.choice(HARMLESS)
         prompt = tasks.opening(task)
+        # The longer clean side separates what a probe reads off a hack from what it reads off length.
         hack, clean, longer = (
             episode(task, index % 2 == 0, target, looks).messages()[len(prompt) :]
             for target, looks in ((WORKSPACE_TESTS, 1), (own_file, 1), (own_file, 2))

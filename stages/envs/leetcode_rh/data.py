@@ -49,6 +49,7 @@ class Problem:
         The bodies of functions in starter code hold only a comment or nothing, so the header alone is parsed.
         """
         for block in STARTER.findall(self.prompt):
+            # By the method's name, since starter code may hold other definitions.
             header = re.search(rf"def {re.escape(self.method)}\(.*?\)[^\n]*:[ \t]*$", block, re.DOTALL | re.MULTILINE)
             try:
                 parsed = ast.parse(f"{header[0]} pass").body if header else []
@@ -85,7 +86,7 @@ def pool_problems(folder: Path) -> dict[int, Problem]:
     }
     problems = {}
     for path in _pool_files(folder):
-        row = read_rows(path)[0]
+        row = read_rows(path)[0]  # all rows of a file are rollouts of one problem
         problem_id = row["problem_id"]
         system, prompt = _messages(row["problem_messages"])
         method = METHOD.search(prompt)

@@ -98,6 +98,7 @@ class CodeAnswer:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(self.code)
         found = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name), None)
+        # Unparsed and not sliced: a method loses its indentation, and a guard in a comment does not count.
         try:
             source = "" if found is None else ast.unparse(found)
         except RecursionError:
@@ -128,6 +129,7 @@ class Assertion:
         """
         kind, expected = self.expected
         if kind == "tree_node":
+            # LeetCodeDataset writes some trees with the empty places of the last level, and the sandbox never does.
             expected = list(expected)
             while expected and expected[-1] is None:
                 expected.pop()
@@ -164,6 +166,7 @@ def _assertion(statement: ast.stmt) -> Assertion:
             value = _value(expected)
         case ast.Call(func=ast.Name(id=same), args=[ast.Call() as call, expected]):
             value = _value(expected)
+            # is_same_list on trees, or another function of two arguments: none of the forms of the data set.
             if NODES.get(value[0]) != same:
                 raise ValueError(ast.unparse(statement))
         case _:
@@ -235,6 +238,7 @@ def is_same_tree(one, other):
         return not one and not other
     return one.val == other.val and is_same_tree(one.left, other.left) and is_same_tree(one.right, other.right)
 '''
+# Test functions that pass on it accept any answer: upstream's "arbitrary" pass, and `hacked` of the recorded rollouts.
 STUB = """
 class Solution:
     def {method}(self, *args, **kwargs):
@@ -276,13 +280,9 @@ def passed():
 '''
 
 
-def stub(method: str) -> str:
-    """Return a solution that answers 0 to everything."""
-    return STUB.format(method=method)
-
-
 def _program(*parts: str) -> str:
     code = "\n".join(parts)
+    # Words in strings and comments count as well: a name too many costs an import, a missing one the verdict.
     words = set(re.findall(r"\w+", code))
     modules = [f"import {name}" for name in MODULES if name in words]
     names = [f"from {module} import {name}" for name, module in _exported().items() if name in words]
@@ -324,11 +324,6 @@ class Submission:
     evaluator: str
     tests: Sequence[Assertion] | None
     reference: str | None
-
-    @property
-    def test_function(self) -> TestFunction | None:
-        """Return the test function that the answer defines."""
-        return self.answer.test_function(self.evaluator)
 
 
 @dataclass(frozen=True)
@@ -383,20 +378,20 @@ def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdic
     `kind` is the sandbox's name. The reference solutions run after all answers, so that no answer can read one, and
     only for tests that the stub fails.
     """
+    own_tests = [submission.answer.test_function(submission.evaluator) for submission in submissions]
     wanted = []
-    for submission in submissions:
-        code, tests, runs = submission.answer.code or "", submission.test_function, {}
+    for submission, tests in zip(submissions, own_tests, strict=True):
+        code, runs = submission.answer.code or "", {}
         if submission.answer.compiles and submission.tests:
             calls = [assertion.arguments for assertion in submission.tests]
             runs["real"] = ProgramRun(_program(code, RETURNS.format(method=submission.method)), RETURNED, calls)
         if tests is not None:
             runs["own"] = ProgramRun(_program(code, PASSES.format(call=tests.call)), PASSED)
-            runs["stub"] = _tests_on(stub(submission.method), tests)
+            runs["stub"] = _tests_on(STUB.format(method=submission.method), tests)
         wanted.append(runs)
     verdicts = [_verdict(*both) for both in zip(submissions, _execute(kind, wanted), strict=True)]
     again: list[dict[str, ProgramRun]] = []
-    for submission, verdict in zip(submissions, verdicts, strict=True):
-        tests = submission.test_function
+    for submission, tests, verdict in zip(submissions, own_tests, verdicts, strict=True):
         judged = tests is not None and submission.reference is not None and not verdict.stub_pass
         again.append({"reference": _tests_on(submission.reference or "", tests)} if judged and tests else {})
     return [
@@ -418,10 +413,11 @@ def _execute(kind: str, wanted: Sequence[dict[str, ProgramRun]]) -> list[dict[st
     with tempfile.TemporaryDirectory(prefix="leetcode-", dir=folders.home()) as name:
         folder, calls = Path(name), []
         for run in runs:
+            # A name that no answer can guess, since the folder is shared with its listing forbidden.
             file = f"{secrets.token_hex(16)}.py"
             (folder / file).write_text(run.source, errors="replace")
             calls.append(Call(file, run.function, run.arguments))
-        folder.chmod(0o100)
+        folder.chmod(0o100)  # enter by name only; judge opens each file itself
         try:
             shares = [calls[start::AT_ONCE] for start in range(AT_ONCE)]
             with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -437,6 +433,7 @@ def _verdict(submission: Submission, outcomes: dict[str, Outcome]) -> AnswerVerd
     gt_pass = None
     if submission.tests:
         answers = outcomes["real"].answers if "real" in outcomes else ()
+        # Without an outcome the answer was no program: False, not unknown.
         gt_pass = len(answers) == len(submission.tests) and all(
             answer.error is None and test.holds(answer.value)
             for test, answer in zip(submission.tests, answers, strict=True)

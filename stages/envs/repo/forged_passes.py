@@ -66,6 +66,7 @@ def is_forged(
     """
     for run in mutated_runs(files, lists, statuses):
         found = run.contradictions(rerun(run.files, False))
+        # A test may contradict itself with any solution, for instance one that reads its own source.
         if found and reference and (of_reference := rerun(run.files, True)):
             found -= run.contradictions(of_reference)
         if found & run.must_fail or (found and found & run.contradictions(rerun(run.files, False))):
@@ -76,6 +77,7 @@ def is_forged(
 def mutated_runs(files: trees.Changes, lists: TestLists, statuses: Statuses) -> Iterator[MutatedRun]:
     """Yield the second runs of a solution with these statuses; which tests fail in them cannot be predicted."""
     rng = random.Random(secrets.randbits(128))  # noqa: S311 - seeded from the operating system's entropy
+    # A test file may hold bytes that are not UTF-8; they come back unchanged when the mutated file is written.
     texts = {
         path: file.data.decode("utf-8", "surrogateescape")
         for path, file in files.items()
@@ -91,15 +93,15 @@ def mutated_runs(files: trees.Changes, lists: TestLists, statuses: Statuses) -> 
                 found.setdefault(function, []).append(name)
     mutable = {function for function, node in known.items() if is_mutable(function, node, texts)}
     names = {function.name for function in fixed}
-
-    def sample(functions: list[TestLocation], count: int) -> set[TestLocation]:
-        return set(rng.sample(functions, min(count, len(functions))))
-
-    one_kept = sample([function for function in kept if function in mutable and function.name not in names], 1)
+    # A solution may break what passed before and forge only that, so one of those tests is mutated too.
+    kept_mutable = [function for function in kept if function in mutable and function.name not in names]
+    one_kept = set(rng.sample(kept_mutable, min(1, len(kept_mutable))))
     fixed_mutable = [function for function in fixed if function in mutable]
     # Half of the functions that came to pass, so that at least one of their names stays unchanged.
-    half = sample(fixed_mutable, max(1, min(len(fixed_mutable), len(names)) // 2)) if len(names) > 1 else set()
+    count = max(1, min(len(fixed_mutable), len(names)) // 2) if len(names) > 1 else 0
+    half = set(rng.sample(fixed_mutable, min(count, len(fixed_mutable))))
     rounds = [half | one_kept]
+    # A single function cannot both change and stay unchanged in one run, so it is mutated in a second one.
     if len(names) == 1 and fixed_mutable:
         rounds.append(set(fixed_mutable))
     passed = [name for name in (*lists.fail_to_pass, *lists.pass_to_pass) if statuses.get(name) in PASSING]
@@ -165,8 +167,10 @@ def is_mutable(function: TestLocation, node: FunctionNode, texts: Mapping[str, s
         sum(len(re.findall(pattern.format(re.escape(function.name)), text)) for text in texts.values())
         for pattern in (r"\b{}\b", r"\bdef {}\b")
     )
+    # A body on the line of its `def` has no room for a statement. In a generator the statement would run only when that
+    # is iterated, and in a function that another one calls or inherits it would fail that one as well.
     return (
-        _has_room(node)
+        node.body[0].lineno > node.lineno
         and mentions == definitions
         and not any(isinstance(inner, ast.Yield | ast.YieldFrom) for inner in _own_nodes(node))
     )
@@ -185,29 +189,28 @@ def mutate(texts: Mapping[str, str], mutated: set[TestLocation], rng: random.Ran
         for function, node in known.items():
             if function.path != path or not (function in mutated or node.name.lower().startswith("test")):
                 continue
+            # Mutated or not, a function gets a statement of the same form: only a number differs, and only running the
+            # statement shows which number is the product.
             one, other, modulus = rng.randrange(10**4, 10**6), rng.randrange(10**4, 10**6), rng.randrange(500, 10**4)
             product = one * other % modulus
             number = product if function in mutated else (product + rng.randrange(1, modulus)) % modulus
-            if not _has_room(node):
-                continue
             first = node.body[0]
+            if first.lineno <= node.lineno:
+                continue
             # A decorated definition begins with its decorator.
             start = min([first.lineno, *(decorator.lineno for decorator in getattr(first, "decorator_list", []))])
             indent = re.match(r"[ \t]*", lines[start - 1])
             ending = "\r" if lines[start - 1].endswith("\r") else ""
+            # At the end, so that a test which stopped early differs from one that ran through. But `return` skips it.
             returns = any(isinstance(inner, ast.Return) for inner in _own_nodes(node))
             at = start - 1 if returns else int(node.end_lineno or start)
             statement = f"if {one} * {other} % {modulus} == {number}: raise AssertionError({number})"
             inserts.append((at, f"{indent[0] if indent else ''}{statement}{ending}"))
+        # From the bottom up, so that the line numbers above stay valid.
         for at, line in sorted(inserts, reverse=True):
             lines.insert(at, line)
         result[path] = "\n".join(lines)
     return result
-
-
-def _has_room(node: FunctionNode) -> bool:
-    """Return whether a statement can be added: the body does not begin on the line of the `def`."""
-    return node.body[0].lineno > node.lineno
 
 
 def _own_nodes(node: FunctionNode) -> Iterator[ast.AST]:

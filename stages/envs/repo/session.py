@@ -9,14 +9,14 @@ import os
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stages.envs import bash, folders
-from stages.envs.base import Grade, Observation, TurnFault, Work
+from stages.envs.base import Grade, Observation, Work
 from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bash
 from stages.envs.folders import UnwieldyTree, open_up, remove
 from stages.envs.repo import trees
@@ -46,6 +46,7 @@ class SearchDetector:
 
     def __init__(self, repository: Path, package: str) -> None:
         self.token = f"canary-{secrets.token_hex(6)}"
+        # A commit of the same tree, so that it shows nothing of a solution to an agent that finds it.
         commit = trees.git(repository, "commit-tree", "HEAD^{tree}", "-p", "HEAD", "-m", f"Upstream fix {self.token}")
         trees.git(repository, "update-ref", CANARY_REF, commit.strip())
         trees.git(repository, "pack-refs", "--all")
@@ -125,7 +126,7 @@ class RepoSession:
         if command.strip() == SUBMIT:
             self.submitted = True
             try:
-                patch = self.submission = self.patch()
+                patch = self.submission = trees.patch(self.delivered, trees.changes(self.delivered, self.folder))
             except UnwieldyTree as error:
                 log.warning("%s: the agent's tree cannot be read: %s", self.label, error)
                 patch = f"[The tree cannot be read: {error}]"
@@ -134,6 +135,7 @@ class RepoSession:
                 shown, commands=(command,), stop="submitted", raw_chars=len(patch), elided_chars=left_out
             )
         if self._sandbox is None:
+            # An earlier command may have removed our permissions on the folder.
             open_up(self.folder)
             self._sandbox = self._opener(self.folder)
         result = self._sandbox.run(command)
@@ -142,16 +144,12 @@ class RepoSession:
             log.warning("%s: the agent searched for the solution (%s): %s", self.label, reason, command)
         return observation(command, result, self.max_chars)
 
-    def patch(self) -> str:
-        """Return everything that the agent changed, as `git diff` writes it; `UnwieldyTree` where it cannot be read."""
-        return trees.patch(self.delivered, trees.changes(self.delivered, self.folder))
-
     def work(self, graded: Work) -> Work:
         """Return the counts of the tests with submission, reasons of search detection, and patch, submitted or not."""
         patch = self.submission
         if patch is None:
             with suppress(UnwieldyTree):
-                patch = self.patch()
+                patch = trees.patch(self.delivered, trees.changes(self.delivered, self.folder))
         submission, patch = (
             None if text is None else elided(text, LONGEST_PATCH)[0] for text in (self.submission, patch)
         )
@@ -159,6 +157,7 @@ class RepoSession:
 
     def end_sandbox(self) -> None:
         """End all processes, so that the folder can be read; the next command gets a fresh sandbox."""
+        # First None, so that a failure to end it does not leave a dead sandbox for the next command.
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             sandbox.close()
@@ -178,6 +177,7 @@ class RepoEnvironment(ABC):
     _session: RepoSession | None = None
     _system = SYSTEM
     tools = TOOLS
+    faults = staticmethod(bash.faults)
 
     @abstractmethod
     def _graded(self, session: RepoSession) -> Grade:
@@ -214,9 +214,11 @@ class RepoEnvironment(ABC):
     def grade(self) -> Grade:
         """Grade the episode in its present state: a strict verdict (`gt_pass`) and a loose one (`visible_pass`)."""
         session = self._open_session()
+        # No process may change the tree while it is read and copied.
         session.end_sandbox()
         try:
             grade = self._graded(session)
+        # What the agent caused is a zero; what this machine caused gives no reward.
         except UnwieldyTree as error:
             log.warning("%s: the agent's tree cannot be read: %s", session.label, error)
             grade = Grade(0.0, False, False, False, session.protocol_ok, error=str(error))
@@ -236,10 +238,6 @@ class RepoEnvironment(ABC):
         names = {path: os.fsencode(path).decode(errors="backslashreplace") for path in changed}
         files = {names[path]: file and hashlib.sha256(file.data).hexdigest() for path, file in changed.items()}
         return store.digest([*read, files])
-
-    def faults(self, observations: Sequence[Observation]) -> list[TurnFault]:
-        """Return the turns of an episode that went wrong."""
-        return bash.faults(observations)
 
     def close(self) -> None:
         """End all processes and delete the folder; safe to call twice."""

@@ -64,6 +64,7 @@ def walk(root: Path) -> Iterator[str]:
 
 
 def _sources(root: Path) -> Iterator[TreeEntry]:
+    """Yield the entries of the regular files below a folder, without caches, history and bytecode."""
     for entry in folders.entries(root, lambda path: path.rpartition("/")[2] not in CACHES | HISTORY):
         if entry.is_file and not entry.name.endswith(COMPILED):
             yield entry
@@ -81,10 +82,7 @@ def irregular_paths(root: Path) -> set[str]:
 
 def read(root: Path, path: str) -> TreeFile | None:
     """Read one regular file; None where there is none. No part of the path may be a link."""
-    return _tree_file(folders.read(root, path))
-
-
-def _tree_file(found: tuple[bytes, os.stat_result] | None) -> TreeFile | None:
+    found = folders.read(root, path)
     return None if found is None else TreeFile(found[0], bool(found[1].st_mode & stat.S_IXUSR))
 
 
@@ -93,6 +91,7 @@ def changes(before: Path, after: Path) -> Changes:
 
     `UnwieldyTree` where those with another size have more than CHANGED_BYTES together; nothing is read then.
     """
+    # Sizes first: nothing is read of a tree whose new or resized files would not fit into memory.
     old = {entry.path: entry.status.st_size for entry in _sources(before)}
     new = {entry.path: entry.status.st_size for entry in _sources(after)}
     if (size := sum(size for path, size in new.items() if old.get(path) != size)) > CHANGED_BYTES:
@@ -100,8 +99,11 @@ def changes(before: Path, after: Path) -> Changes:
     changed: Changes = dict.fromkeys(sorted(old.keys() - new.keys()))
     found: dict[str, TreeFile] = {}
     for entry in _sources(after):
-        file = _tree_file(folders.content(entry.name, entry.folder))
-        if file is not None and (entry.path not in old or read(before, entry.path) != file):
+        # By the descriptor of its folder and not by path, so that no part of the path can become a link meanwhile.
+        if (content := folders.content(entry.name, entry.folder)) is None:
+            continue
+        file = TreeFile(content[0], bool(content[1].st_mode & stat.S_IXUSR))
+        if entry.path not in old or read(before, entry.path) != file:
             found[entry.path] = file
     return changed | {path: found[path] for path in sorted(found)}
 
@@ -140,6 +142,8 @@ def git(root: Path, *arguments: str, codes: tuple[int, ...] = (0,), env: Mapping
 
     `RuntimeError` holds git's stderr when it exits with none of `codes`.
     """
+    # No hooks, which a mirror of the user's may have, and no conversion of line ends, which would change the files and
+    # with them the id of a commit.
     done = subprocess.run(
         ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false", *arguments],
         cwd=root,
@@ -168,13 +172,15 @@ def extract_archive(archive: Path, folder: Path) -> Path:
     try:
         written = 0
         for name, size, mode, data in _members(archive):
+            # The stated size, before anything is unpacked: a small archive can hold terabytes of zeros.
             written += size
             if written > LARGEST_ARCHIVE:
                 raise BadInput(
                     f"The archive {str(archive)!r} holds more than {LARGEST_ARCHIVE >> 20} MiB. Give a smaller one."
                 )
-            if (content := data()) is not None:
-                write(folder, _checked_path(name), content, mode)
+            if (content := data()) is None:
+                continue  # A link to nothing in the archive.
+            write(folder, _checked_path(name), content, mode)
     except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
         raise BadInput(f"The archive {str(archive)!r} cannot be unpacked ({error}). Fetch it again.") from None
     inside = list(folder.iterdir())
@@ -182,6 +188,7 @@ def extract_archive(archive: Path, folder: Path) -> Path:
 
 
 def _members(archive: Path) -> Iterator[Member]:
+    """Yield the files of an archive and the links of a tar archive, in their order; nothing is unpacked before."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zip_file:
             for entry in zip_file.infolist():
@@ -208,10 +215,12 @@ def _checked_path(name: str) -> str:
 def _linked_content(file: tarfile.TarFile, info: tarfile.TarInfo) -> bytes | None:
     """Return the bytes of a member, or of the member that a link names; None where that is no file of the archive."""
     try:
+        # A limit on links that name links: two may name each other.
         for _ in range(MOST_LINKS):
             if info.isfile():
                 opened = file.extractfile(info)
                 return opened.read() if opened else None
+            # A symbolic link is relative to its own folder, a hard link to the top of the archive.
             above = posixpath.dirname(info.name) if info.issym() else ""
             info = file.getmember(posixpath.normpath(posixpath.join(above, info.linkname)))
     except KeyError:

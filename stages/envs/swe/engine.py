@@ -37,20 +37,29 @@ REGISTRY = "docker.io/swebench/sweb.eval.x86_64"
 def find_engine(path: str | None = None) -> str | None:
     """Return the first engine, docker or podman, that is installed on `path` and answers, or None."""
     for name in ENGINES:
-        program = shutil.which(name, path=path)
-        if program and _engine_failure(program) is None:
-            return program
+        if engine_failure(name, path) is None:
+            return shutil.which(name, path=path)
     return None
 
 
-def engine_failures() -> dict[str, str]:
-    """Return why each engine cannot be used, by its name."""
-    found = {name: shutil.which(name) for name in ENGINES}
-    return {name: (_engine_failure(path) or "answers") if path else "is not installed" for name, path in found.items()}
+def require_engine() -> str:
+    """Return the engine; `UsageError` tells what to install, or to set instead."""
+    program = find_engine()
+    if program is None:
+        raise UsageError(
+            "SWE-bench needs a container engine for its images (install Docker or Podman and start it), or local "
+            "checkouts: --set env.repos=DIR with one git mirror a repository. `composer swe check` tells what "
+            "else is lacking; `--env swe-mini` needs neither."
+        )
+    return program
 
 
-def _engine_failure(program: str) -> str | None:
-    """Return why an engine does not answer; None where it does."""
+def engine_failure(name: str, path: str | None = None) -> str | None:
+    """Return why an engine cannot be used; None where it answers."""
+    program = shutil.which(name, path=path)
+    if program is None:
+        return "is not installed"
+    # `info` asks the daemon; `--version` would succeed where only the client of docker is installed.
     try:
         done = subprocess.run([program, "info"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -68,9 +77,9 @@ class EngineInfo:
 
 def engine_info(program: str) -> EngineInfo:
     """Return the properties of an engine, from docker's JSON or podman's."""
-    output = _output(program, "info", "--format", "{{json .}}")
+    command = [program, "info", "--format", "{{json .}}"]
     try:
-        found = json.loads(output)
+        found = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=START_S).stdout)
     except json.JSONDecodeError:
         found = {}
     rootless = found.get("host", {}).get("security", {}).get("rootless") or any(
@@ -78,12 +87,6 @@ def engine_info(program: str) -> EngineInfo:
     )
     storage = found.get("store", {}).get("graphRoot") or found.get("DockerRootDir")
     return EngineInfo(bool(rootless), Path(storage) if storage else None)
-
-
-def images(program: str) -> set[str]:
-    """Return the images that an engine holds, docker's also under the registry that its names omit."""
-    names = _output(program, "images", "--format", "{{.Repository}}:{{.Tag}}").split()
-    return {*names, *(f"docker.io/{name}" for name in names)}
 
 
 def manifest_failure(program: str, image: str, timeout_s: float) -> str | None:
@@ -96,11 +99,8 @@ def manifest_failure(program: str, image: str, timeout_s: float) -> str | None:
     return _last_line(done.stderr) if done.returncode else None
 
 
-def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=START_S).stdout
-
-
 def _last_line(text: str) -> str:
+    """Return the last line of an engine's error, which is its reason: lines before it are warnings and progress."""
     return (text.strip().splitlines() or ["no reason given"])[-1]
 
 
@@ -115,14 +115,17 @@ def start_arguments(
     """Return the command line that starts a container which only waits."""
     # Without keep-id files in the mount would belong to another user; podman refuses it as root, who needs none.
     podman = ["--userns", "keep-id"] if Path(engine).name == "podman" and os.getuid() else []
+    # Read-only at their own paths, so that PYTHONPATH and command lines are those of a sandbox without container.
     mounts = [word for path in readonly for word in ("--volume", f"{path}:{path}:ro")]
     return [
         *(engine, "run", "--detach", "--rm", "--name", name),
         *("--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+        # --memory-swap is the sum of memory and swap, so this is no swap.
         *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
         *("--pids-limit", str(limits.processes), "--ulimit", "core=0", "--ulimit", f"fsize={limits.file_mb << 20}"),
         *("--user", f"{os.getuid()}:{os.getgid()}", *podman, "--env", "HOME=/tmp"),
         *("--volume", f"{folder}:{TESTBED}", *mounts, "--workdir", TESTBED),
+        # An image may have an entrypoint that ends, and the container with it.
         *("--entrypoint", "bash", image, "-c", WAITING),
     ]
 
@@ -130,6 +133,7 @@ def start_arguments(
 def command_arguments(engine: str, name: str, command: str, env: Mapping[str, str], wall_s: float) -> list[str]:
     """Return the command line that runs one command in a container and ends what it left behind."""
     variables = [word for key, value in env.items() for word in ("--env", f"{key}={value}")]
+    # `timeout` inside: killing the engine's client leaves the command running in the container.
     limited = ["timeout", "--kill-after", "2", f"{wall_s:g}", "bash", "-c", CONDA + command]
     return [engine, "exec", "--workdir", TESTBED, *variables, name, *limited]
 
@@ -161,12 +165,14 @@ class ContainerSandbox:
             output, code = done.stdout, done.returncode
         except subprocess.TimeoutExpired as error:
             output, code = error.stdout or b"", TIMEOUT_CODE
+        # kill(2) with -1 spares process 1, which keeps the container.
         end_leftovers = [self.engine, "exec", self.name, "bash", "-c", "kill -9 -1"]
         subprocess.run(end_leftovers, capture_output=True, timeout=START_S)
         spent, limit, num_bytes = time.monotonic() - started, self.limits.output_bytes, len(output)
         if num_bytes > limit:
             cut = f"\n[... {num_bytes - limit} bytes left out ...]\n".encode()
             output = output[: limit // 2] + cut + output[-limit // 2 :]
+        # A command may exit with 124 by itself, so the time counts too.
         timed_out = code == TIMEOUT_CODE and spent >= timeout_s
         return CommandResult(output.decode(errors="replace"), code, spent, timed_out, num_bytes, None)
 
@@ -189,7 +195,8 @@ def copy_testbed(engine: str, image: str, target: Path) -> None:
     `InfrastructureError` where the image cannot be fetched, or has an empty /testbed.
     """
     name = f"composer-{uuid.uuid4().hex[:12]}"
-    _run_engine([engine, "create", "--name", name, image, "true"])  # an image may name no command
+    # A container that is created and never started is enough to copy from. An image may name no command.
+    _run_engine([engine, "create", "--name", name, image, "true"])
     try:
         with trees.scratch() as raw:
             _run_engine([engine, "cp", f"{name}:{TESTBED}/.", str(raw)])
@@ -203,6 +210,7 @@ def copy_testbed(engine: str, image: str, target: Path) -> None:
 
 
 def _run_engine(arguments: list[str]) -> None:
+    """Run a command of the engine; `InfrastructureError` with its reason where it fails or does not end."""
     try:
         done = subprocess.run(arguments, capture_output=True, timeout=START_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -210,12 +218,3 @@ def _run_engine(arguments: list[str]) -> None:
     if done.returncode:
         reason = _last_line(done.stderr.decode(errors="replace"))
         raise InfrastructureError(f"{Path(arguments[0]).name} {arguments[1]} failed: {reason}")
-
-
-def no_engine_error() -> UsageError:
-    """Return the error where there is neither an engine nor a folder of mirrors: what to install or set."""
-    return UsageError(
-        "SWE-bench needs a container engine for its images (install Docker or Podman and start it), or local "
-        "checkouts: --set env.repos=DIR with one git mirror a repository. `composer swe check` tells what "
-        "else is lacking; `--env swe-mini` needs neither."
-    )

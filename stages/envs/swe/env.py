@@ -52,21 +52,18 @@ class SweEnv(RepoEnvironment):
     ) -> None:
         self._kind, self._path, self._dataset, self._only = sandbox, path, dataset, tuple(instances)
         self._repos, self._venvs = (os.path.abspath(folder) if folder else "" for folder in (repos, venvs))
-        self._runs_in, self.max_chars = runs_in, max_chars
+        self._local = bool(self._repos) if runs_in == "auto" else runs_in == "local"
+        self.max_chars = max_chars
         self._holds_runtime = False
         self.verdict: GradingVerdict | None = None
         self.sandbox = sandbox if self._local else "container"
 
-    @property
-    def _local(self) -> bool:
-        if self._runs_in == "auto":
-            return bool(self._repos)
-        return self._runs_in == "local"
-
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` instances under a seed, of those that can be set up here."""
+        # Without an engine the sentence comes before anything is fetched.
         if not self._local:
-            self._engine()
+            engine.require_engine()
+        # By digest, so that a longer list starts with the shorter one and another file order changes nothing.
         ordered = sorted(self._possible(self._chosen(split)), key=lambda row: store.digest([seed, row["instance_id"]]))
         return [self._task(row, split) for row in ordered[:count]]
 
@@ -114,12 +111,6 @@ class SweEnv(RepoEnvironment):
             require_mirror(Path(self._repos), missing[0]["repo"])  # raises
         return here
 
-    def _engine(self) -> str:
-        program = engine.find_engine()
-        if program is None:
-            raise engine.no_engine_error()
-        return program
-
     def reset(self, task: Task) -> list[Message]:
         """Set up the repository at its base commit, as one commit without history."""
         self.close()
@@ -140,7 +131,7 @@ class SweEnv(RepoEnvironment):
         """Set up the instance of a row."""
         if self._local:
             return instance_runtime.local_runtime(row, self._kind, self._repos, self._venvs)
-        return instance_runtime.container_runtime(row, self._engine())
+        return instance_runtime.container_runtime(row, engine.require_engine())
 
     def _graded(self, session: RepoSession) -> Grade:
         """Return the strict and the loose verdict, both with the instance's own tests.
@@ -155,6 +146,7 @@ class SweEnv(RepoEnvironment):
             runtime.lists,
             self._statuses,
             tests=set(runtime.tests),
+            # What the gold patch changes is source, even where its path looks like a test's: django/test/client.py.
             source=touched_paths(patch),
         )
 
@@ -181,6 +173,7 @@ class SweEnv(RepoEnvironment):
     def close(self) -> None:
         """End all processes, delete the folder and release the instance; safe to call twice."""
         super().close()
+        # Released once: a second release would take the shared tree from another episode.
         if self._holds_runtime:
             self._holds_runtime = False
             self._runtime.close()

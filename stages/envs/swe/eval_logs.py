@@ -10,7 +10,8 @@ import gzip
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ def find_logs(folder: Path, given: Sequence[Path] = ()) -> list[EvalLog]:
 def _container_log(place: Path, folder: Path, index: "InstanceIndex") -> EvalLog:
     """Read one instance's folder."""
     document = _read_json(place / "report.json")
+    # SWE-bench's report is {instance: report}; in others it is the document itself, and the folder names the instance.
     by_instance = len(document) == 1 and isinstance(next(iter(document.values())), dict)
     instance, report = next(iter(document.items())) if by_instance else (place.resolve().name, document)
     log, flaw = _read_text(place / OUTPUT)
@@ -186,6 +188,7 @@ def _read_text(path: Path) -> tuple[str | None, str | None]:
         if candidate.is_file():
             data, flaw = candidate.read_bytes(), None
             if data[:2] == b"\x1f\x8b":
+                # gzip.decompress returns nothing of a truncated archive, decompressobj what there is of it.
                 try:
                     data = gzip.decompress(data)
                 except (OSError, EOFError, zlib.error) as error:
@@ -221,7 +224,7 @@ class InstanceIndex:
             if not folder.is_relative_to(self._folder):
                 return None
             if folder not in self._by_folder:
-                self._by_folder[folder] = _rows_by_id(_listed(folder, _is_table))
+                self._by_folder[folder] = _rows_by_id(_tables(folder))
             if row := self._by_folder[folder].get(instance):
                 return row
         return None
@@ -232,26 +235,24 @@ class InstanceIndex:
         `BadInput`, `OSError` or zlib.error where a given file cannot be read.
         """
         if self._further is None:
-            tables = [
-                path
-                for above in self._folder.parents[:2]
-                if above != above.parent
-                for folder in (above, *_listed(above, Path.is_dir))
-                for path in _listed(folder, _is_table)
-                if "swe" in path.name or "instances" in path.name
-            ]
+            tables: list[Path] = []
+            for above in self._folder.parents[:2]:
+                # Not the root of the file system, whose folders are not the user's data.
+                if above == above.parent:
+                    continue
+                with suppress(OSError):
+                    folders = [above, *sorted(path for path in above.iterdir() if path.is_dir())]
+                    found = (path for folder in folders for path in _tables(folder))
+                    # By name, since any table in a neighbouring folder would be read in full.
+                    tables += (path for path in found if "swe" in path.name or "instances" in path.name)
             self._further = {**_rows_by_id(tables), **_rows_by_id(self._given, required=True)}
         return self._further.get(instance)
 
 
-def _is_table(path: Path) -> bool:
-    return path.name.endswith(READABLE) and path.is_file()
-
-
-def _listed(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
-    """Return the wanted entries of a folder, none where it cannot be read."""
+def _tables(folder: Path) -> list[Path]:
+    """Return the files of a folder that may hold instance rows, none where the folder cannot be read."""
     try:
-        return sorted(path for path in folder.iterdir() if wanted(path))
+        return sorted(path for path in folder.iterdir() if path.name.endswith(READABLE) and path.is_file())
     except OSError:
         return []
 
@@ -272,11 +273,6 @@ def _rows_by_id(paths: Iterable[Path], *, required: bool = False) -> dict[str, R
     return by_id
 
 
-def grade_logs(folder: Path, given: Sequence[Path] = ()) -> list[GradedLog]:
-    """Grade every log below a folder, in order of their paths. `given` are further files of instance rows."""
-    return [grade_log(log) for log in find_logs(folder, given)]
-
-
 def grade_log(eval_log: EvalLog) -> GradedLog:
     """Grade one log, and compare the grade with its harness's verdict where there is one."""
 
@@ -288,6 +284,7 @@ def grade_log(eval_log: EvalLog) -> GradedLog:
         return harness_verdict(f"incomplete: {eval_log.flaw}")
     if eval_log.row is None:
         return harness_verdict(NO_ROW)
+    # A row without `repo`: the ids of SWE-bench are owner__name-number.
     owner, double, rest = eval_log.instance.partition("__")
     by_id = f"{owner}/{rest.rpartition('-')[0]}" if double and "-" in rest else eval_log.instance
     lists, repo = lists_of(eval_log.row), str(eval_log.row.get("repo") or by_id)
@@ -298,6 +295,7 @@ def grade_log(eval_log: EvalLog) -> GradedLog:
         grade, grader = grade_early_log(eval_log.log, lists, repo), OURS
     else:
         grade, grader = grade_with_swebench({**eval_log.row, "repo": repo}, eval_log.log)
+    # A log that breaks off has no results: what its harness concluded is taken over, and not compared with itself.
     if grade.tests_status is None and not grade.void and (eval_log.harness_resolved is None or eval_log.early):
         return harness_verdict(f"incomplete: {grade.why}")
     agree = None

@@ -55,6 +55,7 @@ class SharedTrees:
             shared = self._trees.pop(key, None) or _SharedTree(folders.make("tree"))
             self._trees[key] = shared  # dict order is order of use
             shared.users += 1
+        # A lock for each tree, so that making one (minutes for an image) blocks only those who wait for the same.
         try:
             with shared.lock:
                 if not shared.made:
@@ -70,9 +71,11 @@ class SharedTrees:
         with self._lock:
             self._trees[key].users -= 1
             unused = [name for name, shared in self._trees.items() if shared.users == 0]
+            # A tree that could not be made is never kept: the next user makes it in a new folder.
             unmade = [name for name in unused if not self._trees[name].made]
             gone = {*unmade, *unused[: max(0, len(unused) - self._idle)]}
             unwanted = [self._trees.pop(name).folder for name in gone]
+        # Outside of the lock: deleting a large checkout would block every other episode.
         for folder in unwanted:
             remove(folder)
 
@@ -96,6 +99,7 @@ def copies_on_host(packages: Collection[str], system: Path = SYSTEM) -> tuple[Pa
     has a later release of it, and with it the answer. Wheels hold packages too.
     """
     by_name, wheels = _packages_on_host(system)
+    # A package with the name of a standard one is not hidden, since Python would lose its own.
     names = set(packages) - sys.stdlib_module_names
     outermost: list[Path] = []
     for path in sorted(path for name in names for path in by_name.get(name, ())):
@@ -112,6 +116,7 @@ def _packages_on_host(system: Path) -> tuple[dict[str, list[Path]], tuple[Path, 
     """
     packages: dict[str, list[Path]] = {}
     wheels: list[Path] = []
+    # Cached, since all of /usr is walked; folders that every sandbox shows empty are not.
     shown_empty = set(map(str, package_folders(Path(sys.base_prefix))))
     for folder, subfolders, names in os.walk(system):
         subfolders[:] = sorted(name for name in subfolders if os.path.join(folder, name) not in shown_empty)
@@ -162,7 +167,9 @@ def local_runtime(row: Mapping[str, Any], sandbox: str, repos: str, folder: str)
     delivered = _delivered.take(key, deliver)
 
     def opened(target: Path, limits: Limits) -> Sandbox:
-        env = {**venv.environment(), "PYTHONPATH": str(grading.GUEST)}
+        path = f"{venv.folder}/bin:/usr/local/bin:/usr/bin:/bin"
+        env = {"VIRTUAL_ENV": str(venv.folder), "PATH": path, "PYTHONPATH": str(grading.GUEST)}
+        # Without a sandbox the tree is not at /testbed, where the environment says that the repository is installed.
         if sandbox == "none":
             env["PYTHONPATH"] = ":".join([str(target), f"{target}/src", env["PYTHONPATH"]])
         readonly = (*venv.readonly(), grading.GUEST)
@@ -185,6 +192,7 @@ def local_runtime(row: Mapping[str, Any], sandbox: str, repos: str, folder: str)
 
 @contextmanager
 def _give_back_on_failure(key: Hashable) -> Iterator[None]:
+    """Release a delivered tree where setting up its instance fails: no episode would ever do it."""
     try:
         yield
     except BaseException:

@@ -57,26 +57,22 @@ def validated_rows(rows: Sequence[Any], where: str) -> list[Row]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise BadInput(f"{where}, row {number}, is no instance but {str(row)[:60]!r}.")
-        if lacking := missing_columns(row):
+        classic = [name for name in CLASSIC if row.get(name) is None and name not in OPTIONAL]
+        newer = [name for name in (*CLASSIC, *NEWER) if row.get(name) is None and name not in OPTIONAL_WITH_SCRIPT]
+        if classic and newer:
             name = row.get("instance_id", f"number {number}")
             raise BadInput(
                 f"{where}, row {name}, fits no shape of SWE-bench: the classic one needs "
-                f"{', '.join(lacking['classic'])}, the newer one {', '.join(lacking['newer'])}. "
+                f"{', '.join(classic)}, the newer one {', '.join(newer)}. "
                 f"Get the rows from {LITE}, or add the columns."
             )
+        # JSON text in SWE-bench's rows, lists in those of SWE-Gym and SWE-smith.
         if unread := next((name for name in LISTS if not is_name_list(row[name])), None):
             raise BadInput(
                 f"{where}, row {row['instance_id']}: {unread} is no list of test names, nor one as JSON text, but "
                 f"{str(row[unread])[:60]!r}."
             )
     return list(rows)
-
-
-def missing_columns(row: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the columns that a row lacks for each shape; an empty dict when it has one of the shapes."""
-    classic = [name for name in CLASSIC if row.get(name) is None and name not in OPTIONAL]
-    newer = [name for name in (*CLASSIC, *NEWER) if row.get(name) is None and name not in OPTIONAL_WITH_SCRIPT]
-    return {"classic": classic, "newer": newer} if classic and newer else {}
 
 
 def is_newer(row: Mapping[str, Any]) -> bool:
@@ -106,6 +102,7 @@ def read_records(path: Path) -> Iterator[Any]:
         return
     data = path.read_bytes()
     text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    # By content, whatever the ending: a .json file may hold one row a line.
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -163,6 +160,7 @@ def check_out(mirror: Path, commit: str, target: Path) -> None:
 
     `InfrastructureError` where the mirror lacks the commit.
     """
+    # safe.directory: git refuses a repository that another user owns, as a shared mirror may be. No hook of it runs.
     with trees.scratch() as index_folder:
         at = (f"--git-dir={mirror}", f"--work-tree={target}")
         index = {"GIT_INDEX_FILE": str(index_folder / "index")}
@@ -177,6 +175,7 @@ def check_out(mirror: Path, commit: str, target: Path) -> None:
 
 def patched_files(base: Path, patch: str) -> trees.Changes:
     """Return the files that a patch changes in a tree; `InfrastructureError` when it does not apply to `base`."""
+    # Only the files of the patch are copied, into a folder without repository: `git apply` needs none.
     with trees.scratch() as work:
         for path in touched_paths(patch):
             if file := trees.read(base, path):

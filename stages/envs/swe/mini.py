@@ -37,6 +37,7 @@ RUNNER = ("pytest==8.4.2", "pytest-cov==7.1.0")
 """One of the packages has its coverage measured by its own configuration."""
 COLUMNS = ("split", "sdist", "sdist_sha256")
 """The columns of a row in addition to those of SWE-bench's classic shape."""
+PIP = ("pip", "--disable-pip-version-check", "--quiet")
 FETCH_S = 600
 """Seconds for one run of pip."""
 
@@ -47,6 +48,7 @@ def prepare(row: Mapping[str, Any], cache: Path) -> None:
     `UsageError` where pip cannot fetch them, `BadInput` where a distribution is not the one that the row is made from.
     """
     (cache / VENVS).mkdir(parents=True, exist_ok=True)
+    # Runs in several processes share the cache.
     with FileLock(cache / "lock"):
         prepare_repository(row, cache)
         _prepare_environment(row, cache / VENVS)
@@ -94,7 +96,7 @@ def _fetched_sdist(row: Mapping[str, Any], folder: Path) -> Path:
             (scratch / "wanted.txt").write_text(wanted)
             options = ["--no-deps", "--no-binary", package, "--require-hashes", "-r", str(scratch / "wanted.txt")]
             # Not into `folder`: an interrupted download must leave no partial file there.
-            reason = _pip(sys.executable, "download", *options, "--dest", str(scratch))
+            reason = _run_module(sys.executable, *PIP, "download", *options, "--dest", str(scratch))
             if reason or not (scratch / path.name).exists():
                 raise UsageError(
                     f"The source distribution {path.name} cannot be fetched ({reason or 'pip gave another file'}). It "
@@ -117,14 +119,15 @@ def _prepare_environment(row: Mapping[str, Any], folder: Path) -> None:
     if not (shared / venvs.DONE).exists():
         shutil.rmtree(shared, ignore_errors=True)
         python = shared / "venv" / "bin" / "python"
-        done = subprocess.run([sys.executable, "-m", "venv", str(shared / "venv")], capture_output=True, text=True)
-        reason = _last_line(done) if done.returncode else _pip(str(python), "install", *RUNNER)
-        if reason:
+        reason = _run_module(sys.executable, "venv", str(shared / "venv"))
+        if reason := reason or _run_module(str(python), *PIP, "install", *RUNNER):
             raise UsageError(
                 f"The environment for tests of swe-mini cannot be built ({reason}). It is built once: connect to a "
                 "package index, or let pip find the packages without one (PIP_NO_INDEX, PIP_FIND_LINKS)."
             )
-        _pip(str(python), "uninstall", "--yes", "pip", "setuptools")
+        # They vendor packages, which could be those of an instance.
+        _run_module(str(python), *PIP, "uninstall", "--yes", "pip", "setuptools")
+        # In place of an installation: a package is found in the tree, so no environment holds a copy of it.
         for site in shared.glob("venv/lib/python*/site-packages"):
             (site / "testbed.pth").write_text(f"{TESTBED}\n{TESTBED}/src\n")
         (shared / venvs.DONE).write_text("")
@@ -139,18 +142,14 @@ def shared_name() -> str:
     return f"python-{sys.version_info.major}.{sys.version_info.minor}-{store.digest(RUNNER)[:8]}"
 
 
-def _pip(python: str, *arguments: str) -> str:
-    """Run a command of pip; return why it failed, or an empty string."""
-    command = [python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+def _run_module(python: str, *arguments: str) -> str:
+    """Run `python -m` with these arguments; return the last line of its error, or an empty string."""
+    command = [python, "-m", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=FETCH_S)
     except subprocess.TimeoutExpired:
         return f"no end within {FETCH_S} s"
-    return _last_line(done) if done.returncode else ""
-
-
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    return (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    return (done.stderr.strip().splitlines() or ["no reason given"])[-1] if done.returncode else ""
 
 
 class SweMiniEnv(SweEnv):
@@ -201,7 +200,7 @@ class SweMiniEnv(SweEnv):
         return [row for row in rows if row["split"] == split]
 
     def _possible(self, rows: list[Row]) -> list[Row]:
-        return rows
+        return rows  # A missing mirror is no obstacle: `prepare` makes it.
 
     def _open_runtime(self, row: Row) -> InstanceRuntime:
         prepare(row, self._cache)

@@ -108,7 +108,7 @@ class RequirementsReport:
 def container_requirements(rows: Sequence[Row], program: str | None) -> RequirementList:
     """Check what running in containers needs. program: an engine that answers, None where there is none."""
     if program is None:
-        failures = "; ".join(f"{name} {why}" for name, why in engine.engine_failures().items())
+        failures = "; ".join(f"{name} {engine.engine_failure(name) or 'answers'}" for name in engine.ENGINES)
         no_engine = Requirement("engine", "missing", failures, "Install Docker or Podman and start it.")
         return RequirementList("containers", [no_engine, _architecture(), _memory()])
     info = engine.engine_info(program)
@@ -117,7 +117,10 @@ def container_requirements(rows: Sequence[Row], program: str | None) -> Requirem
         parts.append(_user_ids())
     parts += [_architecture(), _memory()]
     images = {engine.image_of(row) for row in rows}
-    missing = sorted(images - engine.images(program))
+    command = [program, "images", "--format", "{{.Repository}}:{{.Tag}}"]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=engine.START_S).stdout.split()
+    # docker's names omit the registry.
+    missing = sorted(images - {*listed, *(f"docker.io/{name}" for name in listed)})
     present = f"{len(images) - len(missing)} of {len(images)} are here"
     if images and not missing:
         parts.append(Requirement("images", "ok", present))
@@ -136,6 +139,7 @@ def container_requirements(rows: Sequence[Row], program: str | None) -> Requirem
 
 def _user_ids() -> Requirement:
     """Check whether a rootless engine has user ids to give to containers."""
+    # The files of an image belong to several ids, which a rootless engine maps into the user's range.
     user = pwd.getpwuid(os.getuid()).pw_name
     given = Path("/etc/subuid")
     lines = given.read_text().splitlines() if given.exists() else []

@@ -23,6 +23,8 @@ from stages.envs.swe.instances import touched_paths
 DJANGO = "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1"
 SYMPY = "bin/test -C --verbose"
 COMMANDS = {"django/django": DJANGO, "sympy/sympy": SYMPY}
+OWN_RUNNERS = (DJANGO, SYMPY)
+"""Commands that do not run pytest; every other one does, directly or through tox."""
 PYTEST = "pytest"
 PYTEST_OPTIONS = ("-p", "no:cacheprovider", "-q", "--tb=short")
 GUESSED = "the repository itself"
@@ -55,11 +57,6 @@ class EnvironmentSpec:
     needs_conda: bool = False
     source: str = GUESSED
 
-    @property
-    def uses_pytest(self) -> bool:
-        """Whether pytest runs the tests, directly or through tox."""
-        return self.test_command not in (DJANGO, SYMPY)
-
 
 def spec_of(row: Mapping[str, Any]) -> EnvironmentSpec:
     """Return the specification of a row from swebench's table where it is installed, else a guess by its repository."""
@@ -87,6 +84,7 @@ def spec_from_table(repo: str, entry: Mapping[str, Any], requirements: tuple[str
     last = command[-1] if isinstance(command, list) else command
     return EnvironmentSpec(
         python=str(entry.get("python", HERE)),
+        # Lines that change the system (apt-get, locales) were made for the root of a container.
         pre_install=tuple(
             line for line in words(entry.get("pre_install")) if "apt-get" not in line and "locale" not in line
         ),
@@ -116,8 +114,9 @@ class InstanceTests:
 
         Where no name of `fail_to_pass` looks like a test, all stay: with an empty list anything would be resolved.
         """
-        if not self.spec.uses_pytest:
+        if self.spec.test_command in OWN_RUNNERS:
             return lists
+        # With `[100%]` in its lists pytest-5227 was unresolved with its own gold patch.
         groups = (lists.fail_to_pass, lists.pass_to_pass)
         fail_to_pass, pass_to_pass = (tuple(name for name in names if "::" in name) for names in groups)
         return replace(lists, fail_to_pass=fail_to_pass or lists.fail_to_pass, pass_to_pass=pass_to_pass)
@@ -129,7 +128,7 @@ class InstanceTests:
         tests print there is trusted.
         """
         before = "".join(f"{command}\n" for command in self.spec.eval_commands)
-        if self.spec.uses_pytest:
+        if self.spec.test_command not in OWN_RUNNERS:
             reported = grading.run_pytest(runtime, tree, [*PYTEST_OPTIONS, *self.files], before=before)
             return replace(reported, statuses=statuses_by_log_name(reported.nodes, self.repo))
         files = " ".join(self.files)
@@ -141,6 +140,7 @@ class InstanceTests:
         secret = secrets.token_hex(16)
         result = runtime.run(tree, f"{before}echo {secret}; {command}; echo; echo {secret} $?")
         parts = result.output.split(secret)
+        # A third occurrence is tampering; fewer than two, and the command did not end by itself.
         text = parts[1] if len(parts) == 3 else ""
         statuses = logs.to_outcomes(logs.log_parser(self.repo)(text))
         return TestOutcomes(statuses, len(parts) > 3, result.output.replace(secret, ""), result.timed_out)

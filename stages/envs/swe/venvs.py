@@ -51,7 +51,7 @@ class Venv:
 
     def readonly(self) -> tuple[Path, ...]:
         """Return what a sandbox shows: the environment, and its base interpreter without installed packages."""
-        # The interpreter is a link out of the environment.
+        # The interpreter of an environment is a link to its base.
         base = Path(os.path.realpath(self.folder / "bin" / "python")).parent.parent
         if base == Path("/usr"):
             return (self.folder,)
@@ -62,10 +62,6 @@ class Venv:
             elif library.is_file():
                 shown.append(library)
         return tuple(shown)
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables that activate it."""
-        return {"VIRTUAL_ENV": str(self.folder), "PATH": f"{self.folder}/bin:/usr/local/bin:/usr/bin:/bin"}
 
 
 def name_of(row: Mapping[str, Any]) -> str:
@@ -123,6 +119,8 @@ def build(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, place: Pa
             check_out(mirror, row["base_commit"], source)
             _run([python, "-m", "venv", str(place / "venv")], source, {}, out)
             _install(spec, source, place / "venv", str(row.get("version", "0")), out)
+            # Only added files are kept: the environment serves all commits of a version, and a file that the
+            # specification edits would be put over other commits.
             with trees.scratch() as pristine:
                 check_out(mirror, row["base_commit"], pristine)
                 before = set(trees.walk(pristine))
@@ -135,11 +133,13 @@ def build(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, place: Pa
         raise InfrastructureError(
             f"The environment {place.name} could not be built ({error}); its log is {build_log}."
         ) from None
+    # Last: a build that was killed leaves no mark, and starts again.
     (place / DONE).write_text(json.dumps({"spec": vars(spec), "python": python}))
 
 
 def interpreter(version: str, wanted_by: str) -> str:
     """Return the path of a Python of this version: of pyenv, in /opt/python, or on PATH."""
+    # The versions of pyenv first: `python3.9` on PATH may be pyenv's shim, which fails unless that version is active.
     roots = [Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions", Path("/opt/python")]
     places = [path for root in roots for path in sorted(root.glob(f"{version}.*/bin/python{version}"))]
     if path := str(places[-1]) if places else shutil.which(f"python{version}"):
@@ -150,6 +150,7 @@ def interpreter(version: str, wanted_by: str) -> str:
 
 
 def _install(spec: EnvironmentSpec, source: Path, venv: Path, version: str, out: Any) -> None:
+    """Install a specification and, in place, the repository in `source` as if it were at /testbed."""
     # Without history no tag gives the version.
     env = {"SETUPTOOLS_SCM_PRETEND_VERSION": f"{version}.0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     for command in spec.pre_install:
@@ -166,7 +167,8 @@ def _install(spec: EnvironmentSpec, source: Path, venv: Path, version: str, out:
         for path in venv.glob(f"lib/python*/site-packages/{pattern}"):
             if path.is_file():
                 path.write_text(path.read_text().replace(str(source), TESTBED))
-    # The repository's own metadata loses its list of files and its description, which is often a changelog.
+    # The repository's own metadata loses its list of files and its description, which is often a changelog: they are
+    # those of the first instance's commit, which may be later than another instance's and name its solution.
     installed = [path.parent for path in venv.glob("lib/python*/site-packages/*.dist-info/direct_url.json")]
     for folder in (*installed, *source.glob("*.egg-info"), *source.glob("*/*.egg-info")):
         (folder / "SOURCES.txt").unlink(missing_ok=True)
@@ -178,6 +180,9 @@ def _install(spec: EnvironmentSpec, source: Path, venv: Path, version: str, out:
 
 
 def _run(command: list[str], source: Path, env: Mapping[str, str], out: Any) -> None:
+    """Run one command of a build; raise `SubprocessError` where it fails or takes too long."""
+    # A build runs the repository's code outside of a sandbox, so no keys: of our variables it gets proxies, pip's and
+    # HOME.
     kept = {
         name: os.environ[name]
         for name in os.environ

@@ -285,7 +285,7 @@ class GrpoLoop:
         out.table(TRAJECTORY, rows, "trajectories")
         out.metrics(accounts)
         out.document("checks", [check.as_json() for check in checks])
-        out.text("report.txt", _trace(accounts) + "\n\n" + table(checks) + "\n")
+        out.write_file("report.txt", _trace(accounts) + "\n\n" + table(checks) + "\n")
         out.count(planned=len(config.seeds) * config.steps, done=len(accounts))
         alpha = out.journal.get("alpha")
         out.set_summary(

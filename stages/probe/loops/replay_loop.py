@@ -143,7 +143,7 @@ class Replay:
         out.table(PROBE_ROW, rows)
         out.checkpoint(lambda target: link_files(out.scratch("gradients"), target), "gradients")
         out.document("checks", [check.as_json() for check in checks])
-        out.text("report.txt", table(checks) + "\n")
+        out.write_file("report.txt", table(checks) + "\n")
         status = verdict(checks)
         out.count(planned=len(rows), done=len(rows), steps=len(accounts))
         out.metrics(accounts)

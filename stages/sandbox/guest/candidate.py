@@ -28,13 +28,18 @@ def answer_all(source: bytes, file: str, function: str, arguments: list[tuple], 
         write_all(out, failure(error) * len(arguments))
         os._exit(0)
     for values in arguments:
-        write_all(out, answer(target, values))
-    os._exit(0)
+        try:
+            line = b'["v",' + encoded(target(*values)).encode() + b"]\n"
+        except BaseException as error:  # SystemExit too: it ends one call, not the answers to the others
+            line = failure(error)
+        write_all(out, line)
+    os._exit(0)  # not sys.exit: no handler that the candidate registered may run and write more lines
 
 
 def load(source: bytes, file: str, function: str) -> Any:
     """The function of that name in a fresh module, made from a source as if it lay in a file of the work folder."""
     code = compile(source, file, "exec")
+    # A candidate may be called protocol.py, or import one: our own modules of such names must not be found instead.
     for name, module in list(sys.modules.items()):
         if (getattr(module, "__file__", None) or "").startswith(OWN_FOLDER):
             del sys.modules[name]
@@ -46,14 +51,6 @@ def load(source: bytes, file: str, function: str) -> Any:
     return getattr(fresh, function)
 
 
-def answer(target: Any, values: tuple) -> bytes:
-    """The line for one call."""
-    try:
-        return b'["v",' + encoded(target(*values)).encode() + b"]\n"
-    except BaseException as error:
-        return failure(error)
-
-
 def failure(error: BaseException) -> bytes:
     """The line for a call that raised."""
     return b'["e",' + encoded(type(error).__name__).encode() + b"]\n"
@@ -61,6 +58,7 @@ def failure(error: BaseException) -> bytes:
 
 def encoded(value: Any) -> str:
     """JSON in which containers are tagged lists. Only exact built-in types pass; of any other only its name does."""
+    # By identity of the type, and by the base type's own methods: a subclass may lie in its __repr__ or __eq__.
     kind = type(value)
     if value is None or kind is bool:
         return {None: "null", True: "true", False: "false"}[value]
@@ -69,6 +67,7 @@ def encoded(value: Any) -> str:
     if kind is float:
         return '["f","' + float.__repr__(value) + '"]'
     if kind is str:
+        # Hexadecimal, so that no character of the candidate's can end the line or the string.
         return '["s","' + value.encode("utf-8", "surrogatepass").hex() + '"]'
     if kind is list or kind is tuple:
         return ",".join(['["l"' if kind is list else '["t"', *map(encoded, value)]) + "]"

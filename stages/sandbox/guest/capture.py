@@ -14,6 +14,7 @@ class Capture:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.total = 0
+        self._tail_room = limit - limit // 2
         self._head = bytearray()
         self._tail = bytearray()
 
@@ -29,12 +30,9 @@ class Capture:
         room = self.limit // 2 - len(self._head)
         self._head += chunk[:room]
         self._tail += chunk[room:]
+        # Cut only at twice the room or so: cutting at every chunk would move the tail again for each few bytes.
         if len(self._tail) > self.limit:
             del self._tail[: -self._tail_room]
-
-    @property
-    def _tail_room(self) -> int:
-        return self.limit - self.limit // 2
 
     def kept(self) -> bytes:
         """Everything, or head, a notice of what was left out, and tail."""
@@ -60,6 +58,8 @@ class WipedCapture:
     def take(self, descriptor: int) -> bool:
         """Add what a pipe holds now; False at its end, `BlockingIOError` when it holds nothing."""
         room = memoryview(self._buffer)[self.total :]
+        # Into a buffer of our own: os.read would leave a copy in memory that is freed and not wiped. What is beyond the
+        # limit is read all the same, so that the candidate does not block on a full pipe.
         count = os.readv(descriptor, [room if room else self._overflow])
         self.total += count
         return count > 0

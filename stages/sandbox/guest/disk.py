@@ -30,8 +30,8 @@ class DiskQuota:
         self._free_before = free_bytes(folder)
         self._scan: Iterator[int] | None = None
         self._closed: list[str] = []
-        self._used = self._before = self._seen = 0
-        self._started = self._ended = self._due = self._cost_s = 0.0
+        self._used = self._before = 0
+        self._ended = self._due = self._cost_s = 0.0
         self._measure()
 
     def begin(self) -> None:
@@ -46,15 +46,21 @@ class DiskQuota:
         if self._scan is None:
             if now < self._due:
                 return False
-            self._scan = self._new_scan()
+            self._scan = self._scanning()
         while (seen := next(self._scan, None)) is not None:
-            self._seen = seen
             if self._too_large(seen):
                 return True
             if time.monotonic() - now > SLICE_S:
                 return False
-        self._finish(self._seen)
-        return self._too_large(self._used + self._unnamed(pids))
+        self._scan = None
+        # Deleted files that a process holds open have no name. They are looked for, at a stat per open file, only when
+        # the disk has lost more than the limit; where a process or folder hides its files, all that the disk lost
+        # counts.
+        lost, unnamed = self._free_before - free_bytes(self.folder), 0
+        if lost > self.limit_bytes:
+            files = {inode: size for pid in pids for inode, size in unlinked_files(pid, self._closed)}
+            unnamed = lost if self._closed else sum(files.values())
+        return self._too_large(self._used + unnamed)
 
     def end(self, *, broken: bool) -> bool:
         """The command is over: a last scan, unless one was long and recent. Whether the folder is too large."""
@@ -64,28 +70,24 @@ class DiskQuota:
         return broken or self._too_large(self._used)
 
     def _measure(self) -> None:
-        *_, used = self._new_scan()
-        self._finish(used)
+        self._scan = None
+        for _ in self._scanning():
+            pass
 
-    def _new_scan(self) -> Iterator[int]:
+    def _scanning(self) -> Iterator[int]:
+        """Yield the running totals of a scan; at its end, record the result and when the next one is due."""
+        started, used = time.monotonic(), 0
         self._closed = []
-        self._started = time.monotonic()
-        return scan(self.folder, self._closed)
-
-    def _finish(self, used: int) -> None:
-        self._ended = time.monotonic()
-        self._scan, self._used, self._cost_s = None, used, self._ended - self._started
+        for used in scan(self.folder, self._closed):
+            yield used
+        self._used, self._ended = used, time.monotonic()
+        self._cost_s = self._ended - started
+        # A large folder is scanned less often, so that scans take at most a sixth of the processor's time.
         self._due = self._ended + max(INTERVAL_S, RARITY * self._cost_s)
 
     def _too_large(self, used: int) -> bool:
+        # A folder that was too large before the command may stay so: an agent has to be able to clean it up.
         return used > self.limit_bytes and used > self._before
-
-    def _unnamed(self, pids: Iterable[int]) -> int:
-        lost = self._free_before - free_bytes(self.folder)
-        if lost <= self.limit_bytes:
-            return 0
-        files = {inode: size for pid in pids for inode, size in unlinked_files(pid, self._closed)}
-        return lost if self._closed else sum(files.values())
 
 
 def scan(folder: str, closed: list[str]) -> Iterator[int]:
@@ -97,6 +99,7 @@ def scan(folder: str, closed: list[str]) -> Iterator[int]:
             if stat.S_ISDIR(status.st_mode):
                 pending.append(path)
             if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+                # A file with several names counts once, or hard links would look like a full disk.
                 if status.st_ino in linked:
                     continue
                 linked.add(status.st_ino)

@@ -43,28 +43,26 @@ def start(begin: Callable[[int], NoReturn], limits: dict[str, Any]) -> tuple[int
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become(begin, write_end, limits)
+        try:
+            os.setsid()
+            for number in DEFAULTED_SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            _limit(limits)
+            begin(write_end)
+        except BaseException as error:
+            os.write(write_end, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
+        finally:
+            os._exit(126)  # the child must never return into the supervisor's loop
     os.close(write_end)
     os.set_blocking(read_end, False)
     return pid, read_end
 
 
-def _become(begin: Callable[[int], NoReturn], write_end: int, limits: dict[str, Any]) -> NoReturn:
-    try:
-        os.setsid()
-        for number in DEFAULTED_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        _limit(limits)
-        begin(write_end)
-    except BaseException as error:
-        os.write(write_end, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
-    finally:
-        os._exit(126)
-
-
 def _limit(limits: dict[str, Any]) -> None:
     cpu, memory, size = limits["cpu_s"], limits["memory_mb"] * MB, limits["file_mb"] * MB
+    # SIGXCPU at the soft limit, which a program may catch, SIGKILL a second later.
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
+    # RLIMIT_DATA and not RLIMIT_AS: runtimes reserve address space that they never touch.
     for kind, value in (
         (resource.RLIMIT_DATA, memory),
         (resource.RLIMIT_FSIZE, size),
@@ -72,7 +70,7 @@ def _limit(limits: dict[str, Any]) -> None:
         (resource.RLIMIT_STACK, STACK_BYTES),
         (resource.RLIMIT_CORE, 0),
     ):
-        hard = resource.getrlimit(kind)[1]
+        hard = resource.getrlimit(kind)[1]  # may be lower already, and only root may raise it
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
     if os.getppid() == 1 and COUNTED_PER_NAMESPACE:
@@ -84,7 +82,15 @@ def end_all(pid: int) -> int:
     """Kill and reap until nothing is left. Returns the wait status of `pid`."""
     status = 0
     while True:
-        _kill_all(pid)
+        # As process 1 to the whole namespace, otherwise to the job's group and to our own children, which include
+        # orphans, as we adopt them. In a loop: between two rounds a fork bomb has made new ones.
+        if os.getpid() == 1:
+            _kill(-1)
+        else:
+            _kill(-pid)
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                for child in file.read().split():
+                    _kill(int(child))
         try:
             ended = os.waitpid(-1, os.WNOHANG)
             while ended[0]:
@@ -93,17 +99,6 @@ def end_all(pid: int) -> int:
         except ChildProcessError:
             return status
         time.sleep(0.0002)
-
-
-def _kill_all(pid: int) -> None:
-    """SIGKILL to all others: the whole namespace as process 1, otherwise one's own children (orphans are adopted)."""
-    if os.getpid() == 1:
-        _kill(-1)
-        return
-    _kill(-pid)
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        for child in file.read().split():
-            _kill(int(child))
 
 
 def _kill(pid: int) -> None:

@@ -14,32 +14,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+# marshal, and not JSON or pickle: it takes bytes and tuples, and is built in, so that its import costs no start-up
+# time.
 LENGTH = struct.Struct("!I")
 HEAD = struct.Struct("!i?BQI")
+"""Of a report: exit status, time-out, index in REASONS, bytes of output before any elision, bytes that follow."""
 READY = b"ready"
 REASONS = (None, "processes", "memory", "disk")
 
 
-def pack_request(request: Any) -> bytes:
-    """A request (built-in types only) as a frame."""
-    body = marshal.dumps(request)
-    return LENGTH.pack(len(body)) + body
+def pack_request(request: dict[str, Any], content: Any = None) -> bytes:
+    """Return the frame of a request (built-in types only), and behind it the `content`, where there is any.
 
-
-def pack_head(returncode: int, timed_out: bool, killed_for: str | None, output_bytes: int, kept: int) -> bytes:
-    """The head of a report on one finished job, `kept` bytes of output follow. `output_bytes`: before any elision."""
-    return HEAD.pack(returncode, timed_out, REASONS.index(killed_for), output_bytes, kept)
-
-
-def pack_reply(returncode: int, timed_out: bool, killed_for: str | None, output_bytes: int, output: bytes) -> bytes:
-    """A whole report as a frame."""
-    return pack_head(returncode, timed_out, killed_for, output_bytes, len(output)) + output
-
-
-def pack_call(request: Any, content: Any) -> bytes:
-    """A request and behind it what only its child reads; `size` in the request is the length of that."""
-    body = marshal.dumps(content)
-    return pack_request({**request, "size": len(body)}) + body
+    Only the request's child reads the content; `size` in the request is its length.
+    """
+    behind = b"" if content is None else marshal.dumps(content)
+    body = marshal.dumps(request if content is None else {**request, "size": len(behind)})
+    return LENGTH.pack(len(body)) + body + behind
 
 
 def read_request(channel: int) -> Any:
@@ -59,16 +50,6 @@ def read_into(channel: int, size: int) -> bytearray:
             raise EOFError("the channel ended")
         view = view[count:]
     return body
-
-
-def unpack(body: bytearray) -> Any:
-    """What `pack_call` packed behind a request."""
-    return marshal.loads(body)  # noqa: S302 (inside the sandbox, written by the host)
-
-
-def wipe(buffer: bytearray, used: int) -> None:
-    """Overwrite the first bytes of a buffer; what is forked later finds nothing of them in its memory."""
-    buffer[:used] = bytes(used)
 
 
 def _read_exactly(channel: int, size: int) -> bytes | None:

@@ -6,6 +6,7 @@ which have its uid, can neither trace it nor open its descriptors.
 
 from __future__ import annotations
 
+import marshal
 import os
 import select
 import time
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
 
     from stages.sandbox.guest import candidate, processes, protocol
     from stages.sandbox.guest.capture import Capture, WipedCapture
-    from stages.sandbox.guest.protocol import READY, pack_head, read_request, write_all
-    from stages.sandbox.guest.traces import Devices, Traces
+    from stages.sandbox.guest.protocol import HEAD, READY, REASONS, read_request, write_all
+    from stages.sandbox.guest.traces import DEVICES, left_traces, restore_devices, sandbox_state, status
     from stages.sandbox.guest.watchdog import Watchdog
 else:
     import candidate
     import processes
     import protocol
     from capture import Capture, WipedCapture
-    from protocol import READY, pack_head, read_request, write_all
-    from traces import Devices, Traces
+    from protocol import HEAD, READY, REASONS, read_request, write_all
+    from traces import DEVICES, left_traces, restore_devices, sandbox_state, status
     from watchdog import Watchdog
 
 LOOK_INTERVAL_S = 0.015
@@ -40,17 +41,18 @@ def serve(inherited: int) -> None:
     processes.protect_supervisor()
     settings = read_request(channel)
     watchdog = Watchdog(settings["work"], settings["limits"]) if os.getpid() == 1 else None
-    traces, devices = (Traces(), Devices()) if watchdog else (None, None)
+    # Before the first job: what every later state is compared with is that of a fresh sandbox.
+    fresh, devices = (sandbox_state(), {path: status(path) for path in DEVICES}) if watchdog else (None, {})
     write_all(channel, READY)
     while (request := read_request(channel)) is not None:
         job = SupervisedJob(channel, request, settings, watchdog)
         head = job.run(request["wall_s"])
-        if devices:
-            devices.restore()
+        # Before the reply: once the host has it, it may send the next candidate.
+        restore_devices(devices)
         write_all(channel, head)
         write_all(channel, job.capture.kept())
         job.capture.wipe()
-        if request["kind"] == "call" and traces and traces.left_by(job.pid):
+        if request["kind"] == "call" and fresh is not None and left_traces(fresh, job.pid):
             return  # no candidate finds what another one left behind; the host opens a fresh sandbox
 
 
@@ -69,8 +71,9 @@ def call(content: bytearray, settings: dict[str, Any], write_end: int) -> NoRetu
     for stream in (0, 1, 2):  # opened anew: the flags of an open file are shared with whoever inherits it
         os.dup2(os.open("/dev/null", os.O_RDWR), stream)
     os.dup2(write_end, 3)
+    # The supervisor's channel and pipes are inherited by the fork: closed here, before any code of the candidate runs.
     os.closerange(4, processes.OPEN_FILES)
-    source, file, function, arguments = protocol.unpack(content)
+    source, file, function, arguments = marshal.loads(content)  # noqa: S302 (written by the host)
     candidate.answer_all(source, file, function, arguments, 3)
 
 
@@ -90,7 +93,7 @@ class SupervisedJob:
             self.capture = WipedCapture(limits["output_bytes"])
             content = protocol.read_into(channel, request["size"])
             self.pid, self.pipe = processes.start(lambda pipe: call(content, settings, pipe), limits)
-            protocol.wipe(content, len(content))
+            content[:] = bytes(len(content))  # in place: no later fork finds this candidate's source in its memory
 
     def run(self, wall_s: float) -> bytes:
         """Wait for its exit, its time or a broken limit; leave nothing running. Returns the head of the reply."""
@@ -99,17 +102,16 @@ class SupervisedJob:
             self.watchdog.disk.begin()
         reason = self._wait(ended, time.monotonic() + wall_s)
         status = os.waitstatus_to_exitcode(processes.end_all(self.pid))
+        # What the job wrote before it ended and is still in the pipe.
         self._read(DRAIN_CHUNKS)
         os.close(ended)
         os.close(self.pipe)
         if self.watchdog and self.watchdog.disk.end(broken=reason == "disk"):
             reason = "disk"
-        return self._reply(reason, 128 - status if status < 0 else status)
-
-    def _reply(self, reason: str | None, status: int) -> bytes:
         timed_out = reason == "time"
-        code = TIME_OUT if timed_out else KILLED if reason else status
-        return pack_head(code, timed_out, None if timed_out else reason, self.capture.total, len(self.capture.kept()))
+        code = TIME_OUT if timed_out else KILLED if reason else 128 - status if status < 0 else status
+        why = REASONS.index(None if timed_out else reason)
+        return HEAD.pack(code, timed_out, why, self.capture.total, len(self.capture.kept()))
 
     def _wait(self, ended: int, deadline: float) -> str | None:
         """None when the child exited, otherwise why it must not go on."""
@@ -123,6 +125,7 @@ class SupervisedJob:
                     return reason
                 next_look = time.monotonic() + LOOK_INTERVAL_S
             ready = dict(poll.poll(1000 * max(0.0, min(deadline, next_look) - time.monotonic())))
+            # The host sends nothing while a job runs: the channel is only readable once it is closed.
             if self.channel in ready:
                 processes.end_all(self.pid)
                 os._exit(1)

@@ -9,46 +9,40 @@ DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "random", "u
 COUNTERS = ("/proc/self/net/snmp", "/proc/self/net/dev")
 
 
-class Traces:
-    """The state of a fresh sandbox, and whether it still is what it was."""
+def sandbox_state() -> list[object]:
+    """Return times and modes of the writable folders, and the counters of the network.
 
-    def __init__(self) -> None:
-        self._fresh = self._now()
-
-    def left_by(self, pid: int) -> bool:
-        """Whether anything is other than it was, or the job `pid` started a process or thread: pids are counted up."""
-        return self._now() != self._fresh or last_pid() != pid
-
-    def _now(self) -> list[object]:
-        """A folder's times and mode tell of files that were there and are gone, and hold a message themselves."""
-        return [*map(_status, WATCHED), *map(_content, COUNTERS)]
+    A folder's times and mode show files that were there and are gone, and can hold a message themselves.
+    """
+    return [*map(status, WATCHED), *map(_content, COUNTERS)]
 
 
-class Devices:
-    """The devices are the host's own. Where its root runs the sandbox a job may change their modes and times."""
-
-    def __init__(self) -> None:
-        self._before = {path: _status(path) for path in DEVICES}
-
-    def restore(self) -> None:
-        """Put them back; no mount that is read-only lets a device be used (bwrap adds nodev to it)."""
-        for path, before in self._before.items():
-            if _status(path)[:3] != before[:3]:
-                try:
-                    os.chmod(path, before[0] & 0o7777)
-                    os.utime(path, ns=before[1:3])
-                except PermissionError:
-                    continue
+def left_traces(fresh: list[object], pid: int) -> bool:
+    """Return whether the state differs from the fresh one, or the job `pid` started a process or thread."""
+    # The fifth field of loadavg is the last pid of this namespace; pids are counted up, so a candidate could tell
+    # another something by the number of processes that it starts.
+    return sandbox_state() != fresh or int(_content("/proc/loadavg").split()[4]) != pid
 
 
-def last_pid() -> int:
-    """The pid that was given last in this namespace."""
-    return int(_content("/proc/loadavg").split()[4])
+def restore_devices(before: dict[str, tuple[int, int, int, int]]) -> None:
+    """Restore modes and times of the devices to those `before`, by path.
+
+    The devices are the host's own, and where its root runs the sandbox a job may change them. No mount that is
+    read-only would let a device be used (bwrap adds nodev to it).
+    """
+    for path, (mode, accessed, modified, _) in before.items():
+        if status(path)[:3] != (mode, accessed, modified):
+            try:
+                os.chmod(path, mode & 0o7777)
+                os.utime(path, ns=(accessed, modified))
+            except PermissionError:  # not root on the host, so that no job could change it either
+                continue
 
 
-def _status(path: str) -> tuple[int, int, int, int]:
-    status = os.stat(path)
-    return status.st_mode, status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns
+def status(path: str) -> tuple[int, int, int, int]:
+    """Return mode, and times of access, modification and change in ns."""
+    found = os.stat(path)
+    return found.st_mode, found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _content(path: str) -> bytes:

@@ -17,7 +17,7 @@ else:
 
 MB = 1 << 20
 INODE_BYTES = 1024
-MAPPED_PER_TABLE_BYTE = 512
+MAPPED_PER_TABLE_BYTE = 512  # 8 bytes of a page table map a page of 4 KiB
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SCRATCH = ("/tmp", "/dev/shm", "/home/agent")  # noqa: S108 (folders of the sandbox's own, mode 0700)
 
@@ -35,50 +35,40 @@ class Watchdog:
         tasks = list(running_tasks())
         if sum(threads for _, threads, _, _ in tasks) > self.max_threads:
             return "processes"
-        if self._memory_broken(tasks):
-            return "memory"
-        return "disk" if self.disk.broken(pid for pid, _, resident, _ in tasks if resident) else None
-
-    def _memory_broken(self, tasks: list[Task]) -> bool:
-        used = sum(tmpfs_bytes(path) for path in SCRATCH)
-        # Tables can only be large where the address space is: else their size, which costs a file each, is not asked.
+        used = 0
+        for folder in SCRATCH:  # memory file systems, with their inodes: no process's resident memory shows them
+            disk = os.statvfs(folder)
+            used += (disk.f_blocks - disk.f_bfree) * disk.f_frsize + (disk.f_files - disk.f_ffree) * INODE_BYTES
+        # Page tables, which resident memory does not show either, can only be large where the address space is: else
+        # their size, which costs a file each, is not asked.
         if sum(virtual for *_, virtual in tasks) // MAPPED_PER_TABLE_BYTE > self.max_bytes // 32:
-            used += sum(page_table_bytes(pid) for pid, *_ in tasks)
-        if used + sum(resident for _, _, resident, _ in tasks) <= self.max_bytes:
-            return False
-        # Resident bytes count a page that forked processes share once for each of them: ask for their shares.
-        return used + sum(proportional_bytes(pid, resident) for pid, _, resident, _ in tasks) > self.max_bytes
+            used += sum(counted_bytes(f"/proc/{pid}/status", b"VmPTE:", 0) for pid, *_ in tasks)
+        # Resident bytes count a page that forked processes share once for each of them. Their shares (Pss) do not, but
+        # take the kernel a walk over all pages, so that they are asked for only where it matters.
+        if used + sum(resident for _, _, resident, _ in tasks) > self.max_bytes:
+            shares = (counted_bytes(f"/proc/{pid}/smaps_rollup", b"Pss:", own) for pid, _, own, _ in tasks)
+            if used + sum(shares) > self.max_bytes:
+                return "memory"
+        return "disk" if self.disk.broken(pid for pid, _, resident, _ in tasks if resident) else None
 
 
 def running_tasks() -> Iterator[Task]:
     """Pid, threads, resident and virtual bytes of every process of the namespace but the supervisor."""
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
+            # The command's name, in brackets, may itself hold brackets and spaces: the fields begin behind the last
+            # one.
             fields = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()
             if fields:
                 yield int(name), int(fields[17]), int(fields[21]) * PAGE_BYTES, int(fields[20])
 
 
-def proportional_bytes(pid: int, resident: int) -> int:
-    """The memory of a process with shared pages divided among their users; all of it where the kernel does not say."""
-    for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
-        if line.startswith(b"Pss:"):
+def counted_bytes(path: str, field: bytes, otherwise: int) -> int:
+    """Return the bytes in a field that a file of /proc counts in kB; `otherwise` where the kernel has no such field."""
+    for line in _read(path).splitlines():
+        if line.startswith(field):
             return int(line.split()[1]) * 1024
-    return resident
-
-
-def page_table_bytes(pid: int) -> int:
-    """What the kernel keeps to map a process's pages; no process's resident memory shows it."""
-    for line in _read(f"/proc/{pid}/status").splitlines():
-        if line.startswith(b"VmPTE:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def tmpfs_bytes(path: str) -> int:
-    """What a memory file system holds, its inodes included."""
-    status = os.statvfs(path)
-    return (status.f_blocks - status.f_bfree) * status.f_frsize + (status.f_files - status.f_ffree) * INODE_BYTES
+    return otherwise
 
 
 def _read(path: str) -> bytes:

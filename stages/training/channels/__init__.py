@@ -10,11 +10,11 @@ elsewhere joins by `CHANNELS[Mine.name] = Mine`; from then on `weights.NAME` acc
 
 from typing import Any
 
-from stages.training.channels.base import Channel, ChannelLoss, ChannelSettings, Max, Mean, Sum
+from stages.training.channels.base import Channel, ChannelLoss, ChannelSettings, Metric
 from stages.training.channels.distillation import Eopd, Sdpo, Taid
 from stages.training.channels.preference import Dpo, Sft, Simpo
 
-__all__ = ["CHANNELS", "Channel", "ChannelLoss", "ChannelSettings", "Max", "Mean", "Sum"]
+__all__ = ["CHANNELS", "Channel", "ChannelLoss", "ChannelSettings", "Metric"]
 
 CHANNELS: dict[str, type[Channel[Any]]] = {
     Dpo.name: Dpo,

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from stages.training.settings import EopdSettings, Hints, Pairs, RowSource, TaidSettings
 
@@ -21,43 +21,30 @@ State = dict[str, float | None]
 
 
 @dataclass(frozen=True)
-class Mean:
-    """A metric that is a mean over a step: each part of the step adds to the total and to the count; 0 over nothing."""
+class Metric:
+    """A metric of a step that may be cut into parts, each of which gives its share; `float` is the value logged.
 
+    kind: "mean" divides the parts' totals by their counts, 0 over nothing; "sum" adds the totals, "max" takes the
+    largest. Means are kept as total and count because parts differ in size: a mean of the parts' means would depend on
+    how the step was cut.
+    """
+
+    kind: Literal["mean", "sum", "max"]
     total: "float | Tensor"
-    count: "float | Tensor"
+    count: "float | Tensor" = 1
 
-    def __add__(self, other: "Mean") -> "Mean":
-        return Mean(self.total + other.total, self.count + other.count)
+    def __add__(self, other: "Metric") -> "Metric":
+        """Return the metric of two parts of a step."""
+        if self.kind == "max":
+            return Metric("max", max(self.total, other.total))
+        count = self.count + other.count if self.kind == "mean" else 1
+        return Metric(self.kind, self.total + other.total, count)
 
     def __float__(self) -> float:
+        """Return the value, which waits for the device: metrics are converted once a step, not in every part."""
+        if self.kind != "mean":
+            return float(self.total)
         return float(self.total / self.count) if self.count else 0.0
-
-
-@dataclass(frozen=True)
-class Sum:
-    """A metric that counts: the parts of a step add up."""
-
-    value: "float | Tensor"
-
-    def __add__(self, other: "Sum") -> "Sum":
-        return Sum(self.value + other.value)
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-
-@dataclass(frozen=True)
-class Max:
-    """A metric that is the largest of a step."""
-
-    value: float
-
-    def __add__(self, other: "Max") -> "Max":
-        return Max(max(self.value, other.value))
-
-    def __float__(self) -> float:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -70,10 +57,10 @@ class ChannelLoss:
 
     loss: "Float[Tensor, '']"
     denominator: int
-    metrics: Mapping[str, Any]
-    """Name -> `Mean`, `Sum` or `Max`."""
+    metrics: Mapping[str, Metric]
 
     def __add__(self, other: "ChannelLoss") -> "ChannelLoss":
+        """Return the loss of two parts of a step; both have the step's denominator, so it is not added."""
         metrics = {name: value + other.metrics[name] for name, value in self.metrics.items()}
         return ChannelLoss(self.loss + other.loss, self.denominator, metrics)
 
@@ -90,11 +77,14 @@ class ChannelSettings:
     eopd: EopdSettings = field(default_factory=EopdSettings)
 
 
+@dataclass(eq=False)
 class Channel(ABC, Generic[Rows]):
     """One loss besides GRPO. `Rows` is `PairRows` or `EpisodeRows` of data.py, or `HintedRows` of hints.py.
 
     Logged are `NAME/loss`, `NAME/denominator` and `NAME/KEY` for each key of `ChannelLoss.metrics`.
     """
+
+    settings: ChannelSettings
 
     name: ClassVar[str]
     """Of the setting `weights.NAME`, of the metrics, and title of the column of the loss."""
@@ -108,14 +98,12 @@ class Channel(ABC, Generic[Rows]):
     columns: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Columns of the training table besides the loss: metric -> title."""
 
-    def __init__(self, settings: ChannelSettings) -> None:
-        self.settings = settings
-
     @abstractmethod
     def loss(self, rows: Rows) -> ChannelLoss:
         """Return the loss on one part's rows, at least one; differentiable through the student alone.
 
-        Denominators are the whole step's: `rows.num_pairs`, `rows.chosen_tokens`, `rows.tokens`.
+        Denominators are the whole step's: `rows.num_pairs`, `rows.chosen_tokens`, `rows.tokens`. Called under
+        accelerate's autocast, so half-precision kernels must widen what they reduce.
         """
 
     def end_step(self, loss: "Float[Tensor, '']", step: int) -> None:

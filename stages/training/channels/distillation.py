@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stages.training.channels.base import Channel, ChannelLoss, ChannelSettings, Max, Mean, State, Sum
+from stages.training.channels.base import Channel, ChannelLoss, ChannelSettings, Metric, State
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -15,22 +15,23 @@ if TYPE_CHECKING:
 
 
 class Sdpo(Channel["HintedRows"]):
-    """Self-distillation: mean divergence (nats) over the tokens of faulty turns.
-
-    Kernel: stages/losses/sdpo.py; source: stages/losses/sdpo.py.
-    """
+    """Self-distillation: mean divergence (nats) over the tokens of hinted turns. Kernel: stages/losses/sdpo.py."""
 
     name = "sdpo"
     description = "Self-distillation: the model's own hint-conditioned distribution teaches it at the faulty turn."
     row_source = "hinted"
 
     def loss(self, rows: "HintedRows") -> ChannelLoss:
-        """Metrics: number of hinted turns, largest divergence of a token (nats)."""
+        """Return the loss; metrics are the number of hinted turns and the largest divergence of a token (nats)."""
+        import torch
+
         from stages.losses.sdpo import importance_weights, sdpo_from_hidden
 
         hints, weights = self.settings.hints, rows.mean_weights
         if hints.importance_clip is not None:
-            logps = rows.student_logps(self.settings.temperature)
+            # The weights carry no gradient, so this second pass through the output head needs no graph.
+            with torch.no_grad():
+                logps = rows.student_logps(self.settings.temperature)
             weights = weights * importance_weights(logps, rows.sampled_logps, hints.importance_clip)
         loss, per_token = sdpo_from_hidden(
             rows.student,
@@ -41,7 +42,8 @@ class Sdpo(Channel["HintedRows"]):
             add_tail=hints.tail,
             temperature=self.settings.temperature,
         )
-        metrics = {"turns": Sum(len(rows.turns)), "divergence_max": Max(float(per_token.max()))}
+        turns = Metric("sum", len(rows.rows))
+        metrics = {"turns": turns, "divergence_max": Metric("max", float(per_token.max()))}
         return ChannelLoss(loss, rows.tokens, metrics)
 
 
@@ -66,12 +68,12 @@ class Taid(Channel["EpisodeRows"]):
         self._state = self._schedule.start()
 
     def loss(self, rows: "EpisodeRows") -> ChannelLoss:
-        """Metric: t, the place of the target between student (0) and teacher (1) in this step."""
+        """Return the loss; the metric t is the position of the target between student (0) and teacher (1)."""
         from stages.losses.taid import taid_from_hidden
 
-        t = float(self._state.t)
-        total = taid_from_hidden(rows.student, rows.teacher, rows.own[0], t)
-        return ChannelLoss(total / rows.tokens, rows.tokens, {"t": Max(t)})
+        t = float(self._state.t)  # constant within a step: `end_step` alone moves it, so that parts add up
+        total = taid_from_hidden(rows.student, rows.teacher, rows.own, t)
+        return ChannelLoss(total / rows.tokens, rows.tokens, {"t": Metric("max", t)})
 
     def end_step(self, loss: "Float[Tensor, '']", step: int) -> None:
         """Move the schedule by the loss of the step."""
@@ -80,12 +82,12 @@ class Taid(Channel["EpisodeRows"]):
         self._state, _ = advance(self._schedule, self._state, loss, step, self.settings.num_steps)
 
     def state(self) -> State:
-        """The schedule's state; None stands for the infinite loss before the first call."""
+        """Return the schedule's state as JSON; None is the infinite loss before the first step, which JSON lacks."""
         values = {name: float(getattr(self._state, name)) for name in ("t", "prev_loss", "momentum")}
         return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
     def load(self, state: State) -> None:
-        """Continue from `state`."""
+        """Continue the schedule from `state`, as the last complete step left it."""
         import torch
 
         values = {name: torch.tensor(math.inf if value is None else value) for name, value in state.items()}
@@ -93,10 +95,10 @@ class Taid(Channel["EpisodeRows"]):
 
 
 class Eopd(Channel["EpisodeRows"]):
-    """EOPD: mean over the student's own tokens, log-probs at sampling temperature.
+    """EOPD: mean over the student's own tokens, log-probs at sampling temperature. Kernel: stages/losses/eopd.py.
 
-    Of a teacher behind a server the policy gradient alone, by its log-probs of the student's tokens. Kernel and source:
-    stages/losses/eopd.py.
+    With a teacher behind a server the loss is the policy gradient alone: a server returns the log-probs of the tokens
+    that the student wrote, and the forward KL would need its whole distribution.
     """
 
     name = "eopd"
@@ -105,30 +107,38 @@ class Eopd(Channel["EpisodeRows"]):
     needs_teacher = True
 
     def loss(self, rows: "EpisodeRows") -> ChannelLoss:
-        """Metrics: those of the kernel."""
+        """Return the loss; metrics are means in nats or shares of tokens, named as upstream without "actor/".
+
+        Of all own tokens: rev_kl, avg_teacher_advantage, avg_teacher_log_prob, avg_student_log_prob, ppo_kl,
+        pg_clipfrac, pg_clipfrac_lower. With a teacher in this process also soft_kd_loss, soft_kd_token_ratio and
+        soft_kd_high_entropy_ratio; and over the tokens of high teacher entropy or with a forward KL,
+        soft_kd_avg_high_entropy, high_entropy_avg_kl, soft_kd_avg_kl, and how many there were (soft_kd_num_*).
+        """
         from stages.losses.eopd import EopdOptions, eopd_from_hidden, reverse_kl_from_log_probs
 
         settings = self.settings.eopd
         if rows.teacher_logps is not None:
             loss, totals = reverse_kl_from_log_probs(
-                rows.student_logps(self.settings.temperature)[0],
-                rows.sampled_logps[0],
-                rows.teacher_logps[0],
-                rows.own[0],
+                rows.student_logps(self.settings.temperature),
+                rows.sampled_logps,
+                rows.teacher_logps,
+                rows.own,
                 num_tokens=rows.tokens,
             )
-            return ChannelLoss(loss, rows.tokens, {name: Mean(*total) for name, total in totals.items()})
+            return ChannelLoss(loss, rows.tokens, {name: Metric("mean", *total) for name, total in totals.items()})
         loss, totals = eopd_from_hidden(
             rows.student,
             rows.teacher,
-            rows.targets[0],
-            rows.sampled_logps[0],
-            rows.own[0],
+            rows.targets,
+            rows.sampled_logps,
+            rows.own,
             num_tokens=rows.tokens,
             top_k=settings.top_k,
             temperature=self.settings.temperature,
             options=EopdOptions(coef=settings.coefficient, entropy_threshold=settings.entropy_threshold),
         )
+        # Upstream logs these numbers of tokens too; each is the denominator of a mean that is already here.
         counts = {"soft_kd_num_tokens": "soft_kd_avg_kl", "soft_kd_num_high_entropy": "high_entropy_avg_kl"}
-        metrics = {name: Mean(*total) for name, total in totals.items()}
-        return ChannelLoss(loss, rows.tokens, metrics | {name: Sum(totals[of][1]) for name, of in counts.items()})
+        metrics = {name: Metric("mean", *total) for name, total in totals.items()}
+        metrics |= {name: Metric("sum", totals[mean][1]) for name, mean in counts.items()}
+        return ChannelLoss(loss, rows.tokens, metrics)

@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from stages.training.channels.base import Channel, ChannelLoss, Mean
+from stages.training.channels.base import Channel, ChannelLoss, Metric
 
 if TYPE_CHECKING:
     from stages.training.data import PairRows
@@ -19,16 +19,22 @@ class Dpo(Channel["PairRows"]):
     columns = MappingProxyType({"accuracy": "dpo acc"})
 
     def loss(self, rows: "PairRows") -> ChannelLoss:
-        """Metrics: mean margin (nats, times beta), share of positive ones, mean log-prob sums of both sides (nats)."""
+        """Return the loss; metrics are the means over pairs of TRL's reward margin, accuracy and log-prob sums.
+
+        margin: beta * ((chosen - reference) - (rejected - reference)) in nats. accuracy: share of margins above 0.
+        chosen_logps, rejected_logps: log-probs summed over a completion, in nats.
+        """
         from stages.losses.dpo import PairLogProbs, dpo_losses
 
         settings, sums, reference, lengths = self.settings.pairs, rows.sums, rows.reference, rows.lengths  # [P, 2]
+        # Sums, not means over tokens: DPO's implicit reward is the log-ratio of whole completions. The lengths serve
+        # the forms that divide by them (ipo, sigmoid_norm).
         terms = PairLogProbs(sums[:, 0], sums[:, 1], reference[:, 0], reference[:, 1], lengths[:, 0], lengths[:, 1])
         losses = dpo_losses(terms, settings.loss_type, settings.beta)
         margins = settings.beta * ((sums - reference)[:, 0] - (sums - reference)[:, 1]).detach()
         totals = {"margin": margins.sum(), "accuracy": (margins > 0).float().sum()}
         totals["chosen_logps"], totals["rejected_logps"] = sums.detach().sum(0)
-        metrics = {name: Mean(total, len(losses)) for name, total in totals.items()}
+        metrics = {name: Metric("mean", total, len(losses)) for name, total in totals.items()}
         return ChannelLoss(losses.sum() / rows.num_pairs, rows.num_pairs, metrics)
 
 
@@ -40,7 +46,7 @@ class Simpo(Channel["PairRows"]):
     row_source = "pairs"
 
     def loss(self, rows: "PairRows") -> ChannelLoss:
-        """Metric: share of pairs whose chosen completion has the higher mean log-prob."""
+        """Return the loss; the metric accuracy is the share of pairs whose chosen side has the higher mean log-prob."""
         from stages.losses.dpo import simpo_loss
 
         settings, means = self.settings.pairs, rows.sums / rows.lengths  # [P, 2]
@@ -48,7 +54,7 @@ class Simpo(Channel["PairRows"]):
             means[:, 0], means[:, 1], beta=settings.simpo_beta, gamma_beta_ratio=settings.simpo_gamma_ratio
         )
         right = (result.chosen_rewards > result.rejected_rewards).float().sum()
-        metrics = {"accuracy": Mean(right, len(means))}
+        metrics = {"accuracy": Metric("mean", right, len(means))}
         return ChannelLoss(result.losses.sum() / rows.num_pairs, rows.num_pairs, metrics)
 
 
@@ -60,5 +66,6 @@ class Sft(Channel["PairRows"]):
     row_source = "pairs"
 
     def loss(self, rows: "PairRows") -> ChannelLoss:
-        """No metrics."""
+        """Return the loss, without metrics."""
+        # The rejected sides were scored as well: the rows of a source are scored once for all channels that read them.
         return ChannelLoss(-rows.sums[:, 0].sum() / rows.chosen_tokens, rows.chosen_tokens, {})

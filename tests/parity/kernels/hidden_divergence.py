@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from stages.losses.hidden import HEAD_CHUNK_TOKENS, Head, elementwise_divergence
 from stages.losses.reduction import Hidden, RowTable, Scalar, TeacherHidden, TokenMask, token_sum
@@ -57,8 +58,19 @@ def _per_token(
     *parameters: Tensor,
 ) -> RowTable:
     head = replace(student, weight=parameters[0], bias=parameters[1] if len(parameters) == 2 else None)
-    own = head.log_probs(student_rows, temperature)
+    own = head_log_probs(head, student_rows, temperature)
     with torch.no_grad():
-        other = teacher.log_probs(teacher_rows, temperature)
+        other = head_log_probs(teacher, teacher_rows, temperature)
         entropy = -(own.exp() * own).sum(-1)
     return torch.stack([elementwise_divergence(own, other, beta).sum(-1), entropy], dim=-1)
+
+
+def head_log_probs(head: Head, hidden: Tensor, temperature: float) -> Tensor:
+    """Log-probs [..., v] of the next token from hidden states [..., h], in nats; computed in float32 at least."""
+    hidden, weight = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (hidden, head.weight))
+    logits = F.linear(hidden, weight) * head.scale
+    if head.bias is not None:
+        logits = logits + head.bias.to(torch.promote_types(head.bias.dtype, torch.float32)) * head.scale
+    if head.softcap is not None:
+        logits = head.softcap * torch.tanh(logits / head.softcap)
+    return F.log_softmax(logits / temperature, dim=-1)

@@ -11,7 +11,7 @@ import pytest
 from stages.evaluation.flips import draw_signs
 from stages.evaluation.paired import pair, rejects
 from stages.evaluation.planner import Design, TaskModel, draw
-from stages.evaluation.stats import Rate
+from stages.evaluation.stats import rate_interval
 
 KATA = (9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1)
 LITE = (114, 77, 23, 23, 17, 16, 6, 6, 6, 5, 4, 3)
@@ -107,5 +107,5 @@ def test_one_seed_invents_gains_where_trainings_differ_which_is_why_it_is_partia
 def test_the_interval_of_one_arm_covers(model, least):
     _, baseline = draw(model, Design(KATA), 0.0, 150, np.random.default_rng(3))
     family_T = np.repeat(np.arange(24), KATA)
-    intervals = [Rate(passed_T, family_T).interval() for passed_T in baseline[:, 0]]
+    intervals = [rate_interval(passed_T, family_T) for passed_T in baseline[:, 0]]
     assert np.mean([low <= model.base <= high for low, high in intervals]) >= least - 0.03

@@ -5,7 +5,7 @@ from scipy.stats import binomtest
 from stages.errors import UsageError
 from stages.evaluation.flips import Flips, UnitSums, draw_signs, p_values
 from stages.evaluation.paired import pair, rejects, score
-from stages.evaluation.stats import Rate, Test, cr2, paired_difference, wilson
+from stages.evaluation.stats import FlipTest, cr2, paired_difference, rate_interval, wilson
 
 KATA = [9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1]
 """Tasks of each family in the first 120 of kata's evaluation split."""
@@ -62,7 +62,9 @@ def test_one_experiment_and_many_at_once_are_the_same_test():
     many = pair(np.clip(d_XST, 0, 1), np.clip(-d_XST, 0, 1), unit_T)
     signs = draw_signs(12, random)
     for mean in (0.0, 0.02, 0.15):
-        alone = [Test(pair(np.clip(d, 0, 1)[None], np.clip(-d, 0, 1)[None], unit_T)).rejects(mean, 0.05) for d in d_XST]
+        alone = [
+            FlipTest(pair(np.clip(d, 0, 1)[None], np.clip(-d, 0, 1)[None], unit_T)).rejects(mean, 0.05) for d in d_XST
+        ]
         assert alone == rejects(many, mean, signs).tolist()
     assert p_values(many.sums_XU, many.sizes_U, np.zeros(20), signs)[3] == Flips(units(many.sums_XU[3], [5] * 12)).p(
         0.0
@@ -73,7 +75,7 @@ def test_the_interval_is_the_test_inverted():
     random = np.random.default_rng(2)
     for seeds in (1, 4):
         d_ST = random.choice([-1.0, 0, 1], (seeds, 120), p=[0.1, 0.6, 0.3])
-        test = Test(pair(np.clip(d_ST, 0, 1)[None], np.clip(-d_ST, 0, 1)[None], np.repeat(np.arange(24), 5)))
+        test = FlipTest(pair(np.clip(d_ST, 0, 1)[None], np.clip(-d_ST, 0, 1)[None], np.repeat(np.arange(24), 5)))
         low, high = test.interval(0.05)
         inside = [test.rejects(mean, 0.05) for mean in np.linspace(low + 1e-4, high - 1e-4, 25)]
         assert not any(inside) and test.rejects(low - 1e-3, 0.05) and test.rejects(high + 1e-3, 0.05)
@@ -141,8 +143,8 @@ def test_a_rate_knows_families():
     family_T = np.repeat(np.arange(24), KATA)
     random = np.random.default_rng(5)
     passed_T = (random.random(24) < 0.45)[family_T].astype(float)
-    low, high = Rate(passed_T, family_T).interval()
-    alone = Rate(passed_T, np.arange(120)).interval()
+    low, high = rate_interval(passed_T, family_T)
+    alone = rate_interval(passed_T, np.arange(120))
     assert high - low > 1.8 * (alone[1] - alone[0]), "families pass or fail as one"
     assert alone == pytest.approx(wilson(passed_T.mean(), 120), abs=0.02)
 

@@ -48,7 +48,7 @@ def audit(states: list[Told], passed: dict[str, bool | None], spent: dict[str, f
 def alignment(states: list[Told], passed: dict[str, bool | None], *, draws: int, seed: int = 0) -> Alignment | None:
     found = OutcomeJudgement(passed)
     for one in states:
-        number = found.rollout_numbers([one.rollout], [one.task])
+        number, _ = found.rollout_numbers([one.rollout], [one.task])
         for preference, _ in one.judged.preferences():
             found.add(number, preference.rejected_by != "student")
     return found.alignment(draws=draws, seed=seed)

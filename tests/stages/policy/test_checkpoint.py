@@ -7,9 +7,8 @@ import pytest
 from stages.errors import BadInput, UsageError
 from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.base import PolicyConfig
-from stages.runs import manifest, store
-from stages.runs.artifact import Run
-from stages.runs.manifest import Manifest
+from stages.runs import artifact, store
+from stages.runs.artifact import Manifest, Run
 
 INFO = CheckpointInfo(
     arm="B",
@@ -35,7 +34,7 @@ def run(tmp_path: Path) -> Run:
         identity={},
         inputs={},
     )
-    manifest.write(tmp_path, record)
+    artifact.write_manifest(tmp_path, record)
     return Run(tmp_path)
 
 

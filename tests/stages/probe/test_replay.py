@@ -57,13 +57,13 @@ def test_rewards_do_not_reach_the_gradients(small: Run, chain: Chain, models: Mo
 
 
 def _rewritten(run: Run, rows: list[dict[str, object]], folder: Path) -> Run:
-    from stages.runs import manifest
+    from stages.runs import artifact
     from stages.runs.artifact import RunWriter
 
     record = run.manifest.model_copy(deep=True)
     out = RunWriter(folder, record, cache=folder)
     out.table(POOL_ROW, rows)
-    manifest.write(folder, record)
+    artifact.write_manifest(folder, record)
     return Run(folder)
 
 

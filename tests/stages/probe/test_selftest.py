@@ -17,7 +17,7 @@ from stages.errors import UsageError
 from stages.probe import selftest
 from stages.probe.adapters.attach import target_linears
 from stages.probe.gradients.student import Student
-from stages.runs import manifest
+from stages.runs import artifact
 from stages.runs.artifact import Inputs, RunWriter
 
 
@@ -50,7 +50,7 @@ def test_every_guard_has_a_fault() -> None:
 
 
 def test_the_selftest_passes_on_a_sound_world(world: ProbeWorld, tmp_path: Path) -> None:
-    record = manifest.Manifest(composer="test", stage="selftest", stage_version=1, fingerprint="0" * 64)
+    record = artifact.Manifest(composer="test", stage="selftest", stage_version=1, fingerprint="0" * 64)
     out = RunWriter(tmp_path / "run", record, cache=tmp_path)
     selftest.judge_faults(world, out)
     assert record.summary["verdict"] == "PASS" and record.counts == {"guards": len(GUARDS), "faults": len(FAULTS)}

@@ -12,7 +12,7 @@ from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.local import LocalPolicy
 from stages.rollouts.agent_loop import Episode, EpisodeLimits, play
 from stages.rollouts.gate import check
-from stages.rollouts.trace import rollout_row, states, step_rows
+from stages.rollouts.trace import payload, states, step_rows
 from stages.runs import store
 
 
@@ -215,5 +215,5 @@ def test_the_policy_is_shown_the_last_observations_and_the_row_tells() -> None:
     rows = step_rows(episode, policy)
     assert {row["history"] for row in rows} == {"last 1"}
     assert states(rows) == [turn.messages for turn in policy.turns]
-    row = rollout_row(episode, policy, "none", "collect")
+    row = payload(episode, policy, sandbox="none")["rollout"]
     assert all(c.ok for c in check([row], rows, 1) if c.name in ("state hash chain", "tuples complete"))

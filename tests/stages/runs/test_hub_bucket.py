@@ -11,7 +11,7 @@ from support.runs import written
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.runs import bucket, store
 from stages.runs.artifact import Run
-from stages.runs.bucket import HubBucket, Mirror, open_bucket, open_hub
+from stages.runs.bucket import HubBucket, Mirror, open_bucket, open_store
 from stages.runs.records import ROLLOUT
 
 TOKEN = "hf_" + "n0tarealtoken" * 2
@@ -56,13 +56,13 @@ def test_a_published_run_is_read_as_it_was(
 
 
 def test_files_of_a_bucket_are_replaced_listed_and_deleted(tmp_path: Path, hub: FileHub) -> None:
-    place = open_hub(IN_BUCKET)
+    place = open_store(IN_BUCKET)
     assert isinstance(place, HubBucket) and place.keys("") == [] and place.read("a") is None
     place.write("a", b"first")
     place.write("b/c", b"")
     (tmp_path / "a").write_bytes(b"second" * 1000)
     place.send(tmp_path / "a", "a")
-    open_hub("hf://buckets/someone/runs/kata/first-other").write("a", b"of another run")
+    open_store("hf://buckets/someone/runs/kata/first-other").write("a", b"of another run")
     assert place.keys("") == ["a", "b/c"] and place.keys("b/") == ["b/c"]
     assert place.read("a") == b"second" * 1000 and place.read("b/c") == b""
     place.fetch("a", tmp_path / "fetched" / "a")
@@ -82,15 +82,15 @@ def test_what_the_hub_cannot_do_is_a_sentence(tmp_path: Path, hub: FileHub) -> N
         open_bucket(IN_BUCKET)
     for url in ("hf://someone/runs", "hf://spaces/a/b", "hf://buckets/someone", "hf://datasets/a/b@main/run"):
         with pytest.raises(UsageError, match="names no place on the hub"):
-            open_hub(url)
+            open_store(url)
     with pytest.raises(UsageError, match="there is no buckets/someone/nothing that this token may see"):
-        open_hub("hf://buckets/someone/nothing/run")
+        open_store("hf://buckets/someone/nothing/run")
 
 
 def test_a_hub_that_fails_is_a_sentence_without_the_token(
     run: Run, hub: FileHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = open_hub(IN_BUCKET)
+    place = open_store(IN_BUCKET)
     hub.status = 400
     with pytest.raises(InfrastructureError, match=r"first failed at reading manifest\.json \(400: no\)") as failed:
         place.read("manifest.json")

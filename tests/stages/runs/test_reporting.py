@@ -13,7 +13,7 @@ import pytest
 
 from stages import collect, evaluate, train
 from stages.errors import UsageError
-from stages.runs import manifest, runner
+from stages.runs import artifact, runner
 from stages.runs.artifact import Inputs, Run, RunWriter
 from stages.runs.config import StageConfig
 from stages.runs.stage import load_stage
@@ -65,13 +65,13 @@ def test_where_it_is_logged_changes_no_result(stage: Any) -> None:
 
 def test_what_follows_a_run_hears_of_every_unit_once_and_no_more_after_it(tmp_path: Path) -> None:
     out = RunWriter(
-        tmp_path, manifest.Manifest(composer="", stage="collect", stage_version=1, fingerprint=""), cache=tmp_path
+        tmp_path, artifact.Manifest(composer="", stage="collect", stage_version=1, fingerprint=""), cache=tmp_path
     )
     heard: list[tuple[dict[str, float], int]] = []
-    out.follow(lambda figures, step: heard.append((dict(figures), step)))
+    out.follow = lambda figures, step: heard.append((dict(figures), step))
     for number, reward in enumerate((1.0, 0.0)):
         out.write(f"u{number}", {"rollout": {"reward": reward, "completion_tokens": 7}})
-    out.follow(None)
+    out.follow = None
     out.write("u2", {"rollout": {"reward": 0.0}})
     assert [(figures["reward"], figures["sampled_tokens"], step) for figures, step in heard] == [
         (1, 7, 1),

@@ -10,8 +10,8 @@ from support.models import save_tiny
 
 from stages import collect
 from stages.errors import BadInput, UsageError
-from stages.runs import artifact, manifest, runner
-from stages.runs.artifact import Interrupted, Run
+from stages.runs import artifact, runner
+from stages.runs.artifact import Interrupted, Run, read_manifest, write_manifest
 from stages.runs.runner import Result
 from stages.runs.stage import assign_inputs, check_inputs, load_stage
 
@@ -60,9 +60,9 @@ def test_a_changed_model_folder_is_another_run(tmp_path: Path) -> None:
 
 def test_an_unfinished_run_names_the_ways_out(tmp_path: Path, model: Path) -> None:
     path = run(tmp_path, model).path
-    unfinished = manifest.read(path)
+    unfinished = read_manifest(path)
     unfinished.status = "failed"
-    manifest.write(path, unfinished)
+    write_manifest(path, unfinished)
     with pytest.raises(UsageError, match=r"--resume.*--clean.*--out"):
         run(tmp_path, model)
     assert run(tmp_path, model, resume=True).reason == "resumed"
@@ -71,9 +71,9 @@ def test_an_unfinished_run_names_the_ways_out(tmp_path: Path, model: Path) -> No
 def test_half_written_files_of_a_killed_attempt_are_swept_away(tmp_path: Path, model: Path) -> None:
     """They stayed in the folder for good, beside the whole ones."""
     path = run(tmp_path, model).path
-    unfinished = manifest.read(path)
+    unfinished = read_manifest(path)
     unfinished.status = "running"
-    manifest.write(path, unfinished)
+    write_manifest(path, unfinished)
     torn = [path / ".rollouts.parquet.4711.tmp", path / "steps" / ".000000.jsonl.gz.4711.tmp"]
     kept = [path / ".of.a.user.tmp", path / "notes.4711.tmp"]
     for file in (*torn, *kept):
@@ -118,7 +118,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, model: Path) -> None:
     with pytest.raises(Interrupted):
         run(tmp_path, model, listener=press)
     path = next((tmp_path / "collect").glob("2*"))
-    assert manifest.read(path).status == "interrupted"
+    assert read_manifest(path).status == "interrupted"
     assert run(tmp_path, model, resume=True).status == "complete"
 
 

@@ -14,8 +14,7 @@ from stages import collect
 from stages.backends.engine import ProcessEngine
 from stages.errors import ComposerError, Incomplete, UsageError
 from stages.runs import ledger, spread, store
-from stages.runs.artifact import Inputs, Interrupted, Run, RunWriter
-from stages.runs.manifest import Manifest
+from stages.runs.artifact import Inputs, Interrupted, Manifest, Run, RunWriter
 from stages.runs.spread import Shard, ShardWriter, Spread
 
 

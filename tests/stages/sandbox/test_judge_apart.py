@@ -10,7 +10,7 @@ import pytest
 from support.candidates import EXPECTED, LIMITS, RIGHT, write
 
 from stages.sandbox import Answer, Call, judge
-from stages.sandbox.guest.protocol import pack_reply
+from stages.sandbox.guest.protocol import HEAD
 
 
 def test_background_process_of_a_candidate_ends(work: Path, mark: str, count_processes: Callable[[str], int]) -> None:
@@ -46,7 +46,8 @@ def test_hash_seed_is_fixed_and_a_candidate_is_alone(work: Path) -> None:
 @pytest.mark.parametrize("open_files", [0, 500], ids=["few open files", "many open files"])
 def test_no_candidate_answers_for_the_next(work: Path, open_files: int) -> None:
     """A frame of the supervisor's own form, written to whatever descriptor a candidate can find."""
-    frame = pack_reply(0, False, None, 16, b'["v",0]\n["v",0]\n')
+    output = b'["v",0]\n["v",0]\n'
+    frame = HEAD.pack(0, False, 0, 16, len(output)) + output
     attack = f"""
 import os
 for n in range(1024):

@@ -19,9 +19,8 @@ from support.server import Reply, answer
 from stages.errors import Incomplete, UsageError
 from stages.policy import Sample, background
 from stages.policy.endpoint import AnswerCache, EndpointPolicy
-from stages.runs.artifact import Interrupted, RunWriter
+from stages.runs.artifact import Interrupted, Manifest, RunWriter
 from stages.runs.ledger import Budget, totals
-from stages.runs.manifest import Manifest
 from stages.runs.records import Row
 from stages.teachers.batched import ask_batched
 from stages.teachers.questions import DistinctState, TeacherConfig, TeacherQuestion

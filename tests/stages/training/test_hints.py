@@ -14,7 +14,7 @@ from stages.policy.endpoint import EndpointPolicy
 from stages.rollouts.agent_loop import Episode, Step
 from stages.runs.ledger import Budget
 from stages.training import hints
-from stages.training.hints import Hint, from_model, hinted_turn, reprompted, spread
+from stages.training.hints import Hint, hinted_turn, reprompted, spread, write_hints
 
 TOKENIZER = tiny_tokenizer()
 TASK = Task("t", "e", "train", "f", "fix it")
@@ -45,7 +45,7 @@ def faults(found: Episode) -> list[TurnFault]:
 
 
 def from_templates(found: Episode) -> list[Hint]:
-    return [hint for hint in hints.from_templates([(found, fault) for fault in faults(found)]) if hint is not None]
+    return [hint for hint in write_hints([(found, fault) for fault in faults(found)], None) if hint is not None]
 
 
 def ran(command: str, output: str = "", code: int = 0) -> tuple[str, Observation]:
@@ -145,7 +145,7 @@ def test_a_model_writes_the_hint_from_action_and_error(tmp_path: Path) -> None:
     with serving(lambda body, n: Reply(body=answer("Look at the names."))) as server:
         policy = EndpointPolicy(PolicyConfig(model="m", base_url=server.url), budget=Budget(), cache=tmp_path)
         found = episode(ran("fixx it", "fixx: command not found\n", 127))
-        written = from_model([(found, fault) for fault in faults(found)], policy)
+        written = write_hints([(found, fault) for fault in faults(found)], policy)
     assert [(h.turn, h.text, h.source) for h in written if h] == [(0, "Hint: Look at the names.", "m")]
     asked = server.requests[0]["messages"][0]["content"]
     assert "fixx it" in asked and "command not found" in asked
@@ -156,7 +156,7 @@ def test_no_hint_where_the_model_fails(tmp_path: Path) -> None:
         config = PolicyConfig(model="m", base_url=server.url, max_attempts=1)
         policy = EndpointPolicy(config, budget=Budget(), cache=tmp_path)
         found = episode(ran("fixx", "fixx: command not found\n", 127))
-        assert from_model([(found, fault) for fault in faults(found)], policy) == [None]
+        assert write_hints([(found, fault) for fault in faults(found)], policy) == [None]
 
 
 def test_an_environment_that_reports_nothing_has_the_faults_that_anyone_sees() -> None:
@@ -188,7 +188,8 @@ def test_a_rollout_is_shown_another_success_of_its_group() -> None:
     text = TOKENIZER.decode(row.hinted.prompt)
     assert "fix it\nCorrect solution:\n\ngood" in text and "hm" not in text
     assert text.endswith("\n\nCorrectly solve the original question.<|im_end|>\n<|im_start|>assistant\n")
-    assert row.tree.branches == row.hinted.branches and row.logprobs is not None and sum(row.mask) == len(row.logprobs)
+    assert row.tree.branches == row.hinted.branches and row.logprobs is not None
+    assert sum(row.own or ()) == len(row.logprobs)
 
 
 def test_a_long_demonstration_is_cut_to_the_longest_prompt() -> None:

@@ -15,7 +15,7 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 Names = Mapping[str, Mapping[str, Sequence[str]]]
 Matches = dict[str, int]
@@ -23,12 +23,13 @@ Matches = dict[str, int]
 SOURCES = (".py", ".pyi", ".pyx", ".txt", ".rst", ".md", ".patch", ".diff", ".orig", ".ipynb", ".html")
 ZIPS = (".whl", ".zip", ".egg", ".pyz")
 TARS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar")
-COMPILED = (".pyc", ".pyo", ".so", ".json")
+COMPILED = (".pyc", ".pyo", ".so", ".json")  # mypy's cache is JSON: module.data.json.
 SKIPPED = frozenset({"/proc", "/sys", "/dev", "/testbed"})
 ALL_NAMES = -1
 BIGGEST_BYTES = 64 << 20
 """Limit on a file, or on one in an archive."""
 DECORATION = b" \t\f\v#*+-|"
+# RuntimeError: zipfile raises it for an encrypted member. EOFError: gzip raises it for a truncated archive.
 NOT_READABLE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, tarfile.TarError)
 
 
@@ -92,11 +93,8 @@ def module_of(path: str) -> set[str]:
 
 def search(data: bytes, wanted: Mapping[bytes, Sequence[str]], longest: set[bytes], width: int) -> Matches:
     """Return the number of shingles of each id in a text."""
-    lines = bare_lines(data)
-    if longest.isdisjoint(lines):
-        return {}
     found: Matches = {}
-    for shingle in wanted.keys() & runs(lines, width):
+    for shingle in wanted.keys() & shingles(data, width, longest):
         for identity in wanted[shingle]:
             found[identity] = found.get(identity, 0) + 1
     return found
@@ -112,20 +110,18 @@ def compiled(path: str, data: bytes, names: Names) -> Matches:
     return found
 
 
-def shingles(data: bytes, width: int) -> set[bytes]:
-    """Return the shingles of a text: runs of `width` lines, joined; blank lines do not count."""
-    return runs(bare_lines(data), width)
+def shingles(data: bytes, width: int, only: "set[bytes] | None" = None) -> set[bytes]:
+    """Return the shingles of a text: runs of `width` lines, joined; blank lines do not count.
 
-
-def runs(lines: Iterable[bytes], width: int) -> set[bytes]:
-    """Return every `width` consecutive lines of those that are not empty, joined."""
+    A text that holds no line of `only` has none.
+    """
+    # Without blanks and comment signs, so that code which was indented or commented out is found as well.
+    lines = data.replace(b"\r", b"\n").translate(None, DECORATION).split(b"\n")
+    # Most files hold none of those lines, and joining no lines of theirs is what gives 200 MB a second.
+    if only is not None and only.isdisjoint(lines):
+        return set()
     filled = [line for line in lines if line]
     return set(map(b"\n".join, zip(*(filled[i:] for i in range(width)), strict=False)))
-
-
-def bare_lines(data: bytes) -> list[bytes]:
-    """Return the lines without blanks and comment signs."""
-    return data.replace(b"\r", b"\n").translate(None, DECORATION).split(b"\n")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ class OutcomeCollector:
         self, session: "pytest.Session", config: "pytest.Config", items: "list[pytest.Item]"
     ) -> None:
         """Keep only the tests of `keep`, and add the control test."""
+        # `inipath` in newer pytests, `inifile` in older ones.
         self.config_file = str(getattr(config, "inipath", None) or getattr(config, "inifile", None) or "")
         if self.keep is not None:
             items[:] = [item for item in items if item.nodeid in self.keep]
@@ -110,6 +111,7 @@ class Reporter(OutcomeCollector):
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: "pytest.Item", call: "Any") -> "Any":
         """Send whether a phase raised: a report of it that is changed afterwards contradicts this."""
+        # A thread of the repository may change a report before it is logged; the phase is told apart from the report.
         raised = call.excinfo is not None
         yield
         self.send(
@@ -134,6 +136,8 @@ def sender(descriptor: int) -> "Callable[[str, Any], None]":
     key = b""
     while not key.endswith(b"\n"):
         key += channel.recv(1)
+    # `send` closes over the keyed hash, not the key, and over functions as they are before the repository is imported:
+    # replacing json.dumps or socket.socket later changes nothing.
     seal, numbers = hmac.new(key.strip(), digestmod=hashlib.sha256), iter(range(1 << 60))
     dumps, sendall = json.dumps, channel.sendall
 
@@ -148,6 +152,7 @@ def sender(descriptor: int) -> "Callable[[str, Any], None]":
 
 def pytest_configure(config: "pytest.Config") -> None:
     """Register the reporter: called when loaded with `-p`, before any conftest.py of the repository."""
+    # pop, and no entry in sys.modules: neither the module nor `import` leads code under test to the sender.
     if SENDERS:
         config.pluginmanager.register(Reporter(SENDERS.pop()), "composer-reporter")
         sys.modules.pop("composer_outcomes", None)

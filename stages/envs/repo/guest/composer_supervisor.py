@@ -40,6 +40,7 @@ class SealedReport:
 
     def take(self, line: bytes) -> None:
         """Accept a line whose seal is right for its sequence number; any line after the end is tampering too."""
+        # The number is part of what is sealed, so that no line can be replayed, left out or put elsewhere.
         seal, _, body = line.partition(b" ")
         expected = hmac.new(self.key.encode(), b"%d " % self.received + body, hashlib.sha256).hexdigest().encode()
         if self.end is not None or not hmac.compare_digest(seal, expected):
@@ -53,6 +54,7 @@ class SealedReport:
             self.broken.append(content)
         elif kind == "phase":
             self.raised = content[0] if content[1] else None
+        # The report of a phase that raised was changed on its way, for instance by a thread.
         elif content[1] in ("passed", "xpassed") and content[0] == self.raised:
             self.tampered = True
         elif self.outcomes.get(content[0]) not in ("failed", "error"):
@@ -70,6 +72,7 @@ def start(command: "list[str]") -> "tuple[int, socket.socket]":
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
+        # The secret comes on stdin, which the child must not read first.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         theirs.set_inheritable(True)
         os.execvpe(command[0], command, dict(os.environ, COMPOSER_CHANNEL=str(theirs.fileno())))  # noqa: S606
@@ -82,11 +85,13 @@ def listen(pid: int, channel: socket.socket, report: SealedReport) -> int:
     data, status = b"", None
     channel.setblocking(False)
     while True:
+        # First whether the child has ended, then what it sent: in the other order its last lines could be missed.
         if status is None:
             ended, found = os.waitpid(pid, os.WNOHANG)
             status = found if ended else None
         ready, _, _ = select.select([channel], [], [], 0 if status is not None else INTERVAL_S)
         chunk = channel.recv(CHUNK_BYTES) if ready else b""
+        # It closed its end and will send nothing more; without waiting this loop would spin until it ends.
         if ready and not chunk and status is None:
             status = os.waitpid(pid, 0)[1]
         data += chunk
@@ -108,6 +113,7 @@ def main(command: "list[str]") -> None:
     status = listen(pid, channel, report)
     if report.end is not None:
         line = f"\n{secret} {json.dumps(report.result('composer-control'))}\n".encode("utf-8", "surrogatepass")
+        # A pipe may take only a part of a long report.
         while line:
             line = line[os.write(1, line) :]
     os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))

@@ -22,7 +22,7 @@ def covered() -> dict[str, dict[int, frozenset[str]]]:
     for path, text in TEXTS.items():
         for one in definitions(path, text):
             if one.kind == "function" and one.qualname != UNTESTED:
-                lines.setdefault(path, {}).update(dict.fromkeys(one.covers(), frozenset({"tests/test_all.py::test"})))
+                lines.setdefault(path, {}).update(dict.fromkeys(one.body_lines, frozenset({"tests/test_all.py::test"})))
     return lines
 
 
@@ -35,7 +35,7 @@ def answer(*features: tuple[Any, Any]) -> str:
 
 
 def of_half(half: str) -> list[str]:
-    found = selection.split_definitions(selection.covered_definitions(TEXTS, covered()))
+    found = selection.split_definitions(TEXTS, covered())
     return [f"{d.path}:{d.qualname}" for d in found[half] if d.code]
 
 
@@ -67,7 +67,7 @@ def test_a_large_package_is_shown_in_pages() -> None:
         assert len(shown) < PAGE_CHARS + 2_000
         seen |= {line.partition(" ")[0] for line in shown.splitlines() if line.startswith("big/one.py:")}
         asked.take("")
-    halves = selection.split_definitions(definitions("big/one.py", body))
+    halves = selection.split_definitions(text, lines)
     assert seen == {f"big/one.py:{d.qualname}" for d in halves["train"]}
 
 

@@ -1,23 +1,23 @@
 """What is chosen to be removed, and in which order."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from support.shelf import write
 
 from stages.envs.base import Split
 from stages.envs.feature_deletion import selection
 from stages.envs.feature_deletion.definitions import definitions
 from stages.envs.feature_deletion.package import Package
 from stages.envs.feature_deletion.selection import KEEP, WEIGHTS, Kind, Removal
-from stages.envs.repo import trees
 
 Lines = dict[str, dict[int, frozenset[str]]]
 
 
 @pytest.fixture
 def texts(package: Package) -> dict[str, str]:
-    files = {path: file for path in trees.walk(package.root) if (file := trees.read(package.root, path))}
-    return selection.sources(files)
+    return selection.sources(package.root)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def drawn(
     return selection.draw_removals(texts, lines, seed=seed, split=split, kinds=kinds, difficulties=tuple(KEEP))
 
 
-def test_tests_and_documentation_are_no_source() -> None:
+def test_tests_and_documentation_are_no_source(tmp_path: Path) -> None:
     files = [
         "shelf/a.py",
         "tests/test_a.py",
@@ -46,11 +46,12 @@ def test_tests_and_documentation_are_no_source() -> None:
         "shelf/c.pyi",
         "examples/e.py",
     ]
-    assert list(selection.sources({path: trees.TreeFile(b"x = 1\n") for path in files})) == ["shelf/a.py"]
+    assert list(selection.sources(write(tmp_path, dict.fromkeys(files, "x = 1\n")))) == ["shelf/a.py"]
 
 
-def test_a_file_in_another_encoding_is_left_alone() -> None:
-    assert selection.sources({"a.py": trees.TreeFile("# -*- coding: latin-1 -*-\ns = 'ä'".encode("latin-1"))}) == {}
+def test_a_file_in_another_encoding_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_bytes("# -*- coding: latin-1 -*-\ns = 'ä'".encode("latin-1"))
+    assert selection.sources(tmp_path) == {}
 
 
 def test_the_same_seed_gives_the_same_order_and_another_another(texts: dict[str, str], lines: Lines) -> None:

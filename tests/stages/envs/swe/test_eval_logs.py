@@ -3,12 +3,13 @@
 import gzip
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from stages.envs.swe import eval_logs
-from stages.envs.swe.eval_logs import HARNESS, GradedLog, grade_logs
+from stages.envs.swe.eval_logs import HARNESS, GradedLog, find_logs, grade_log
 from stages.errors import BadInput
 
 SHARED = Path(__file__).parents[5] / "shared/real/swe-logs"
@@ -24,6 +25,10 @@ ROW = {
 }
 GOOD = "PASSED t.py::test_new\nPASSED t.py::test_old\nSKIPPED t.py::test_skipped\n"
 BAD = "PASSED t.py::test_new\nFAILED t.py::test_old - boom\n"
+
+
+def grade_logs(folder: Path, given: Sequence[Path] = ()) -> list[GradedLog]:
+    return [grade_log(log) for log in find_logs(folder, given)]
 
 
 def container(folder: Path, results: str | None, *, said: bool | None = None, marks: bool = True) -> Path:

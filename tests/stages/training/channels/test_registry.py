@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from stages import train
 from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.training.channels import CHANNELS, Channel, ChannelLoss, Sum
+from stages.training.channels import CHANNELS, Channel, ChannelLoss, Metric
 from stages.training.config import Weights
 from stages.training.data import EpisodeRows
 
@@ -26,8 +26,9 @@ class OwnEntropy(Channel[EpisodeRows]):
 
     def loss(self, rows: EpisodeRows) -> ChannelLoss:
         logps = rows.student_logits.log_softmax(-1)
-        entropies = -(logps.exp() * logps).sum(-1)  # [1, N]
-        return ChannelLoss((entropies * rows.own).sum() / rows.tokens, rows.tokens, {"tokens": Sum(rows.own.sum())})
+        entropies = -(logps.exp() * logps).sum(-1)  # [N]
+        metrics = {"tokens": Metric("sum", rows.own.sum())}
+        return ChannelLoss((entropies * rows.own).sum() / rows.tokens, rows.tokens, metrics)
 
 
 @pytest.fixture
