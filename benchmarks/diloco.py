@@ -35,7 +35,7 @@ import torch
 from stages.diloco.arrays import Fragments, shapes
 from stages.diloco.loop import OuterLoop
 from stages.diloco.settings import Diloco
-from stages.diloco.transport import Meeting
+from stages.diloco.transport import InProcess, Meeting
 from stages.envs.kata import checkpoints, transcripts
 from stages.envs.kata.checkpoints import encode
 from stages.envs.kata.recipes import RECIPES
@@ -122,7 +122,7 @@ def apart(start, examples, size, steps, rate, settings):
     parameters = [dict(learner.model.named_parameters()) for learner in learners]
     fragments = Fragments(shapes(parameters[0]), settings.fragments)
     meeting = Meeting(settings.replicas, settings.codec, fragments)
-    rounds, places = steps // settings.every, [meeting.place(n) for n in range(settings.replicas)]
+    rounds, places = steps // settings.every, [InProcess(meeting, n) for n in range(settings.replicas)]
     loops = [OuterLoop(p, settings, place, rounds) for p, place in zip(parameters, places, strict=True)]
     for loop in loops:
         loop.start()

@@ -30,13 +30,13 @@ from tabulate import tabulate
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
+from support.recorded_states import states_by_digest
 from support.server import Reply, answer, serving
 
 from stages import extract_pairs, import_traces, replay_teachers
 from stages.messages import Message, Spoken, ToolCall, write
 from stages.pairs.states import AnsweredStates
 from stages.policy import dialect
-from stages.rollouts.trace import states_by_digest
 from stages.runs import runner, store
 from stages.runs.artifact import Run
 from stages.runs.records import PAIR, STEP, TEACHER_ACTION

@@ -23,9 +23,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from stages.policy.base import PolicyConfig
 from stages.probe.adapters.choose import open_adapter
-from stages.probe.directions.drift import toward_hack, weight_direction
 from stages.probe.directions.extraction import from_flat
-from stages.probe.directions.metrics import stream
+from stages.probe.directions.metrics import stream, toward_hack, weight_direction
 from stages.probe.gradients.memory import Measuring, needed
 from stages.probe.gradients.per_sample import checkpointed
 from stages.probe.gradients.student import Student, adapt

@@ -92,7 +92,7 @@ def main() -> None:
 def unrelated(rows: Labelled, draws: int) -> dict[str, dict[str, Any]]:
     """By family, how many of the first so many placebos pass T4e in v's place; they are left out of their own null."""
     fit = regress(rows.scores, rows.hacked, factorial_design(rows), rows.problem)
-    t, p, names = fit.t, fit.p(), np.array(("v", *rows.families))
+    t, p, names = fit.t, fit.p, np.array(("v", *rows.families))
     nulls = [family for family in dict.fromkeys(rows.families) if family not in FROM_HACKS and family in DRAWN]
     found: dict[str, dict[str, Any]] = {}
     for family in (name for name in dict.fromkeys(rows.families) if name in DRAWN):

@@ -21,7 +21,7 @@ from probe_watch import PLANTED, carried_out, start
 from stages import evaluate, train
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, svd
-from stages.probe.pool.pair_source import PairsConfig
+from stages.probe.extract_vhack import PairsConfig
 from stages.runs.artifact import Run
 from stages.runs.records import ROLLOUT
 

@@ -26,8 +26,8 @@ from stages.envs.base import Grade
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_model
 from stages.probe import extract_vhack, svd, watch
+from stages.probe.extract_vhack import PairsConfig
 from stages.probe.loops.grpo_loop import set_between
-from stages.probe.pool.pair_source import PairsConfig
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.config import StageConfig

@@ -80,7 +80,7 @@ def one(folder, sharding, name="run", more=None):
     from stages import train
     from stages.backends import ranks
     from stages.runs import runner
-    from stages.training import trainer  # noqa: F401 - else it would be loaded after the model
+    from stages.training import report  # noqa: F401 - else it would be loaded after the model
     from stages.training.plan import estimate_memory, resolve
 
     more = dict(more or {})

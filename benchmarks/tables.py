@@ -116,7 +116,8 @@ class Instant:
 
 def opened(folder: Path, stage: str, settings: Any, inputs: Inputs) -> Manifest:
     """The manifest of a run that was begun."""
-    print_ = runner.run_fingerprint(stage, settings.identity(), inputs) if settings else "0"
+    resolved = settings and runner.resolve_run(stage, inputs, settings, root=folder.parent, check=False)
+    print_ = resolved.fingerprint if resolved else "0"
     about = {"config": settings.model_dump(mode="json"), "identity": settings.identity()} if settings else {}
     version = load_stage(stage).version
     begun = Manifest(composer="0", stage=stage, stage_version=version, fingerprint=print_, **about)

@@ -7,26 +7,21 @@ from pathlib import Path
 
 def main() -> None:
     """Run the command line, or exit with code 2 where `stages` is another project's package."""
-    if error := shadowing_package_error():
-        print(error, file=sys.stderr)
+    root = Path(__file__).resolve().parents[1]
+    # `stages` is a generic name: there is a package of that name on PyPI, which would hide ours.
+    spec = find_spec("stages")
+    found = [Path(place).resolve() for place in (spec.submodule_search_locations or [])] if spec else []
+    if root / "stages" not in found[:1]:
+        where = f"finds it in {found[0]}" if found else "finds none"
+        print(
+            f"Composer needs its own package `stages`, which lies in {root}, but Python {where}. "
+            "Uninstall the other package, or use Composer from a virtual environment of its own (`./dev` makes one).",
+            file=sys.stderr,
+        )
         sys.exit(2)
     from composer_cli.app import main as run_command_line  # imports `stages`, so only after the check
 
     run_command_line()
-
-
-def shadowing_package_error() -> str | None:
-    """Return an error sentence when Python finds another project's package under the name `stages`; else None."""
-    root = Path(__file__).resolve().parents[1]
-    spec = find_spec("stages")
-    found = [Path(place).resolve() for place in (spec.submodule_search_locations or [])] if spec else []
-    if root / "stages" in found[:1]:
-        return None
-    where = f"finds it in {found[0]}" if found else "finds none"
-    return (
-        f"Composer needs its own package `stages`, which lies in {root}, but Python {where}. "
-        "Uninstall the other package, or use Composer from a virtual environment of its own (`./dev` makes one)."
-    )
 
 
 if __name__ == "__main__":

@@ -92,26 +92,23 @@ def run(
     """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE, or STAGE.KEY=VALUE."""
     from composer_cli import chain, settings
     from composer_cli.console import Console
-    from composer_cli.executors import base, submit
+    from composer_cli.executors import base, jobs
     from composer_cli.launch import RunOptions, require_one_process
-    from composer_cli.printing import print_json, print_text
     from stages.policy.base import VLLM
 
     require_one_process("composer run")
     wanted = settings.load_preset(preset)
     model = settings.for_every_entry(wanted, "policy.model", policy, prefix=VLLM) if policy else []
     layers = [*map(settings.read_file, config or []), *model, *map(settings.assignment, set_ or [])]
-    layers, on_settings = submit.split_on(layers)
+    layers, on_settings = jobs.split_on(layers)
     configs = settings.configure_preset(wanted, layers)
     if (executor := base.executor(on)) is not None:
-        request = submit.RunRequest(str(preset), config or [], policy, set_ or [], max_cost)
-        submit.submit_or_show(
+        request = jobs.RunRequest(str(preset), config or [], policy, set_ or [], max_cost)
+        jobs.submit_or_show(
             on, executor, request, configs, on_settings, artifacts, clean=clean, dry_run=dry_run, json=json
         )
-    elif dry_run and json:
-        print_json({"entries": chain.plans(wanted, configs), "checked": chain.checked(configs, artifacts)})
     elif dry_run:
-        print_text(chain.overview(wanted, configs, artifacts))
+        chain.show_plan(wanted, configs, artifacts, json)
     else:
         run_options = RunOptions(
             artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on

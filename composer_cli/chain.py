@@ -16,7 +16,7 @@ from stages.errors import ComposerError
 from stages.runs.artifact import Inputs, Run
 from stages.runs.config import StageConfig
 from stages.runs.runner import Result, check_disk_space
-from stages.runs.stage import Plan, assign_inputs, load_stage
+from stages.runs.stage import assign_inputs, load_stage
 
 
 def run(
@@ -65,39 +65,30 @@ def at_once(configs: Sequence[StageConfig], run_options: RunOptions) -> bool:
     return not any(map(needs_exclusive_server, policies))
 
 
-def plans(preset: Preset, configs: Mapping[str, StageConfig]) -> list[dict[str, Any]]:
-    """Return the chain as JSON: the entries that each entry reads, and its plan where it reads nothing."""
-    return [
-        {"name": e.title, "stage": e.stage, "reads": e.reads, "plan": plan and asdict(plan)}
-        for e in preset.stage
-        for plan in [_plan_without_inputs(e, configs[e.title])]
-    ]
+def show_plan(preset: Preset, configs: Mapping[str, StageConfig], root: Path, as_json: bool) -> None:
+    """Print which entries each entry reads, its plan where it reads nothing, and what was checked for all entries.
 
-
-def overview(preset: Preset, configs: Mapping[str, StageConfig], root: Path) -> str:
-    """Return the chain as text: the same facts, and what was checked for all entries."""
-    lines = []
+    Checked is what they need of servers and the machine; raises for the first lack.
+    """
+    lines, entries = list[str](), list[dict[str, Any]]()
     for entry in preset.stage:
+        stage = load_stage(entry.stage)
+        # The plan of an entry that reads runs depends on runs that are not made yet.
+        free = not entry.reads and all(slot.optional for slot in stage.inputs.values())
+        plan = stage.plan(Inputs(), configs[entry.title]) if free else None
         reads = f"after {', '.join(entry.reads)}" if entry.reads else "reads nothing"
-        plan = _plan_without_inputs(entry, configs[entry.title])
         planned = f", {launch.plan_in_words(plan)}" if plan else ""
         workers = f", on {entry.on}" if entry.on else ""
         lines.append(f"{entry.title:<18}{entry.stage:<18}{reads}{planned}{workers}")
-    return "\n".join([*lines, *(f"  checked: {line}" for line in checked(configs, root))])
-
-
-def _plan_without_inputs(entry: PresetEntry, config: StageConfig) -> Plan | None:
-    """Return the plan of an entry that reads no runs; None for others, whose plans depend on runs not made yet."""
-    stage = load_stage(entry.stage)
-    free = not entry.reads and not any(not slot.optional for slot in stage.inputs.values())
-    return stage.plan(Inputs(), config) if free else None
-
-
-def checked(configs: Mapping[str, StageConfig], root: Path) -> list[str]:
-    """Return what the entries need of servers and the machine and have, a line each; raises for the first lack."""
-    return list(
-        dict.fromkeys([*(line for config in configs.values() for line in config.check()), check_disk_space(root)])
-    )
+        about = {"name": entry.title, "stage": entry.stage, "reads": entry.reads}
+        entries.append({**about, "plan": asdict(plan) if plan else None})
+    # Entries with one server give one line.
+    checks = [line for config in configs.values() for line in config.check()]
+    checked = list(dict.fromkeys([*checks, check_disk_space(root)]))
+    if as_json:
+        print_json({"entries": entries, "checked": checked})
+    else:
+        print_text("\n".join([*lines, *(f"  checked: {line}" for line in checked)]))
 
 
 def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: bool) -> int:

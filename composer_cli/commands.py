@@ -26,15 +26,14 @@ def status(
     """List all runs: what became of each, and why one is not up to date."""
     from composer_cli.executors import jobs
     from composer_cli.printing import print_json, print_text
-    from composer_cli.show import runs, text
+    from composer_cli.show import runs
+    from composer_cli.show.facts import COLOURS, status_tables
 
     found, submitted = runs.lines(artifacts), jobs.lines(artifacts)
     if json:
         print_json({"runs": found, "jobs": submitted})
     elif found or submitted:
-        tables = [text.runs_table(found)] if found else []
-        tables += [text.jobs_table(submitted)] if submitted else []
-        print_text("\n\n".join(tables), text.COLOURS)
+        print_text(status_tables(found, submitted), COLOURS)
     else:
         say(f"There are no runs in {artifacts} yet. `composer run --preset demo` makes some.")
 
@@ -46,7 +45,7 @@ def show(
         typer.Argument(
             metavar="RUN",
             help="A run's folder, or its name in `composer status`; a submitted job's name.",
-            autocompletion=options.complete_runs_and_jobs,
+            autocompletion=lambda ctx: [*options.complete_runs(ctx), *options.complete_jobs(ctx)],
         ),
     ],
     rollout: Annotated[str | None, typer.Option("--rollout", metavar="ID", help="Only this rollout.")] = None,
@@ -59,7 +58,7 @@ def show(
     """Read a run: its facts, its result, and transcripts or rows of it."""
     from composer_cli.executors import jobs
     from composer_cli.printing import print_json, print_text, views
-    from composer_cli.show import facts, runs, text
+    from composer_cli.show import facts, runs
     from composer_cli.show.follow import follow as follow_run
     from stages.errors import BadInput
     from stages.runs.artifact import Run
@@ -93,7 +92,7 @@ def show(
         rows = {} if transcripts else facts.first_rows(found, number)
         print_json({"manifest": found.manifest.model_dump(), "transcripts": transcripts, "rows": rows})
     else:
-        print_text(text.run_page(found, transcripts, number))
+        print_text(facts.run_page(found, transcripts, number))
 
 
 @as_sentences
@@ -127,7 +126,8 @@ def query(
 ) -> None:
     """Ask the tables of all runs a question in SQL; every table has a column `run`."""
     from composer_cli.printing import print_json, print_text
-    from composer_cli.show import runs, text
+    from composer_cli.show import runs
+    from composer_cli.show.facts import query_table
     from stages.runs import queries
     from stages.runs.artifact import Run
 
@@ -136,7 +136,7 @@ def query(
     if json:
         print_json({"rows": [dict(zip(columns, row, strict=True)) for row in rows]})
     else:
-        print_text(text.query_table(columns, rows))
+        print_text(query_table(columns, rows))
 
 
 @as_sentences
@@ -208,7 +208,7 @@ def parity(
     from composer_cli.printing import print_json, print_text
     from composer_cli.show import parity as comparison
 
-    found = comparison.compare_upstream(against) if against else comparison.check_kernels()
+    found = comparison.compare(against)
     if json:
         print_json(found)
     else:

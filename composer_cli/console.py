@@ -6,17 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from composer_cli.printing import duration, say, visible
-from composer_cli.show.follow import Views
+from composer_cli.show.follow import Views, repeating
 from stages.runs.artifact import Interrupted
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
 HEARTBEAT_S = 30.0
+VIEWS_S = 1.0
+"""Between two readings of the runs for --watch."""
 STOPPING = "Finishing what has begun, then stopping. Ctrl-C again stops at once."
 Listener = Callable[[str, int, int], None]
 """Called with (what, units done, units in all); with 0 in all, `what` is a remark on the state of the work."""
@@ -24,23 +27,17 @@ FindFolder = Callable[[], Path | None]
 """Returns the folder of a run, or None before the run has one."""
 
 
-class Watch(Protocol):
-    """Shows the progress of one or several pieces of work, each with a title."""
-
-    def listener(self, title: str, folder: FindFolder | None = None) -> Listener:
-        """Return the function that the work with this title reports its progress to."""
-        ...
-
-    def ended(self, title: str) -> None:
-        """Stop showing this work."""
-        ...
+Watch: TypeAlias = "HeartbeatLines | Bars"
+"""What shows the progress of one or several pieces of work, each with a title, from `listener` to `ended`."""
 
 
+@dataclass(frozen=True)
 class Console:
     """Prints remarks and progress unless `quiet`; with `watch` also what happens inside the runs."""
 
-    def __init__(self, quiet: bool = False, heartbeat_s: float = HEARTBEAT_S, watch: bool = False) -> None:
-        self.quiet, self.heartbeat_s, self.watch = quiet, heartbeat_s, watch
+    quiet: bool = False
+    heartbeat_s: float = HEARTBEAT_S
+    watch: bool = False
 
     def tell(self, text: str) -> None:
         """Print one line on stderr."""
@@ -52,13 +49,18 @@ class Console:
         """Show progress until the block ends; what libraries print goes to stderr, since stdout is for results."""
         with redirect_stdout(sys.stderr), announcing_interrupts(self.tell):
             if self.quiet:
-                yield Silence()
+                yield HeartbeatLines()  # nothing prints the lines that it keeps
                 return
-            with (
-                Views() if self.watch else nullcontext() as views,
-                Bars(views) if sys.stderr.isatty() else HeartbeatLines(self.heartbeat_s, views) as watch,
-            ):
-                yield watch
+            views = Views() if self.watch else None
+            with repeating(views.refresh, VIEWS_S) if views else nullcontext():
+                if sys.stderr.isatty():
+                    bars = Bars(views)
+                    with bars.live:
+                        yield bars
+                else:
+                    lines = HeartbeatLines(views)
+                    with repeating(lines.print_line, self.heartbeat_s):
+                        yield lines
 
 
 @contextmanager
@@ -96,75 +98,57 @@ def stopping(number: int) -> str:
     return STOPPING if number == signal.SIGINT else f"{signal.Signals(number).name}: {STOPPING}"
 
 
-class Silence:
-    """Shows nothing."""
-
-    def listener(self, title: str, folder: FindFolder | None = None) -> Listener:
-        """Return a function that does nothing."""
-        return lambda what, done, total: None
-
-    def ended(self, title: str) -> None:
-        """Do nothing."""
-
-
+@dataclass
 class HeartbeatLines:
-    """Prints a line every so often, also when nothing finished since the last."""
+    """Keeps how far each work is, and prints all in one line when asked to, also when nothing finished since."""
 
-    def __init__(self, every_s: float, views: Views | None = None) -> None:
-        self._every_s, self._views = every_s, views
-        self._started, self._over = time.monotonic(), threading.Event()
-        self._latest: dict[str, str] = {}
-        self._remarks: dict[str, str] = {}
-        self._thread = threading.Thread(target=self._beat, daemon=True)
+    views: Views | None = None
+    started: float = field(default_factory=time.monotonic)
+    latest: dict[str, str] = field(default_factory=dict)
+    remarks: dict[str, str] = field(default_factory=dict)
 
     def listener(self, title: str, folder: FindFolder | None = None) -> Listener:
         """Return a function that keeps how far the work is, for the next line."""
         pace = Pace()
-        if self._views and folder:
-            self._views.add(title, folder)
+        if self.views and folder:
+            self.views.folders[title] = folder
 
         def listen(what: str, done: int, total: int) -> None:
             if total:
-                self._latest[title] = f"{done} of {total} {what}{pace.left(what, done, total)}"
-            self._remarks[title] = "" if total else what
+                self.latest[title] = f"{done} of {total} {what}{pace.left(what, done, total)}"
+            self.remarks[title] = "" if total else what
 
-        self._latest[title] = "nothing finished yet"
+        self.latest[title] = "nothing finished yet"
         return listen
 
     def ended(self, title: str) -> None:
         """Print no more lines about this work."""
-        if self._views:
-            self._views.remove(title)
-        self._latest.pop(title, None)
-        self._remarks.pop(title, None)
+        if self.views:
+            self.views.remove(title)
+        self.latest.pop(title, None)
+        self.remarks.pop(title, None)
 
-    def _beat(self) -> None:
-        while not self._over.wait(self._every_s):
-            shown = [(title, text, self._remarks.get(title)) for title, text in list(self._latest.items())]
-            state = "; ".join(f"{title}: {text}{f' ({remark})' if remark else ''}" for title, text, remark in shown)
-            say(f"{state}, after {duration(time.monotonic() - self._started)}")
-            for view in self._views.texts() if self._views else []:
-                say(view)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
+    def print_line(self) -> None:
+        """Print one line about all works, and the views of their runs. Called in a thread, hence the copies."""
+        shown = [(title, text, self.remarks.get(title)) for title, text in list(self.latest.items())]
+        state = "; ".join(f"{title}: {text}{f' ({remark})' if remark else ''}" for title, text, remark in shown)
+        say(f"{state}, after {duration(time.monotonic() - self.started)}")
+        for view in list(self.views.texts.values()) if self.views else []:
+            say(view)
 
 
+@dataclass
 class Pace:
     """Estimates how long the rest of the units takes, at the pace since they were first reported."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._first = clock, dict[str, tuple[float, int]]()
+    clock: Callable[[], float] = time.monotonic
+    first: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def left(self, what: str, done: int, total: int) -> str:
         """Return `, about 3 min 20 s left`; empty before anything is finished and when all is."""
-        now = self._clock()
-        started, before = self._first.setdefault(what, (now, done))
+        now = self.clock()
+        # Units that were done when the work began (a resumed run) took no time of this attempt.
+        started, before = self.first.setdefault(what, (now, done))
         if done <= before or done >= total:
             return ""
         return f", about {duration((now - started) / (done - before) * (total - done))} left"
@@ -181,6 +165,7 @@ class Bars:
         from rich.text import Text
 
         columns = (
+            # Without markup: `[...]` in what a stage counts would be read as a style.
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[count]}"),
@@ -189,9 +174,9 @@ class Bars:
             TimeRemainingColumn(),
         )
         self._progress, self._views = Progress(*columns), views
-        self._live = Live(
+        self.live = Live(
             get_renderable=lambda: Group(
-                self._progress, *(Text(visible(view)) for view in (views.texts() if views else []))
+                self._progress, *(Text(visible(view)) for view in (list(views.texts.values()) if views else []))
             ),
             console=Terminal(stderr=True),
             transient=True,
@@ -200,13 +185,14 @@ class Bars:
 
     def listener(self, title: str, folder: FindFolder | None = None) -> Listener:
         """Return a function that draws one bar for each thing the work counts, and a pulse for remarks."""
-        self._remark(title, "starting")
         if self._views and folder:
-            self._views.add(title, folder)
+            self._views.folders[title] = folder
 
         def listen(what: str, done: int, total: int) -> None:
             if not total:
-                self._remark(title, what)
+                if (title, "") not in self._tasks:
+                    self._tasks[title, ""] = self._progress.add_task("", total=None, count="")
+                self._progress.update(self._tasks[title, ""], description=visible(f"{title}: {what}"))
                 return
             if (title, "") in self._tasks:
                 self._progress.remove_task(self._tasks.pop((title, "")))
@@ -214,12 +200,8 @@ class Bars:
                 self._tasks[title, what] = self._progress.add_task(visible(f"{title}: {what}"), total=total, count="")
             self._progress.update(self._tasks[title, what], completed=done, total=total, count=f"{done}/{total}")
 
+        listen("starting", 0, 0)
         return listen
-
-    def _remark(self, title: str, remark: str) -> None:
-        if (title, "") not in self._tasks:
-            self._tasks[title, ""] = self._progress.add_task("", total=None, count="")
-        self._progress.update(self._tasks[title, ""], description=visible(f"{title}: {remark}"))
 
     def ended(self, title: str) -> None:
         """Remove the bars of this work."""
@@ -227,10 +209,3 @@ class Bars:
             self._views.remove(title)
         for key in [key for key in self._tasks if key[0] == title]:
             self._progress.remove_task(self._tasks.pop(key))
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.stop()

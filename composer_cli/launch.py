@@ -50,22 +50,21 @@ def with_out(stage: str, out: str | None, run_options: RunOptions) -> RunOptions
 
 
 def configure(
-    stage: str, files: Sequence[Path], shortcuts: Sequence[settings.Tree], assignments: Sequence[str]
+    stage: str,
+    files: Sequence[Path],
+    positionals: Sequence[settings.Tree],
+    values: Mapping[str, str | int | None],
+    teachers: Path | None,
+    limit: int | None,
+    assignments: Sequence[str],
 ) -> StageConfig:
-    """Return the stage's configuration: defaults, files, the short options, then --set."""
-    layers = [*map(settings.read_file, files), *shortcuts, *map(settings.assignment, assignments)]
-    return settings.build(stage, load_stage(stage).config, layers)
+    """Return the stage's configuration: defaults, files, bare words, the short options, then --set.
 
-
-def shortcuts(
-    stage: str, values: Mapping[str, str | int | None], teachers: Path | None, limit: int | None
-) -> list[settings.Tree]:
-    """Return layers of settings for the short options.
-
-    values: those that stand for one setting, by its key. teachers: a file with [[teachers]] tables. limit: the value
-    of the setting that the stage names LIMIT; raises `UsageError` for a stage without one.
+    values: the short options that stand for one setting, by its key. teachers: a file with [[teachers]] tables. limit:
+    the value of the setting that the stage names LIMIT; raises `UsageError` for a stage without one.
     """
-    layers = [settings.nested(key, value) for key, value in values.items() if value is not None]
+    layers = [*map(settings.read_file, files), *positionals]
+    layers += [settings.nested(key, value) for key, value in values.items() if value is not None]
     if teachers is not None:
         layers.append(settings.read_table(teachers, "teachers"))
     if limit is not None:
@@ -75,7 +74,7 @@ def shortcuts(
                 f"{stage} has nothing that --limit could cut short. `{command_words(stage)} --help` lists its settings."
             )
         layers.append(settings.nested(key, limit))
-    return layers
+    return settings.build(stage, load_stage(stage).config, [*layers, *map(settings.assignment, assignments)])
 
 
 def require_one_process(what: str) -> None:

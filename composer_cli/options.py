@@ -27,12 +27,8 @@ def complete_jobs(ctx: typer.Context) -> list[str]:
     return [path.parent.name for path in sorted(_artifacts(ctx).glob("submitted/*/job.json"))]
 
 
-def complete_runs_and_jobs(ctx: typer.Context) -> list[str]:
-    """Return what `composer show` accepts."""
-    return [*complete_runs(ctx), *complete_jobs(ctx)]
-
-
 def _artifacts(ctx: typer.Context) -> Path:
+    # A shell asks while the line is incomplete: what was typed before counts, then what the command itself would use.
     return Path(ctx.params.get("artifacts") or os.environ.get("COMPOSER_ARTIFACTS") or "artifacts")
 
 
@@ -61,16 +57,15 @@ def complete_presets() -> list[str]:
     return settings.preset_names()
 
 
-def complete_engines() -> list[str]:
-    """Return the engines whose workers can do a stage's units."""
-    return ["processes:", "ray", "ray://"]
+ENGINES = ["processes:", "ray", "ray://"]
+"""The beginnings of what names an engine, whose workers can do a stage's units."""
 
 
 def complete_executors() -> list[str]:
     """Return where a chain can run."""
     from composer_cli.executors import base
 
-    return [base.LOCAL, *base.EXECUTORS, *complete_engines()]
+    return [base.LOCAL, *base.EXECUTORS, *ENGINES]
 
 
 def complete_environments() -> list[str]:
@@ -163,7 +158,7 @@ Clean = Annotated[bool, typer.Option("--clean", help="Delete what the run's fold
 On = Annotated[
     str | None,
     typer.Option(
-        "--on", metavar="ENGINE", help=f"Deal the work to workers: {ENGINE_WORDS}.", autocompletion=complete_engines
+        "--on", metavar="ENGINE", help=f"Deal the work to workers: {ENGINE_WORDS}.", autocompletion=lambda: ENGINES
     ),
 ]
 PlanAhead = Annotated[

@@ -141,41 +141,33 @@ def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
         except BaseException as error:
             if options.get("verbose"):
                 say(traceback.format_exc().rstrip())
+            sentence, code = sentence_and_code(error)
             if options.get("json"):
-                tell_json(sentence(error), exit_code(error))
-            say(sentence(error))
-            raise typer.Exit(exit_code(error)) from None
+                tell_json(sentence, code)
+            say(sentence)
+            raise typer.Exit(code) from None
 
     return guarded
 
 
-def exit_code(error: BaseException) -> int:
-    """Return 1 failed, 2 usage or refusal, 3 incomplete but saved, 4 bad input, 130 Ctrl-C, 143 SIGTERM."""
-    if (number := _signal_number(error)) is not None:
-        return 128 + number
-    if isinstance(error, OSError) and error.filename is not None:
-        return USAGE
-    return error.exit_code if isinstance(error, ComposerError) else FAILED
+def sentence_and_code(error: BaseException) -> tuple[str, int]:
+    """Return what happened and what to do, in one line, and the exit code.
 
-
-def sentence(error: BaseException) -> str:
-    """Return what happened and what to do, in one line; notes on an unexpected exception name its log."""
-    if (number := _signal_number(error)) is not None:
-        if number == signal.SIGTERM:
-            return "Stopped by SIGTERM. Everything finished is saved; the same command with --resume goes on."
-        return "Interrupted. Everything finished is saved; the same command with --resume goes on."
-    if isinstance(error, ComposerError):
-        return str(error)
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename} cannot be read or written ({error.strerror}). Check the path and its permissions."
-    notes = " ".join(getattr(error, "__notes__", ()))
-    first = (str(error).splitlines() or [""])[0]
-    return f"Composer failed unexpectedly: {type(error).__name__}: {first}. {notes or 'Run it again with -v.'}".strip()
-
-
-def _signal_number(error: BaseException) -> int | None:
-    """Return the signal behind an interrupt; None for other errors."""
+    The codes: 1 failed, 2 usage or refusal, 3 incomplete but saved, 4 bad input, 130 Ctrl-C, 143 SIGTERM.
+    """
     from stages.runs.artifact import Interrupted
 
-    is_interrupt = isinstance(error, (KeyboardInterrupt, Interrupted))
-    return int(getattr(error, "signal_number", signal.SIGINT)) if is_interrupt else None
+    if isinstance(error, (KeyboardInterrupt, Interrupted)):
+        number = int(getattr(error, "signal_number", signal.SIGINT))
+        what = "Stopped by SIGTERM" if number == signal.SIGTERM else "Interrupted"
+        # 128 + the signal's number, as a shell reports a process that the signal ended.
+        return f"{what}. Everything finished is saved; the same command with --resume goes on.", 128 + number
+    if isinstance(error, ComposerError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError) and error.filename is not None:
+        place = f"{error.filename} cannot be read or written ({error.strerror})"
+        return f"{place}. Check the path and its permissions.", USAGE
+    # An unexpected exception of a stage has a note that names its log.
+    notes = " ".join(getattr(error, "__notes__", ())) or "Run it again with -v."
+    first = (str(error).splitlines() or [""])[0]
+    return f"Composer failed unexpectedly: {type(error).__name__}: {first}. {notes}".strip(), FAILED

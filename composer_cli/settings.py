@@ -83,6 +83,7 @@ def assignment(text: str) -> Tree:
         raise UsageError(
             f"--set {text!r} is not understood. Write KEY=VALUE, for example --set policy.temperature=0.7."
         )
+    # A value with a line break could be a whole document: then there are other keys than `value`, and it is a string.
     try:
         parsed = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
@@ -129,24 +130,21 @@ def _explain(stage: str, config: type[BaseModel], error: ValidationError) -> str
     more = f" ({len(problems) - 1} more like this.)" if len(problems) > 1 else ""
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        return _unknown_key(stage, key, [name for name, _ in known(config)]) + more
+        # The nearest setting: one that ends alike wherever it is (`rank` for `adapter.rank`), else one spelt alike.
+        names = [name for name, _ in known(config)]
+        generic = ".".join("N" if part.isdigit() else part for part in key.split("."))
+        groups = dict.fromkeys(name.partition(".")[0] for name in names)
+        same_leaf = [name for name in names if name.rpartition(".")[2] == generic.rpartition(".")[2]]
+        near = same_leaf or get_close_matches(generic, [*names, *groups], n=1, cutoff=0.5)
+        if not near:
+            return f"{stage} has no setting {key}. It has: {', '.join(groups)}.{more}"
+        hint = f"Did you mean {near[0]}? `{command_words(stage)} --help` lists all."
+        return f"{stage} has no setting {key}. {hint}{more}"
     if first["type"] == "missing":
         return f"{stage} needs the setting {key}, which is not given.{more}"
     rule = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     where = f"{key} = {first['input']!r}" if key else "these settings"
     return f"{stage} cannot take {where}: {rule}.{more}"
-
-
-def _unknown_key(stage: str, key: str, names: list[str]) -> str:
-    """Return the sentence for a setting that does not exist, with the nearest one that does."""
-    generic = ".".join("N" if part.isdigit() else part for part in key.split("."))
-    leaf = generic.rpartition(".")[2]
-    groups = dict.fromkeys(name.partition(".")[0] for name in names)
-    same_leaf = [name for name in names if name.rpartition(".")[2] == leaf]
-    near = same_leaf or get_close_matches(generic, [*names, *groups], n=1, cutoff=0.5)
-    if not near:
-        return f"{stage} has no setting {key}. It has: {', '.join(groups)}."
-    return f"{stage} has no setting {key}. Did you mean {near[0]}? `{command_words(stage)} --help` lists all."
 
 
 # Presets.

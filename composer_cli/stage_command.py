@@ -52,6 +52,7 @@ class StageCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Name the positional words by their meaning in the usage line."""
+        # Click would name the one hidden argument that takes them all: [WORDS]...
         return ["[OPTIONS]", *STAGES[self._stage()].usage.split()]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -62,6 +63,7 @@ class StageCommand(TyperCommand):
             with formatter.section("Settings, for --set KEY=VALUE or a --config file"):
                 formatter.write_dl(rows)
 
+    # Commands of the group `probe` are called without the group's name, which their stages have.
     def _stage(self) -> str:
         return str(self.name) if self.name in STAGES else f"probe-{self.name}"
 
@@ -131,11 +133,10 @@ def command_function(stage: str) -> Callable[..., None]:
         from stages.runs.stage import load_stage
 
         console = Console(quiet, watch=watch)
-        layers, named = read_positionals(stage, words or [])
+        positionals, named = read_positionals(stage, words or [])
         values = {"env.name": env, "policy.model": policy, "arm": arm, "dj.recipe": dj, "seed": seed}
         values |= {"diloco.store": diloco, "diloco.replicas": replicas, "batch": batch or None}
-        layers += launch.shortcuts(stage, values, teachers, limit)
-        configuration = launch.configure(stage, config or [], layers, set_ or [])
+        configuration = launch.configure(stage, config or [], positionals, values, teachers, limit, set_ or [])
         study = load_stage(stage).study
         if plan and study is not None:
             numbers, text = study([Run(runs.find(artifacts, name)) for name in from_ or []], configuration)

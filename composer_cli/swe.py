@@ -9,7 +9,7 @@ from composer_cli import options
 from composer_cli.printing import as_sentences
 
 if TYPE_CHECKING:
-    from stages.envs.swe.requirements import RequirementList, RequirementsReport
+    from stages.envs.swe.requirements import RequirementList
 
 INCOMPLETE = 3
 COLOURS = {"missing": 31, "note": 33, "ok": 32}
@@ -43,18 +43,12 @@ def check(
     if json:
         print_json(report.document())
     else:
-        print_text(page(report), COLOURS)
-    raise typer.Exit(0 if report.ready else INCOMPLETE)
-
-
-def page(report: "RequirementsReport") -> str:
-    """Return a report as text."""
-    rows = f"rows: {report.rows.state}, {report.rows.found}"
-    if report.ready:
-        end = f"Ready: `composer collect --env swe-lite` can begin here ({report.chosen})."
-    else:
+        rows = f"rows: {report.rows.state}, {report.rows.found}"
         end = "Not ready: what is marked missing is needed. `--env swe-mini` needs nothing but bubblewrap and pip."
-    return "\n\n".join([rows, *map(_requirements, report.ways), end])
+        if report.ready:
+            end = f"Ready: `composer collect --env swe-lite` can begin here ({report.chosen})."
+        print_text("\n\n".join([rows, *map(_requirements, report.ways), end]), COLOURS)
+    raise typer.Exit(0 if report.ready else INCOMPLETE)
 
 
 def _requirements(way: "RequirementList") -> str:

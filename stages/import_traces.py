@@ -18,7 +18,7 @@ from stages.formats.base import Reader
 from stages.formats.data_juicer import JuicerConfig
 from stages.formats.files import Source
 from stages.formats.reports import Sidecars
-from stages.formats.session import ImportSession, WorkerFiles, report, unit_of
+from stages.formats.session import ImportSession, WorkerFiles, read_into_journal, report, unit_of
 from stages.rollouts import gate
 from stages.rollouts.gate import Account
 from stages.runs.artifact import Inputs, RunWriter
@@ -120,7 +120,9 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Read a worker's files."""
     del inputs, config
     files_of_worker: WorkerFiles = out.found
-    files_of_worker.read_ahead(out)
+    for source, reader in files_of_worker.files:
+        if not out.finished(unit_of(source)):
+            read_into_journal(source, reader, files_of_worker.sidecars, out)
 
 
 def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: list[str]) -> None:

@@ -122,6 +122,7 @@ def state_of_exit(code: int) -> JobState:
     """Return the state of a job whose command ended with this exit code."""
     if code == 0:
         return JobState(COMPLETE)
+    # 128 + SIGINT, SIGKILL (out of memory, or a scheduler's last word) and SIGTERM.
     if code in (130, 137, 143):
         return JobState(INTERRUPTED, f"exit code {code}; the same command with --on goes on")
     meaning = EXIT_CODES.get(code)
@@ -186,6 +187,7 @@ def script(
     """
     lines = ["#!/bin/sh", head, "set -eu", "files=$(mktemp -d); export files"]
     for name, text in chain.files.items():
+        # The digest of the text ends its here-document, so that no line of the text can.
         end = f"END_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         newline = "" if text.endswith("\n") else "\n"
         lines.append(f"cat > \"$files\"/{name} <<'{end}'\n{text}{newline}{end}")

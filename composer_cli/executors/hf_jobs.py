@@ -90,11 +90,13 @@ class HfJobs:
         from huggingface_hub import Volume
 
         secrets, api = key_values(chain.keys), _api()
+        # Kept with the job: the token that asks for its state later may be of another user.
         namespace = where.namespace or _request(lambda: api.whoami()["name"])
         spec = self.spec(chain, where)
         given = {name: value for name, value in spec.items() if name not in ("keys", "script", "volumes")}
         in_doubt: list[Exception] = []
 
+        # A request that failed may have created the job: then its label finds it. 429 is refused before any work.
         def create() -> Any:
             if in_doubt and (found := next(iter(api.list_jobs(labels=spec["labels"], namespace=namespace)), None)):
                 return found
@@ -122,6 +124,7 @@ class HfJobs:
     def log(self, job: Mapping[str, Any], follow: bool) -> Iterator[str]:
         """Yield the lines of the service's log."""
         api, which = _api(), {"job_id": job["id"], "namespace": job["namespace"]}
+        # A followed log is a stream, which a second request would begin anew; only whole answers are asked for again.
         if not follow:
             yield from _request(lambda: list(api.fetch_job_logs(**which)))
             return

@@ -1,16 +1,39 @@
-"""The jobs that were submitted from here. The record of each is one JSON file, ARTIFACTS/submitted/NAME/job.json."""
+"""The jobs that were submitted from here: from the words of `composer run --on` to a record, a state and a log.
 
-from collections.abc import Iterator, Mapping
+The record of each job is one JSON file, ARTIFACTS/submitted/NAME/job.json. It holds names of keys, never their values.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from composer_cli.executors.base import CANCELLED, EXECUTORS, Executor, JobState, load, redact
-from stages.errors import BadInput, ComposerError, UsageError
-from stages.redaction import redacted
-from stages.runs import store
+from pydantic import BaseModel, create_model
 
+from composer_cli import settings
+from composer_cli.executors.base import (
+    CANCELLED,
+    EXECUTORS,
+    LOST,
+    QUEUED,
+    Executor,
+    JobState,
+    SubmittedChain,
+    load,
+    redact,
+)
+from composer_cli.printing import print_json, print_text
+from stages.errors import BadInput, ComposerError, UsageError
+from stages.redaction import redacted, redacted_value
+from stages.runs import store
+from stages.runs.config import Settings, StageConfig
+
+ON = "on"
+"""The table of settings of an executor; without --on it has no meaning."""
 FOLDER = "submitted"
 SHOWN = 20
 """Lines of a log that `composer show` prints."""
@@ -73,6 +96,160 @@ def find(root: Path, text: str, *, part: bool = True) -> SubmittedJob | None:
         some = ", ".join(job.name for job in fitting[-3:])
         raise UsageError(f"{len(fitting)} jobs fit {text!r}, for example {some}. Give more of the name.")
     return fitting[0] if fitting else None
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """The words of `composer run` that the job repeats."""
+
+    preset: str
+    config: Sequence[Path] = ()
+    policy: str | None = None
+    set_: Sequence[str] = ()
+    max_cost: float | None = None
+
+
+def split_on(layers: Sequence[settings.Tree]) -> tuple[list[settings.Tree], settings.Tree]:
+    """Return the layers without their tables `on`, and these tables merged into one."""
+    where: settings.Tree = {}
+    for layer in layers:
+        found = layer.get(ON, {})
+        if not isinstance(found, dict):
+            raise UsageError(
+                f"on = {found!r} is no table of settings. Write on.KEY=VALUE, and the executor behind --on."
+            )
+        where = settings.merge(where, found)
+    return [{key: value for key, value in layer.items() if key != ON} for layer in layers], where
+
+
+def submit_or_show(
+    word: str,
+    executor: Executor,
+    request: RunRequest,
+    configs: Mapping[str, StageConfig],
+    tree: settings.Tree,
+    artifacts: Path,
+    *,
+    clean: bool,
+    dry_run: bool,
+    json: bool,
+) -> None:
+    """Submit a chain, or with `dry_run` show what would be submitted, and print the result.
+
+    word: the executor's name. tree: its settings. Raises `UsageError` for what the executor cannot take.
+    """
+    if clean:
+        raise UsageError("--clean would delete at every launch what the one before did. Leave it out with --on.")
+    model = create_model("On", __base__=Settings, on=(executor.settings, ...))
+    where = settings.build(f"run --on {word}", model, [{ON: tree}]).on  # type: ignore[attr-defined]
+    for key, value in (part for title, config in configs.items() for part in _parts(title, config)):
+        if executor.shares_files or not isinstance(value, str):
+            continue
+        # A setting names a file of this machine by how it begins, or because there is one in the current folder.
+        path = value.partition(":")[2] if ":" in value else value
+        if path.startswith(("./", "../", "~")) or (os.sep in path[1:] and Path(path).exists()):
+            raise UsageError(
+                f"{key} = {value} lies on this machine, which {word} does not see. Give what it can reach: a hub id, "
+                "an address, or a path in its image or below /artifacts."
+            )
+    chain = _prepare(request, configs, where, artifacts)
+    if dry_run:
+        spec = _spec(executor, chain, where)
+        head = [f"{key}: {value}" for key, value in spec.items() if key != "script"]
+        text = "\n".join([*head, "script:", *(f"  {line}" for line in spec["script"].splitlines())])
+        print_json({"on": word, "spec": spec}) if json else print_text(text)
+        return
+    job = _submit(word, executor, chain, where)
+    if json:
+        print_json({"job": job})
+        return
+    print_text(
+        f"{job.name} is submitted to {word}.\n`composer status` says how it stands, "
+        f"`composer show {job.name} --follow` what it prints, `composer cancel {job.name}` stops it."
+    )
+
+
+def _prepare(request: RunRequest, configs: Mapping[str, StageConfig], where: Any, artifacts: Path) -> SubmittedChain:
+    """Return what would be submitted: words, the files that go along, the names of keys."""
+    path = Path(request.preset)
+    # An example that is not in the current folder is the one that came with Composer, which the job has too.
+    shipped = request.preset in settings.preset_names() or (path.parent == Path("examples") and not path.exists())
+    # The texts of files go along: what was submitted is what runs, whatever is edited here in the meantime.
+    texts = {} if shipped else {"preset.toml": settings.read_toml_text(path)}
+    words = ["run", "--preset", request.preset if shipped else "preset.toml"]
+    for number, file in enumerate(request.config, start=1):
+        texts[f"settings-{number}.toml"] = settings.read_toml_text(file)
+        words += ["--config", f"settings-{number}.toml"]
+    words += ["--policy", request.policy] if request.policy else []
+    for text in request.set_:
+        words += [] if text.strip().startswith(f"{ON}.") else ["--set", text]
+    words += ["--max-cost", str(request.max_cost)] if request.max_cost is not None else []
+    words += ["--on", where.workers] if where.workers else []
+    # Settings with a method `sends` (an export, a store of replicas) tell by it whether they need their key at all.
+    servers = [part for config in configs.values() for _, part in _parts("", config) if hasattr(part, "api_key_env")]
+    needed = [one.api_key_env for one in servers if one.api_key_env and (not hasattr(one, "sends") or one.sends())]
+    keys = list(dict.fromkeys([*needed, *where.keys]))
+    if clash := [name for name in where.env if name in keys]:
+        raise UsageError(f"on.env holds {clash[0]}, which is a key. Name it in on.keys and export it instead.")
+    digest = store.digest([words, texts, keys])[:6]
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem)[:32]  # what all executors take as a name
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{stem}-{digest}"
+    return SubmittedChain(name, artifacts / FOLDER / name, words, texts, keys)
+
+
+def _parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a setting and all that it holds (settings models, dicts, lists), each with its dotted key."""
+    yield key, value
+    named: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, BaseModel):
+        named = ((field, getattr(value, field)) for field in type(value).model_fields)
+    elif isinstance(value, dict):
+        named = value.items()
+    elif isinstance(value, (list, tuple)):
+        named = enumerate(value)
+    for name, part in named:
+        yield from _parts(f"{key}.{name}", part)
+
+
+def _spec(executor: Executor, chain: SubmittedChain, where: Any) -> dict[str, Any]:
+    """Return what would be submitted; raises `UsageError` where the settings hold the value of a key."""
+    spec = executor.spec(chain, where)
+    redact(chain.keys)
+    if redacted_value(spec) != spec:
+        raise UsageError(
+            "What would be submitted holds the value of a key. Take it out of the settings: its name is enough."
+        )
+    return spec
+
+
+def _submit(word: str, executor: Executor, chain: SubmittedChain, where: Any) -> SubmittedJob:
+    """Submit a chain once, and keep its record; refused while the same chain is queued or running there."""
+    for job in every(chain.folder.parents[1]):
+        # Names end with "-" and six digits of a digest of words, files and keys, after time and preset.
+        same = job.executor == word and job.name[-7:] == chain.name[-7:]
+        if same and not refreshed(job).state.over:
+            raise UsageError(f"This chain is {job.state.status} as {job.name}. `composer cancel {job.name}` stops it.")
+    job = SubmittedJob(
+        name=chain.name,
+        executor=word,
+        words=list(chain.words),
+        keys=list(chain.keys),
+        where=where.model_dump(),
+        submitted_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        spec=_spec(executor, chain, where),
+        state=JobState(QUEUED),
+    )
+    # Before the chain is submitted: where the answer of the service is lost, the record still tells of the job.
+    job = keep(chain.folder, job)
+    try:
+        return keep(chain.folder, job, found=executor.submit(chain, where))
+    except UsageError:
+        shutil.rmtree(chain.folder)  # nothing was submitted
+        raise
+    except BaseException as error:
+        reason = str(error) if isinstance(error, ComposerError) else type(error).__name__
+        keep(chain.folder, job, state=JobState(LOST, f"it may not have been submitted: {reason}"))
+        raise
 
 
 def refreshed(job: SubmittedJob) -> SubmittedJob:

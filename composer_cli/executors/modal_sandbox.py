@@ -82,6 +82,7 @@ class ModalSandbox:
         """Create the sandbox under the chain's name: Modal refuses a second one of that name."""
         spec = self.spec(chain, where)
         redact(chain.keys)
+        # Taken before the sandbox exists: `logs.fetch` needs a beginning, and none of its lines may be older.
         began = datetime.now(UTC).isoformat()
         with _sdk() as modal:
             app = modal.App.lookup(spec["app"], create_if_missing=True)
@@ -141,13 +142,10 @@ def _sdk() -> Iterator[Any]:
         raise UsageError("Modal's SDK is not installed. `pip install modal` brings it.") from None
     try:
         yield modal
-    except failure.AuthError as error:
-        raise UsageError(f"Modal refuses the token: {_first(error)}. `modal token new` makes one.") from None
-    except (failure.NotFoundError, failure.InvalidError, failure.AlreadyExistsError) as error:
-        raise UsageError(f"Modal refuses this job: {_first(error)}") from None
     except failure.Error as error:
-        raise InfrastructureError(f"Modal failed ({type(error).__name__}): {_first(error)}. Try again later.") from None
-
-
-def _first(error: BaseException) -> str:
-    return redacted((str(error).strip().splitlines() or [""])[0].rstrip("."))
+        reason = redacted((str(error).strip().splitlines() or [""])[0].rstrip("."))
+        if isinstance(error, failure.AuthError):
+            raise UsageError(f"Modal refuses the token: {reason}. `modal token new` makes one.") from None
+        if isinstance(error, (failure.NotFoundError, failure.InvalidError, failure.AlreadyExistsError)):
+            raise UsageError(f"Modal refuses this job: {reason}") from None
+        raise InfrastructureError(f"Modal failed ({type(error).__name__}): {reason}. Try again later.") from None

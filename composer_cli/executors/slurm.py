@@ -94,10 +94,14 @@ class Slurm:
         passed = [name for name in (*PASSED_ON, *chain.keys) if name in chain.keys or name in os.environ]
         options: dict[str, bool | int | str] = {
             "job-name": chain.name,
+            # `%` begins a pattern in names of output files: %j is the job's id.
             "output": str(folder / "log.txt").replace("%", "%%"),
             "open-mode": "append",
             "requeue": True,
+            # B: to the batch script alone, which passes the signal on; without it, to its children and not to itself.
             "signal": f"B:USR1@{where.warn_s}",
+            # By name, so that sbatch takes the values from this environment and no key is in the script. NIL passes
+            # no variable but Slurm's own.
             "export": ",".join(dict.fromkeys(passed)) or "NIL",
             **where.options,
         }
@@ -143,6 +147,7 @@ class Slurm:
             return JobState(STATUSES[word], ", ".join(part for part in (attempt, waits) if part not in ("", "None")))
         if word == "COMPLETED":
             return state_of_exit(0)
+        # "CODE:SIGNAL".
         if code := int(found.get("ExitCode", "0").partition(":")[0]):
             return state_of_exit(code)
         left = store.read_bytes(Path(job["folder"]) / "exit-code")

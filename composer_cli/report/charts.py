@@ -12,6 +12,7 @@ from composer_cli.show.facts import metric_titles
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     """Return round numbers that cover an interval, about as many as wanted."""
+    # An interval of no width (all rollouts passed) still needs an axis.
     span = max(high - low, 1e-9)
     rough = span / wanted
     size = 10.0 ** math.floor(math.log10(rough))
@@ -28,30 +29,26 @@ def place(value: float, marks: Sequence[float]) -> float:
 def arms(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """Return rows of pass@1 with intervals, in points; `marks` are the axis."""
     measured = [arm for arm in evaluation["arms"] if arm["pass_rate"] is not None]
-    marks = ticks(*_limits([(100 * arm["low"], 100 * arm["high"]) for arm in measured], within=(0.0, 100.0)))
-    rows = [
-        {"label": arm["arm"], **_interval(arm["low"], arm["pass_rate"], arm["high"], marks), **arm} for arm in measured
-    ]
+    ends = [100 * arm[end] for arm in measured for end in ("low", "high")] or [0.0, 100.0]
+    marks = ticks(max(min(ends), 0.0), min(max(ends), 100.0))
+    rows = [{"label": arm["arm"], **_interval(arm, "pass_rate", marks), **arm} for arm in measured]
     return {"marks": [(mark, place(mark, marks)) for mark in marks], "rows": rows}
 
 
 def differences(evaluation: Mapping[str, Any], of: str = "pass@1") -> dict[str, Any]:
     """Return rows of paired differences with intervals, in points; zero is always on the axis."""
     shown = [d for d in evaluation["differences"] if d["of"] == of]
-    marks = ticks(*_limits([(100 * d["low"], 100 * d["high"]) for d in shown] + [(-2.0, 2.0)]))
-    rows = [{"label": d["title"], **_interval(d["low"], d["estimate"], d["high"], marks), **d} for d in shown]
+    # At least 2 points to either side of zero, so that a difference of nothing is not drawn as a large one.
+    ends = [*(100 * d[end] for d in shown for end in ("low", "high")), -2.0, 2.0]
+    marks = ticks(min(ends), max(ends))
+    rows = [{"label": d["title"], **_interval(d, "estimate", marks), **d} for d in shown]
     return {"marks": [(mark, place(mark, marks)) for mark in marks], "rows": rows, "zero": place(0.0, marks)}
 
 
-def _interval(low: float, mid: float, high: float, marks: Sequence[float]) -> dict[str, float]:
-    left, right = place(100 * low, marks), place(100 * high, marks)
-    return {"left": left, "width": round(right - left, 2), "dot": place(100 * mid, marks)}
-
-
-def _limits(intervals: Iterable[tuple[float, float]], within: tuple[float, float] | None = None) -> tuple[float, float]:
-    ends = [end for interval in intervals for end in interval] or list(within or (0.0, 1.0))
-    low, high = min(ends), max(ends)
-    return (max(low, within[0]), min(high, within[1])) if within else (low, high)
+def _interval(measured: Mapping[str, Any], mid: str, marks: Sequence[float]) -> dict[str, float]:
+    """Return the places of an interval of shares (`low` to `high`) and of its estimate `mid`, in per cent."""
+    left, right = place(100 * measured["low"], marks), place(100 * measured["high"], marks)
+    return {"left": left, "width": round(right - left, 2), "dot": place(100 * measured[mid], marks)}
 
 
 def curves(trainings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -74,6 +71,7 @@ def _lines(
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
+    # Matplotlib salts ids with a random number and writes the date unless told otherwise. Text stays text.
     with rc_context({"svg.hashsalt": "composer", "svg.fonttype": "none", "font.size": 8}):
         figure = Figure(figsize=(3.4, 1.7), layout="constrained")
         axes = figure.add_subplot()

@@ -4,8 +4,8 @@
 trainings and the gradient probe found, examples worth reading, and where the numbers come from.
 """
 
-import base64
 import shlex
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,20 +75,19 @@ def chain(root: Path, wanted: Sequence[str]) -> list[Run]:
 
 def gather(chain: Sequence[Run]) -> dict[str, Any]:
     """Return the document about the runs of a chain, section by section."""
-
-    def of_stage(stage: str) -> list[Run]:
-        return [run for run in chain if run.manifest.stage == stage]
-
+    by_stage: dict[str, list[Run]] = defaultdict(list)
+    for run in chain:
+        by_stage[run.manifest.stage].append(run)
     last = chain[-1]
     return {
         "name": f"{last.manifest.stage}-{last.path.name}",
         "compared": compared(chain),
-        "evaluations": [_evaluation(run) for run in of_stage("evaluate")],
-        "trainings": [_training(run) for run in of_stage("train")],
-        "collections": [_collection(run) for run in of_stage("collect")],
-        "replays": [{"run": runs.name(run.path), **run.manifest.summary} for run in of_stage("replay-teachers")],
-        "extractions": [_extraction(run) for run in of_stage("extract-pairs")],
-        "probes": [_probe_verdict(run) for run in of_stage("probe-uat")],
+        "evaluations": [_evaluation(run) for run in by_stage["evaluate"]],
+        "trainings": [_training(run) for run in by_stage["train"]],
+        "collections": [_collection(run) for run in by_stage["collect"]],
+        "replays": [{"run": runs.name(run.path), **run.manifest.summary} for run in by_stage["replay-teachers"]],
+        "extractions": [_extraction(run) for run in by_stage["extract-pairs"]],
+        "probes": [_probe_verdict(run) for run in by_stage["probe-uat"]],
         "guards": [_guards(run) for run in chain if run.manifest.stage in GUARDS],
         "figures": [
             {
@@ -100,19 +99,10 @@ def gather(chain: Sequence[Run]) -> dict[str, Any]:
             for run in chain
             for name in run.manifest.summary.get("figures", [])
         ],
-        "examples": examples(of_stage("evaluate") or of_stage("collect")),
+        "examples": examples(by_stage["evaluate"] or by_stage["collect"]),
         "runs": [manifest_values(run) for run in chain],
         "cost_usd": sum(run.manifest.cost_usd for run in chain),
         "seconds": sum(run.manifest.seconds for run in chain),
-    }
-
-
-def images(chain: Sequence[Run]) -> dict[tuple[str, str], str]:
-    """Return the figures, base64, by run and name, for the page alone: the document has their numbers."""
-    return {
-        (runs.name(run.path), name): base64.b64encode(run.read_file(f"{name}.png") or b"").decode()
-        for run in chain
-        for name in run.manifest.summary.get("figures", [])
     }
 
 

@@ -1,8 +1,7 @@
 """What runs hold, for people: `composer show`, `status`, `query`, and the facts behind `report` and `view`.
 
 runs.py   - find runs, choose a stage's inputs, list runs with their status, follow what was made from what
-facts.py  - what one run tells: manifest, metrics, transcripts, rows
-text.py   - these facts as text
+facts.py  - what one run tells: manifest, metrics, transcripts, rows; as values and as text
 follow.py - live episodes and training steps
 parity.py - loss kernels and upstream's functions against the recorded numbers
 """

@@ -3,7 +3,7 @@
 `composer show`, `composer report` and `composer view` render these facts as text, as a file and as pages.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -11,7 +11,8 @@ from typing import Any
 
 import orjson
 
-from composer_cli.show.runs import name, references
+from composer_cli.printing import age, aligned, duration, visible, visible_line
+from composer_cli.show.runs import RunLine, name, references
 from stages.errors import UsageError
 from stages.messages import Message
 from stages.rollouts.trace import rollout_units, states
@@ -106,23 +107,25 @@ OUTCOME = ("arm", "reward", "passed", "gt_pass", "visible_pass", "hacked", "prot
 
 def transcripts(run: Run) -> list[Transcript]:
     """Return the transcripts that a run holds, finished or not; none for stages that play no rollouts."""
-    found = []
+    played: list[tuple[str, Row, list[Message]]] = []
     for unit in rollout_units(run.units()).values():
         steps, messages = unit["steps"], list[Message]()
         if steps:
+            # The state before the last action holds all messages but that action and what was observed after it.
             action, observation = steps[-1]["action"], steps[-1]["observation"]
             messages = [*states(steps)[-1], {"role": "assistant", "content": action}]
             messages += [{"role": "user", "content": observation}] if observation else []
-        found.append(Transcript(unit["rollout"]["rollout_id"], _outcome(unit["rollout"]), messages))
-    items = (unit["item"] for unit in run.units()) if run.manifest.stage == "evaluate" else ()
-    return found + [
-        Transcript(item["item_id"], _outcome(item), orjson.loads(item["transcript_json"])) for item in items
-    ]
-
-
-def _outcome(row: Row) -> dict[str, Any]:
-    known = {name: row[name] for name in OUTCOME if row.get(name) is not None}
-    return known | {name: row[name] for name in ("error_type", "error") if row[name] is not None}
+        played.append((unit["rollout"]["rollout_id"], unit["rollout"], messages))
+    # An evaluation keeps each conversation as a text in its item, without steps.
+    if run.manifest.stage == "evaluate":
+        items = (unit["item"] for unit in run.units())
+        played += [(item["item_id"], item, orjson.loads(item["transcript_json"])) for item in items]
+    found = []
+    for rollout_id, row, messages in played:
+        outcome = {column: row[column] for column in OUTCOME if row.get(column) is not None}
+        outcome |= {column: row[column] for column in ("error_type", "error") if row[column] is not None}
+        found.append(Transcript(rollout_id, outcome, messages))
+    return found
 
 
 def choose_transcripts(run: Run, wanted: str | None, number: int) -> list[Transcript]:
@@ -148,3 +151,90 @@ def first_rows(run: Run, number: int) -> dict[str, list[Row]]:
     names = [out["kind"].partition("/")[0] for out in run.manifest.outputs.values()]
     kinds = [KINDS[name] for name in names if name in KINDS and name != CHECKPOINT.name]
     return {str(kind): list(islice(run.scan(kind).rows(), number)) for kind in kinds}
+
+
+# The same facts as text, for `composer show`, `composer status` and `composer query`.
+
+RED, GREEN, YELLOW, BLUE = 31, 32, 33, 34
+COLOURS = {
+    "complete": GREEN,
+    "running": BLUE,
+    "queued": BLUE,
+    "cancelled": YELLOW,
+    "lost": RED,
+    "incomplete": YELLOW,
+    "interrupted": YELLOW,
+    "failed": RED,
+    "unreadable": RED,
+}
+"""The colour of each status, by its number in a terminal."""
+
+
+def status_tables(runs: Sequence[RunLine], jobs: Sequence[dict[str, Any]]) -> str:
+    """Return runs and submitted jobs as a table each, where there are any: words to the left, numbers to the right."""
+    cells = [
+        (
+            visible_line(line.run),
+            line.status,
+            age(line.age_s) if line.began else "",
+            f"{line.done}/{line.planned}" if line.planned else "",
+            f"{line.cost_usd:.2f}" if line.began else "",
+            duration(line.seconds) if line.seconds else "",
+            visible_line(line.reason),
+        )
+        for line in runs
+    ]
+    sides = ("left", "left", "right", "right", "right", "right", "left")
+    tables = [aligned(cells, ("run", "status", "age", "units", "USD", "took", "reason"), sides)] if runs else []
+    if jobs:
+        rows = [(job["job"], job["on"], job["status"], age(job["age_s"]), visible_line(job["reason"])) for job in jobs]
+        tables.append(aligned(rows, ("job", "on", "status", "age", "reason")))
+    return "\n\n".join(tables)
+
+
+def query_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
+    """Return the answer to a query as a table; columns of numbers to the right."""
+    cells = [
+        ["-" if v is None else visible_line(f"{v:.6g}" if isinstance(v, float) else str(v)) for v in row]
+        for row in rows
+    ]
+    numeric = [bool(rows) and all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(columns))]
+    return aligned(cells, columns, ["right" if number else "left" for number in numeric] if rows else None)
+
+
+def run_page(run: Run, transcripts: Iterable[Transcript], number: int) -> str:
+    """Return a run as text: facts, result, then these transcripts, or the first rows of its tables without any."""
+    facts = "\n".join([str(run.path), *(f"  {label:<8}{words}" for label, words in described(run).items())])
+    result = (run.read_file("report.txt") or b"").decode().strip()
+    shown = []
+    for transcript in transcripts:
+        outcome = ", ".join(f"{label} {_plain(value)}" for label, value in transcript.outcome.items())
+        messages = [f"\n{message['role']}\n{_indented(message['content'])}" for message in transcript.messages]
+        shown.append("\n".join([f"{transcript.rollout_id}: {outcome}", *messages]))
+    if not shown:
+        shown = [f"{kind}\n{_row(row)}" for kind, rows in first_rows(run, number).items() for row in rows]
+    return "\n\n".join(part for part in [facts, result, *shown] if part)
+
+
+def _row(row: Row) -> str:
+    """Return short values on one line each, long ones as a block, the last message of conversations; no token lists."""
+    lines = []
+    for column, value in row.items():
+        if value is None or (isinstance(value, list) and value and isinstance(value[0], (int, float))):
+            continue
+        if column.endswith("messages_json") and (messages := orjson.loads(value)):
+            lines.append(f"{column} (the last)\n{_indented(messages[-1]['content'])}")
+            continue
+        text = _plain(value)
+        lines.append(f"{column}\n{_indented(text)}" if "\n" in text or len(text) > 90 else f"{column:<18}{text}")
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _indented(content: str) -> str:
+    return "\n".join(f"    {line}" for line in visible(content).removesuffix("\n").split("\n"))

@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 from tabulate import tabulate
 
@@ -25,6 +26,7 @@ STALE_S = 10.0
 def view(run: Run) -> str:
     """Return the status of a run, with its live episodes or its last training steps, as text."""
     title = f"{run.path.name}: {run.manifest.status}"
+    # `live.json` is there while episodes are played here; a model in this process plays them in batches without it.
     if (live := run.live()) is not None:
         return _episodes(title, live)
     if rows := metric_rows(run, last=STEPS):
@@ -62,43 +64,47 @@ def follow(folder: Path, show: Callable[[str], None], every_s: float = 1.0) -> N
         time.sleep(every_s)
 
 
+@contextmanager
+def repeating(call: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Call a function in a thread every so many seconds until the block ends."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(every_s):
+            call()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        # Joined, so that nothing is printed once the block has ended.
+        over.set()
+        thread.join()
+
+
+@dataclass
 class Views:
-    """Views of several runs under way, refreshed every so often by a thread."""
+    """Views of several runs under way, by the titles of the runs; `refresh` is called in a thread."""
 
-    def __init__(self, every_s: float = 1.0) -> None:
-        self._every_s, self._over = every_s, threading.Event()
-        self._folders: dict[str, Callable[[], Path | None]] = {}
-        self._texts: dict[str, str] = {}
-        self._thread = threading.Thread(target=self._refresh, daemon=True)
-
-    def add(self, title: str, folder: Callable[[], Path | None]) -> None:
-        """Show this run too; `folder` returns its folder, or None before there is one."""
-        self._folders[title] = folder
+    folders: dict[str, Callable[[], Path | None]] = field(default_factory=dict)
+    """Return the folder of a run, or None before it has one."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """The newest view of each run, in the order in which the runs began."""
 
     def remove(self, title: str) -> None:
         """Stop showing this run."""
-        self._folders.pop(title, None)
-        self._texts.pop(title, None)
+        self.folders.pop(title, None)
+        self.texts.pop(title, None)
 
-    def texts(self) -> list[str]:
-        """Return the newest views, in the order in which the runs began."""
-        return list(self._texts.values())
-
-    def _refresh(self) -> None:
-        while not self._over.wait(self._every_s):
-            for title, find_folder in list(self._folders.items()):
-                try:
-                    folder = find_folder()
-                    text = view(Run(folder)) if folder else ""
-                except (BadInput, OSError):  # the run's folder is being made or cleaned up
-                    continue
-                if text and title in self._folders:
-                    self._texts[title] = text
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
+    def refresh(self) -> None:
+        """Read all runs again."""
+        for title, find_folder in list(self.folders.items()):
+            try:
+                folder = find_folder()
+                text = view(Run(folder)) if folder else ""
+            except (BadInput, OSError):  # the run's folder is being made or cleaned up
+                continue
+            # The run may have been removed while it was read.
+            if text and title in self.folders:
+                self.texts[title] = text

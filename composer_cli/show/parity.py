@@ -5,30 +5,29 @@ from typing import Any
 from stages.checkout import add_to_path
 
 
-def check_kernels() -> dict[str, Any]:
-    """Run our loss kernels on every recorded case; `same` when there are records and no case drifted."""
+def compare(against: str | None) -> dict[str, Any]:
+    """Run our loss kernels on every recorded case, or upstream's functions in the clone `against` on its own cases.
+
+    `same`: there are records and no case of our kernels drifted; upstream's functions match one recorded version.
+    """
+    # Records and checks are in the checkout alone: an installed Composer has no tests.
     add_to_path("tests/parity")
+    from parity import against as upstream  # type: ignore[import-not-found,unused-ignore]
     from parity.check import GOLDEN, check_file  # type: ignore[import-not-found,unused-ignore]
 
-    files = {file.name: check_file(file) for file in sorted(GOLDEN.glob("*.json"))}
-    versions = [_version(name, None, results) for name, results in files.items()]
-    same = bool(files) and not any(version["drifted"] for version in versions)
+    found = upstream.compare(against) if against else None
+    if found:
+        recorded = [(version.file, version.commit, version.results) for version in found.versions]
+    else:
+        recorded = [(file.name, None, check_file(file)) for file in sorted(GOLDEN.glob("*.json"))]
+    versions: list[dict[str, Any]] = []
+    for file, commit, results in recorded:
+        failed = [{"case": one.case, "reason": one.reason} for one in results if one.status == "failed"]
+        versions.append({"file": file, "recorded_at": commit, "cases": len(results), "drifted": failed})
+    if found:
+        return {"of": found.repo, "commit": found.commit, "versions": versions, "same": found.same}
+    same = bool(versions) and not any(version["drifted"] for version in versions)
     return {"of": "kernels", "commit": None, "versions": versions, "same": same}
-
-
-def compare_upstream(against: str) -> dict[str, Any]:
-    """Run upstream's functions in a clone on its recorded cases; `same` when they match one recorded version."""
-    add_to_path("tests/parity")
-    from parity.against import compare  # type: ignore[import-not-found,unused-ignore]
-
-    found = compare(against)
-    versions = [_version(version.file, version.commit, version.results) for version in found.versions]
-    return {"of": found.repo, "commit": found.commit, "versions": versions, "same": found.same}
-
-
-def _version(file: str, commit: str | None, results: Any) -> dict[str, Any]:
-    failed = [{"case": result.case, "reason": result.reason} for result in results if result.status == "failed"]
-    return {"file": file, "recorded_at": commit, "cases": len(results), "drifted": failed}
 
 
 def page(found: dict[str, Any]) -> str:

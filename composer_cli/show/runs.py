@@ -12,7 +12,6 @@ from stages import STAGES, command_words, stage_order
 from stages.errors import BadInput, UsageError
 from stages.runs import artifact, bucket, runner
 from stages.runs.artifact import InputRef, Inputs, Manifest, Run
-from stages.runs.records import Kind
 from stages.runs.stage import assign_inputs, load_stage
 
 
@@ -65,6 +64,7 @@ def find(root: Path, text: str) -> Path:
 
 def latest(root: Path, stage: str) -> Path | None:
     """Return the newest finished run of a stage: the target of `latest`, or the last by name where that was deleted."""
+    # `latest` is a link, which may point to a folder that was deleted since.
     if (root / stage / "latest" / "manifest.json").is_file():
         return (root / stage / "latest").resolve()
     for path in sorted((p.parent for p in (root / stage).glob("*/manifest.json")), reverse=True):
@@ -115,19 +115,13 @@ def references(record: Manifest) -> list[InputRef]:
 
 def made_from(root: Path, run: Run) -> list[Run]:
     """Return the runs that read this one, oldest first."""
+    # By fingerprint and name, not by path: artifacts folders are moved and copied.
     wanted = (run.manifest.fingerprint, run.path.name)
     return [
         one
         for one in readable(root)
         if wanted in {(ref.fingerprint, Path(ref.path).name) for ref in references(one.manifest)}
     ]
-
-
-def descendants_with(root: Path, run: Run, kind: Kind) -> list[Run]:
-    """Return the complete runs with records of a kind among those made from this run, and from these in turn."""
-    children = made_from(root, run)
-    found = {one.path: one for one in [*children, *(g for child in children for g in made_from(root, child))]}
-    return [one for one in found.values() if one.holds(kind) and one.manifest.status == "complete"]
 
 
 def with_ancestors(ends: Sequence[Run]) -> list[Run]:
@@ -173,32 +167,34 @@ def lines(root: Path, *, versions: bool = True) -> list[RunLine]:
 
     versions: whether a run counts as out of date for its stage's newer version, which imports every stage there is.
     """
-    return [_line(folder, versions) for folder in folders(root)]
-
-
-def _line(folder: Path, versions: bool) -> RunLine:
-    try:
-        record = artifact.read_manifest(folder)
-    except BadInput as error:
-        return RunLine(name(folder), "unreadable", reason=str(error))
-    began, planned = datetime.fromisoformat(record.started_at), record.counts.get("planned", 0)
-    return RunLine(
-        run=name(folder),
-        status=record.status,
-        began=record.started_at,
-        age_s=(datetime.now(UTC) - began).total_seconds(),
-        done=record.counts.get("done", planned if record.status == "complete" else 0),
-        planned=planned,
-        cost_usd=record.cost_usd,
-        seconds=record.seconds,
-        reason=_reason(folder, record, versions),
-    )
+    found = []
+    for folder in folders(root):
+        try:
+            record = artifact.read_manifest(folder)
+        except BadInput as error:
+            found.append(RunLine(name(folder), "unreadable", reason=str(error)))
+            continue
+        began, planned = datetime.fromisoformat(record.started_at), record.counts.get("planned", 0)
+        line = RunLine(
+            run=name(folder),
+            status=record.status,
+            began=record.started_at,
+            age_s=(datetime.now(UTC) - began).total_seconds(),
+            done=record.counts.get("done", planned if record.status == "complete" else 0),
+            planned=planned,
+            cost_usd=record.cost_usd,
+            seconds=record.seconds,
+            reason=_reason(folder, record, versions),
+        )
+        found.append(line)
+    return found
 
 
 def _reason(folder: Path, record: Manifest, versions: bool) -> str:
     """Return why a run is not complete, or no longer up to date; empty when it is both."""
     if record.status == "running":
         try:
+            # Only the process that works in a folder holds its lock: no process, no lock, whatever the manifest says.
             with runner.locked(folder):
                 return "its process ended without finishing; --resume goes on"
         except UsageError:  # another process holds the folder

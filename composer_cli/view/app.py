@@ -1,11 +1,13 @@
-"""The web application of `composer view`: who may ask, the pages, and the server on loopback.
+"""The web application of `composer view`: who may ask, the pages, the server on loopback, the list and the curves.
 
 Every answer is made anew from the files on disk, and nothing is ever written.
 """
 
+import math
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -20,15 +22,23 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from composer_cli.printing import age, duration, visible
+from composer_cli.report.charts import ticks
 from composer_cli.show import facts
 from composer_cli.show import runs as run_folders
-from composer_cli.view import catalog, transcript
+from composer_cli.show.facts import METRICS, metric_rows
+from composer_cli.show.runs import RunLine, lines
+from composer_cli.view import transcript
 from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import queries
 from stages.runs.artifact import Run
 from stages.runs.queries import RolloutFilter
 from stages.runs.records import EVAL_ITEM
 
+HEADLINES = ("verdict", "decision", "mean_reward", "pairs", "pairs_per_trace", "arm", "cleaner")
+"""The conclusions of a run that its line in the list shows."""
+WIDTH, HEIGHT, LEFT, BOTTOM = 320.0, 150.0, 44.0, 22.0
+MOST = 12
+"""Curves on a page."""
 HOST = "127.0.0.1"
 HOSTS = [HOST, "localhost"]
 POLICY = (
@@ -61,12 +71,15 @@ class TokenGuard:
         """Answer, or refuse with 403 before any other part of the address is read."""
 
         async def send_with_headers(message: Any) -> None:
+            # Here rather than in the pages, so that static files and refusals carry the headers too.
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
+        # Neither WebSockets nor lifespan events: the pages need none.
         if scope["type"] != "http":
             return
+        # Compared in constant time, so that the time of an answer tells nothing about the token.
         if not secrets.compare_digest(scope["path"][: len(self._prefix) + 1].encode(), f"{self._prefix}/".encode()):
             await PlainTextResponse(REFUSED, 403, headers=HEADERS)(scope, receive, send)
             return
@@ -136,24 +149,24 @@ class Pages:
     def runs(self, request: Request) -> Response:
         """Show all runs, or those that fit the search."""
         wanted = {name: request.query_params.get(name, "") for name in ("text", "stage", "status")}
-        every = catalog.listed(self._root)
-        listed = [one for one in every if catalog.fits(one, **wanted)]
+        every = listed(self._root)
+        found = [one for one in every if fits(one, **wanted)]
         return self._page(
             "runs",
             title="Runs",
             wanted=wanted,
-            listed=listed,
+            listed=found,
             every=len(every),
             stages=sorted({one.stage for one in every}),
             statuses=sorted({one.line.status for one in every}),
-            live=any(one.line.reason == "in progress" for one in listed),
+            live=any(one.line.reason == "in progress" for one in found),
         )
 
     def run(self, request: Request) -> Response:
         """Show one run: facts, curves, figures, and a page of its rollouts."""
         run = self._run(request)
         wanted, offset = _wanted(request)
-        found = queries.page(run, wanted, offset, SIZE) if queries.holds_rollouts(run) else None
+        found = queries.page(run, wanted, offset, SIZE)
         name = run_folders.name(run.path)
         inputs = [run_folders.name(Path(ref.path)) for ref in run_folders.references(run.manifest)]
         return self._page(
@@ -165,7 +178,7 @@ class Pages:
             report=(run.read_file("report.txt") or b"").decode(errors="replace").strip(),
             inputs=[(one, (self._root / one / "manifest.json").is_file()) for one in inputs],
             made=[run_folders.name(one.path) for one in run_folders.made_from(self._root, run)],
-            curves=catalog.curves(run),
+            curves=curves(run),
             figures=run.manifest.summary.get("figures", []),
             found=found,
             wanted=wanted.__dict__,
@@ -205,6 +218,7 @@ class Pages:
     def figure(self, request: Request) -> Response:
         """Return a figure of the probe, one of those that its manifest names."""
         run, name = self._run(request), request.path_params["name"]
+        # Only names that the manifest lists: any other could lead out of the run's folder.
         data = run.read_file(f"{name}.png") if name in run.manifest.summary.get("figures", []) else None
         if data is None:
             raise BadInput(f"{run_folders.name(run.path)} has no figure {name!r}. Its page shows those that it has.")
@@ -241,6 +255,7 @@ def _wanted(request: Request) -> tuple[RolloutFilter, int]:
     asked = request.query_params
     offset = asked.get("offset", "0")
     reward = asked.get("reward", "")
+    # What an address asks for may be anything; an unknown reward or offset counts as none.
     wanted = RolloutFilter(
         text=asked.get("text", ""),
         task=asked.get("task", ""),
@@ -267,6 +282,7 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> None:
             raise UsageError(
                 f"Port {port} cannot be used ({error}). Choose another with --port, or leave it out."
             ) from None
+        # Bound here and not by uvicorn: the address with the port that was free is told only once it accepts requests.
         listener.listen(128)
         config = uvicorn.Config(
             build(root, token), log_level="warning", access_log=False, server_header=False, lifespan="off"
@@ -276,3 +292,84 @@ def serve(root: Path, port: int, tell: Callable[[str], None]) -> None:
             uvicorn.Server(config).run(sockets=[listener])
         except KeyboardInterrupt:
             return  # Ctrl-C is how one ends it
+
+
+# The list of runs with its search, and the curves of a training.
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """One line of the list."""
+
+    line: RunLine
+    stage: str
+    headline: dict[str, Any]
+
+
+def listed(root: Path) -> list[ListedRun]:
+    """Return all runs with their headlines, newest first."""
+    found = []
+    for line in lines(root, versions=False):
+        summary = {} if line.status == "unreadable" else Run(root / line.run).manifest.summary
+        headline = {name: summary[name] for name in HEADLINES if summary.get(name) is not None}
+        found.append(ListedRun(line, line.run.partition("/")[0], headline))
+    return sorted(found, key=lambda one: one.line.began, reverse=True)
+
+
+def fits(one: ListedRun, text: str, stage: str, status: str) -> bool:
+    """Whether a run is of this stage and status, and the text occurs in its name, status, reason or headline.
+
+    An empty word fits every run.
+    """
+    searched = f"{one.line.run} {one.line.status} {one.line.reason} {one.headline}".lower()
+    return text.lower() in searched and stage in ("", one.stage) and status in ("", one.line.status)
+
+
+@dataclass(frozen=True)
+class MetricCurve:
+    """One metric as an SVG path without styles, so that a page's colours hold in light and dark.
+
+    Places are in units of the drawing, WIDTH by HEIGHT; marks of both axes are pairs (place, label).
+    """
+
+    title: str
+    last: float
+    path: str
+    marks_x: list[tuple[float, str]]
+    marks_y: list[tuple[float, str]]
+
+
+def curves(run: Run) -> list[MetricCurve]:
+    """Return curves of the metrics logged so far, the report's first; other metrics that are constant are left out."""
+    rows = metric_rows(run)
+    series: dict[str, list[tuple[float, float]]] = {}
+    for name in dict.fromkeys([*METRICS, *(name for row in rows for name in row)]):
+        points = [
+            (float(row.get("step", i)), float(value))
+            for i, row in enumerate(rows)
+            if isinstance(value := row.get(name), (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        ]
+        if name in METRICS or (name not in ("step", "epoch", "num_tokens") and len({y for _, y in points}) > 1):
+            series[name] = points
+    return [_curve(METRICS.get(name, name), points) for name, points in series.items() if len(points) > 1][:MOST]
+
+
+def _curve(title: str, points: Sequence[tuple[float, float]]) -> MetricCurve:
+    axes = []
+    for values, wanted in (([x for x, _ in points], 4), ([y for _, y in points], 3)):
+        low, high = min(values), max(values)
+        # A constant metric still needs an axis of some width.
+        axes.append(ticks(low, high, wanted) if high > low else ticks(low - 0.5, high + 0.5, wanted))
+    across, up = axes
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        """Return a point's place in the drawing; SVG counts down from the top."""
+        return (
+            round(LEFT + (x - across[0]) / (across[-1] - across[0]) * (WIDTH - LEFT - 8), 1),
+            round(6 + (1 - (y - up[0]) / (up[-1] - up[0])) * (HEIGHT - BOTTOM - 6), 1),
+        )
+
+    path = "M" + " L".join("{},{}".format(*place(x, y)) for x, y in points)
+    marks_x = [(place(mark, up[0])[0], f"{mark:g}") for mark in across if mark == int(mark)]
+    marks_y = [(place(across[0], mark)[1], f"{mark:.4g}") for mark in up]
+    return MetricCurve(title, points[-1][1], path, marks_x, marks_y)

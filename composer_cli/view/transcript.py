@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from composer_cli.show.runs import descendants_with
+from composer_cli.show.runs import made_from
 from stages.messages import Message
 from stages.runs import queries
 from stages.runs.artifact import Run
@@ -109,9 +109,14 @@ def transcript(root: Path, run: Run, rollout_id: str) -> TranscriptView | None:
                 failed=FAILED_TEST.findall(observation),
                 by_id=tokenizer is None,
                 answers=sorted(by_action.items(), key=lambda item: -len(item[1])),
-                pairs=[ShownPair(pair, difference(pair)) for pair in pairs.get(step["state_sha256"], [])],
+                pairs=[],
             )
         )
+        for pair in pairs.get(step["state_sha256"], []):
+            rejected, chosen = (str(pair[name]).splitlines() for name in ("rejected", "chosen"))
+            # Without the two lines that name files. Equal texts have no diff, and no line.
+            lines = list(unified_diff(rejected, chosen, lineterm="", n=2))[2:]
+            views[-1].pairs.append(ShownPair(pair, block("\n".join(lines)) if lines else []))
     return TranscriptView(rollout_id, outcome, views, _conversation(row.get("transcript_json")))
 
 
@@ -125,7 +130,12 @@ def item(row: Row) -> TranscriptView:
 def _rows_by_state(root: Path, run: Run, kind: Kind, states: Sequence[str]) -> dict[str, list[Row]]:
     """Return the rows about these states in the runs made from this one, each with its run."""
     found: dict[str, list[Row]] = {}
-    for other in descendants_with(root, run, kind):
+    # Teachers' actions are in the runs made from this one, pairs in those made from these.
+    children = made_from(root, run)
+    others = {one.path: one for one in [*children, *(g for child in children for g in made_from(root, child))]}
+    for other in others.values():
+        if not other.holds(kind) or other.manifest.status != "complete":
+            continue
         for row in queries.at_states(other, kind, states):
             found.setdefault(row["state_sha256"], []).append({**row, "run": other})
     return found
@@ -140,22 +150,16 @@ def block(text: str) -> list[MarkedLine]:
     """Return the lines of a text; in a diff added and removed lines are marked, elsewhere reports of failures."""
     lines = text.split("\n")
     is_diff = any(line.startswith("@@ ") for line in lines)
-    return [
-        MarkedLine(line, _kind_in_diff(line) if is_diff else "bad" if BAD_LINE.match(line) else "") for line in lines
-    ]
-
-
-def difference(pair: Row) -> list[MarkedLine]:
-    """Return the diff from the rejected to the chosen action, without its two lines of file names."""
-    rejected, chosen = (str(pair[name]).splitlines() for name in ("rejected", "chosen"))
-    lines = list(unified_diff(rejected, chosen, lineterm="", n=2))[2:]
-    return [MarkedLine(line, _kind_in_diff(line)) for line in lines]
-
-
-def _kind_in_diff(line: str) -> str:
-    if line.startswith(("+++", "---", "diff ", "@@")):
-        return "hunk"
-    return {"+": "add", "-": "del"}.get(line[:1], "")
+    marked = []
+    for line in lines:
+        if not is_diff:
+            kind = "bad" if BAD_LINE.match(line) else ""
+        elif line.startswith(("+++", "---", "diff ", "@@")):
+            kind = "hunk"
+        else:
+            kind = {"+": "add", "-": "del"}.get(line[:1], "")
+        marked.append(MarkedLine(line, kind))
+    return marked
 
 
 def pieces(row: Row, tokenizer: "Tokenizer | None") -> list[TokenPiece]:
@@ -163,22 +167,17 @@ def pieces(row: Row, tokenizer: "Tokenizer | None") -> list[TokenPiece]:
     ids, logprobs = row.get("completion_token_ids"), row.get("logprobs")
     if not ids or not logprobs or len(ids) != len(logprobs):
         return []
-    if tokenizer is None:
-        return [TokenPiece(f"{token} ", value, level(value)) for token, value in zip(ids, logprobs, strict=True)]
     found, held, total = list[TokenPiece](), list[int](), 0.0
     for number, (token, value) in enumerate(zip(ids, logprobs, strict=True), start=1):
         held.append(token)
         total += value
-        text = tokenizer.decode(held, skip_special_tokens=False)
+        # A character may be cut into several tokens, which decode to U+FFFD until the last of them.
+        text = tokenizer.decode(held, skip_special_tokens=False) if tokenizer else f"{token} "
         if number == len(ids) or not text.endswith(UNFINISHED):
-            found.append(TokenPiece(text, total, level(total)))
+            # Level 0 is for what was nearly certain, 5 for what was nearly impossible.
+            found.append(TokenPiece(text, total, sum(total < edge for edge in LEVELS)))
             held, total = [], 0.0
     return found
-
-
-def level(logprob: float) -> int:
-    """Return 0 for what was nearly certain, up to 5 for what was nearly impossible."""
-    return sum(logprob < edge for edge in LEVELS)
 
 
 def find_tokenizer(run: Run, root: Path) -> "Tokenizer | None":

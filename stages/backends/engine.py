@@ -1,4 +1,4 @@
-"""Engines, which call a function with each of many jobs in worker processes: of this machine, or of a Ray cluster.
+"""Engines: pools of worker processes, of this machine or of a Ray cluster, that call a function with each of many jobs.
 
 Every job is done at least once, in no fixed order. `find_engine` resolves the words after `--on`.
 """
@@ -22,7 +22,7 @@ from stages.errors import InfrastructureError, UsageError
 JobT = TypeVar("JobT")
 ResultT = TypeVar("ResultT")
 TRIES = 5
-"""How often a job is begun whose workers die: a job that takes all memory would otherwise be repeated for ever."""
+"""Attempts at a job whose workers die: a job that takes all memory would otherwise be repeated for ever."""
 WAKE_S = 0.2
 """Seconds that a wait for results lasts at most, so that signals are handled."""
 ENGINES = ("processes", "ray")
@@ -33,13 +33,13 @@ class Engine(Protocol):
     """A pool of workers. A job that is lost with its worker is repeated by another, so a job has to be repeatable."""
 
     workers: int
-    """How many jobs run at the same time."""
+    """The number of jobs that run at the same time."""
 
     def map(self, function: Callable[[JobT], ResultT], jobs: Iterable[JobT]) -> Iterator[tuple[JobT, ResultT]]:
         """Yield each job with the result of the function, in the order in which they finish.
 
-        The next job is drawn when a worker is free for it. `function` belongs to a module, jobs and results can be
-        pickled, and it does not raise. Raises `InfrastructureError` where workers die of a job, or all are gone.
+        The next job is drawn when a worker is free for it. `function` is importable from a module and does not raise;
+        jobs and results can be pickled. Raises `InfrastructureError` when workers die of a job, or all are gone.
         """
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class Engine(Protocol):
 
 
 def find_engine(word: str) -> Engine:
-    """Return the engine of this name; `UsageError` for another word, or where the engine is not installed."""
+    """Return the engine of this name; `UsageError` for another word, or when the engine is not installed."""
     check_engine(word)
     kind, _, rest = word.partition(":")
     return ProcessEngine(int(rest)) if kind == "processes" else RayEngine(word if rest else None)
@@ -81,7 +81,7 @@ class ProcessEngine:
 
     def close(self) -> None:
         """End the processes."""
-        for worker in self._idle:
+        for worker in self._idle:  # all pipes first, so that the processes end at the same time
             worker.pipe.close()
         for worker in self._idle:
             worker.process.join()
@@ -101,6 +101,7 @@ class ProcessEngine:
                         worker.pipe.send((function, worker.job))
                 if not busy:
                     return
+                # The pipe of a worker that died is ready, too, and `recv` raises.
                 for pipe in wait(list(busy), WAKE_S):
                     worker = busy.pop(pipe)  # type: ignore[call-overload]  # wait() returns what it was given
                     try:
@@ -116,7 +117,7 @@ class ProcessEngine:
                             ) from None
                         again.append((worker.number, worker.job))
                     else:
-                        self._idle.append(worker)
+                        self._idle.append(worker)  # before the yield: the caller may not come back for more
                         yield worker.job, result
         finally:
             for worker in busy.values():
@@ -124,13 +125,14 @@ class ProcessEngine:
                 worker.process.join()
 
     def _start(self) -> _Worker:
+        # spawn, not fork: the parent has threads (torch, DuckDB, pyarrow), whose locks a fork would copy as held.
         here, there = multiprocessing.Pipe()
         threads = max(1, len(os.sched_getaffinity(0)) // self.workers)
         process = multiprocessing.get_context("spawn").Process(
             target=_serve, args=(there, os.getpid(), threads), daemon=True
         )
         process.start()
-        there.close()
+        there.close()  # else this process would hold the other end open, and never see that the worker died
         return _Worker(process, here)
 
 
@@ -161,7 +163,7 @@ class RayEngine:
     """
 
     def __init__(self, address: str | None = None) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send statistics to its makers
         try:
             import ray
         except ImportError:
@@ -193,7 +195,7 @@ class RayEngine:
                 if not working:
                     return
                 for ready in self._ray.wait(list(working), timeout=WAKE_S)[0]:
-                    result = self._ray.get(ready)
+                    result = self._ray.get(ready)  # raises for a job whose worker died `TRIES` times
                     yield working.pop(ready), result
         except self._ray.exceptions.RayError as error:
             raise InfrastructureError(

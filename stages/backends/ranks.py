@@ -1,7 +1,7 @@
-"""The processes of one training, as torchrun starts them: what they tell each other, and the mean of their gradients.
+"""The processes of one training, as torchrun starts them: collectives on Python values, weights and gradients.
 
-Every process works the same way through the same calls; each call here is made by all of them, in the same order.
-Values other than gradients are pickled and travel over gloo, whatever the device.
+Every process makes the same calls to this module in the same order; a process that makes another call would wait for
+ever. Values other than gradients are pickled and sent over gloo, whatever the device.
 """
 
 import atexit
@@ -18,31 +18,28 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 PATIENCE = timedelta(hours=12)
-"""How long one waits for another that still lives: rollouts differ by hours. One that died is noticed at once."""
+"""The time that a process waits for another that is alive: rollouts differ by hours. A dead one is noticed at once."""
 BUCKET = 2**26
-"""Elements of gradients that are summed in one message."""
+"""Elements of gradients that are summed in one message: 256 MiB in float32, which is also the size of the copy."""
 
 
 def world_size() -> int:
-    """How many processes torchrun started; 1 without it."""
+    """Return the number of processes that torchrun started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class Ranks:
-    """This process among `count`; alone it talks to nobody, and everything is what it was given."""
+    """The collectives of this process, one of `count`; alone, each returns its argument without torch.distributed."""
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count
-        self._begun: bool | None = None
-        """Whether the others were told to begin; None outside of `leading`."""
-
-    @property
-    def first(self) -> bool:
+        self.first = rank == 0
         """Whether this is the process that writes the run."""
-        return self.rank == 0
+        self._begun: bool | None = None
+        """Whether the other processes were told to begin; None outside of `leading`."""
 
     def gather(self, value: Value) -> list[Value]:
-        """The value of every process, in the order of ranks, on all of them."""
+        """Return the value of every process, in the order of ranks, on all of them."""
         if self.count == 1:
             return [value]
         from torch import distributed
@@ -52,7 +49,7 @@ class Ranks:
         return values
 
     def gather_to_rank0(self, value: Value) -> list[Value]:
-        """The value of every process, in the order of ranks, on the first; elsewhere one's own alone."""
+        """Return the value of every process, in the order of ranks, on rank 0; elsewhere only this process's value."""
         if self.count == 1:
             return [value]
         from torch import distributed
@@ -62,7 +59,7 @@ class Ranks:
         return [value] if values is None else values
 
     def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
-        """What the first process makes, on all of them."""
+        """Return on all processes the value that `make` returns on rank 0; it is called there only."""
         if self.count == 1:
             return make()
         from torch import distributed
@@ -74,10 +71,11 @@ class Ranks:
 
     @contextmanager
     def naming_lost_peers(self) -> Iterator[None]:
-        """Work that needs the others: `InfrastructureError` where one of them is gone."""
+        """Raise `InfrastructureError` when a process that the block needs is gone."""
         try:
             yield
         except RuntimeError as error:
+            # torch.distributed has no exception for a lost peer; the message names the backend of the connection.
             if self.count == 1 or not any(word in str(error).lower() for word in ("gloo", "nccl")):
                 raise
             raise InfrastructureError(
@@ -87,7 +85,7 @@ class Ranks:
 
     @contextmanager
     def leading(self) -> Iterator[None]:
-        """In the first process around all its work: the others wait until it says `begin`, or ends without."""
+        """Enclose all work of rank 0: the other processes wait until it calls `begin`, or the block ends without."""
         if self._begun is not None:
             yield
             return
@@ -100,21 +98,21 @@ class Ranks:
             self._begun = None
 
     def begin(self) -> None:
-        """Let the others begin, too."""
+        """Let the other processes begin."""
         if self._begun is False:
             self._begun = self.broadcast_from_rank0(lambda: True)
 
     def total(self, values: "Tensor") -> "Tensor":
-        """The sum over the processes of tensors of one shape."""
+        """Return the sum of the processes' tensors, all of one shape."""
         if self.count > 1:
             from torch import distributed
 
-            values = values.clone()
+            values = values.clone()  # all_reduce() works in place
             distributed.all_reduce(values)
         return values
 
     def broadcast_weights(self, parameters: "Iterable[Tensor]") -> None:
-        """Give every process the first one's weights, those that learn; frozen ones come from the same files."""
+        """Give every process the trained weights of rank 0; frozen ones were read from the same files."""
         if self.count > 1:
             from torch import distributed
 
@@ -123,7 +121,7 @@ class Ranks:
                     distributed.broadcast(parameter.data, 0)
 
     def average_gradients(self, parameters: "Iterable[Tensor]") -> None:
-        """Replace each gradient by its mean over the processes; one that is nowhere stays None."""
+        """Replace each gradient by its mean over the processes; one that no process has stays None."""
         if self.count == 1:
             return
         import torch
@@ -132,6 +130,7 @@ class Ranks:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if not trained:
             return
+        # A process whose rollouts did not reach a parameter has no gradient of it, but must take part in its sum.
         held = torch.tensor([p.grad is not None for p in trained], dtype=torch.int32, device=trained[0].device)
         distributed.all_reduce(held, distributed.ReduceOp.MAX)
         learning = [p for p, somewhere in zip(trained, held.tolist(), strict=True) if somewhere]
@@ -146,7 +145,7 @@ class Ranks:
 
 
 def buckets(gradients: "list[Tensor]", elements: int = BUCKET) -> "Iterator[list[Tensor]]":
-    """Neighbours of one type, up to so many elements; a larger one is alone."""
+    """Yield neighbouring gradients of one type, together at most so many elements; a larger gradient is alone."""
     bucket: list[Tensor] = []
     for gradient in gradients:
         full = bucket and sum(g.numel() for g in bucket) + gradient.numel() > elements
@@ -162,9 +161,9 @@ _here: Ranks | None = None
 
 
 def join(kind: type[Ranks] | None = None) -> Ranks:
-    """This process among those that torchrun started, which then know each other; alone where it started none.
+    """Return the collectives of this process, after connecting to the other processes that torchrun started, if any.
 
-    kind: another way to talk, from now on.
+    kind: a class that replaces `Ranks` from now on.
     """
     global _here
     if _here is None or kind is not None:
@@ -172,22 +171,16 @@ def join(kind: type[Ranks] | None = None) -> Ranks:
     return _here
 
 
-def _leave() -> None:
-    """End the threads of the process group, which may abort a process that ends while they run."""
-    from torch import distributed
-
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
 def _connect() -> int:
+    """Connect to the other processes and return the rank of this one."""
     import torch
     from torch import distributed
 
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    if not distributed.is_initialized():  # whoever builds the trainer from Python may have done so
+    if not distributed.is_initialized():  # a program that builds the trainer from Python may have done so
         distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=PATIENCE)
-        atexit.register(_leave)
+        # The threads of the process group may abort a process that ends while they run.
+        atexit.register(lambda: distributed.destroy_process_group() if distributed.is_initialized() else None)
     return distributed.get_rank()

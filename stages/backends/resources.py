@@ -11,8 +11,8 @@ import os
 import sys
 
 LARGE = 2**20
-"""Bytes from which a block is mapped on its own. The kernel zeroes such a block each time, which is cheap beside the
-large matrix products that fill it, and expensive beside the work of small models."""
+"""Bytes from which a block is mapped on its own. The kernel zeroes such a block each time, which is cheap compared with
+the large matrix products that fill it, and expensive compared with the work of small models."""
 M_MMAP_THRESHOLD = -3
 VARIABLE = "MALLOC_MMAP_THRESHOLD_"
 """glibc's environment variable; a value set by the user wins."""
@@ -23,12 +23,13 @@ def set_mmap_threshold() -> bool:
 
     Return False without glibc and where the user has set the threshold.
     """
+    # getattr(): other C libraries have no mallopt().
     choose = getattr(ctypes.CDLL(None), "mallopt", None)
     return choose is not None and VARIABLE not in os.environ and bool(choose(M_MMAP_THRESHOLD, LARGE))
 
 
 def limit_threads(count: int) -> None:
     """Limit the threads of numerical libraries, those already imported and those imported later."""
-    os.environ["OMP_NUM_THREADS"] = str(count)
+    os.environ["OMP_NUM_THREADS"] = str(count)  # read by a library when it is loaded, and never again
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(count)

@@ -7,7 +7,7 @@ replicas go on from there: Douillard et al. 2023 (arXiv 2311.08105), in fragment
 
 settings.py - the setting `diloco`, and warnings about its values
 arrays.py - weights as float32 arrays: fragments, the outer step, the codec, sealed bytes
-transport.py - the protocol between replicas (publish, commit, reduce, latest), and its reference within one process
+transport.py - the protocol between replicas (publish, poll_round, reduce, latest), and its reference within one process
 object_store.py - rounds in a bucket, replica numbers, the settings that all replicas share
 lighthouse.py - rounds over torchft's lighthouse, directly between replicas that share a secret
 loop.py - one replica: inner steps, rounds, catching up

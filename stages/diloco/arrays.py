@@ -37,10 +37,11 @@ def put(arrays: Arrays, tensors: Mapping[str, Tensor]) -> None:
 
 def digest(arrays: Arrays) -> str:
     """Return the SHA-256 over names, shapes and bytes, in hex."""
+    # Names and shapes, too: the same bytes under another shape are other weights.
     found = hashlib.sha256()
     for name, array in arrays.items():
         found.update(f"{name}{array.shape}".encode())
-        found.update(array.astype("<f4", copy=False).tobytes())
+        found.update(array.astype("<f4", copy=False).tobytes())  # little-endian, on every machine
     return found.hexdigest()
 
 
@@ -61,6 +62,7 @@ class Fragments:
         groups: list[dict[str, tuple[int, ...]]] = [{} for _ in range(parts)]
         for name, shape in all_.items():
             size = math.prod(shape)
+            # A tensor belongs to the group in which its middle falls; tensors are never split.
             groups[(done + size // 2) * parts // total if total else 0][name] = shape
             done += size
         self._groups = [group for group in groups if group]
@@ -94,24 +96,20 @@ def nesterov(
     rate, kept = np.float32(learning_rate), np.float32(decay)
     new_weights, new_momentum = {}, {}
     for name, slope in gradient.items():
-        buffer = kept * momentum[name] + slope
+        buffer = kept * momentum[name] + slope  # two roundings, as PyTorch's mul_().add_()
         new_momentum[name] = buffer
         new_weights[name] = _fused(weights[name], -rate, _fused(slope, kept, buffer))
     return new_weights, new_momentum
 
 
 def _fused(a: np.ndarray, b: np.float32, c: np.ndarray) -> np.ndarray:
-    """Give a + b * c in float32, rounded once."""
+    """Return a + b * c in float32, rounded once."""
     return np.asarray(a.astype(np.float64) + np.float64(b) * c.astype(np.float64), dtype=np.float32)
-
-
-def zeros(arrays: Arrays) -> Arrays:
-    """Return the momentum before the first step."""
-    return {name: np.zeros_like(array) for name, array in arrays.items()}
 
 
 def mean(parts: list[Arrays]) -> Arrays:
     """Return the average, summed in the given order in float64: the result is independent of the order of arrival."""
+    # With the order, float32 sums of 8 replicas differ in more than 30 % of the elements, float64 sums in none.
     summed = {name: array.astype(np.float64) for name, array in parts[0].items()}
     for part in parts[1:]:
         for name, array in part.items():
@@ -125,7 +123,7 @@ def norm(arrays: Arrays) -> float:
 
 
 # The codec. int8 and int4 are symmetric, with one float32 scale for each BLOCK numbers of an array: 8.03 and 4.03 bits
-# a number.
+# a number. A scale for each block, since one outlier would otherwise round all other numbers of an array to 0.
 
 BLOCK = 1024
 LEVELS = {"int8": 127, "int4": 7}
@@ -136,6 +134,7 @@ OF_MEAN: dict[Codec, Codec] = {"float32": "float32", "bf16": "bf16", "int8": "in
 def encode(arrays: Arrays, codec: Codec) -> bytes:
     """Return the concatenated bytes of the arrays. Raises InfrastructureError where a number is not finite."""
     for name, array in arrays.items():
+        # Checked here, before the numbers are sent: one NaN in a mean would spread to all replicas.
         if not np.isfinite(array).all():
             raise InfrastructureError(
                 f"{name} is not finite after the inner steps: this replica has diverged. "
@@ -172,14 +171,16 @@ def _size(count: int, codec: Codec) -> int:
 def _encoded(flat: np.ndarray, codec: Codec) -> bytes:
     if codec == "float32":
         return flat.astype("<f4", copy=False).tobytes()
-    if codec == "bf16":
+    if codec == "bf16":  # through int16, since numpy has no bfloat16
         return torch.from_numpy(flat).to(torch.bfloat16).view(torch.int16).numpy().tobytes()
+    # `blocks` [ceil(n / BLOCK), BLOCK], the last one filled up with zeros, which do not change its scale.
     blocks = np.zeros((math.ceil(flat.size / BLOCK), BLOCK), np.float32)
     blocks.reshape(-1)[: flat.size] = flat
     scales = np.abs(blocks).max(axis=1, initial=0) / np.float32(LEVELS[codec])
+    # where=: a block of zeros has scale 0; its numbers stay 0.
     steps = np.divide(blocks, scales[:, None], out=np.zeros_like(blocks), where=scales[:, None] > 0)
     levels = np.clip(np.rint(steps), -LEVELS[codec], LEVELS[codec]).astype(np.int8).reshape(-1)[: flat.size]
-    if codec == "int4":
+    if codec == "int4":  # two levels from -7 to 7 in a byte, as 1 to 15; the even one in the low half
         nibbles = np.zeros(2 * math.ceil(flat.size / 2), np.uint8)
         nibbles[: flat.size] = (levels + 8).astype(np.uint8)
         return scales.tobytes() + (nibbles[0::2] | nibbles[1::2] << 4).tobytes()
@@ -192,7 +193,7 @@ def _decoded(data: memoryview, count: int, codec: Codec) -> np.ndarray:
     if codec == "float32":
         return np.frombuffer(data, "<f4").astype(np.float32)
     if codec == "bf16":
-        halves = np.frombuffer(data, np.int16).copy()
+        halves = np.frombuffer(data, np.int16).copy()  # torch warns of arrays that cannot be written to
         return torch.from_numpy(halves).view(torch.bfloat16).float().numpy()
     blocks = math.ceil(count / BLOCK)
     scales, codes = np.frombuffer(data[: 4 * blocks], "<f4"), np.frombuffer(data[4 * blocks :], np.uint8)
@@ -217,6 +218,7 @@ def seal(header: dict[str, Any], payload: bytes) -> bytes:
 
 def unseal(data: bytes) -> tuple[dict[str, Any], bytes]:
     """Return header and payload; raise Damaged where they are not those that were sealed."""
+    # The digest first: bytes that were damaged never reach the JSON parser.
     body = data[32:]
     if hashlib.sha256(body).digest() != data[:32]:
         raise Damaged(f"{len(data)} bytes with another digest than their own")

@@ -1,11 +1,11 @@
-"""Rounds over torchft's lighthouse: it says who is in a round, and the bytes go from replica to replica.
+"""Rounds over torchft's lighthouse: the lighthouse lists the members of a round, and bytes go from replica to replica.
 
 A replica that has an offer asks the lighthouse for a quorum, with its round, the digest of its weights and the address
-where it serves its objects. All that are in a quorum get the same list. Those of the newest round count that hold the
-weights which most of them hold; the first of them computes the mean, the others fetch it from whoever has it. A
+where it serves its objects. All members of a quorum get the same list. Those of the newest round count that hold the
+weights which most of them hold; the first of them computes the mean, the others fetch it from any that has it. A
 replica that is behind, or holds other weights, takes the state of one that counts. How long the lighthouse waits for
-those who are late is its own setting (--join_timeout_ms), as is after how long a silent one counts as dead. It has no
-password, so replicas prove to each other that they know a secret (`stages.diloco.lighthouse`).
+late replicas is its own setting (--join_timeout_ms), as is after how long a silent one counts as dead. The lighthouse
+has no password, so replicas prove to each other that they know a secret (`Secret`).
 
 Source of the calls: torchft 0.2.0, torchft/coordination.py (a low-level interface, which may change).
 """
@@ -18,7 +18,7 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,20 +34,21 @@ from stages.diloco.transport import GlobalState, Reduced, RoundDeleted
 from stages.errors import InfrastructureError, UsageError
 from stages.redaction import secret_in
 
-# The secret itself is never sent. A request carries a nonce and an HMAC of the request; the answer an HMAC of the nonce
-# and of the content. So a stranger on the network gets nothing, and cannot pass for a replica, which the lighthouse
-# itself, having no password, would allow. Nothing is encrypted.
 
-
+@dataclass(frozen=True)
 class Secret:
-    """A word shared by all replicas of a training."""
+    """A word shared by all replicas of a training.
 
-    def __init__(self, word: str) -> None:
-        self._word = word.encode()
+    The word itself is never sent. A request carries a nonce and an HMAC of the request; the answer carries an HMAC of
+    the nonce and of the content. So a stranger on the network gets nothing, and cannot pass for a replica, which the
+    lighthouse itself, having no password, would allow. Nothing is encrypted.
+    """
+
+    word: str = field(repr=False)
 
     @classmethod
     def read(cls, variable: str) -> "Secret":
-        """From the environment, redacted from now on; `UsageError` names a variable that is missing or empty."""
+        """Return the secret in an environment variable, redacted from now on; `UsageError` when it is not set."""
         word = secret_in(variable)
         if not word:
             raise UsageError(
@@ -58,99 +59,94 @@ class Secret:
 
     def proof(self, *words: str) -> str:
         """Return the HMAC-SHA-256, in hexadecimal, of these words, none of which has a line break."""
-        return hmac.new(self._word, "\n".join(words).encode(), "sha256").hexdigest()
+        return hmac.new(self.word.encode(), "\n".join(words).encode(), "sha256").hexdigest()
 
     def proves(self, proof: str, *words: str) -> bool:
-        """Return whether a proof belongs to these words, in constant time."""
+        """Return whether a proof belongs to these words."""
+        # compare_digest(): the time of `==` would tell a stranger how many characters of a guess are right. As bytes,
+        # since it refuses text outside of ASCII, which a stranger may send.
         return hmac.compare_digest(self.proof(*words).encode(), proof.encode())
 
 
 # A replica serves its offers, its means and the state of its round over HTTP, to callers that prove the secret.
 
 FETCH_S = 600.0
-"""For one object from another replica."""
+"""Seconds for one object from another replica."""
 KEPT = 3
 """Rounds whose objects are served."""
 WHO, NONCE, PROOF = "X-Replica", "X-Nonce", "X-Proof"
-"""The headers that say who asks, a word that no other request has, and that whoever speaks knows the secret."""
+"""Headers: the name of the replica that asks, a word that no other request has, and the proof of the sender."""
 
 
 class Objects:
     """Objects by key, `WHAT/ROUND`, and a server of them on a free port of one address."""
 
     def __init__(self, towards: str, secret: Secret) -> None:
-        """towards: a host; the address is what this machine is reached by from there, and no other one answers."""
+        """towards: a host; the server listens only at the address by which that host reaches this machine."""
         self.state: GlobalState | None = None
-        self.sent = 0
+        self.sent = 0  # bytes
         self.over = threading.Event()
-        self._kept: dict[str, bytes] = {}
-        self._taken: dict[str, set[str]] = defaultdict(set)
-        host = _own_address(towards)
+        self.kept: dict[str, bytes] = {}
+        self.taken: dict[str, set[str]] = defaultdict(set)
+        """The names of the replicas that fetched an object, by its key."""
+        # Connecting a datagram socket sends nothing, but selects the network interface towards the host.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((towards, 9))
+            host: str = probe.getsockname()[0]
         self._server = ThreadingHTTPServer((host, 0), _handler(self, secret))
-        self._server.daemon_threads = True
+        self._server.daemon_threads = True  # else a slow download would keep the process alive
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.address = f"http://{host}:{self._server.server_port}"
 
     def keep(self, key: str, data: bytes) -> None:
-        """Serve an object from now on, and no longer those of rounds long past."""
-        self._kept[key] = data
-        oldest = _round(key) - KEPT
-        self._kept = {name: held for name, held in self._kept.items() if _round(name) > oldest}
+        """Serve an object from now on, and no longer those of `KEPT` rounds ago."""
+        oldest = int(key.partition("/")[2]) - KEPT
+        # A new dictionary, since the server's threads read the old one meanwhile.
+        kept = {name: held for name, held in self.kept.items() if int(name.partition("/")[2]) > oldest}
+        self.kept = {**kept, key: data}
 
-    def get(self, key: str) -> bytes | None:
-        """One's own object."""
-        return self._kept.get(key)
-
-    def taken(self, key: str) -> set[str]:
-        """Who has fetched an object."""
-        return set(self._taken[key])
-
-    def asked(self, key: str, who: str) -> bytes | None:
-        """The object for another replica; the state is encoded when it is wanted."""
-        state, data = self.state, self._kept.get(key)
+    def serve(self, key: str, who: str) -> bytes | None:
+        """Return an object for another replica; the state is encoded on request only, as few ask for it."""
+        state, data = self.state, self.kept.get(key)
         if state is not None and key == f"state/{state.round}":
-            payload = arrays.encode(state.weights, "float32") + arrays.encode(state.momentum, "float32")
-            data = seal({"round": state.round, "weights": state.digest}, payload)
+            data = state.sealed()
         if data is not None:
-            self._taken[key].add(who)
+            self.taken[key].add(who)
             self.sent += len(data)
         return data
 
     def close(self) -> None:
-        """Serve nothing more."""
+        """Stop serving."""
         self.over.set()
         self._server.shutdown()
         self._server.server_close()
 
 
-def request(secret: Secret, who: str, key: str) -> dict[str, str]:
-    """The headers with which a replica asks another for an object."""
+def request_headers(secret: Secret, who: str, key: str) -> dict[str, str]:
+    """Return the headers with which a replica asks another for an object."""
     nonce = secrets.token_hex(16)
     return {WHO: who, NONCE: nonce, PROOF: secret.proof("asks", who, nonce, key)}
 
 
-def answered(secret: Secret, asked: Mapping[str, str], key: str, proof: str, data: bytes) -> bool:
-    """Whether a replica gave `data`, empty for nothing, in answer to a request with the headers `asked`."""
-    return secret.proves(proof, *_given(asked[NONCE], key, data))
+def is_genuine(secret: Secret, headers: Mapping[str, str], key: str, proof: str, data: bytes) -> bool:
+    """Return whether a replica sent `data`, empty for no object, in answer to a request with these headers."""
+    # The first 32 bytes are the digest of the rest, which `unseal` checks: no second hash over all bytes is needed.
+    return secret.proves(proof, "gives", headers[NONCE], key, data[:32].hex())
 
 
 def fetch(address: str, key: str, secret: Secret, who: str) -> tuple[bytes | None, bool]:
-    """An object of another replica, None where it has none or it is damaged; and whether a replica lives there."""
-    asked = request(secret, who, key)
-    wanted = Request(f"{address}/{key}", headers=asked)  # noqa: S310 - http, as a replica said
+    """Return an object of another replica, None when it has none or it is damaged; and whether the replica is alive."""
+    headers = request_headers(secret, who, key)
+    request = Request(f"{address}/{key}", headers=headers)  # noqa: S310 - http, at the address that a replica named
     try:
-        with urlopen(wanted, timeout=FETCH_S) as answer:  # noqa: S310
+        with urlopen(request, timeout=FETCH_S) as answer:  # noqa: S310
             proof, data = answer.headers.get(PROOF, ""), answer.read()
         unseal(data)
-    except HTTPError as error:
-        return None, answered(secret, asked, key, error.headers.get(PROOF, ""), b"")
+    except HTTPError as error:  # a proof of nothing: the replica is alive, and has no such object
+        return None, is_genuine(secret, headers, key, error.headers.get(PROOF, ""), b"")
     except (OSError, HTTPException, Damaged):
         return None, False
-    return (data, True) if answered(secret, asked, key, proof, data) else (None, False)
-
-
-def _given(nonce: str, key: str, data: bytes) -> tuple[str, ...]:
-    return "gives", nonce, key, data[:32].hex()  # the digest of the rest, which `unseal` checks
+    return (data, True) if is_genuine(secret, headers, key, proof, data) else (None, False)
 
 
 def _handler(objects: Objects, secret: Secret) -> type[BaseHTTPRequestHandler]:
@@ -161,33 +157,23 @@ def _handler(objects: Objects, secret: Secret) -> type[BaseHTTPRequestHandler]:
             if not secret.proves(proof, "asks", who, nonce, key):
                 self.send_error(403)
                 return
-            data = objects.asked(key, who)
-            self.send_response(404 if data is None else 200)
-            self.send_header("Content-Length", str(len(data or b"")))
-            self.send_header(PROOF, secret.proof(*_given(nonce, key, data or b"")))
+            data = objects.serve(key, who) or b""
+            self.send_response(200 if data else 404)  # a sealed object is never empty
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header(PROOF, secret.proof("gives", nonce, key, data[:32].hex()))
             self.end_headers()
-            self.wfile.write(data or b"")
+            self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing on stderr."""
+            """Log nothing: the server would write each request to stderr."""
 
     return Handler
 
 
-def _round(key: str) -> int:
-    return int(key.partition("/")[2])
-
-
-def _own_address(towards: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((towards, 9))  # sends nothing
-        address: str = probe.getsockname()[0]
-        return address
-
-
 BEAT_S = 0.3
+"""Seconds between two heartbeats to the lighthouse."""
 ASK_S = 5.0
-"""How long one request for a quorum waits; it is repeated."""
+"""Seconds that one request for a quorum waits; it is repeated."""
 
 
 @dataclass(frozen=True)
@@ -203,12 +189,12 @@ class Member:
 
 
 class Lighthouse:
-    """One replica's way to the others. `shared`: a digest of what all replicas have in common."""
+    """Implements Transport over a lighthouse. `shared`: a digest of the settings that all replicas have in common."""
 
     def __init__(
         self, url: str, settings: Diloco, replica: int, *, fragments: Fragments, rounds: int, shared: str = ""
     ) -> None:
-        """url: lighthouse://HOST:PORT. rounds: in the whole training."""
+        """url: lighthouse://HOST:PORT. rounds: of the whole training."""
         self._client = _client(url)
         self._secret = Secret.read(settings.api_key_env)
         self._url, self._settings, self._replica = url, settings, replica
@@ -216,26 +202,29 @@ class Lighthouse:
         self._fragments, self._rounds = fragments, rounds
         self._name = f"{replica:04d}-{uuid.uuid4().hex[:8]}"
         self._counted: dict[int, list[Member]] = {}
+        """The members whose offers count, by round."""
         self._gone: set[int] = set()
+        """Rounds that the others settled without this replica."""
         self._ahead: list[Member] | None = None
-        """Whose state is to be taken: they are further, or this replica holds other weights than they."""
+        """Members whose state is to be loaded: they are further, or this replica holds other weights than they."""
         self._objects = Objects(urlsplit(url).hostname or "", self._secret)
         self._computed = ""
-        """The mean that this replica computed last."""
+        """The key of the mean that this replica computed last."""
         self.received = 0
         threading.Thread(target=self._beat, args=(_client(url),), daemon=True).start()
 
     @property
     def sent(self) -> int:
-        """Bytes so far."""
+        """Return the bytes sent so far."""
         return self._objects.sent
 
     def _beat(self, client: Any) -> None:
+        """Send heartbeats, in a thread with a client of its own: the other one blocks while it waits for a quorum."""
         while not self._objects.over.wait(BEAT_S):
             try:
                 client.heartbeat(self._name)
             except (RuntimeError, TimeoutError, OSError):
-                continue  # whoever asks for a quorum next says so
+                continue  # the next request for a quorum reports it
 
     def publish(self, start: GlobalState, delta: bytes) -> None:
         """Serve the offer, and the state that it starts from to those who join."""
@@ -243,21 +232,21 @@ class Lighthouse:
         self._objects.keep(f"offer/{start.round}", sealed)
         self._objects.state = start
 
-    def commit(self, round_: int) -> bool | None:
-        """Ask the lighthouse who is in the round; False where the others are further, or hold other weights."""
+    def poll_round(self, round_: int) -> bool | None:
+        """Ask the lighthouse for the members of the round; False when the others are further, or hold other weights."""
         if round_ not in self._counted and round_ not in self._gone:
-            offer, state = self._objects.get(f"offer/{round_}"), self._objects.state
-            if offer is None or state is None or not self._asked(state, offer[:32].hex()):
+            offer, state = self._objects.kept.get(f"offer/{round_}"), self._objects.state
+            if offer is None or state is None or not self._settle(state, offer[:32].hex()):
                 return None
         return round_ not in self._gone and self._name in {member.name for member in self._counted[round_]}
 
     def reduce(self, round_: int) -> Reduced | None:
-        """Fetch the mean from whoever has it; the first that lives of those that count computes it."""
+        """Fetch the mean from any member that has it; the first one alive of those that count computes it."""
         if round_ in self._gone:
             raise RoundDeleted
         key, alive = f"mean/{round_}", list[Member]()
-        if (mine := self._objects.get(key)) is not None:
-            return _mean(mine)
+        if (mine := self._objects.kept.get(key)) is not None:
+            return Reduced.decoded(*unseal(mine))
         for member in self._counted[round_]:
             if member.name == self._name:
                 alive.append(member)
@@ -265,8 +254,8 @@ class Lighthouse:
             found, lives = self._fetch(member, key)
             alive += [member] if lives else []
             if found is not None:
-                self._objects.keep(key, found)
-                return _mean(found)
+                self._objects.keep(key, found)  # and serve it: the member that computed it may be gone soon
+                return Reduced.decoded(*unseal(found))
         if not alive:
             raise RoundDeleted
         if alive[0].name != self._name:
@@ -276,13 +265,13 @@ class Lighthouse:
         return self.reduce(round_)
 
     def latest(self, mine: GlobalState) -> GlobalState:
-        """The state of those who count in the next quorum, or who were ahead in the last one."""
+        """Return the state of the members that count in the next quorum, or that were ahead in the last one."""
         self._objects.state = mine
         if mine.round == self._rounds:
             self._linger()
             return mine
         deadline = time.monotonic() + self._settings.timeout_s
-        while self._ahead is None and not self._asked(mine, ""):
+        while self._ahead is None and not self._settle(mine, ""):
             if time.monotonic() > deadline:
                 raise InfrastructureError(
                     f"{self._url} brought too few replicas together within {self._settings.timeout_s:g} s. "
@@ -294,20 +283,25 @@ class Lighthouse:
         for member in ahead:
             found, _ = self._fetch(member, f"state/{member.round}")
             if found is not None:
-                return self._decoded(found)
+                return GlobalState.decoded(*unseal(found), self._fragments.all)
         raise InfrastructureError(f"No replica that {self._url} names gave its state. --resume tries again.")
 
-    def _asked(self, state: GlobalState, offer: str) -> bool:
-        """Whether a quorum came about, which settles the round of those who are furthest."""
+    def _settle(self, state: GlobalState, offer: str) -> bool:
+        """Ask for a quorum and settle the newest round with it; return whether the quorum was large enough.
+
+        offer: digest of this replica's offer, empty where it only joins.
+        """
         members = self._quorum({"base": state.digest, "offer": offer, "shared": self._shared}, state.round)
         if any(member.shared != self._shared for member in members):
             raise UsageError(
                 f"Replicas at {self._url} have other settings, another model, or another secret in "
                 f"{self._settings.api_key_env}. Give all of them the same."
             )
+        # All members get the same list and apply the same rules below, so that they agree without another message.
         newest = max((member.round for member in members), default=0)
         there = [member for member in members if member.round == newest]
         offering = [member for member in there if member.offer] or there
+        # Of equally many, the largest digest: any rule will do, as long as all members apply the same one.
         bases = Counter(member.base for member in offering)
         counted = [m for m in offering if m.base == max(bases, key=lambda base: (bases[base], base))]
         if len(counted) < (self._settings.least if newest else self._settings.replicas):
@@ -319,8 +313,8 @@ class Lighthouse:
             self._gone.add(state.round)
         return True
 
-    def _quorum(self, told: dict[str, str], round_: int) -> list[Member]:
-        """Who is there, in the order of names; nobody where none came about in `ASK_S`."""
+    def _quorum(self, data: dict[str, str], round_: int) -> list[Member]:
+        """Return the members of a quorum in the order of names; none when there was no quorum within `ASK_S`."""
         try:
             quorum = self._client.quorum(
                 self._name,
@@ -330,22 +324,24 @@ class Lighthouse:
                 step=round_,
                 world_size=1,
                 shrink_only=False,
-                data=told,
+                data=data,
             )
         except (TimeoutError, RuntimeError, OSError):
             return []
         members = [
-            Member(one.replica_id, one.address, one.step, **{name: one.data[name] for name in told})
+            Member(one.replica_id, one.address, one.step, **{name: one.data[name] for name in data})
             for one in quorum.participants
         ]
         return sorted(members, key=lambda member: member.name)
 
     def _reduced(self, round_: int) -> bytes:
+        """Return the sealed mean of the offers that count; an offer that cannot be fetched is left out."""
         parts, unreadable, shapes = {}, [], self._fragments.of(round_)
         for member in self._counted[round_]:
-            own = self._objects.get(f"offer/{round_}") if member.name == self._name else None
+            own = self._objects.kept.get(f"offer/{round_}") if member.name == self._name else None
             sealed = own or self._fetch(member, f"offer/{round_}")[0]
             number = int(member.name[:4])
+            # The quorum has the digest of each offer, so that no member can give different offers to different others.
             if sealed is None or sealed[:32].hex() != member.offer:
                 unreadable.append(number)
             else:
@@ -360,30 +356,19 @@ class Lighthouse:
         return data, lives
 
     def _linger(self) -> None:
-        """Who computed the last mean serves it until the others have it, or for the grace period."""
+        """Serve the last mean, if this replica computed it, until the others have it or for the grace period."""
         others = {m.name for m in self._counted.get(self._rounds - 1, []) if m.name != self._name}
         deadline = time.monotonic() + self._settings.grace_s
         key = f"mean/{self._rounds - 1}"
         while self._counted and self._computed == key and time.monotonic() < deadline:
-            if others <= self._objects.taken(key):
+            if others <= self._objects.taken[key]:
                 break
             time.sleep(BEAT_S)
         self._objects.close()
 
-    def _decoded(self, sealed: bytes) -> GlobalState:
-        header, payload = unseal(sealed)
-        half = len(payload) // 2
-        weights = arrays.decode(payload[:half], self._fragments.all, "float32")
-        return GlobalState(header["round"], weights, arrays.decode(payload[half:], self._fragments.all, "float32"))
-
-
-def _mean(sealed: bytes) -> Reduced:
-    header, mean = unseal(sealed)
-    return Reduced(header["base"], mean, tuple(header["replicas"]), tuple(header["unreadable"]))
-
 
 def _client(url: str) -> Any:
-    """Torchft's client; `UsageError` where it is not installed, or nobody answers."""
+    """Return torchft's client; `UsageError` when it is not installed, or no lighthouse answers."""
     try:
         from torchft.coordination import LighthouseClient
     except ImportError:

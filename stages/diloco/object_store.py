@@ -1,17 +1,17 @@
-"""Rounds in a bucket. One object, created if absent, settles who is in a round; the rest follows from it.
+"""Rounds in a bucket. One object, created if absent, settles which offers count in a round; all else follows from it.
 
-    run.json                   what all replicas share (joining.py)
-    n/0002                     a replica's number, and who has it (joining.py)
+    run.json                   the settings that all replicas share (`agree`)
+    n/0002                     a replica's number, and its owner (`claim`)
     s/000024                   all weights and the momentum before round 24
-    r/000024/a/0003            replica 3 means to take part
-    r/000024/d/0003.BASE.SHA   what it offers, from weights of the digest BASE
-    r/000024/commit.json       whose offers count
+    r/000024/a/0003            replica 3 announces that it will take part
+    r/000024/d/0003.BASE.SHA   its offer, from weights of the digest BASE
+    r/000024/commit.json       the offers that count
     r/000024/mean              their mean
 
-A round is settled once all that were in the last one, or said that they come, have offered; or when there is a quorum
-and this replica has waited for `grace_s` by its own clock. Who settled it computes the mean; after another `grace_s`
-anybody does, from the same offers in the same order, and gets the same bytes. A replica that was killed at any line
-below leaves a state that the others go on from.
+A round is settled once all replicas of the last round and all that announced themselves have offered; or when there is
+a quorum and this replica has waited for `grace_s` by its own clock. The replica that settled the round computes the
+mean; after another `grace_s` any other does, from the same offers in the same order, and gets the same bytes. A replica
+that is killed at any line below leaves a state from which the others continue.
 """
 
 import time
@@ -29,13 +29,13 @@ from stages.runs import store
 from stages.runs.bucket import Bucket
 
 SNAPSHOT_EVERY = 25
-"""Rounds between two kept states, which are as large as the weights twice over."""
+"""Rounds between two stored states, each of which is as large as the weights twice over."""
 READS = 3
-"""Tries at an object that comes out damaged."""
+"""Reads of an object that is damaged, before it counts as such: the damage may be in the transfer."""
 
 
 class ObjectStore:
-    """One replica's way to the others."""
+    """Implements Transport through a bucket."""
 
     def __init__(
         self,
@@ -47,27 +47,29 @@ class ObjectStore:
         rounds: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """rounds: in the whole training. clock: seconds."""
+        """rounds: of the whole training. clock: seconds."""
         self._bucket, self._settings, self._replica, self._clock = bucket, settings, replica, clock
         self._fragments, self._rounds = fragments, rounds
         self._offered: dict[int, str] = {}
+        """The key of this replica's offer, by round."""
         self._since: dict[tuple[str, int], float] = {}
+        """The time at which a wait began, by its name and round."""
         self._commits: dict[int, list[str]] = {}
         self._own: set[int] = set()
         """Rounds that this replica settled."""
 
     @property
     def sent(self) -> int:
-        """Bytes written."""
+        """Return the bytes written."""
         return self._bucket.sent
 
     @property
     def received(self) -> int:
-        """Bytes read."""
+        """Return the bytes read."""
         return self._bucket.received
 
     def publish(self, start: GlobalState, delta: bytes) -> None:
-        """Write the offer under a name made of its content, so that a second time changes nothing."""
+        """Write the offer under a key made of its content, so that a second call changes nothing."""
         if start.round % SNAPSHOT_EVERY == 0 and start.round - 1 in self._own:
             self._keep(start)
         sealed = seal({"round": start.round, "replica": self._replica, "base": start.digest}, delta)
@@ -75,15 +77,15 @@ class ObjectStore:
         self._bucket.write(self._offered[start.round], sealed)
         self._since.setdefault(("published", start.round), self._clock())
 
-    def commit(self, round_: int) -> bool | None:
-        """Read who is in, or settle it when it is time to."""
+    def poll_round(self, round_: int) -> bool | None:
+        """Read which offers count, or settle the round when it is due."""
         counted = self._counted(round_)
         if counted is None and round_ in self._offered:
             counted = self._settle(round_)
         return None if counted is None else self._offered.get(round_) in counted
 
     def reduce(self, round_: int) -> Reduced | None:
-        """Read the mean, or compute it where this replica settled the round or has waited long enough."""
+        """Read the mean, or compute it when this replica settled the round or has waited long enough."""
         reduced, there = self._mean(round_)
         counted = self._counted(round_)
         if reduced is None and counted and (there or round_ in self._own or self._waited("mean", round_)):
@@ -93,15 +95,19 @@ class ObjectStore:
         return reduced
 
     def latest(self, mine: GlobalState) -> GlobalState:
-        """The newest whole state in the bucket. Before the first round it is that of whoever kept theirs first."""
+        """Return the newest readable state in the bucket: before the first round, the first one that was stored."""
         if mine.round == self._rounds:
             self._keep(mine)
             return mine
         if not self._bucket.keys("s/"):
             self._keep(mine)
         newer = [key for key in self._bucket.keys("s/") if int(key[2:]) >= mine.round]
-        whole = (state for key in reversed(newer) if (state := self._state(key)) is not None)
-        found = next(whole, None)
+        found: GlobalState | None = None
+        for key in reversed(newer):
+            sealed = self._unsealed(key)
+            if sealed is not None and not isinstance(sealed, Damaged):  # else the one before, with its rounds' means
+                found = GlobalState.decoded(*sealed, self._fragments.all)
+                break
         if found is None and mine.round == 0:
             raise InfrastructureError(
                 f"{self._bucket.url}: no whole state is left in s/. Restore one, or start anew in another folder of "
@@ -111,7 +117,7 @@ class ObjectStore:
         return found or mine
 
     def _counted(self, round_: int) -> list[str] | None:
-        """The keys of the offers that count; None while that is open."""
+        """Return the keys of the offers that count; None while the round is open."""
         if round_ not in self._commits:
             data = self._bucket.read(f"r/{round_:06d}/commit.json")
             if data is None:
@@ -126,9 +132,10 @@ class ObjectStore:
         return self._commits[round_]
 
     def _settle(self, round_: int) -> list[str] | None:
-        """Create the commit when all are there who are expected, or a quorum after the grace period."""
+        """Create the commit when all expected offers are there, or a quorum after the grace period."""
         there = self._bucket.keys(f"r/{round_:06d}/")
         base = self._offered[round_].split(".")[1]
+        # Offers from other start weights (a machine that computes otherwise) do not count.
         offers = {number(key): key for key in there if "/d/" in key and key.split(".")[1] == base}
         earlier = self._counted(round_ - 1) or [] if round_ else []
         expected = {number(key) for key in [*earlier, *(key for key in there if "/a/" in key)]}
@@ -137,26 +144,27 @@ class ObjectStore:
         enough = len(offers) >= self._settings.least and self._waited("published", round_)
         if not complete and not enough:
             return None
-        said = {"round": round_, "by": self._replica, "keys": [offers[replica] for replica in sorted(offers)]}
-        if self._bucket.create(f"r/{round_:06d}/commit.json", store.encode(said)):
+        commit = {"round": round_, "by": self._replica, "keys": [offers[replica] for replica in sorted(offers)]}
+        # The race of several replicas: the first to create the object settles the round, the others read it.
+        if self._bucket.create(f"r/{round_:06d}/commit.json", store.encode(commit)):
             self._own.add(round_)
         return self._counted(round_)
 
     def _waited(self, what: str, round_: int) -> bool:
-        """Whether the grace period has passed since this was asked first."""
+        """Return whether the grace period has passed since the first call with these arguments."""
         since = self._since.setdefault((what, round_), self._clock())
         return self._clock() - since >= self._settings.grace_s
 
     def _mean(self, round_: int) -> tuple[Reduced | None, bool]:
-        """The mean, and whether there is an object of it, be it damaged."""
+        """Return the mean if it can be read, and whether its object exists."""
         key = f"r/{round_:06d}/mean"
         found = self._unsealed(key)
         if found is None or isinstance(found, Damaged):
             return None, found is not None
-        header, mean = found
-        return Reduced(header["base"], mean, tuple(header["replicas"]), tuple(header["unreadable"])), True
+        return Reduced.decoded(*found), True
 
     def _reduced(self, round_: int, keys: list[str], again: bool) -> Reduced:
+        """Compute and store the mean; again: replace an object that is damaged."""
         shapes, parts, unreadable, base = self._fragments.of(round_), {}, [], ""
         for key in keys:
             found = self._unsealed(key)
@@ -165,7 +173,7 @@ class ObjectStore:
                 continue
             parts[number(key)], base = arrays.decode(found[1], shapes, self._settings.codec), found[0]["base"]
         if not parts:
-            if self._bucket.keys("s/")[-1:] > [f"s/{round_:06d}"]:
+            if self._bucket.keys("s/")[-1:] > [f"s/{round_:06d}"]:  # keys are sorted: a newer state exists
                 raise RoundDeleted
             raise InfrastructureError(
                 f"{self._bucket.url}: none of the {len(keys)} offers of round {round_} can be read. "
@@ -175,18 +183,18 @@ class ObjectStore:
         header = {"round": round_, "base": base, "replicas": sorted(parts), "unreadable": unreadable}
         sealed = seal(header, mean)
         if again:
-            self._bucket.write(f"r/{round_:06d}/mean", sealed)  # what is there is damaged
+            self._bucket.write(f"r/{round_:06d}/mean", sealed)
         elif not self._bucket.create(f"r/{round_:06d}/mean", sealed):
             theirs, _ = self._mean(round_)
             if theirs is not None:
                 return theirs
-        if round_ >= 2:  # the offers before last: nobody needs them to repair a mean any more
+        if round_ >= 2:  # the offers before last: no replica needs them to repair a mean any more
             gone = self._bucket.keys(f"r/{round_ - 2:06d}/")
             self._bucket.delete([key for key in gone if "/d/" in key or "/a/" in key])
-        return Reduced(base, mean, tuple(sorted(parts)), tuple(unreadable))
+        return Reduced.decoded(header, mean)
 
     def _unsealed(self, key: str) -> tuple[dict[str, Any], bytes] | Damaged | None:
-        """An object's header and payload; None where there is none, `Damaged` where it stays so in several reads."""
+        """Return an object's header and payload; None when there is none, `Damaged` when all of several reads are."""
         found: Damaged | None = None
         for _ in range(READS):
             data = self._bucket.read(key)
@@ -199,35 +207,26 @@ class ObjectStore:
         return found
 
     def _announce(self, round_: int) -> None:
+        """Make the others wait for this replica in a round, as they do for those of the round before."""
         earlier = self._counted(round_ - 1) or [] if round_ else []
         if self._replica not in map(number, earlier) and round_ < self._rounds:
             self._bucket.write(f"r/{round_:06d}/a/{self._replica:04d}", b"")
 
     def _keep(self, state: GlobalState) -> None:
-        """Keep a state that is not there yet, and delete the means and states from before the last but one."""
+        """Store a state that is not there yet, and delete the means and states from before the last but one."""
         kept = self._bucket.keys("s/")
         key = f"s/{state.round:06d}"
         if key in kept:
             return
-        payload = arrays.encode(state.weights, "float32") + arrays.encode(state.momentum, "float32")
-        self._bucket.create(key, seal({"round": state.round, "weights": state.digest}, payload))
+        self._bucket.create(key, state.sealed())
         if kept:
-            oldest = int(kept[-1][2:])  # with its means, it leads to the new one should that be damaged
+            oldest = int(kept[-1][2:])  # with the means since, it leads to the new state should that be damaged
             means = [key for key in self._bucket.keys("r/") if key.endswith("/mean") and int(key[2:8]) < oldest]
             self._bucket.delete([*means, *(key for key in kept if int(key[2:]) < oldest)])
 
-    def _state(self, key: str) -> GlobalState | None:
-        found = self._unsealed(key)
-        if found is None or isinstance(found, Damaged):
-            return None
-        header, payload = found
-        half = len(payload) // 2
-        weights = arrays.decode(payload[:half], self._fragments.all, "float32")
-        return GlobalState(header["round"], weights, arrays.decode(payload[half:], self._fragments.all, "float32"))
-
 
 def number(key: str) -> int:
-    """The replica that a key names."""
+    """Return the number of the replica that a key names."""
     return int(key.rpartition("/")[2].partition(".")[0])
 
 
@@ -235,7 +234,7 @@ MOST = 10_000
 
 
 def agree(bucket: Bucket, shared: Mapping[str, Any]) -> None:
-    """Write what all replicas share, or hold it against what the first one wrote; `UsageError` names what differs."""
+    """Write the settings that all replicas share, or compare them with the stored ones; `UsageError` if they differ."""
     if bucket.create("run.json", store.encode(shared)):
         return
     theirs, mine = _flat(orjson.loads(bucket.read("run.json") or b"{}")), _flat(orjson.loads(store.encode(shared)))
@@ -249,20 +248,20 @@ def agree(bucket: Bucket, shared: Mapping[str, Any]) -> None:
 
 
 def claim(bucket: Bucket, owner: str) -> int:
-    """The number of `owner`: the one it has, else the first that is free."""
+    """Return the replica number of `owner`: the one that it claimed before, else the first that is free."""
     for replica in range(MOST):
         key = f"n/{replica:04d}"
+        # create() lets one of several replicas that start together have the number.
         if bucket.create(key, owner.encode()) or bucket.read(key) == owner.encode():
             return replica
     raise UsageError(f"{bucket.url} has had {MOST} replicas. Set diloco.replica, or take another folder of the bucket.")
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """{"a.b": value} for {"a": {"b": value}}."""
+    """Return {"a.b": value} for {"a": {"b": value}}."""
     if not isinstance(tree, dict):
         return {prefix: tree}
-    return {key: value for name, below in tree.items() for key, value in _flat(below, _joined(prefix, name)).items()}
-
-
-def _joined(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name
+    found = dict[str, Any]()
+    for name, below in tree.items():
+        found |= _flat(below, f"{prefix}.{name}" if prefix else name)
+    return found

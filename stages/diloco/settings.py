@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from stages.runs.config import Settings
 
@@ -17,7 +17,7 @@ class Diloco(Settings):
 
     store: str | None = None
     """Where they meet: s3://BUCKET/RUN, gs://, az:// or file:///FOLDER; or lighthouse://HOST:PORT, where torchft's
-    lighthouse says who is there, and replicas send to each other. None trains alone."""
+    lighthouse lists the replicas, and they send to each other. None trains alone."""
     api_key_env: str = Field("COMPOSER_DILOCO_SECRET", json_schema_extra={"affects_results": False})
     """Over a lighthouse, the environment variable that holds the secret which all replicas share; one that does not
     know it gets nothing from them."""
@@ -42,17 +42,13 @@ class Diloco(Settings):
     timeout_s: float = Field(3600.0, gt=0, json_schema_extra={"affects_results": False})
     """Seconds that a replica waits for a quorum before it gives up."""
 
-    @field_validator("store")
-    @classmethod
-    def _no_keys(cls, store: str | None) -> str | None:
-        if store is not None and "@" in store.partition("://")[2].partition("/")[0]:
+    @model_validator(mode="after")
+    def _check_values(self) -> "Diloco":
+        if self.store is not None and "@" in self.store.partition("://")[2].partition("/")[0]:
+            # The address is part of the run's settings, which are written to disk and shown.
             raise ValueError(
                 "diloco.store holds a user name or key; put keys into the environment, as AWS_ACCESS_KEY_ID and such"
             )
-        return store
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "Diloco":
         if self.inner_steps % self.fragments:
             raise ValueError(
                 f"diloco.inner_steps is {self.inner_steps}, which {self.fragments} fragments do not divide; "
@@ -81,7 +77,7 @@ class Diloco(Settings):
     def warnings(self, steps: int) -> tuple[str, ...]:
         """Return warnings for a training of this many steps; none without a store."""
         each = steps // self.inner_steps
-        wanted = round(MEMORY / (1 - self.outer_momentum), 6)  # 1 - 0.9 is a little less than 0.1
+        wanted = round(MEMORY / (1 - self.outer_momentum), 6)  # in floats, 1 - 0.9 is a little less than 0.1
         if each >= wanted or self.store is None:
             return ()
         best = max(0.0, 1 - MEMORY / max(each, 1))

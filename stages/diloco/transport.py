@@ -1,15 +1,15 @@
-"""The protocol between replicas: publish, commit, reduce, latest; an implementation decides where the bytes are stored.
+"""The protocol between replicas: publish, poll_round, reduce, latest; an implementation decides where bytes are stored.
 
 `InProcess` implements the protocol for the replicas of one process: the reference that other transports are tested
 against.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from stages.diloco import arrays
-from stages.diloco.arrays import OF_MEAN, Arrays, Fragments, decode, encode, mean
+from stages.diloco.arrays import OF_MEAN, Arrays, Fragments, Shapes, decode, encode, mean, seal
 from stages.diloco.settings import Codec
 
 
@@ -26,6 +26,19 @@ class GlobalState:
         """Return the digest of the weights."""
         return arrays.digest(self.weights)
 
+    def sealed(self) -> bytes:
+        """Return weights and momentum as sealed bytes, both in float32: all replicas continue from the same bytes."""
+        payload = encode(self.weights, "float32") + encode(self.momentum, "float32")
+        return seal({"round": self.round, "weights": self.digest}, payload)
+
+    @classmethod
+    def decoded(cls, header: dict[str, Any], payload: bytes, shapes: Shapes) -> "GlobalState":
+        """Return the state from the header and payload of `sealed`; shapes: of all weights."""
+        half = len(payload) // 2  # weights and momentum have the same shapes
+        return cls(
+            header["round"], decode(payload[:half], shapes, "float32"), decode(payload[half:], shapes, "float32")
+        )
+
 
 @dataclass(frozen=True)
 class Reduced:
@@ -36,21 +49,18 @@ class Reduced:
     replicas: tuple[int, ...]
     unreadable: tuple[int, ...] = ()
 
+    @classmethod
+    def decoded(cls, header: dict[str, Any], mean: bytes) -> "Reduced":
+        """Return the result from the header and payload of a sealed mean."""
+        return cls(header["base"], mean, tuple(header["replicas"]), tuple(header["unreadable"]))
+
 
 class RoundDeleted(Exception):
     """The requested round was deleted, because newer states exist."""
 
 
 class Transport(Protocol):
-    """The connection of one replica to the others."""
-
-    @property
-    def sent(self) -> int:
-        """Bytes so far."""
-
-    @property
-    def received(self) -> int:
-        """Bytes so far."""
+    """The connection of one replica to the others. Implementations count the bytes `sent` and `received`."""
 
     def publish(self, start: GlobalState, delta: bytes) -> None:
         """Offer an encoded pseudo-gradient from the weights of `start` for its round. A second time changes nothing.
@@ -58,8 +68,8 @@ class Transport(Protocol):
         `start` is kept for those who join later, where that is due.
         """
 
-    def commit(self, round_: int) -> bool | None:
-        """Return whether this replica's offer counts in the round; None while the round is open.
+    def poll_round(self, round_: int) -> bool | None:
+        """Return whether this replica's offer counts in the round; None while the round is open, as `Popen.poll` does.
 
         A settled round never changes. A replica that has published settles the round when it is due.
         """
@@ -74,46 +84,46 @@ class Transport(Protocol):
         """Return the newest stored state, or `mine` where that is newer. The first and the last state are stored."""
 
 
+@dataclass
 class Meeting:
-    """The shared state of the replicas of one process."""
+    """The shared state of the replicas of one process; `offers` hold (digest of the start weights, bytes)."""
 
-    def __init__(self, replicas: int, codec_: Codec, fragments: Fragments) -> None:
-        self.replicas, self.codec, self.fragments = replicas, codec_, fragments
-        self.offers: dict[int, dict[int, tuple[str, bytes]]] = {}
-        self.reduced: dict[int, Reduced] = {}
-        self.state: GlobalState | None = None
-
-    def place(self, replica: int) -> "InProcess":
-        """Return the transport of a replica."""
-        return InProcess(self, replica)
+    replicas: int
+    codec: Codec
+    fragments: Fragments
+    offers: dict[int, dict[int, tuple[str, bytes]]] = field(default_factory=dict)
+    reduced: dict[int, Reduced] = field(default_factory=dict)
+    state: GlobalState | None = None
 
 
+@dataclass
 class InProcess:
     """Implements Transport: a round is settled once all replicas have published."""
 
-    def __init__(self, meeting: Meeting, replica: int) -> None:
-        self._meeting, self._replica = meeting, replica
-        self.sent = self.received = 0
+    meeting: Meeting
+    replica: int
+    sent: int = 0
+    received: int = 0
 
     def publish(self, start: GlobalState, delta: bytes) -> None:
         """Add the offer to those of the other replicas."""
-        offers = self._meeting.offers.setdefault(start.round, {})
-        if self._replica not in offers:
-            offers[self._replica] = (start.digest, delta)
+        offers = self.meeting.offers.setdefault(start.round, {})
+        if self.replica not in offers:
+            offers[self.replica] = (start.digest, delta)
             self.sent += len(delta)
 
-    def commit(self, round_: int) -> bool | None:
+    def poll_round(self, round_: int) -> bool | None:
         """Return True once all replicas have published."""
-        return True if len(self._meeting.offers.get(round_, ())) == self._meeting.replicas else None
+        return True if len(self.meeting.offers.get(round_, ())) == self.meeting.replicas else None
 
     def reduce(self, round_: int) -> Reduced:
         """Return the mean, computed at the first call."""
-        meeting = self._meeting
-        offers = sorted(meeting.offers[round_].items())
+        meeting = self.meeting
+        offers = sorted(meeting.offers[round_].items())  # a fixed order: each replica computes the same mean
         if round_ not in meeting.reduced:
             shapes = meeting.fragments.of(round_)
             parts = [decode(delta, shapes, meeting.codec) for _, (_, delta) in offers]
-            self.received += sum(len(delta) for replica, (_, delta) in offers if replica != self._replica)
+            self.received += sum(len(delta) for replica, (_, delta) in offers if replica != self.replica)
             encoded = encode(mean(parts), OF_MEAN[meeting.codec])
             self.sent += len(encoded)
             meeting.reduced[round_] = Reduced(offers[0][1][0], encoded, tuple(replica for replica, _ in offers))
@@ -123,6 +133,6 @@ class InProcess:
 
     def latest(self, mine: GlobalState) -> GlobalState:
         """Return the state of the first caller, and later the newest given state."""
-        if self._meeting.state is None or self._meeting.state.round < mine.round:
-            self._meeting.state = mine
-        return self._meeting.state
+        if self.meeting.state is None or self.meeting.state.round < mine.round:
+            self.meeting.state = mine
+        return self.meeting.state

@@ -333,7 +333,7 @@ def _delete_files(folder: int) -> list[str]:
 
 
 def make(kind: str) -> Path:
-    """A private, empty folder; `kind` begins its name. `FileNotFoundError` where there is no temporary folder."""
+    """Make a private, empty folder, its name beginning with `kind`. FileNotFoundError: there is no temporary folder."""
     with suppress(FileNotFoundError):
         return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=home()))
     return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=home()))  # the home was deleted meanwhile

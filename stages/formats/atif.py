@@ -34,8 +34,11 @@ def recognises(record: Any) -> bool:
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     """Yield the rollout of a document, then those of its sub-agents, on which there is no verdict."""
-    trial = origin.sidecars.trial(origin.path)
+    # The trial's `result.json` is next to the trajectory, or one folder up where that is in `agent/`.
+    folder, trials = origin.path.parent, origin.sidecars.trials
+    trial = trials.get(folder) or trials.get(folder.parent) or {}
     waiting: list[tuple[Record, bool]] = [(record, False)]
+    # A queue and no recursion: how deep sub-agents are nested is up to the file.
     while waiting:
         document, is_subagent = waiting.pop(0)
         yield _rollout(document, {} if is_subagent else trial, is_subagent)
@@ -46,7 +49,7 @@ def _rollout(document: Record, trial: Record, is_subagent: bool) -> Trajectory:
     agent, metrics, steps = document.get("agent") or {}, document.get("final_metrics") or {}, document["steps"]
     opening, turns = _conversation(steps)
     rewards = (trial.get("verifier_result") or {}).get("rewards") or {}
-    # The number called reward, or the only one.
+    # A verifier may write several finite numbers; the one called `reward` is the score, the others are metrics.
     value = rewards.get("reward", next(iter(rewards.values())) if len(rewards) == 1 else None)
     reward = None if value is None else float(value)
     # An exception that was followed by a verdict is only how the rollout ended.
@@ -56,6 +59,8 @@ def _rollout(document: Record, trial: Record, is_subagent: bool) -> Trajectory:
         error = str(problem.get("exception_type")), str(problem.get("exception_message"))
     task = trial.get("task_name")
     times = [step["timestamp"] for step in steps if step.get("timestamp")]
+    # `trajectory_id` names a document since 1.7. Before, only `session_id` exists, which continuations and sub-agents
+    # share with the document that they belong to; the digest of the steps makes the id unique.
     session = document.get("trajectory_id") or document.get("session_id")
     return Trajectory(
         task_id=str(task) if task else f"{NAME}/{store.digest(first_question(opening))[:12]}",
@@ -100,11 +105,20 @@ def _conversation(steps: list[Record]) -> tuple[list[Message], list[ImportedTurn
             for result in sorted(results, key=lambda result: order.get(result.get("source_call_id"), len(order)))
         ]
         is_agent = step["source"] == "agent"
+        role, content = step["source"], text(step.get("message"))
+        if is_agent:
+            calls = [
+                ToolCall(str(call["function_name"]), arguments_text(call.get("arguments")))
+                for call in step.get("tool_calls") or []
+            ]
+            role, content = "assistant", write(Spoken(content, tuple(calls), step.get("reasoning_content") or None))
+        # Harbor writes a continued session to `trajectory.cont-N.json`, which begins with the steps so far, marked as
+        # copied. A step with `llm_call_count` 0 is of the agent's program, for example a fixed first command.
         if is_agent and not step.get("is_copied_context") and step.get("llm_call_count") != 0:
             metrics = step.get("metrics") or {}
             turns.append(
                 ImportedTurn(
-                    _action(step),
+                    content,
                     observed,
                     prompt_ids=metrics.get("prompt_token_ids") or None,
                     completion_ids=metrics.get("completion_token_ids") or None,
@@ -114,18 +128,9 @@ def _conversation(steps: list[Record]) -> tuple[list[Message], list[ImportedTurn
                     cost_usd=metrics.get("cost_usd"),
                 )
             )
-            continue
-        role, content = ("assistant", _action(step)) if is_agent else (step["source"], text(step.get("message")))
-        (turns[-1].observed if turns else opening).extend([{"role": role, "content": content}, *observed])
+        else:
+            (turns[-1].observed if turns else opening).extend([{"role": role, "content": content}, *observed])
     return opening, turns
-
-
-def _action(step: Record) -> str:
-    """Return the text of an agent's step: reasoning, message, calls."""
-    calls = [
-        ToolCall(str(c["function_name"]), arguments_text(c.get("arguments"))) for c in step.get("tool_calls") or []
-    ]
-    return write(Spoken(text(step.get("message")), tuple(calls), step.get("reasoning_content") or None))
 
 
 READERS = (Reader(NAME, MISSING, recognises, trajectories),)

@@ -99,8 +99,8 @@ class Origin:
     line: int
     sidecars: Sidecars
 
-    def drop(self, reason: str, detail: str) -> Drop:
-        """Return this record as dropped, for a reason."""
+    def make_drop(self, reason: str, detail: str) -> Drop:
+        """Return the drop of this record, with the name of the reason and the reason in words."""
         return Drop(self.file, self.line, reason, detail)
 
 

@@ -47,6 +47,7 @@ def recognises(record: Any) -> bool:
     if not isinstance(record, dict) or OTHERS & record.keys():
         return False
     items = _list(record, COLUMNS.messages)
+    # An id or a verdict is required: chats without either (instruction data) are no rollouts of a task.
     named = any(_first(record, names) is not None for names in (COLUMNS.task, COLUMNS.resolved, COLUMNS.reward))
     return (
         items is not None
@@ -77,6 +78,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     is_instance = bool(INSTANCE.fullmatch(instance or ""))
     # Reward and verdict are the row's own, else by a report.
     resolved, reward = _first(record, COLUMNS.resolved), _first(record, COLUMNS.reward)
+    # Some sets write the verdict as 0 or 1.
     if resolved in (0, 1) and not isinstance(resolved, str):
         resolved = bool(resolved)
     elif resolved is not None:

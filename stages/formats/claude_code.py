@@ -14,7 +14,6 @@ The format has no specification. Read from the description of skillsynchq/txcrip
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import compress
 from operator import not_
 from typing import Any
@@ -44,11 +43,12 @@ def recognises(record: Any) -> bool:
         return False
     if record.get("type") in SPOKEN:
         return "uuid" in record and "sessionId" in record and isinstance(record.get("message"), dict)
+    # A file may begin with bookkeeping: summaries have `leafUuid` and no `sessionId`, snapshots of files have neither.
     noted = isinstance(record.get("type"), str) and bool({"leafUuid", "sessionId"} & record.keys())
     return SESSION in record or noted or record.get("type") == "file-history-snapshot"
 
 
-def join(records: Iterator[Numbered | Drop], drop: Callable[[int, str, str], Drop]) -> Iterator[Numbered | Drop]:
+def join(records: Iterator[Numbered | Drop], make_drop: Callable[[int, str, str], Drop]) -> Iterator[Numbered | Drop]:
     """Yield the lines of a file as one record, and a drop for every broken line."""
     lines: list[Record] = []
     first = 1
@@ -59,9 +59,9 @@ def join(records: Iterator[Numbered | Drop], drop: Callable[[int, str, str], Dro
         number, line = record
         first = first if lines else number
         if problem := _problem(line):
-            yield drop(number, "malformed_line", problem)
+            yield make_drop(number, "malformed_line", problem)
         elif len(lines) == LONGEST:
-            yield drop(number, "session_too_long", f"a session of more than {LONGEST} lines; the rest is left out")
+            yield make_drop(number, "session_too_long", f"a session of more than {LONGEST} lines; the rest is left out")
             break
         elif isinstance(line.get("uuid"), str):
             # The tree needs links alone of bookkeeping, and of a message no second copy of its results.
@@ -93,30 +93,26 @@ def _problem(line: Any) -> str | None:
 
 @dataclass
 class SessionAnswer:
-    """One answer of the model: its lines in the order of the file, which share a message id."""
+    """One answer of the model: its lines in the order of the file, which share a message id.
+
+    `message` and `is_side` are set when all lines are known.
+    """
 
     key: str
     lines: list[Record] = field(default_factory=list)
     parent: "SessionAnswer | None" = None
 
-    @cached_property
-    def message(self) -> Record:
-        """The last message, with the last value of each key that any line has: usage and stop reason are final."""
-        last: Record = {}
-        for line in self.lines:
-            last = {**last, **{name: value for name, value in line["message"].items() if value is not None}}
-        return last
-
-    @property
-    def is_side(self) -> bool:
-        """Whether a sub-agent gave the answer."""
-        return bool(self.lines[-1].get("isSidechain"))
+    message: Record = field(default_factory=dict)
+    """The last message, with the last value of each key that any line has: usage and stop reason are final."""
+    is_side: bool = False
+    """Whether a sub-agent gave the answer."""
 
 
 class ClaudeSession:
     """The answers of a session as a tree, and the messages of user, tools and program between them.
 
-    Of lines with one uuid the first counts. All walks are loops, not recursion, since sessions are long. `failures` are
+    `leaves` are the last answers of all branches: the main conversation's first, the latest first. Of lines with one
+    uuid the first counts. All walks are loops, not recursion, since sessions are long. `failures` are
     the program's notes of failed requests by the answer before; after the last answer, the note ended the branch.
 
     Raises `ValueError` where a line is its own ancestor.
@@ -131,9 +127,10 @@ class ClaudeSession:
         for uuid, line in self._lines.items():
             parent = line.get("parentUuid")
             before = self._lines.get(parent) if isinstance(parent, str) else None
+            # `parentUuid` is null at the beginning and after a compaction, and may name a line of another file.
             begins = before is None or (line.get("isSidechain") and not before.get("isSidechain"))
             self._parents[uuid] = None if begins else parent
-        self._order = {uuid: number for number, uuid in enumerate(self._lines)}
+        self._order = order = {uuid: number for number, uuid in enumerate(self._lines)}
         self._answers: dict[str, SessionAnswer] = {}
         self._answer_of: dict[str, SessionAnswer] = {}
         for uuid, line in self._lines.items():
@@ -147,6 +144,15 @@ class ClaudeSession:
             # The lines of one answer follow each other, or results of parallel calls.
             before_lines = (nearest.get(self._parents[line["uuid"]] or "") for line in answer.lines)
             answer.parent = next((near for near in before_lines if near is not None and near is not answer), None)
+            # A line is written while the answer streams: its stop reason may be null and its usage too low until the
+            # last line.
+            for line in answer.lines:
+                given = {name: value for name, value in line["message"].items() if value is not None}
+                answer.message = {**answer.message, **given}
+            answer.is_side = bool(answer.lines[-1].get("isSidechain"))
+        inner = {answer.parent.key for answer in self._answers.values() if answer.parent}
+        ends = [answer for answer in self._answers.values() if answer.key not in inner]
+        self.leaves = sorted(ends, key=lambda answer: (answer.is_side, -order[answer.lines[-1]["uuid"]]))
         self._inputs: dict[str | None, list[Record]] = defaultdict(list)
         self.failures: dict[str, Record] = {}
         for uuid, line in self._lines.items():
@@ -172,12 +178,6 @@ class ClaudeSession:
             if start in self._answer_of:
                 found[start] = self._answer_of[start]
         return found
-
-    def leaves(self) -> list[SessionAnswer]:
-        """Return the last answers of all branches: the main conversation's first, the latest first."""
-        inner = {answer.parent.key for answer in self._answers.values() if answer.parent}
-        ends = [answer for answer in self._answers.values() if answer.key not in inner]
-        return sorted(ends, key=lambda answer: (answer.is_side, -self._order[answer.lines[-1]["uuid"]]))
 
     def path(self, leaf: SessionAnswer) -> list[SessionAnswer]:
         """Return the answers from the beginning to a leaf."""
@@ -228,15 +228,15 @@ class ClaudeSession:
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     """Yield one rollout a branch."""
     session = ClaudeSession(record[SESSION])
-    leaves = session.leaves()
+    leaves = session.leaves
     if not leaves:
-        yield origin.drop("no_actions", "the session holds no answer of a model")
+        yield origin.make_drop("no_actions", "the session holds no answer of a model")
     main = next((leaf.key for leaf in leaves if not leaf.is_side), None)
     taken: set[str] = set()
     walked = 0
     for leaf in leaves:
         if walked > LONGEST:
-            yield origin.drop("too_many_branches", f"the branches together have more than {LONGEST} answers")
+            yield origin.make_drop("too_many_branches", f"the branches together have more than {LONGEST} answers")
             continue
         path = session.path(leaf)
         walked += len(path)
@@ -261,6 +261,7 @@ def _rollout(session: ClaudeSession, path: list[SessionAnswer], taken: set[str],
     last_line = last.lines[-1]
     name = str(last_line.get("sessionId") or "session")
     name = f"{name}/{last_line['agentId']}" if last_line.get("agentId") else name
+    # A user may switch the model within a session (`/model`), so only the answers that are steps here count.
     models = [answer.message.get("model") for answer in new]
     failure = session.failures.get(last.key)
     return Trajectory(
@@ -299,6 +300,7 @@ def _turn(answer: SessionAnswer, observed: list[Message]) -> ImportedTurn:
         content = line["message"]["content"]
         parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
     usage = answer.message.get("usage") or {}
+    # Anthropic's `input_tokens` counts only what was neither read from the cache nor written to it.
     sent = [usage.get(k) for k in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")]
     inputs = [part["input"] for part in parts if part.get("name") == "Bash" and isinstance(part.get("input"), dict)]
     stop = answer.message.get("stop_reason")

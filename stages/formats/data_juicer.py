@@ -78,12 +78,14 @@ def judge(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConfig, f
             for name, messages in rollouts
         )
         store.write_lines(file, rows)
+    # An interrupted attempt may have left a result and traces, which would be read as those of this one.
     shutil.rmtree(kept.parent, ignore_errors=True)
     recipe = Path(config.recipe or "").expanduser()
     words = ["--config", str(recipe), "--dataset_path", str(given)]
     words += ["--export_path", str(kept), "--np", "1", "--keep_stats_in_res_ds", "true"]
     operators = sorted({found.decode() for found in DROPPING.findall(_recipe(config.recipe or ""))})
     if operators:
+        # Without a limit: by default the tracer keeps the first 10 samples of each operator.
         words += ["--open_tracer", "true", "--trace_num", str(sys.maxsize)]
         words += ["--op_list_to_trace", orjson.dumps(operators).decode()]
     _run([program(config.command), *words], folder)
@@ -96,6 +98,7 @@ def judge(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConfig, f
         kind, _, operator = path.stem.partition("-")
         with path.open("rb") as file:
             for traced in map(orjson.loads, file):
+                # A deduplicator traces pairs of equal samples (dup1 was kept), a filter the samples that it dropped.
                 if kind == "duplicate":
                     reasons[traced["dup2"]["id"]] = f"{operator}, like {traced['dup1']['id']}"
                 else:
@@ -130,6 +133,7 @@ def program(command: str) -> str:
 
 
 def _run(words: list[str], folder: Path) -> None:
+    # No other variable: neither the keys of this environment nor PYTHONPATH, which would mix the environments.
     kept = ("PATH", "HOME", "LANG", "TMPDIR")
     environment = {name: os.environ[name] for name in kept if name in os.environ} | OFFLINE
     try:

@@ -27,6 +27,8 @@ READABLE = (".json", ".jsonl", ".ndjson", ".traj", ".eval", ".parquet", ".gz")
 OF_A_RUN = ("report.json", "results.json", "result.json", "results/results.json", "logs/*/report.json")
 """Where harnesses leave reports, below the folder of a run."""
 BESIDE = ("metadata.json", "{stem}.metadata.json", "{stem}.report.json", *OF_A_RUN)
+PARTS = {"role", "prompt_token_ids", "kind"}
+"""Keys of the parts of one record: of messages, of captured calls, of OpenHands' events."""
 LFS = b"version https://git-lfs.github.com/spec/"
 HEADERS = ("header.json", "_journal/start.json")
 """Members of an Inspect archive that hold its header, the first that is there."""
@@ -53,29 +55,27 @@ class Source:
         """Yield every record with its line number (from 1), or the reason why it cannot be read."""
         with self.path.open("rb") as file:
             head = file.read(64)
+        # By content, not by name: data sets store JSON Lines as `.json` and gzip without `.gz`.
         if head.startswith(LFS):
-            yield self.drop(1, "git_lfs_pointer", "a Git LFS pointer, not the file: fetch it with `git lfs pull`")
+            yield self.make_drop(1, "git_lfs_pointer", "a Git LFS pointer, not the file: fetch it with `git lfs pull`")
         elif head.startswith(b"PAR1"):
-            yield from self._parquet_rows()
+            number = 0
+            try:
+                # With pre_buffer, pyarrow would hold the file in memory by its end.
+                for batch in pq.ParquetFile(self.path, pre_buffer=False).iter_batches(1024):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield number, row
+            except (pa.ArrowException, OSError) as error:
+                yield self.make_drop(number + 1, "damaged_file", str(error))
         elif head.startswith(b"PK\x03\x04"):
             yield from self._archive_samples()
         else:
             yield from self._json_records()
 
-    def drop(self, line: int, reason: str, detail: str) -> Drop:
-        """Return the drop of a record of this file."""
+    def make_drop(self, line: int, reason: str, detail: str) -> Drop:
+        """Return the drop of the record at a line of this file, with the name of the reason and the reason in words."""
         return Drop(self.label, line, reason, detail)
-
-    def _parquet_rows(self) -> Iterator[Numbered | Drop]:
-        number = 0
-        try:
-            # Buffered, the whole file would be in memory at its end.
-            for batch in pq.ParquetFile(self.path, pre_buffer=False).iter_batches(1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-        except (pa.ArrowException, OSError) as error:
-            yield self.drop(number + 1, "damaged_file", str(error))
 
     def _archive_samples(self) -> Iterator[Numbered | Drop]:
         """Yield every sample of an Inspect archive as a log with that one sample.
@@ -85,18 +85,20 @@ class Source:
         number = 0
         try:
             with zipfile.ZipFile(self.path) as archive:
+                # Without `header.json` the evaluation is still running or was killed: only its start is recorded.
                 names = archive.namelist()
                 header: Any = next((json.loads(_member(archive, name)) for name in HEADERS if name in names), {})
                 for name in sorted(name for name in names if name.startswith("samples/")):
                     number += 1
+                    # A sample may be damaged (a wrong checksum) in an archive whose directory is intact.
                     try:
                         sample = {**header, "samples": [json.loads(_member(archive, name))]}
                     except DAMAGE as error:
-                        yield self.drop(number, "damaged_record", f"{name}: {error}")
+                        yield self.make_drop(number, "damaged_record", f"{name}: {error}")
                     else:
                         yield number, sample
         except DAMAGE as error:
-            yield self.drop(number + 1, "damaged_record", str(error))
+            yield self.make_drop(number + 1, "damaged_record", str(error))
 
     def _json_records(self) -> Iterator[Numbered | Drop]:
         """Yield the lines of JSON Lines, the elements of an array of objects, or the one document.
@@ -107,19 +109,28 @@ class Source:
         damage: list[Drop] = []
         lines = self._lines(damage)
         head = list(islice(lines, 2))
-        if len(head) == 2 and isinstance(_json(head[0][1]), dict | list):
-            yield from self._json_lines(chain(head, lines))
+        json_lines: Iterable[tuple[int, bytes]] = []
+        # JSON Lines are read one by one, since files of rollouts outgrow the memory; a document has to be read as one.
+        if len(head) == 2 and isinstance(_parse(head[0][1])[0], dict | list):
+            json_lines = chain(head, lines)
         else:
             rest = [*head, *lines]
             text = b"".join(line for _, line in rest)
-            value = _json(text)
+            value, number, reason = _parse(text)
+            # An array is a table of records unless it is one record: a list of messages or of captured calls.
+            is_table = isinstance(value, list) and all(
+                isinstance(item, dict) and not PARTS & item.keys() for item in value
+            )
             if value is not None:
-                yield from enumerate(value, 1) if _is_table(value) else [(1, value)]
-            elif any(isinstance(_json(line), dict) for _, line in rest):
-                yield from self._json_lines(rest)
+                yield from enumerate(value, 1) if is_table else [(1, value)]
+            elif any(isinstance(_parse(line)[0], dict) for _, line in rest):
+                json_lines = rest
             elif text:
-                line, reason = _json_error(text)
-                yield self.drop(line, "not_json", reason)
+                yield self.make_drop(number, "not_json", reason)
+        for number, line in json_lines:
+            value, _, reason = _parse(line)
+            yield (number, value) if value is not None else self.make_drop(number, "not_json", reason)
+        # Last, so that the records before the damage keep their lines.
         yield from damage
 
     def _lines(self, damage: list[Drop]) -> Iterator[tuple[int, bytes]]:
@@ -133,12 +144,7 @@ class Source:
                     if line.strip():
                         yield number, line
         except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
-            damage.append(self.drop(number + 1, "damaged_file", str(error)))
-
-    def _json_lines(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[Numbered | Drop]:
-        for number, line in lines:
-            value = _json(line)
-            yield (number, value) if value is not None else self.drop(number, "not_json", _json_error(line)[1])
+            damage.append(self.make_drop(number + 1, "damaged_file", str(error)))
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -147,36 +153,22 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     if info.compress_type != ZSTD:
         return archive.read(name)
     with open(str(archive.filename), "rb") as file:
+        # A local header: 30 bytes, of which 26-27 and 28-29 are the lengths of the name and the extra field behind it.
         file.seek(info.header_offset)
         header = file.read(30)
         file.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), 1)
         return pa.input_stream(pa.py_buffer(file.read(info.compress_size)), compression="zstd").read()
 
 
-def _is_table(value: Any) -> bool:
-    """Whether an array holds records, rather than being one (a list of messages or of captured calls)."""
-    parts = ("role", "prompt_token_ids", "kind")
-    return isinstance(value, list) and all(isinstance(v, dict) and not any(p in v for p in parts) for v in value)
-
-
-def _json(text: bytes) -> Any:
-    """Return the value of a JSON text; None where it is invalid (or null, which is no record either)."""
+def _parse(text: bytes) -> tuple[Any, int, str]:
+    """Return the value of a JSON text; for invalid text and null None, the line of the error, and the reason."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _json_error(text: bytes) -> tuple[int, str]:
-    """Return the line at which a text stops being JSON, and the reason."""
-    try:
-        json.loads(text)
+        return json.loads(text), 1, "null is no record"
     except json.JSONDecodeError as error:
         shown = error.doc.split("\n")[error.lineno - 1][:40].strip()
-        return error.lineno, f"{error.msg} at column {error.colno}; the line begins {shown!r}"
+        return None, error.lineno, f"{error.msg} at column {error.colno}; the line begins {shown!r}"
     except (ValueError, RecursionError) as error:
-        return 1, str(error)
-    return 1, "null is no record"
+        return None, 1, str(error)
 
 
 def find(patterns: list[str]) -> list[Source]:

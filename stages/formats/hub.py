@@ -14,6 +14,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def one_run(inputs: Inputs) -> Run:
 def export_run(run: Run, out: RunWriter) -> Path:
     """Write `hub/` and return the folder."""
     is_model = bool(run.holds(CHECKPOINT))
-    out.checkpoint(lambda folder: _write_model(run, folder) if is_model else _write_dataset(run, folder), FORMAT)
+    write = _write_model if is_model else _write_dataset
+    out.checkpoint(partial(write, run), FORMAT)
     folder = out.path / FORMAT
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     kind = "model" if is_model else "dataset"
@@ -70,7 +72,8 @@ def _write_model(run: Run, folder: Path) -> None:
     # The JSON files of the weights may name the base by a path of this machine.
     for path in folder.glob("*config.json"):
         held = store.read_json(path)
-        names = [name for name, value in held.items() if name.endswith("name_or_path") and _is_path(value)]
+        paths = (name for name in held if name.endswith("name_or_path"))
+        names = [name for name in paths if isinstance(held[name], str) and Path(held[name]).is_absolute()]
         if names:
             store.write_json(path, {**held, **dict.fromkeys(names)})
     base = folder / "composer_base.json"
@@ -85,6 +88,7 @@ def _write_dataset(run: Run, folder: Path) -> None:
     for name, about in run.manifest.outputs.items():
         if about["file"].endswith(".parquet"):
             (folder / name).mkdir()
+            # `datasets` reads the split from the file's name: SPLIT-NUMBER-of-NUMBER.
             shutil.copyfile(run.path / about["file"], folder / name / "train-00000-of-00001.parquet")
             tables[name] = about
     store.write_sealed(folder / "README.md", dataset_card(_write_about(run, folder), tables).encode())
@@ -111,14 +115,10 @@ def _write_about(run: Run, folder: Path) -> Mapping[str, Any]:
     return published
 
 
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and Path(value).is_absolute()
-
-
 def _without_folders(value: Any) -> Any:
     """Return a JSON value without this machine's folders: of a path the last part stays."""
     if isinstance(value, str):
-        return Path(value).name if _is_path(value) else _relative(value)
+        return Path(value).name if Path(value).is_absolute() else _relative(value)
     if isinstance(value, dict):
         return {key: _without_folders(item) for key, item in value.items()}
     return [_without_folders(item) for item in value] if isinstance(value, list) else value
@@ -126,6 +126,7 @@ def _without_folders(value: Any) -> Any:
 
 def _relative(text: str) -> str:
     """Return a text in which the working folder is `.` and the user's home folder `~`."""
+    # The working folder first: it is usually below the home folder. In containers either may be `/`, in every path.
     for place, sign in ((Path.cwd(), "."), (Path.home(), "~")):
         if place != Path("/"):
             text = re.sub(re.escape(str(place)) + r"(?![\w.-])", sign, text)
@@ -176,6 +177,7 @@ def _card(matter: list[str], title: str, body: list[str], published: Mapping[str
     shown = sorted((name, value) for name, value in figures.items() if isinstance(value, str | int | float))
     parts.append(_table(shown) or "None.")
     settings = json.dumps(published["config"], indent=2, sort_keys=True, ensure_ascii=False)
+    # A fence in a setting (a prompt, for example) would end this block.
     parts += ["## Settings", f"```json\n{settings.replace('```', '` ` `')}\n```"]
     version, fingerprint = published["composer"], published["fingerprint"]
     parts.append(
@@ -187,6 +189,7 @@ def _card(matter: list[str], title: str, body: list[str], published: Mapping[str
 def _table(rows: Sequence[tuple[str, Any]]) -> str:
     """Return a table of names and values, none of which can break out of its cell; empty without rows."""
     cells = []
+    # Values come from settings and reports: `|` would begin a cell of Markdown, `<` a tag on the hub's page.
     for name, value in rows:
         shown = f"{value:.6g}" if isinstance(value, float) else str(value)
         cells.append((name, " ".join(shown.split()).replace("|", "\\|").replace("<", "&lt;")))

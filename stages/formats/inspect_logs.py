@@ -66,12 +66,13 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     """Yield one rollout a sample and epoch."""
     samples = record.get("samples") or []
     if not samples:
-        yield origin.drop("log_without_samples", f"status {record.get('status')}, no samples in the log")
+        # Logs written with `log_samples=False`, and runs that failed before the first sample, have none.
+        yield origin.make_drop("log_without_samples", f"status {record.get('status')}, no samples in the log")
     for sample in samples:
         if isinstance(sample.get("messages"), list):
             yield _rollout(record["eval"], record.get("plan") or {}, sample)
         else:
-            yield origin.drop("sample_without_messages", f"sample {sample.get('id')} is a summary")
+            yield origin.make_drop("sample_without_messages", f"sample {sample.get('id')} is a summary")
 
 
 def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
@@ -83,6 +84,14 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
     marked = (sample.get("metadata") or {}).get("composer") or {}
     lacks = set(MISSING) | (set() if scores else {missing.REWARD})
     lacks |= set() if any(turn.finish_reason for turn in turns) else {missing.FINISH}
+    # The writer noted the type of an error; Inspect's own is a message (text in old logs) and tracebacks.
+    failure = sample.get("error")
+    error = None if turns else ("no_actions", "the sample holds no message of the model")
+    if marked.get("error_type"):
+        error = marked["error_type"], marked["error"] or ""
+    elif failure:
+        error = "error", str(failure.get("message") if isinstance(failure, dict) else failure)
+    # An object with the kind and its number; summaries have the kind alone.
     limit = sample.get("limit")
     limit_type = limit.get("type") if isinstance(limit, dict) else limit
     ended = limit_type or next((name for name in ("error", "limit") if sample.get(name)), None)
@@ -101,7 +110,7 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
         resolved=marked.get("gt_pass"),
         submission=marked.get("submission"),
         terminated_by=marked["terminated_by"] if marked else ended,
-        error=_error(sample.get("error"), marked, turns),
+        error=error,
         sampling=(about.get("model_generate_config") or {}) | (plan.get("config") or {}),
         prompt_tokens=usage.get("input_tokens"),
         completion_tokens=usage.get("output_tokens"),
@@ -112,14 +121,6 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
         tools=marked.get("tools") or [],
         extra={"scores": scores, "epoch": sample.get("epoch")},
     )
-
-
-def _error(error: Any, marked: Record, turns: list[ImportedTurn]) -> tuple[str, str] | None:
-    if marked.get("error_type"):
-        return marked["error_type"], marked["error"] or ""
-    if error:
-        return "error", str(error.get("message") if isinstance(error, dict) else error)
-    return None if turns else ("no_actions", "the sample holds no message of the model")
 
 
 def _with_attachments(value: Any, attachments: Record) -> Any:
@@ -138,10 +139,12 @@ def _conversation(sample: Record) -> tuple[list[Message], list[ImportedTurn]]:
     """Return opening and turns; assistant messages of the sample's input belong to the opening."""
     raw: list[Record] = []
     for item in sample["messages"]:
+        # A tool that failed has its text in `error` (`tool_error` in older logs) and an empty content.
         error = item.get("error") or item.get("tool_error")
         if item.get("role") == "tool" and error and not item.get("content"):
             item = {**item, "content": error["message"] if isinstance(error, dict) else str(error)}
         raw.append(item)
+    # Few-shot examples of the input are messages of the assistant too; `source` tells them from answers.
     given = [i for i, item in enumerate(raw) if item["role"] == "assistant" and item.get("source") == "input"]
     start = given[-1] + 1 if given else 0
     opening, turns = split_turns([message(item) for item in raw[start:]])
@@ -192,6 +195,7 @@ def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> I
     for transcript in transcripts:
         rollout = transcript.rollout
         groups.setdefault((str(rollout["env"]), str(rollout["model"] or "none/unknown")), []).append(transcript)
+    # Several environments or models may have one name once characters that file systems refuse are replaced.
     names = Counter[str]()
     for (env, model), group in sorted(groups.items()):
         name = re.sub(r"[^\w.-]+", "-", f"{env}_{model}").strip("-")
@@ -229,11 +233,12 @@ def _archive(env: str, model: str, group: list[ExportedTranscript]) -> bytes:
     results = {"status": "success", "results": _results(samples, scorers), "stats": stats}
     parts: dict[str, object] = {"_journal/start.json": start}
     parts |= {f"samples/{sample['id']}_epoch_{sample['epoch']}.json": sample for sample in samples}
+    # Inspect's recorder writes the header last; its reader takes an archive without one for a run that is not over.
     parts |= {"summaries.json": [_summary(sample) for sample in samples], "header.json": {**start, **results}}
     sink = io.BytesIO()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, part in parts.items():
-            # a time of its own would make equal rollouts unequal bytes
+            # Without ZipInfo, each member gets the time of writing, and equal rollouts would give unequal bytes.
             archive.writestr(zipfile.ZipInfo(name), redacted_bytes(store.encode(part)), zipfile.ZIP_DEFLATED)
     return sink.getvalue()
 
@@ -254,7 +259,7 @@ def _sample(transcript: ExportedTranscript, model: str, epoch: int) -> Row:
     marked = {**transcript.mark, "gt_pass": rollout["gt_pass"], "terminated_by": rollout["terminated_by"]}
     marked |= {"task_data": orjson.loads(task["data_json"] or "{}"), "submission": transcript.submission}
     marked |= {name: rollout[name] for name in ("model", "error_type", "error")}
-    # The viewer shows a column for every score.
+    # Inspect's viewer shows a column for every score.
     answer = {"answer": transcript.submission} if transcript.submission else {}
     scores: Row = {} if rollout["reward"] is None else {"reward": {"value": rollout["reward"], **answer}}
     scores |= {name: {"value": bool(rollout[name])} for name in ("gt_pass", "hacked") if rollout[name] is not None}
@@ -300,6 +305,7 @@ def _pool_message(one: Row, number: str, source: str | None) -> Row:
     calls = []
     for call in one.get("tool_calls", ()):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
+        # Inspect keeps arguments as an object; what the model wrote and cannot be parsed goes into `parse_error`.
         about = {"id": call["id"], "function": name, "type": "function"}
         if messages.is_object(arguments):
             calls.append({**about, "arguments": orjson.loads(arguments)})

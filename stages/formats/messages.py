@@ -26,15 +26,14 @@ BOOKKEEPING = {"type", "id", "call_id", "status", "output", "outputs", "results"
 def message(raw: Mapping[str, Any]) -> Message:
     """Return one message as role and text; a part that is neither text nor a tool call leaves a mark."""
     role = ROLES.get(raw["role"], raw["role"])
-    if role == "assistant":
-        return {"role": role, "content": write(spoken(raw))}
-    return {"role": role, "content": text(raw.get("content"))}
+    return {"role": role, "content": write(spoken(raw)) if role == "assistant" else text(raw.get("content"))}
 
 
 def spoken(raw: Mapping[str, Any]) -> Spoken:
     """Return the parts of an assistant message."""
     parts = raw["content"] if isinstance(raw.get("content"), list) else []
     typed = [(str(part.get("type", "")) if isinstance(part, Mapping) else "", part) for part in parts]
+    # vLLM and DeepSeek write `reasoning_content`, OpenRouter `reasoning`; Anthropic and Inspect write content parts.
     reasoning = [raw.get("reasoning_content") or raw.get("reasoning")]
     reasoning += [
         part.get("reasoning") or part.get("thinking") or part.get("summary")
@@ -44,6 +43,7 @@ def spoken(raw: Mapping[str, Any]) -> Spoken:
     shown = [part for kind, part in typed if kind not in ("reasoning", "thinking", "redacted_thinking", "tool_use")]
     calls = [call(part) for kind, part in typed if kind == "tool_use" and "input" in part]
     calls += [call(item) for item in raw.get("tool_calls") or []]
+    # OpenAI's form before tools: one call a message.
     calls += [call(raw["function_call"])] if raw.get("function_call") else []
     thoughts = [thought for thought in reasoning if isinstance(thought, str) and thought]
     return Spoken(text(shown) if parts else text(raw.get("content")), tuple(calls), "\n".join(thoughts) or None)
@@ -77,7 +77,9 @@ def _part_text(part: Any) -> str:
 
 def call(raw: Any) -> ToolCall:
     """Return a tool call from OpenAI's nested or flat form, Anthropic's, Inspect's, or any of them as JSON text."""
+    # verifiers before 0.4 writes each call as JSON text, whose arguments are JSON text again.
     raw = json.loads(raw) if isinstance(raw, str) else raw
+    # OpenAI nests name and arguments under `function`; Inspect has the name there.
     inner = raw["function"] if isinstance(raw.get("function"), Mapping) else raw
     name = inner.get("name") or inner.get("tool_name") or raw.get("function") or ""
     arguments = next((inner[key] for key in ("arguments", "input", "args", "parameters") if key in inner), None)
@@ -129,11 +131,11 @@ class Exchange:
         elif kind == "reasoning":
             self.reasoning += [part for part in (text(item.get("summary")), text(item.get("content"))) if part]
         elif "name" in item and ("arguments" in item or "input" in item):
-            # a function, or a free-form tool
+            # A function has `arguments`, a custom (free-form) tool `input`.
             arguments = item.get("arguments", item.get("input"))
             self.calls.append(ToolCall(item["name"], arguments_text(arguments)))
         else:
-            # one of the provider's own tools, named by the item's type
+            # One of the provider's own tools (web search, local shell), named by the item's type.
             given = {key: value for key, value in item.items() if key not in BOOKKEEPING and value is not None}
             self.calls.append(ToolCall(kind.removesuffix("_call"), arguments_text(given)))
 
@@ -154,6 +156,7 @@ def exchanges(items: Iterable[Mapping[str, Any]]) -> list[Exchange]:
     for item in items:
         kind = item.get("type") or "message"
         if kind in RESULTS:
+            # The output of a function may be text, a list of parts or, from programs that skip the schema, an object.
             output = item.get("output")
             shown = text(output) if isinstance(output, str | list) else json.dumps(output)
             grouped.append(Exchange(other={"role": "tool", "content": shown}))

@@ -47,6 +47,7 @@ def trajectories(record: Any, origin: Origin) -> Iterator[Trajectory]:
     info, (opening, turns) = record.get("info") or {}, _conversation(record["messages"])
     question = first_question(opening)
     statement = STATEMENT.search(question)
+    # Only batch runs write `instance_id`; the name of a file may begin with the instance.
     of_name = INSTANCE.match(stem(origin.path))
     instance = record.get("instance_id") or (of_name.group() if of_name else None)
     verdict = origin.sidecars.verdict(origin.path, instance)
@@ -83,16 +84,17 @@ def _conversation(raw: list[Record]) -> tuple[list[Message], list[ImportedTurn]]
     for item in raw:
         extra = item.get("extra") or {}
         if item.get("role") == "exit":
-            continue
+            continue  # version 2 ends with a message that repeats the exit status and the submission
         if item.get("role") == "assistant" or item.get("object") == "response":
             turns.append(_turn(item, extra))
             continue
         response = extra.get("response")
         if extra.get("interrupt_type") == "FormatError" and isinstance(response, dict):
-            # the assistant message that was left out of the conversation
+            # The assistant message that was left out of the conversation, from Chat Completions or the Responses API.
             choices = response.get("choices") or []
             if lost := choices[0]["message"] if choices else response if "output" in response else None:
                 turns.append(_turn(lost, {**extra, "actions": []}))
+        # With the Responses API, outputs of commands are items without a role.
         is_result = item.get("type") == "function_call_output"
         observed = exchanges([item])[0].message() if is_result else message(item)
         if turns:
@@ -117,6 +119,7 @@ def _turn(item: Record, extra: Record) -> ImportedTurn:
             reply = choices[0].get("message") or {}
             thoughts = {k: reply[k] for k in ("reasoning_content", "reasoning") if isinstance(reply.get(k), str)}
         answer = message({"role": "assistant", **item, **thoughts})
+    # Version 2 notes the actions that it parsed; for version 1 its own pattern is applied to the text again.
     actions = extra.get("actions")
     commands = [a["command"] for a in actions] if actions is not None else BLOCK.findall(answer["content"])
     turn = ImportedTurn(answer["content"], commands=commands, cost_usd=extra.get("cost"))
@@ -124,6 +127,7 @@ def _turn(item: Record, extra: Record) -> ImportedTurn:
         turn.parse_error = f"expected one action, found {len(commands)}"
     if isinstance(response, dict):
         choice, usage = (response.get("choices") or [{}])[0], response.get("usage") or {}
+        # LiteLLM moves fields that OpenAI's schema lacks, such as vLLM's token ids, to `provider_specific_fields`.
         held = choice.get("provider_specific_fields") or {}
         turn.finish_reason = choice.get("finish_reason") or response.get("status")
         turn.prompt_ids = response.get("prompt_token_ids") or None
@@ -143,6 +147,7 @@ def _add_output(turn: ImportedTurn, content: str, extra: Record) -> None:
         turn.returncode = extra["returncode"]
     elif returned:
         turn.returncode = int(returned.group(1))
+    # Version 2 keeps the output as it was; what the observation left out of it is in the text that was shown.
     if isinstance(extra.get("raw_output"), str):
         turn.raw_chars, turn.elided_chars = len(extra["raw_output"]), 0
     if elided or returned:

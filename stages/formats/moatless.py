@@ -41,6 +41,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     about = record.get("info") or record.get("metadata") or {}
     instance = about["instance_id"]
     verdict = origin.sidecars.verdict(origin.path, instance)
+    # The model is on each state of transitions, and once, at the agent, in a tree; files of steps do not name it.
     states = [transition.get("state") or {} for transition in record.get("transitions") or []]
     model = next((state["model"] for state in states if state.get("model")), None)
     model = model or ((record.get("agent") or {}).get("completion") or {}).get("model")
@@ -69,11 +70,14 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 
 def _linear_path(record: Record) -> Path:
     """Return the one path of a file of steps or transitions."""
+    # Steps were written until 2024-06-09, transitions from 2024-06-17 (tokens are counted from 2024-06-23 on), and
+    # trees of nodes by 2024-11-17. Steps have a cost for all their actions together, transitions one an action.
     problem = record.get("initial_message") or (record.get("input") or {}).get("problem_statement") or ""
     turns = []
     for step in record.get("transitions") or record.get("steps") or []:
         for action in step.get("actions") or []:
             fields = action.get("action") or action.get("input") or {}
+            # An action that was refused has no output but the message with which the model was asked again.
             output = action.get("output") if action.get("output") is not None else action.get("retry_message")
             shown = output if output is None or isinstance(output, str) else json.dumps(output)
             turns.append(
@@ -94,6 +98,7 @@ def _tree_paths(nodes: list[Record]) -> Iterator[Path]:
     parents = {node.get("parent_id") for node in nodes}
     for leaf in (node for node in nodes if node["node_id"] not in parents):
         path = [leaf]
+        # The second condition ends the walk in a file whose nodes are their own ancestors.
         while path[0].get("parent_id") is not None and len(path) <= len(nodes):
             path.insert(0, by_id[path[0]["parent_id"]])
         value = (leaf.get("reward") or {}).get("value") if isinstance(leaf.get("reward"), dict) else None
@@ -101,6 +106,7 @@ def _tree_paths(nodes: list[Record]) -> Iterator[Path]:
         for node in path:
             if not (action := node.get("action")):
                 continue
+            # The dotted path of a class is all that names an action: `moatless.actions.find_class.FindClassArgs`.
             name = str(action.get("action_args_class") or "action").rpartition(".")[2]
             observation = node.get("observation") or {}
             usage = ((node.get("completions") or {}).get("build_action") or {}).get("usage") or {}

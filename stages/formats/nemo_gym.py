@@ -34,19 +34,27 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     opening, turns = _conversation(record)
     lacks = set(MISSING) | (set() if "reward" in record else {missing.REWARD})
     if not opening:
-        # The agent's own request is not recorded: its system prompt and the problem, from the run's description.
+        # `input` is empty where the agent is a program of its own (`anyswe_agent`), whose requests are not recorded:
+        # its system prompt and the problem, from the run's description, stand in for them.
         lacks.add(missing.OPENING)
         system = ((record.get("instance_config") or {}).get("agent_kwargs") or {}).get("system_prompt")
         texts = (("system", system), ("user", about.get("problem_statement")))
         opening = [{"role": role, "content": text} for role, text in texts if text]
+    # A response has no finish reason but a status, and a reason only where it is incomplete.
     reason = (response.get("incomplete_details") or {}).get("reason")
     if turns and reason == "max_output_tokens":
         turns[-1].finish_reason = "length"
     elif turns and response.get("status") == "completed":
         turns[-1].finish_reason = "stop"
     lacks |= set() if response.get("incomplete_details") or response.get("status") == "completed" else {missing.FINISH}
-    # The environment is the agent's, else by the file's name where it is no general one, else by the folder's.
+    # A run that masks a rollout keeps it out of training, whatever its reward.
+    error = None if turns else ("no_actions", "the response holds no item of the model")
+    if record.get("mask_sample"):
+        error = str(record.get("error_kind") or "masked"), "the run masked this rollout"
+    elif response.get("error"):
+        error = "error", str(response["error"])
     names = [stem(origin.path), *(parent.name for parent in origin.path.parents)]
+    # The environment is the agent's, else by the file's name where it is no general one, else by the folder's.
     env = (record.get("agent_ref") or {}).get("name")
     env = env or next(name for name in names if name and not name.startswith(GENERIC))
     report = (metadata.get("eval_report") or {}) if isinstance(metadata, dict) else {}
@@ -65,7 +73,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         resolved=resolved if isinstance(resolved, bool) else None,
         submission=record.get("model_patch") or metadata.get("model_patch"),
         terminated_by=reason,
-        error=_error(record, response, turns),
+        error=error,
         sampling={name: asked.get(name) for name in ("temperature", "top_p", "max_output_tokens")},
         prompt_tokens=usage.get("input_tokens") or None,
         completion_tokens=usage.get("output_tokens") or None,
@@ -81,6 +89,7 @@ def _task_key(record: Record, origin: Origin) -> str:
     items = asked if isinstance(asked, str) else [item for item in asked or [] if item.get("role") == "user"]
     if items:
         return store.digest(items)[:12]
+    # `_ng_task_index` numbers the tasks of a file; `_ng_rollout_index` tells the rollouts of one task apart.
     number = record.get("_ng_task_index", record.get("task_idx"))
     return f"line-{origin.line}" if number is None else f"task-{number}"
 
@@ -96,7 +105,7 @@ def _conversation(record: Record) -> tuple[list[Message], list[ImportedTurn]]:
         opening += [item.message() for item in exchanges(given)]
     output = (record.get("response") or {}).get("output") or []
     if output and isinstance(output[0], list):
-        output = output[-1]  # transitions, each of which is the conversation so far
+        output = output[-1]  # some agents write transitions, each of which is the conversation so far
     turns: list[ImportedTurn] = []
     for exchange in exchanges(output):
         if exchange.other is not None:
@@ -109,15 +118,6 @@ def _conversation(record: Record) -> tuple[list[Message], list[ImportedTurn]]:
                 turn.logprobs = item.get("generation_log_probs") or None
         turns.append(turn)
     return opening, turns
-
-
-def _error(record: Record, response: Record, turns: list[ImportedTurn]) -> tuple[str, str] | None:
-    """Return the error of a rollout that the run keeps out of training, or of one without any answer."""
-    if record.get("mask_sample"):
-        return str(record.get("error_kind") or "masked"), "the run masked this rollout"
-    if response.get("error"):
-        return "error", str(response["error"])
-    return None if turns else ("no_actions", "the response holds no item of the model")
 
 
 READERS = (Reader(NAME, MISSING, recognises, trajectories),)

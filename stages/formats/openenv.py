@@ -12,7 +12,6 @@ Format read from openenv 0.10.0, `openenv/core/harness/{collect,rollout,training
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -30,6 +29,8 @@ NAME = "openenv"
 MISSING = frozenset({missing.PARSE, missing.ELISION, missing.CALL_IDS})
 CALL = {"prompt_token_ids", "completion_token_ids", "per_token_logps"}
 """Keys of a captured call."""
+SentCall = tuple[Record, list[Message]]
+"""A captured call, and the messages of its request."""
 LOST = (
     "results.jsonl: token ids, log-probs, finish reasons, costs and times",
     "captured_traces.jsonl: what was observed after the last action, the task's own data, costs and times",
@@ -61,13 +62,14 @@ def trajectories(record: Any, origin: Origin) -> Iterator[Trajectory]:
     if calls is None:
         yield _episode(record, origin)
         return
-    parts = [[calls[0]]] if calls else []
-    for before, after in pairwise(calls):
-        sent = _sent(before)
-        if _sent(after)[: len(sent)] == sent:
-            parts[-1].append(after)
+    parts: list[list[SentCall]] = []
+    for call in calls:
+        sent = [message(item) for item in (call.get("request") or {}).get("messages") or []]
+        # A request that does not begin with the messages of the one before belongs to a compacted conversation.
+        if parts and sent[: len(parts[-1][-1][1])] == parts[-1][-1][1]:
+            parts[-1].append((call, sent))
         else:
-            parts.append([after])
+            parts.append([(call, sent)])
     for part in parts:
         yield _captured(part, record if isinstance(record, dict) else {})
 
@@ -105,15 +107,13 @@ def _task_id(env: str, task: Any, opening: list[Message]) -> str:
     return f"{env}/{named if named is not None else store.digest(task if task is not None else opening)[:12]}"
 
 
-def _sent(call: Record) -> list[Message]:
-    return [message(item) for item in (call.get("request") or {}).get("messages") or []]
-
-
-def _captured(calls: list[Record], about: Record) -> Trajectory:
-    opening, turns = _sent(calls[0]), []
-    for index, call in enumerate(calls):
+def _captured(part: list[SentCall], about: Record) -> Trajectory:
+    (first, asked), turns = part[0], list[ImportedTurn]()
+    opening = [*asked]
+    for (call, sent), (_, following) in zip(part, [*part[1:], ({}, [])], strict=True):
         choices = (call.get("response") or {}).get("choices") or []
         reply = message({"role": "assistant", **choices[0]["message"]})["content"] if choices else ""
+        # `loss_mask` covers prompt and completion; where it is 0 to the end, the completion must not be trained on.
         if any(call.get("loss_mask", [1])[len(call["prompt_token_ids"]) :]):
             turns.append(
                 ImportedTurn(
@@ -128,11 +128,11 @@ def _captured(calls: list[Record], about: Record) -> Trajectory:
             )
         else:
             (turns[-1].observed if turns else opening).append({"role": "assistant", "content": reply})
-        following = _sent(calls[index + 1]) if index + 1 < len(calls) else []
-        (turns[-1].observed if turns else opening).extend(following[len(_sent(call)) + 1 :])
-    env, metadata = about.get("env") or NAME, calls[0].get("metadata") or {}
+        # The next request repeats this one and its reply; the rest of it was observed in between.
+        (turns[-1].observed if turns else opening).extend(following[len(sent) + 1 :])
+    env, metadata = about.get("env") or NAME, first.get("metadata") or {}
     return Trajectory(
-        task_id=about.get("task_id") or _task_id(env, about.get("task"), _sent(calls[0])),
+        task_id=about.get("task_id") or _task_id(env, about.get("task"), asked),
         env=env,
         opening=opening,
         turns=turns,
@@ -147,25 +147,18 @@ def _captured(calls: list[Record], about: Record) -> Trajectory:
         terminated_by=about.get("terminated_by"),
         error=None if turns else ("no_actions", "every call of the trace is masked"),
         sampling=metadata.get("sampling_params") or None,
-        tools=(calls[0].get("request") or {}).get("tools") or [],
+        tools=(first.get("request") or {}).get("tools") or [],
     )
 
 
 def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
     """Return traces first, so that a reader of the folder takes the richer record of an episode."""
+    # Asked before: a file of traces must not be written empty.
     acted = (transcript for transcript in transcripts if transcript.turns)
     if any(transcript.has_tokens for transcript in acted):
         traces = (_written_trace(t) for t in transcripts if t.turns and t.has_tokens)
         yield json_lines("captured_traces.jsonl", traces)
-
-    def episodes() -> Iterator[Row]:
-        for transcript in transcripts:
-            dropped["no_steps"] += not transcript.turns
-            if transcript.turns:
-                dropped["no_tokens_for_a_training_trace"] += not transcript.has_tokens
-                yield _written_episode(transcript)
-
-    yield json_lines("results.jsonl", episodes())
+    yield json_lines("results.jsonl", _written_episodes(transcripts, dropped))
 
 
 def _marked(transcript: ExportedTranscript) -> Row:
@@ -175,27 +168,33 @@ def _marked(transcript: ExportedTranscript) -> Row:
     return {**transcript.mark, **fields, "submission": transcript.submission}
 
 
-def _written_episode(transcript: ExportedTranscript) -> Row:
-    opening, rest = transcript.chat()
-    traced = []  # every call that got an answer of its own, with that answer
-    for turn in transcript.turns:
-        answers = [one["content"] for one in turn.observed if one["role"] == "tool"]
-        for call, data in zip(messages.read(turn.step["action"]).calls, answers, strict=False):
-            arguments = orjson.loads(call.arguments) if messages.is_object(call.arguments) else {"_": call.arguments}
-            result = {"data": data, "done": False, "metadata": {}, "error": None}
-            traced.append({"tool_name": call.name, "arguments": arguments, "result": result})
-    return {
-        "episode_id": transcript.rollout["rollout_id"],
-        "messages": [*opening, *rest],
-        "reward": transcript.rollout["reward"],
-        "done": True,
-        "tool_trace": traced,
-        "metrics": {"turns": len(transcript.turns)},
-        "verify_metrics": {},
-        "artifacts": {},
-        "task": None,
-        "extra": {**_marked(transcript), "tools": transcript.tools},
-    }
+def _written_episodes(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> Iterator[Row]:
+    for transcript in transcripts:
+        dropped["no_steps"] += not transcript.turns
+        if not transcript.turns:
+            continue
+        dropped["no_tokens_for_a_training_trace"] += not transcript.has_tokens
+        opening, rest = transcript.chat()
+        traced = []  # every call that got an answer of its own, with that answer
+        for turn in transcript.turns:
+            answers = [one["content"] for one in turn.observed if one["role"] == "tool"]
+            for call, data in zip(messages.read(turn.step["action"]).calls, answers, strict=False):
+                # A tool's arguments have to be an object here; text that is none goes under "_".
+                given = orjson.loads(call.arguments) if messages.is_object(call.arguments) else {"_": call.arguments}
+                result = {"data": data, "done": False, "metadata": {}, "error": None}
+                traced.append({"tool_name": call.name, "arguments": given, "result": result})
+        yield {
+            "episode_id": transcript.rollout["rollout_id"],
+            "messages": [*opening, *rest],
+            "reward": transcript.rollout["reward"],
+            "done": True,
+            "tool_trace": traced,
+            "metrics": {"turns": len(transcript.turns)},
+            "verify_metrics": {},
+            "artifacts": {},
+            "task": None,
+            "extra": {**_marked(transcript), "tools": transcript.tools},
+        }
 
 
 def _written_trace(transcript: ExportedTranscript) -> Row:

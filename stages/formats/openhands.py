@@ -56,6 +56,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     of_issue = f"{issue['owner']}/{issue['repo']}#{issue['number']}" if issue else None
     ids = (record.get("instance_id"), record.get("id"), row.get("instance_id"), of_issue)
     instance = next((str(name) for name in ids if name is not None), None)
+    # Rows of SWE-bench have `instance_id`, other data sets `id`, the resolver an issue of GitHub.
     is_instance = bool(INSTANCE.fullmatch(instance or ""))
     about, metrics = record.get("metadata") or {}, record.get("metrics") or {}
     opening, turns = _conversation(record.get("history") or [], record.get("instruction"))
@@ -73,6 +74,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     if record.get("error"):
         error = "error", str(record["error"])
     usage = metrics.get("accumulated_token_usage") or {}
+    # OpenHands writes `output.jsonl`; a file of another name is taken to be named after its data set.
     file_env = stem(origin.path) if stem(origin.path) != "output" else NAME
     tested = {k: v for k, v in result.items() if k != "git_patch"}
     told: Record = {name: record[name] for name in ("success", "result_explanation", "final_message") if name in record}
@@ -102,10 +104,11 @@ def _conversation(history: Iterable[Any], instruction: str | None) -> tuple[list
     opening: list[Message] = []
     turns: list[ImportedTurn] = []
     replies: list[str | None] = []
+    # Histories of 2024 hold pairs (action, observation) where later ones hold single events.
     events = [event for item in history for event in (item if isinstance(item, list) else [item])]
     for index, event in enumerate(events):
         if index == 0 and event.get("action") == "message" and "source" not in event:
-            event = {**event, "source": "user"}  # the first message of a flat history is the user's
+            event = {**event, "source": "user"}  # flat histories name no source; the first message is the user's
         response = (event.get("tool_call_metadata") or {}).get("model_response") or {}
         # Actions with the same id are calls of one reply.
         reply_id = event.get("llm_response_id") or response.get("id")
@@ -129,8 +132,13 @@ def _conversation(history: Iterable[Any], instruction: str | None) -> tuple[list
             replies.append(reply_id)
         elif (observed := _observed(event)) is not None:
             (turns[-1].observed if turns else opening).append(observed)
-            if turns and (code := _exit_code(event)) is not None:
-                turns[-1].returncode = code
+            # The exit code is on the observation (version 1), on the event (resolver), or in its extras (version 0,
+            # later versions of which have it in the metadata there). -1 stands for a command that has not ended.
+            if turns:
+                shown = event["observation"] if isinstance(event.get("observation"), dict) else event
+                extras = shown.get("extras") or {}
+                code = shown.get("exit_code", extras.get("exit_code", (extras.get("metadata") or {}).get("exit_code")))
+                turns[-1].returncode = code if isinstance(code, int) and code != -1 else turns[-1].returncode
     if instruction and not any(item["role"] == "user" for item in opening):
         opening.append({"role": "user", "content": instruction})
     return opening, turns
@@ -168,42 +176,27 @@ def _observed(event: Record) -> Message | None:
         parts = content if isinstance(content, list) else [content]
         return message({**event["llm_message"], "content": [*parts, *(event.get("extended_content") or [])]})
     if kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
-        return {
-            "role": "tool",
-            "content": _observation_text(
-                event.get("observation") or event.get("error") or event.get("rejection_reason")
-            ),
-        }
+        shown = event.get("observation") or event.get("error") or event.get("rejection_reason")
+        if not isinstance(shown, dict):
+            return {"role": "tool", "content": str(shown)}
+        # The content of an observation is parts or plain text, under a name that differs by tool.
+        content = next((shown[name] for name in ("content", "output", "error", "message") if shown.get(name)), None)
+        if content is None:
+            content = json.dumps({key: value for key, value in shown.items() if key != "kind"})
+        return {"role": "tool", "content": text(content)}
     if kind or event.get("action") in UNSEEN or event.get("observation") in UNSEEN:
         return None
-    # version 0
+    # Version 0 and the resolver's flat events: `args` holds the fields of an action, or the event itself does.
     fields = event.get("args") or event
     if event.get("action") == "system":
         return {"role": "system", "content": str(fields.get("content") or event.get("message") or "")}
     if event.get("action") == "message":
         return {"role": "user", "content": str(fields.get("content") or "")}
     if "observation" in event:
+        # Without function calling, version 0 sends what a command printed as a message of the user.
         role = "tool" if event.get("tool_call_metadata") else "user"
         return {"role": role, "content": str(event.get("content") or "")}
     return None
-
-
-def _observation_text(observation: Any) -> str:
-    """Return the text of an observation, whose content may be parts or plain, under names that differ by tool."""
-    if not isinstance(observation, dict):
-        return str(observation)
-    for name in ("content", "output", "error", "message"):
-        if observation.get(name):
-            return text(observation[name])
-    return json.dumps({key: value for key, value in observation.items() if key != "kind"})
-
-
-def _exit_code(event: Record) -> int | None:
-    observation = event.get("observation")
-    shown = observation if isinstance(observation, dict) else event
-    extras = shown.get("extras") or {}
-    code = shown.get("exit_code", extras.get("exit_code", (extras.get("metadata") or {}).get("exit_code")))
-    return code if isinstance(code, int) and code != -1 else None
 
 
 READERS = (Reader(NAME, MISSING, recognises, trajectories),)

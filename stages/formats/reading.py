@@ -51,12 +51,6 @@ class FileCount:
     """Kind, line and surrounding text of the first `PREVIEWS` redactions."""
     missing: set[str] = field(default_factory=set)
 
-    def add(self, trace: Trajectory | Drop) -> None:
-        """Count a trajectory or a drop."""
-        self.traces += 1
-        if isinstance(trace, Drop):
-            self.dropped[trace.reason] += 1
-
 
 @dataclass(frozen=True)
 class ReadTrajectory:
@@ -79,12 +73,14 @@ def detect_formats(sources: list[Source], wanted: str, sidecars: Sidecars) -> di
     chosen: dict[Source, Reader | None] = {}
     for source in sources:
         records = list(islice((r[1] for r in source.records() if not isinstance(r, Drop)), LOOK))
+        # Record by record, since the first lines of a file may be no rollouts (a header, a summary, a broken line).
         fitting = next((i for record in records for i in candidates if not source.beside and _fits(i, record)), None)
         if fitting is not None or (not _add_to_sidecars(source, sidecars) and not source.beside):
             chosen[source] = fitting
 
     def instances(folder: Path | None) -> Iterator[str]:
         """Yield the tasks of all trajectories below a folder; of all with None."""
+        # With empty sidecars and a count of its own: reading a file for its tasks must leave no verdict and no number.
         for source, reader in chosen.items():
             if reader is not None and (folder is None or source.path.is_relative_to(folder)):
                 for item in read(source, reader, Sidecars(), FileCount("", "", "")):
@@ -122,26 +118,27 @@ def read(
 ) -> Iterator[ReadTrajectory | Drop]:
     """Yield all trajectories and drops of a file, and count them. Without a reader every record is dropped."""
     records = source.records()
+    found: Iterator[Trajectory | Drop]
     if reader is not None and reader.join is not None:
-        records = reader.join(records, source.drop)
+        records = reader.join(records, source.make_drop)
     for record in records:
         count.records += 1
-        if reader is None and not isinstance(record, Drop):
+        line, value = (record.line, None) if isinstance(record, Drop) else record
+        origin, secrets = Origin(source.path, source.label, source.sha256, line, sidecars), Redactions()
+        if isinstance(record, Drop):
+            found = iter([record])
+        elif reader is None:
             known = ", ".join(name for name, one in FORMATS.items() if one.detected)
-            record = source.drop(record[0], "unknown_format", f"{_describe(record[1])}; that is none of {known}")
-        if reader is None or isinstance(record, Drop):
-            assert isinstance(record, Drop)  # noqa: S101
-            count.add(record)
-            yield record
-            continue
-        secrets = Redactions()
-        origin = Origin(source.path, source.label, source.sha256, record[0], sidecars)
-        for index, trajectory in enumerate(_trajectories(reader, record[1], origin, secrets)):
-            count.add(trajectory)
-            if isinstance(trajectory, Drop):
-                yield trajectory
+            found = iter([origin.make_drop("unknown_format", f"{_describe(value)}; that is none of {known}")])
+        else:
+            found = _trajectories(reader, value, origin, secrets)
+        for index, item in enumerate(found):
+            count.traces += 1
+            if isinstance(item, Drop):
+                count.dropped[item.reason] += 1
+                yield item
             else:
-                yield ReadTrajectory(trajectory, origin, reader.name, index, bool(secrets))
+                yield ReadTrajectory(item, origin, reader.name if reader else "", index, bool(secrets))
         count.redacted.update(secrets)
         shown = [f"line {origin.line}: {preview}" for _, preview in secrets.previews]
         count.previews += shown[: max(0, PREVIEWS - len(count.previews))]
@@ -158,14 +155,15 @@ def _describe(record: Any) -> str:
 def _trajectories(reader: Reader, record: Any, origin: Origin, secrets: "Redactions") -> Iterator[Trajectory | Drop]:
     """Clean a record and yield its trajectories, checked."""
     try:
+        # Before the reader sees it, so that no field of a trajectory can hold a secret or what JSON cannot store.
         record = clean(record, secrets if origin.sidecars.redact else None)
         if not _fits(reader, record):
-            yield origin.drop("foreign_record", f"not of the format {reader.name}; {_describe(record)}")
+            yield origin.make_drop("foreign_record", f"not of the format {reader.name}; {_describe(record)}")
             return
         for trajectory in reader.trajectories(record, origin):
             yield trajectory if isinstance(trajectory, Drop) else check(trajectory)
     except MALFORMED as error:
-        yield origin.drop("malformed_record", f"{type(error).__name__}: {error}")
+        yield origin.make_drop("malformed_record", f"{type(error).__name__}: {error}")
 
 
 def check(trajectory: Trajectory) -> Trajectory:
@@ -258,6 +256,7 @@ def redact(text: str, counts: Counter[str]) -> str:
         counts[kind] += 1
         if isinstance(counts, Redactions):
             around = text[max(0, start - BESIDE) : start], text[end : end + BESIDE]
+            # Another secret may be next to this one; previews are written to `sources.json` and the report.
             hidden = SECRET.sub("[...]", around[0]), SECRET.sub("[...]", around[1])
             counts.previews.append((kind, f"{hidden[0]}[{kind}, {end - start} characters]{hidden[1]}"))
         return f"{text[match.start() : start]}[redacted: {kind}]"
@@ -267,6 +266,7 @@ def redact(text: str, counts: Counter[str]) -> str:
 
 def _likely(kind: str, secret: str, match: re.Match[str], text: str) -> bool:
     """Whether a match is likely a secret rather than an example of one."""
+    # Amazon's documentation uses `AKIAIOSFODNN7EXAMPLE`.
     if kind == "aws-key":
         return not secret.endswith("EXAMPLE")
     if kind not in DOUBTFUL:
@@ -278,15 +278,10 @@ def _likely(kind: str, secret: str, match: re.Match[str], text: str) -> bool:
             # The base64 of USER:PASSWORD: the randomness that counts is the password's.
             secret = base64.b64decode(secret, validate=True).decode().partition(":")[2] or secret
     mixed = any(c.isdigit() for c in secret) and any(c.isalpha() for c in secret)
-    random = bits(secret)
+    counts = Counter(secret).values()
+    random = -sum(count * math.log2(count / len(secret)) for count in counts)
     chosen = "example" in secret.lower() or (random < RANDOM_BITS and PLACEHOLDER.search(secret) is not None)
     return mixed and not chosen and random >= LEAST_BITS
-
-
-def bits(text: str) -> float:
-    """Return Shannon's entropy of a text's characters, times their number."""
-    counts, length = Counter(text).values(), len(text)
-    return -sum(count * math.log2(count / length) for count in counts)
 
 
 def clean(value: Any, counts: Counter[str] | None, depth: int = 0) -> Any:

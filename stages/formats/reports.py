@@ -10,7 +10,7 @@ whatever its run predicted and it does not list was not resolved.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,18 +57,21 @@ class Report:
         depth = next(made, None)
         self.scope = folder if depth is None else root.joinpath(*within[:depth])
         # What may name its run: folders, and the beginnings of its own name (`MODEL.RUN.json`).
-        named = {*within, *_beginnings(self.place.path.name)}
+        name = self.place.path.name
+        named = {*within, *(name[:end] for end, character in enumerate(name) if character == ".")}
         self.names = named - HARNESS_FOLDERS - self.verdicts.keys() - {"report", "results"}
 
 
 def parse_report(place: Place, record: Mapping[str, Any]) -> Report | None:
     """Return the report that a JSON object is; None where it is none. `TypeError` where its ids are not text."""
+    # `resolved_ids` is SWE-bench's report of a run since 2.0; leaderboard submissions have a list under `resolved`.
     ids = record.get("resolved_ids", record.get("resolved"))
     if isinstance(ids, list):
         listed = {i for key, value in record.items() if isinstance(value, list) and key != NOT_PREDICTED for i in value}
         if not all(isinstance(instance, str) for instance in listed):
             raise TypeError("a list of ids holds something else")
         return Report(place, {instance: instance in ids for instance in listed}, whole_run=True)
+    # The verdict without the instance around it: then the folder names the instance.
     if isinstance(ids, bool) and "patch_exists" in record and place.path.stem == "report":
         return Report(place, {place.path.parent.name: ids}, whole_run=False)
     single = {
@@ -79,14 +82,14 @@ def parse_report(place: Place, record: Mapping[str, Any]) -> Report | None:
     return Report(place, single, whole_run=False) if single else None
 
 
+@dataclass
 class Reports:
-    """All reports of an import."""
+    """All reports of an import; `runs` by scope and `single` by scope and instance are filled by `settle`."""
 
-    def __init__(self) -> None:
-        self.all: list[Report] = []
-        self.contradicted: set[str] = set()
-        self._by_scope: dict[Path | None, list[Report]] = defaultdict(list)
-        self._single: dict[tuple[Path | None, str], list[Report]] = defaultdict(list)
+    all: list[Report] = field(default_factory=list)
+    contradicted: set[str] = field(default_factory=set)
+    runs: dict[Path | None, list[Report]] = field(default_factory=lambda: defaultdict(list))
+    single: dict[tuple[Path | None, str], list[Report]] = field(default_factory=lambda: defaultdict(list))
 
     def settle(self, ids_below: IdsBelow) -> None:
         """Index the reports once all files were found; set aside runs' reports none of whose instances is here."""
@@ -97,18 +100,22 @@ class Reports:
                 report.used = any(instance in report.verdicts for instance in ids_below(report.scope))
         for report in filter(lambda report: report.used, self.all):
             if report.whole_run:
-                self._by_scope[report.scope].append(report)
+                self.runs[report.scope].append(report)
             else:
                 for instance in report.verdicts:
-                    self._single[report.scope, instance].append(report)
+                    self.single[report.scope, instance].append(report)
 
     def resolved(self, path: Path, instance: str, model: str | None = None) -> bool | None:
         """Return the verdict of the nearest reports on a file's instance; None without one, or where two differ."""
-        names = {part for part in (*path.parts[1:-1], *_beginnings(path.name)) if part not in HARNESS_FOLDERS}
+        beginnings = (path.name[:end] for end, character in enumerate(path.name) if character == ".")
+        names = {*path.parts[1:-1], *beginnings} - HARNESS_FOLDERS
+        # Harnesses replace the slash of a model's name in names of files: `org__model.run.json`.
         names |= {model.replace("/", "__")} if model else set()
         for scope in (*path.parents, None):
-            single = _named(self._single.get((scope, instance), []), names)
-            runs = _named(self._by_scope.get(scope, []), names)
+            single = _named(self.single.get((scope, instance), []), names)
+            runs = _named(self.runs.get(scope, []), names)
+            # A run's report that lists the instance counts as much as a report of its own; one that leaves it out
+            # counts only where there is no other, as "not resolved".
             applying = [*single, *(r for r in runs if not single or instance in r.verdicts)]
             if not applying:
                 continue
@@ -172,12 +179,6 @@ class Reports:
         }
 
 
-def _beginnings(name: str) -> Iterator[str]:
-    """Yield the beginnings of a file's name that end before a dot."""
-    parts = name.split(".")
-    yield from (".".join(parts[:count]) for count in range(1, len(parts)))
-
-
 def _named(reports: list[Report], names: set[str]) -> list[Report]:
     """Return, of several reports, those that share a name with the file or its model, where there are any."""
     named = [report for report in reports if report.names & names] if len(reports) > 1 else []
@@ -212,10 +213,6 @@ class Sidecars:
         """Return the run description of a file: of the same stem, else the folder's only one, else empty."""
         return self.descriptions.get((path.parent, stem(path))) or self.descriptions.get((path.parent, "")) or {}
 
-    def trial(self, path: Path) -> Row:
-        """Return Harbor's result of a file's trial, from its folder or the one above; empty without one."""
-        return self.trials.get(path.parent) or self.trials.get(path.parent.parent) or {}
-
     def verdict(self, path: Path, instance: str | None, model: str | None = None) -> ReportedOutcome | None:
         """Return the verdict on a file, or on its instance; the model distinguishes several reports in one place."""
         places = [(path, instance or ""), (path, ""), (path.parent, stem(path))]
@@ -231,17 +228,17 @@ class Sidecars:
         if not isinstance(record, Mapping):
             return False
         if "model" in record and ("env" in record or "env_id" in record) and "prompt" not in record:
-            # the metadata of a verifiers or OpenEnv run
+            # The metadata of a verifiers or OpenEnv run; `env` was renamed to `env_id`. Rollouts have a prompt too.
             name = stem(path)
             self.descriptions[path.parent, "" if name == "metadata" else name] = dict(record)
         elif {"task_name", "verifier_result"} <= record.keys() and not isinstance(record["verifier_result"], str):
-            # Harbor's result of one trial
+            # Harbor's result of one trial.
             self.trials[path.parent] = dict(record)
         elif {"instance_id", "problem_statement", "base_commit"} <= record.keys() and "history" not in record:
-            # a row of a SWE-bench dataset
+            # A row of a SWE-bench dataset; a trajectory (with a history) may repeat these columns.
             self.statements[record["instance_id"]] = record["problem_statement"]
         elif {"resolved", "file", "instance_id"} <= record.keys():
-            # a line of an index of trajectories
+            # A line of an index of trajectories, whose paths are relative to the index.
             target = (path.parent / record["file"]).resolve()
             outcome = ReportedOutcome(record["resolved"], record.get("model"), record.get("agent"))
             self.verdicts[target, record["instance_id"]] = outcome

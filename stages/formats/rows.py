@@ -1,7 +1,6 @@
 """Trajectories as the rows that `collect` writes, null where the source records nothing, and the origin of each."""
 
 from itertools import accumulate
-from typing import Any
 
 from stages.formats.base import ImportedTurn, Trajectory, family_of
 from stages.formats.reading import ReadTrajectory
@@ -29,6 +28,7 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
     """
     trajectory = item.trajectory
     if item.redacted:
+        # Of all turns, not only of those with a secret: later prompts hold the ids of earlier turns.
         for turn in trajectory.turns:
             turn.prompt_ids = turn.completion_ids = turn.logprobs = None
     identity: Row = {
@@ -42,6 +42,11 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
     reward = None if trajectory.error is not None or trajectory.reward is None else float(trajectory.reward)
     model = trajectory.model or item.origin.sidecars.model
     steps = _steps(trajectory, identity, reward)
+    # The source's own totals, else sums of the turns where all are known: a partial sum would read as a total.
+    totals = {}
+    for column in ("prompt_tokens", "completion_tokens", "cost_usd"):
+        stated, parts = getattr(trajectory, column), [getattr(turn, column) for turn in trajectory.turns]
+        totals[column] = stated if stated is not None else sum(parts) if parts and None not in parts else None
     asked = [message["content"] for message in trajectory.opening if message["role"] == "user"]
     error_type, error = trajectory.error or (None, None)
     tools = store.encode(trajectory.tools).decode()
@@ -71,11 +76,7 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
             "sandbox": None,
             "model": model,
             "source": item.format,
-            "prompt_tokens": _total(trajectory.prompt_tokens, [turn.prompt_tokens for turn in trajectory.turns]),
-            "completion_tokens": _total(
-                trajectory.completion_tokens, [turn.completion_tokens for turn in trajectory.turns]
-            ),
-            "cost_usd": _total(trajectory.cost_usd, [turn.cost_usd for turn in trajectory.turns]),
+            **totals,
             "wall_s": trajectory.wall_s,
             "submission": trajectory.submission,
             "tools_json": tools if trajectory.tools else None,
@@ -103,11 +104,6 @@ def rollout_id(item: ReadTrajectory) -> str:
     return item.trajectory.own_id or (f"{place}.{item.index}" if item.index else place)
 
 
-def _total(stated: Any, parts: list[Any]) -> Any:
-    """Return the stated total, else the sum of the parts where all are known, else None."""
-    return stated if stated is not None else sum(parts) if parts and None not in parts else None
-
-
 def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[Row]:
     """Return `step/2` rows: the messages that each state gained, and token ids as deltas where prompts extend.
 
@@ -118,6 +114,7 @@ def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[
     gains += [[{"role": "assistant", "content": turn.action}, *turn.observed] for turn in turns[:-1]]
     sizes, digests = list(accumulate(map(len, gains))), digests_of_prefixes(gains)
     sampling = None if trajectory.sampling is None else store.encode(trajectory.sampling).decode()
+    # Token ids of prompt and completion so far. Stored are deltas: a prompt of turn n holds those of all turns before.
     before: list[int] = []
     rows = []
     for index, turn in enumerate(turns):
@@ -153,7 +150,9 @@ def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[
                 "prefix_ok": extends,
                 "completion_token_ids": turn.completion_ids,
                 "logprobs": turn.logprobs,
+                # No format states whether temperature and top-p were applied before the log-probs were taken.
                 "logprob_kind": "unknown" if turn.logprobs else None,
+                # Sources record one reward a rollout, which is known only after the last action.
                 "reward": None if reward is None else reward if is_last else 0.0,
                 "done": is_last,
                 "terminated_by": trajectory.terminated_by if is_last else None,

@@ -1,7 +1,7 @@
 """One import: files read one after the other into the journal of a run, counted, filtered by Data-Juicer, reported.
 
 Several files may hold one rollout: predictions next to their trajectories, or one table stored twice. The ids of such
-rollouts differ, since they come from their files; `Seen` recognises them by their place and content.
+rollouts differ, since they come from their files; an import recognises them by their place and content.
 
 Workers can read files ahead (`WorkerFiles`). A worker leaves a unit for every trajectory and drop, and one for the file
 itself, written last; without the last the file is read again. Whether a rollout is a duplicate, and its number among
@@ -11,6 +11,7 @@ those of its task, only the import decides, file after file.
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import orjson
@@ -70,31 +71,6 @@ class Known:
         )
 
 
-class Seen:
-    """The rollouts read so far; predictions are to be read last."""
-
-    def __init__(self) -> None:
-        self._by_task: dict[str, list[Known]] = defaultdict(list)
-        self._tables: dict[tuple[Path, str, str], Path] = {}
-
-    def duplicate_of(self, item: Known) -> str | None:
-        """Return which rollout this one repeats, in words; remember it and return None where it is new."""
-        path, predicted = item.path, item.importer == PREDICTIONS
-        other = self._tables.setdefault((path.parent, "" if predicted else stem(path), item.said), path)
-        if other != path and (other.suffixes != path.suffixes or predicted):
-            return f"{item.task_id} stands in {other.name} beside it too"
-        if not predicted:
-            self._by_task[item.task_id].append(item)
-            return None
-        # A prediction was made at the end of a trajectory in its folder or below, with the same patch. Where there is
-        # only one of the task and the models do not differ, the patch may.
-        near = [one for one in self._by_task[item.task_id] if one.path.is_relative_to(path.parent)]
-        same = [one for one in near if one.patch == item.patch != ""]
-        if not same and len(near) == 1 and near[0].model in (None, item.model):
-            same = near
-        return f"{item.task_id} is what {same[0].file} handed in" if same else None
-
-
 @dataclass(frozen=True)
 class ReadRollout:
     """One rollout of a file. payload: its journal record, as the first of its task."""
@@ -110,22 +86,32 @@ class WorkerFiles:
     files: Sequence[tuple[Source, Reader | None]]
     sidecars: Sidecars
 
-    def read_ahead(self, out: RunWriter) -> None:
-        """Read the files of a worker for the import."""
-        for source, reader in self.files:
-            if not out.finished(unit_of(source)):
-                read_into_journal(source, reader, self.sidecars, out)
-
 
 def unit_of(source: Source) -> str:
     """Return the unit of a file."""
     return f"file/{store.digest([source.label, source.sha256])[:16]}"
 
 
-def read(source: Source, reader: Reader | None, sidecars: Sidecars, count: FileCount) -> Iterator[ReadRollout | Drop]:
-    """Yield all rollouts and drops of a file, and count them."""
-    for item in reading.read(source, reader, sidecars, count):
-        yield item if isinstance(item, Drop) else ReadRollout(Known.of(item), rows.payload(item, 0))
+def read(
+    source: Source, reader: Reader | None, sidecars: Sidecars, count: FileCount, out: RunWriter
+) -> Iterator[ReadRollout | Drop]:
+    """Yield all rollouts and drops of a file, and count them; from the units of a worker that has read the file."""
+    name = unit_of(source)
+    # The unit of the file is written last: without it the worker was stopped, and its other units are ignored.
+    file_unit = out.journal.get(name) if out.journal.finished(name) else None
+    if file_unit is None:
+        for item in reading.read(source, reader, sidecars, count):
+            yield item if isinstance(item, Drop) else ReadRollout(Known.of(item), rows.payload(item, 0))
+        return
+    for field, value in file_unit["count"].items():
+        setattr(count, field, type(getattr(count, field))(value))
+    # The report on verdicts counts which instances each report judged, also those judged in workers.
+    sidecars.reports.add_usage(file_unit["reports"])
+    for row in out.journal.read([f"{name}/{number}" for number in range(1, file_unit["items"] + 1)]):
+        if "drop" in row:
+            yield Drop(**row["drop"])
+        else:
+            yield ReadRollout(Known(**{**row["known"], "path": Path(row["known"]["path"])}), row["read"])
 
 
 def read_into_journal(source: Source, reader: Reader | None, sidecars: Sidecars, out: RunWriter) -> None:
@@ -133,7 +119,7 @@ def read_into_journal(source: Source, reader: Reader | None, sidecars: Sidecars,
     count, name = FileCount(source.label, reader.name if reader else "unknown", source.sha256), unit_of(source)
     batch: list[tuple[str, Row, bool]] = []
     number = 0
-    for number, item in enumerate(read(source, reader, sidecars, count), 1):
+    for number, item in enumerate(read(source, reader, sidecars, count, out), 1):
         row: Row = (
             {"drop": asdict(item)}
             if isinstance(item, Drop)
@@ -150,27 +136,6 @@ def read_into_journal(source: Source, reader: Reader | None, sidecars: Sidecars,
     out.write_all([*batch, (name, file_unit, False)])
 
 
-def read_from_journal(
-    source: Source, sidecars: Sidecars, count: FileCount, out: RunWriter
-) -> Iterator[ReadRollout | Drop] | None:
-    """Return the same as `read` from the units of a worker; None where no worker has read the file to its end."""
-    if not out.journal.finished(unit_of(source)) or (file_unit := out.journal.get(unit_of(source))) is None:
-        return None
-    for field, value in file_unit["count"].items():
-        setattr(count, field, type(getattr(count, field))(value))
-    sidecars.reports.add_usage(file_unit["reports"])
-    names = [f"{unit_of(source)}/{number}" for number in range(1, file_unit["items"] + 1)]
-
-    def items() -> Iterator[ReadRollout | Drop]:
-        for row in out.journal.read(names):
-            if "drop" in row:
-                yield Drop(**row["drop"])
-            else:
-                yield ReadRollout(Known(**{**row["known"], "path": Path(row["known"]["path"])}), row["read"])
-
-    return items()
-
-
 class ImportSession:
     """One import: reads file after file into the journal, and counts what was kept and what was dropped.
 
@@ -184,7 +149,8 @@ class ImportSession:
         self.drops: list[Drop] = []
         self.rollouts: list[str] = []
         self.effective: dict[str, bool] = {}
-        self._seen = Seen()
+        self._by_task: dict[str, list[Known]] = defaultdict(list)
+        self._tables: dict[tuple[Path, str, str], Path] = {}
         self._samples: Counter[tuple[str, str | None]] = Counter()
         self._statistics: dict[str, Row] = {}
 
@@ -192,34 +158,27 @@ class ImportSession:
         """Write all rollouts of a file in batches, and count them."""
         count = FileCount(source.label, reader.name if reader else "unknown", source.sha256)
         self.counts.append(count)
-        batch: list[tuple[str, ImportedPayload, bool]] = []
-        for unit, payload in self._units(source, reader, count):
-            batch.append((unit, payload, False))
-            if len(batch) == BATCH:
-                self._write(batch)
-        self._write(batch)
-
-    def _write(self, batch: list[tuple[str, ImportedPayload, bool]]) -> None:
-        self.out.raise_if_stopped()
-        self.out.write_all([unit for unit in batch if not self.out.finished(unit[0])])
-        batch.clear()
+        units, is_last = self._units(source, reader, count), False
+        while not is_last:
+            batch = list(islice(units, BATCH))
+            is_last = len(batch) < BATCH
+            self.out.raise_if_stopped()
+            # The ids of rollouts are the same in every attempt, and an earlier one may have written this unit.
+            self.out.write_all([(unit, payload, False) for unit, payload in batch if not self.out.finished(unit)])
 
     def _units(self, source: Source, reader: Reader | None, count: FileCount) -> Iterator[tuple[str, ImportedPayload]]:
-        """Yield the units of a file's rollouts that are new, each with its number among those of its task and model.
-
-        PRIME-RL writes the rollouts of a training batch a second time.
-        """
-        items = read_from_journal(source, self.sidecars, count, self.out)
-        for item in items or read(source, reader, self.sidecars, count):
+        """Yield the units of a file's rollouts that are new, each with its number among those of its task and model."""
+        for item in read(source, reader, self.sidecars, count, self.out):
             if isinstance(item, Drop):
                 self.drops.append(item)
                 continue
             known, payload, unit = item.known, item.payload, item.known.rollout_id
+            # PRIME-RL writes the rollouts of a training batch a second time, to `effective/`, with the ids of `all/`.
             if unit in self.effective:
                 self.effective[unit] |= known.effective
                 repeats: str | None = f"{unit} was there before"
             else:
-                repeats = self._seen.duplicate_of(known)
+                repeats = self._duplicate_of(known)
             if repeats:
                 count.dropped["duplicate"] += 1
                 self.drops.append(Drop(known.file, known.line, "duplicate", repeats))
@@ -233,6 +192,27 @@ class ImportSession:
                 row["sample_idx"] = self._samples[key]
             self._samples[key] += 1
             yield unit, payload
+
+    def _duplicate_of(self, item: Known) -> str | None:
+        """Return which rollout this one repeats, in words; remember it and return None where it is new.
+
+        Predictions are to be read last.
+        """
+        path, predicted = item.path, item.importer == PREDICTIONS
+        # Data sets are published as one table under several endings (`x.jsonl` and `x.parquet`).
+        other = self._tables.setdefault((path.parent, "" if predicted else stem(path), item.said), path)
+        if other != path and (other.suffixes != path.suffixes or predicted):
+            return f"{item.task_id} stands in {other.name} beside it too"
+        if not predicted:
+            self._by_task[item.task_id].append(item)
+            return None
+        # A prediction was made at the end of a trajectory in its folder or below, with the same patch. Where there is
+        # only one of the task and the models do not differ, the patch may.
+        near = [one for one in self._by_task[item.task_id] if one.path.is_relative_to(path.parent)]
+        same = [one for one in near if one.patch == item.patch != ""]
+        if not same and len(near) == 1 and near[0].model in (None, item.model):
+            same = near
+        return f"{item.task_id} is what {same[0].file} handed in" if same else None
 
     def units(self) -> Iterator[ImportedPayload]:
         """Yield the journal's records of all rollouts in the order of the files; a caller may keep each."""
@@ -312,20 +292,18 @@ def report(
         f"{traces} traces in = {account.rollouts} rollouts out + {dropped.total()} dropped; "
         f"{account.rewards.number} rollouts scored",
         *remarks,
-        *_format_lines(counts),
-        *_drop_lines(drops, dropped),
-        *_redaction_lines(redacted, counts),
-        "",
-        "not recorded (null in the tables)",
-        *_missing_lines(counts),
+        *_file_lines(counts, drops, dropped, redacted),
         "",
         gate.table(checks),
     ]
     out.write_file("report.txt", "\n".join(lines) + "\n")
 
 
-def _format_lines(counts: list[FileCount]) -> list[str]:
-    """Return one line a format, and one a file where there are few."""
+def _file_lines(counts: list[FileCount], drops: list[Drop], dropped: Counter[str], redacted: Counter[str]) -> list[str]:
+    """Return what was read, dropped, redacted and not recorded, a line each format, and one a file where there are few.
+
+    The text around the first redactions is shown so that a mistake is seen.
+    """
     by_format: dict[str, list[FileCount]] = defaultdict(list)
     for count in counts:
         by_format[count.format].append(count)
@@ -334,9 +312,24 @@ def _format_lines(counts: list[FileCount]) -> list[str]:
         groups = [(name, files), *((f"- {count.file}", [count]) for count in files if len(counts) <= SHOWN)]
         for label, group in groups:
             records, traces = sum(count.records for count in group), sum(count.traces for count in group)
-            rollouts, dropped = sum(count.rollouts for count in group), sum(count.dropped.total() for count in group)
-            cells.append((len(group), records, traces, rollouts, dropped, label))
-    return ["", tabulate(cells, ("files", "records", "traces", "rollouts", "dropped", ""), tablefmt="plain")]
+            rollouts = sum(count.rollouts for count in group)
+            num_dropped = sum(count.dropped.total() for count in group)
+            cells.append((len(group), records, traces, rollouts, num_dropped, label))
+    lines = ["", tabulate(cells, ("files", "records", "traces", "rollouts", "dropped", ""), tablefmt="plain")]
+    lines += _drop_lines(drops, dropped)
+    if redacted:
+        kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(redacted.items()))
+        previews = [f"  {count.file}, {preview}".replace("\n", "\\n") for count in counts for preview in count.previews]
+        lines += ["", f"redacted: {kinds} (`--set redact=false` leaves all texts as they are)", *previews[:SHOWN]]
+        if len(previews) > SHOWN:
+            lines.append(f"  ... and more in sources.json, of {redacted.total()} in all")
+    else:
+        lines += ["", "redacted: nothing"]
+    # What files of a format do not record, at least in some of their rollouts.
+    missing = {name: set[str]().union(*(count.missing for count in files)) for name, files in by_format.items()}
+    cells_missing = [(name, ", ".join(sorted(facts))) for name, facts in missing.items() if facts]
+    lines += ["", "not recorded (null in the tables)"]
+    return [*lines, tabulate(cells_missing, tablefmt="plain")] if cells_missing else lines
 
 
 def _drop_lines(drops: list[Drop], dropped: Counter[str]) -> list[str]:
@@ -351,22 +344,3 @@ def _drop_lines(drops: list[Drop], dropped: Counter[str]) -> list[str]:
         more = f" (and {len(others)} more)" if others else ""
         lines.append(f"  {first.file}, line {first.line}{more}: {first.reason}: {first.detail[:160]}")
     return lines + ([f"  ... and more of {len(alike) - SHOWN} files in drops.json"] if len(alike) > SHOWN else [])
-
-
-def _redaction_lines(redacted: Counter[str], counts: list[FileCount]) -> list[str]:
-    """Return the number of redactions by kind, and the text around the first ones, so that a mistake is seen."""
-    if not redacted:
-        return ["", "redacted: nothing"]
-    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(redacted.items()))
-    previews = [f"  {count.file}, {preview}".replace("\n", "\\n") for count in counts for preview in count.previews]
-    lines = ["", f"redacted: {kinds} (`--set redact=false` leaves all texts as they are)", *previews[:SHOWN]]
-    return lines + ([f"  ... and more in sources.json, of {redacted.total()} in all"] if len(previews) > SHOWN else [])
-
-
-def _missing_lines(counts: list[FileCount]) -> list[str]:
-    """Return the facts that files of each format do not record, at least in some of their rollouts."""
-    by_format: dict[str, set[str]] = defaultdict(set)
-    for count in counts:
-        by_format[count.format] |= count.missing
-    lines = [(name, ", ".join(sorted(facts))) for name, facts in by_format.items() if facts]
-    return [tabulate(lines, tablefmt="plain")] if lines else []

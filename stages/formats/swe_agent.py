@@ -46,6 +46,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 
 def _rollout(attempt: Record, origin: Origin, *, judged: bool) -> Trajectory:
     info, config = attempt.get("info") or {}, attempt.get("replay_config") or {}
+    # `replay_config` is JSON text in some files and an object in others; older files lack it.
     config = json.loads(config) if isinstance(config, str) else config
     opening, turns = _conversation(attempt)
     problem = config.get("problem_statement") or {}
@@ -56,6 +57,7 @@ def _rollout(attempt: Record, origin: Origin, *, judged: bool) -> Trajectory:
     instance = next((name for name in names if name and INSTANCE.fullmatch(str(name))), None)
     verdict = origin.sidecars.verdict(origin.path, instance) if judged else None
     resolved = verdict.resolved if verdict else None
+    # Counters begin at 0 and stay there for models that report no usage: unknown, not free.
     stats = {name: value for name, value in (info.get("model_stats") or {}).items() if value}
     return Trajectory(
         task_id=instance or f"{NAME}/{store.digest((statement or question).split())[:12]}",
@@ -82,6 +84,7 @@ def _conversation(attempt: Record) -> tuple[list[Message], list[ImportedTurn]]:
     """Return opening and turns of the history, with demonstrations in the opening; else of the steps alone."""
     history, steps = attempt.get("history") or [], attempt.get("trajectory") or []
     if not history:
+        # Without a history, the first query that a step kept holds the opening.
         query: list[Record] = next((step["query"] for step in steps if step.get("query")), [])
         turns = [
             ImportedTurn(
@@ -92,6 +95,7 @@ def _conversation(attempt: Record) -> tuple[list[Message], list[ImportedTurn]]:
             for step in steps
         ]
         return [message(item) for item in query if "role" in item], turns
+    # Messages of a demonstration are marked in the history; they precede the task.
     demonstrations = [i for i, item in enumerate(history) if item.get("is_demo")]
     start = demonstrations[-1] + 1 if demonstrations else 0
     opening, turns = split_turns([message(item) for item in history[start:]])

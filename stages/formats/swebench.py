@@ -39,6 +39,7 @@ def is_prediction(record: Any) -> bool:
     """Whether a record is a patch with its instance, or an object of such records."""
     if not isinstance(record, dict) or not record:
         return False
+    # NeMo Gym's rollouts hold a patch and an instance too, beside the request.
     if "model_patch" in record and "instance_id" in record:
         return "responses_create_params" not in record
     return all(isinstance(value, dict) and "model_patch" in value for value in record.values())
@@ -46,6 +47,7 @@ def is_prediction(record: Any) -> bool:
 
 def predicted_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield one rollout a prediction."""
+    # SWE-agent and mini-swe-agent write `preds.json`, one object by instance; SWE-bench's own form is JSON Lines.
     if "model_patch" not in record:
         for instance, prediction in record.items():
             yield from predicted_trajectories({"instance_id": instance, **prediction}, origin)
@@ -86,6 +88,7 @@ def prediction_files(transcripts: Iterable[ExportedTranscript], dropped: Counter
         if transcript.submission is None:
             dropped["no_submission"] += 1
             continue
+        # The harness takes one prediction an instance from a file, so the second of a model goes to a second run.
         runs[model, seen[model, task]].append(Prediction(task, transcript.submission, rollout["gt_pass"]))
         seen[model, task] += 1
     for (model, sample), members in runs.items():
@@ -129,17 +132,12 @@ def find_logs(paths: Sequence[str]) -> list[Log]:
     ]
 
 
-def is_graded_log(record: Any) -> bool:
-    """Whether a record is a graded log."""
-    return isinstance(record, dict) and {"instance_id", "resolved", "grader", "tests_status"} <= record.keys()
-
-
 def log_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     """Yield one rollout without steps, or a drop that names the instance."""
     instance, resolved = record["instance_id"], record["resolved"]
     if resolved is None:
         reason = "validation_log" if record["problem"] == eval_logs.VALIDATION else "ungraded_log"
-        yield origin.drop(reason, f"{instance}: {record['problem']}")
+        yield origin.make_drop(reason, f"{instance}: {record['problem']}")
         return
     yield Trajectory(
         task_id=instance,
@@ -159,6 +157,11 @@ def log_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Dr
 
 READERS = (
     Reader(PREDICTIONS, MISSING, is_prediction, predicted_trajectories),
-    Reader(LOGS, MISSING, is_graded_log, log_trajectories),
+    Reader(
+        LOGS,
+        MISSING,
+        lambda record: {"instance_id", "resolved", "grader", "tests_status"} <= record.keys(),
+        log_trajectories,
+    ),
 )
 WRITER = Writer(LOST, prediction_files)

@@ -65,39 +65,21 @@ class ExportedTurn:
 
 @dataclass(frozen=True)
 class ExportedTranscript:
-    """One rollout with its rows and messages."""
+    """One rollout: its rows, its messages, and what writers derive from them."""
 
     rollout: Row
     task: Row
-    origin: Row
     opening: list[Message]
     turns: list[ExportedTurn]
 
-    @property
-    def mark(self) -> Row:
-        """The columns that identify the rollout."""
-        return {name: self.rollout[name] for name in MARK}
-
-    @property
-    def tools(self) -> list[Row]:
-        """The tools that the model could call, as its environment or the imported file declared them."""
-        declared: list[Row] = orjson.loads(self.origin.get("tools_json") or self.rollout.get("tools_json") or "[]")
-        return declared
-
-    @property
-    def submission(self) -> str | None:
-        """The submitted patch, else the workspace's patch when a limit ended the episode; None if it broke down."""
-        left = None if self.rollout["terminated_by"] in BROKEN else self.rollout.get("patch")
-        known = (self.origin.get("submission"), self.rollout.get("submission"), left)
-        return next((text for text in known if text is not None), None)
-
-    @property
-    def has_tokens(self) -> bool:
-        """Whether every step has token ids and log-probs, and each prompt extends the one before."""
-        return bool(self.turns) and all(
-            turn.prompt is not None and turn.step["logprobs"] is not None and turn.step["prefix_ok"]
-            for turn in self.turns
-        )
+    mark: Row
+    """The columns that identify the rollout."""
+    tools: list[Row]
+    """The tools that the model could call, as its environment or the imported file declared them."""
+    submission: str | None
+    """The submitted patch, else the workspace's patch when a limit ended the episode; None if it broke down."""
+    has_tokens: bool
+    """Whether every step has token ids and log-probs, and each prompt extends the one before."""
 
     def chat(self) -> tuple[list[Row], list[Row]]:
         """Return the opening and the rest as OpenAI chat messages, with numbered calls and results in their order."""
@@ -130,6 +112,7 @@ class Transcripts:
     def __iter__(self) -> Iterator[ExportedTranscript]:
         imported = self._run.holds(ORIGIN)
         origins = self._run.scan(ORIGIN).rows(ORIGIN_COLUMNS) if imported else repeat({})
+        # Origins are written in the order of the rollouts, so that neither table has to be held in memory.
         for (rollout, steps), origin in zip(rollout_rows(self._run), origins, strict=bool(imported)):
             yield _transcript(rollout, steps, self._tasks[rollout["task_id"]], origin)
 
@@ -148,10 +131,24 @@ def _transcript(rollout: Row, steps: list[Row], task: Row, origin: Row) -> Expor
     if steps:
         last: list[Message] = []
         if steps[-1]["observation"]:
-            # The last observation is in no state; its role is that of the others, else a tool's where one was called.
+            # States hold what was observed before an action, so the last observation is in none; its role is that of
+            # the others, else a tool's where one was called.
             role = next((gain[0]["role"] for gain in reversed(after) if gain), None)
             role = role or ("tool" if messages.read(steps[-1]["action"]).calls else "user")
             last = [{"role": role, "content": steps[-1]["observation"]}]
         after.append(last)
     turns = [ExportedTurn(*parts) for parts in zip(steps, after, prompt_ids(steps), strict=True)]
-    return ExportedTranscript(rollout, task, origin, opening, turns)
+    # After a breakdown of the environment or the model, the workspace may be in the middle of a change.
+    left = None if rollout["terminated_by"] in BROKEN else rollout.get("patch")
+    submissions = (origin.get("submission"), rollout.get("submission"), left)
+    return ExportedTranscript(
+        rollout=rollout,
+        task=task,
+        opening=opening,
+        turns=turns,
+        mark={name: rollout[name] for name in MARK},
+        tools=orjson.loads(origin.get("tools_json") or rollout.get("tools_json") or "[]"),
+        submission=next((text for text in submissions if text is not None), None),
+        has_tokens=bool(turns)
+        and all(t.prompt is not None and t.step["logprobs"] is not None and t.step["prefix_ok"] for t in turns),
+    )

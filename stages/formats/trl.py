@@ -66,7 +66,8 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the one rollout of a row. The prompt identifies a task, unless a column names it."""
     opening, lacks = _messages(record["prompt"], "user"), set(MISSING)
     if isinstance(record["prompt"], str):
-        lacks.add(missing.OPENING)  # in rendered text, roles can no longer be told apart with certainty
+        # A prompt that is text was rendered by the chat template: its roles can no longer be told apart with certainty.
+        lacks.add(missing.OPENING)
     completion = record["completion"]
     lead, turns = split_turns(_messages([] if completion is None else completion, "assistant"))
     rewards = {
@@ -101,6 +102,7 @@ def _messages(value: Any, role: str) -> list[Message]:
     """Return messages without the columns that Parquet fills with null; text as one message of a role."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
+    # A column of structs has every field in every row: a message without calls has `tool_calls` null.
     return [message({name: part for name, part in item.items() if part is not None}) for item in value]
 
 

@@ -64,7 +64,11 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     An empty completion is a rollout without steps and with an error, whatever reward is recorded with it.
     """
     about = origin.sidecars.description(origin.path)
-    env_of_folder, model_of_folder = _folder_names(origin)
+    # Runs are kept in `ENV--MODEL/ID` or `ENV--MODEL__ID`, where `--` in MODEL stands for the slash of a hub id. The
+    # metadata has `env` in older runs and `env_id` in newer ones.
+    folders = (origin.path.parent.name, origin.path.parent.parent.name)
+    env_of_folder, dashes, rest = next((name.partition("--") for name in folders if "--" in name), ("", "", ""))
+    model_of_folder = rest.split("__")[0].replace("--", "/") if dashes else None
     env = about.get("env_id") or about.get("env") or env_of_folder or NAME
     opening = _result_messages(record["prompt"], "user")
     lead, turns = split_turns(_result_messages(record["completion"], "assistant"))
@@ -77,10 +81,19 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
             turn.prompt_ids = tokens.get("prompt_ids") or None
             turn.completion_ids = tokens.get("completion_ids") or None
             turn.logprobs = tokens.get("completion_logprobs") or None
+    # `example_id` (`id` in older runs) is no identity: in recorded math-python runs one id covers three problems, and
+    # in wordle five secret words share one prompt.
     prompt, info, timing = record["prompt"], record.get("info"), record.get("timing") or {}
     asked = prompt if isinstance(prompt, str) else [item["content"] for item in prompt or [] if item["role"] == "user"]
     described = {k: v for k, v in info.items() if k != "oai_tools"} if isinstance(info, dict) else info
     task = store.digest([env, asked, record.get("answer") or described])[:12]
+    # A failed run may record a reward of 0 with an empty completion, and a failed request an object or a text.
+    failure = record.get("error")
+    error = None if turns else ("empty_completion", "the run recorded no completion; its reward says nothing")
+    if isinstance(failure, dict):
+        error = str(failure.get("error") or "error"), str(failure.get("message") or failure)
+    elif failure:
+        error = "error", str(failure)
     usage = record.get("token_usage") or {}
     read, written = usage.get("input_tokens"), usage.get("output_tokens")
     total_ms = timing.get("total_ms", record.get("total_ms"))
@@ -93,7 +106,7 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         model=about.get("model") or model_of_folder,
         reward=record["reward"],
         terminated_by=record.get("stop_condition"),
-        error=_result_error(record.get("error"), turns),
+        error=error,
         sampling=about.get("sampling_args"),
         prompt_tokens=None if read is None else int(read),
         completion_tokens=None if written is None else int(written),
@@ -109,23 +122,6 @@ def _result_messages(value: Any, role: str) -> list[Message]:
     if isinstance(value, str):
         return [{"role": role, "content": value}] if value else []
     return [message(item) for item in value or []]
-
-
-def _folder_names(origin: Origin) -> tuple[str | None, str | None]:
-    """Return environment and model by the folder in which runs are kept: `ENV--MODEL/ID` or `ENV--MODEL__ID`."""
-    for folder in (origin.path.parent.name, origin.path.parent.parent.name):
-        env, dashes, rest = folder.partition("--")
-        if dashes:
-            return env, rest.split("__")[0].replace("--", "/")
-    return None, None
-
-
-def _result_error(error: Any, turns: list[ImportedTurn]) -> tuple[str, str] | None:
-    if isinstance(error, dict):
-        return str(error.get("error") or "error"), str(error.get("message") or error)
-    if error:
-        return "error", str(error)
-    return None if turns else ("empty_completion", "the run recorded no completion; its reward says nothing")
 
 
 @dataclass(frozen=True)
@@ -153,7 +149,7 @@ def trace_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | 
     run = TraceRun(
         env=named or record["task"].get("type") or NAME,
         group=(record.get("group") or {}).get("id"),
-        # PRIME-RL's folders of the rollouts that entered a training batch, and of all
+        # PRIME-RL's folders of the rollouts that entered a training batch, and of all.
         effective={"effective": True, "all": False}.get(folder),
     )
     if "traces" not in record:
@@ -173,6 +169,7 @@ def _branches(trace: Record, run: TraceRun, origin: Origin) -> Iterator[Trajecto
     taken: set[int] = set()
     if not leaves:
         yield _trace_rollout(trace, run, [], [], own_id=trace["id"])
+    # The last leaf is the end of the rollout; others are what compaction or a sub-agent left behind.
     for number, leaf in enumerate([*leaves[-1:], *leaves[:-1]]):
         path: list[int] = []
         at: int | None = leaf
@@ -196,7 +193,7 @@ def _branches(trace: Record, run: TraceRun, origin: Origin) -> Iterator[Trajecto
             yield _trace_rollout(trace, run, opening, turns, own_id=own_id)
         else:
             detail = f"trace {trace['id']}, leaf {leaf}: all its actions are on other branches"
-            yield origin.drop("branch_without_actions", detail)
+            yield origin.make_drop("branch_without_actions", detail)
         taken |= {index for index in path if nodes[index].get("sampled")}
 
 
@@ -213,6 +210,8 @@ def _trace_turn(node: Record, held: list[int], call: Record) -> ImportedTurn:
         latency_s=time["end"] - time["start"] if time.get("end") else None,
     )
     ids, mask = node.get("token_ids") or [], node.get("mask") or []
+    # Sampled tokens are where the mask is True: before them is what the chat template adds, after them its ending. With
+    # a gap between them the answer was not sampled in one piece, and its ids are left out.
     if True in mask and len(ids) == len(mask):
         first, after = mask.index(True), len(mask) - mask[::-1].index(True)
         if all(mask[first:after]):
@@ -231,6 +230,12 @@ def _trace_rollout(
     rewards, calls, lacks = trace.get("rewards") or {}, trace.get("calls") or [], set(MISSING)
     lacks |= {missing.EXACT_LOGPROBS} if any(turn.logprobs for turn in turns) else set()
     lacks |= set() if rewards or "traces" in trace else {missing.REWARD}
+    errors = trace.get("errors") or ([trace["error"]] if trace.get("error") else [])
+    error = None if turns else ("no_actions", "the trace holds no action of the policy")
+    if trace.get("ok") is False and errors:
+        error = str(errors[-1].get("type")), str(errors[-1].get("message"))
+    elif trace.get("ok") is False and trace.get("is_completed") is not True:
+        error = "not_ok", str(trace.get("stop_condition") or "the trace did not complete")
     # The reward is the weighted sum of what was scored; a bare number counts with weight 1.
     scored = [reward for reward in rewards.values() if reward is not None]
     values = [r["score"] * r.get("weight", 1.0) if isinstance(r, dict) else float(r) for r in scored]
@@ -251,7 +256,7 @@ def _trace_rollout(
         resolved=marked.get("gt_pass"),
         submission=marked.get("submission"),
         terminated_by=LIMITS.get(str(trace.get("stop_condition")), trace.get("stop_condition")),
-        error=_trace_error(trace, turns),
+        error=error,
         sampling=next((call.get("sampling") for call in calls if call.get("sampling")), None),
         effective=run.effective,
         task_data=data,
@@ -265,27 +270,15 @@ def _trace_rollout(
     )
 
 
-def _trace_error(trace: Record, turns: list[ImportedTurn]) -> tuple[str, str] | None:
-    errors = trace.get("errors") or ([trace["error"]] if trace.get("error") else [])
-    if trace.get("ok") is False and errors:
-        return str(errors[-1].get("type")), str(errors[-1].get("message"))
-    if trace.get("ok") is False and trace.get("is_completed") is not True:
-        return "not_ok", str(trace.get("stop_condition") or "the trace did not complete")
-    return None if turns else ("no_actions", "the trace holds no action of the policy")
-
-
 def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:
     """Return `traces.jsonl` with all rollouts, also those that failed before any step."""
-
-    def episodes() -> Iterator[Row]:
-        for t in transcripts:
-            dropped["token_ids_left_out"] += not t.has_tokens and any(turn.prompt is not None for turn in t.turns)
-            yield _episode(t)
-
-    yield json_lines("traces.jsonl", episodes())
+    yield json_lines("traces.jsonl", (_episode(transcript, dropped) for transcript in transcripts))
 
 
-def _episode(transcript: ExportedTranscript) -> Row:
+def _episode(transcript: ExportedTranscript, dropped: Counter[str]) -> Row:
+    """Return an Episode with one Trace; count in `dropped` where its token ids had to be left out."""
+    is_known = any(turn.prompt is not None for turn in transcript.turns)
+    dropped["token_ids_left_out"] += not transcript.has_tokens and is_known
     rollout, task_row = transcript.rollout, transcript.task
     data = {"prompt": task_row["prompt"], **orjson.loads(task_row["data_json"])}
     task = {"type": "Task", "data": data, "key": task_row["task_id"]}

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from stages.envs.base import Environment, Grade, Observation, Task
+from stages.envs.base import Environment, Grade, Task
 from stages.envs.bash import FENCE, SUBMIT, ActionError, fenced, parse_bash
 from stages.errors import UsageError
 
@@ -61,11 +61,20 @@ class MiniSweEnvironment:
             observation = self._environment.step(message(action.get("command", "")))
         except ActionError as error:
             return {"output": "", "returncode": -1, "exception_info": str(error)}
+        # mini-swe-agent's prompts submit by a command that prints FINAL; our environments have their own submission.
         if observation.stop is None and observation.returncode == 0 and observation.content.lstrip().startswith(FINAL):
             observation = self._environment.step(message(SUBMIT))
         if observation.stop is not None:
-            raise _submitted()(_exit(observation.stop))
-        return _output(observation)
+            # The last message of the trajectory. Its submission is empty: what is graded is the workspace itself.
+            status = "Submitted" if observation.stop == "submitted" else observation.stop
+            extra = {"exit_status": status, "submission": ""}
+            raise _submitted()({"role": "exit", "content": "", "extra": extra})
+        stopped = "The command was stopped at its time limit." if observation.timed_out else ""
+        return {
+            "output": observation.content,
+            "returncode": -1 if observation.returncode is None else observation.returncode,  # as where nothing ran
+            "exception_info": observation.parse_error or stopped,
+        }
 
     def get_template_vars(self, **more: Any) -> dict[str, Any]:
         """Return the variables of templates, none of them environment variables of this process."""
@@ -83,22 +92,6 @@ class MiniSweEnvironment:
     def cleanup(self) -> None:
         """Free the workspace."""
         self._environment.close()
-
-
-def _output(observation: Observation) -> dict[str, Any]:
-    """Return an observation in mini-swe-agent's form; the return code is -1 where nothing ran."""
-    stopped = "The command was stopped at its time limit." if observation.timed_out else ""
-    return {
-        "output": observation.content,
-        "returncode": -1 if observation.returncode is None else observation.returncode,
-        "exception_info": observation.parse_error or stopped,
-    }
-
-
-def _exit(stop: str) -> dict[str, Any]:
-    """Return the last message. The submission is the workspace itself."""
-    extra = {"exit_status": "Submitted" if stop == "submitted" else stop, "submission": ""}
-    return {"role": "exit", "content": "", "extra": extra}
 
 
 def _submitted() -> type[Exception]:

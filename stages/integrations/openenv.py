@@ -29,17 +29,17 @@ except ImportError as error:
 
 
 class TextAction(Action):
-    """One message of the agent, as the model wrote it; with `end` none: the episode ends and is graded as it stands."""
+    """One message of the agent, as the model wrote it; `end` sends none, but ends the episode and has it graded."""
 
     text: str
     end: bool = False
 
 
 class TurnObservation(Observation):
-    """The opening messages after a reset, else what the action led to; `stop` says why an episode is over.
+    """The opening messages after a reset, else the answer to an action; `stop` is the reason why an episode is over.
 
-    `reward` is null until then, and after it where grading was not possible; `metadata` then holds the whole grade. At
-    `metadata["observation"]` stands all that the environment itself said of the step.
+    `reward` is null until then, and after it where grading was not possible; `metadata` then holds all fields of the
+    grade. `metadata["observation"]` holds all fields of the environment's own observation of the step.
     """
 
     messages: list[Message]
@@ -49,7 +49,7 @@ class TurnObservation(Observation):
 
 
 class EpisodeState(State):
-    """How far the session's episode is."""
+    """The position of the session in its episode."""
 
     task_id: str | None = None
 
@@ -98,6 +98,7 @@ class Session(Served[TextAction, TurnObservation, EpisodeState]):
         return self._graded(result) if stop else result
 
     def _graded(self, result: TurnObservation) -> TurnObservation:
+        # An episode that cannot be graded has no reward and names the error; an exception would end the session.
         try:
             grade = self._environment.grade()
         except InfrastructureError as error:
@@ -107,7 +108,7 @@ class Session(Served[TextAction, TurnObservation, EpisodeState]):
 
     @property
     def state(self) -> EpisodeState:
-        """The episode's id, its task, and the actions so far."""
+        """Return the episode's id, its task, and the number of actions so far."""
         return self._state
 
     def close(self) -> None:
@@ -117,7 +118,7 @@ class Session(Served[TextAction, TurnObservation, EpisodeState]):
 
 
 def app(make: Callable[[], Environment], tasks: Sequence[Task], *, max_steps: int, sessions: int = 1) -> Any:
-    """The FastAPI application: an environment a session, at most `sessions` at once; no stateless routes."""
+    """Return the FastAPI application: an environment a session, at most `sessions` at once; no stateless routes."""
     return create_fastapi_app(
         lambda: Session(make(), tasks, max_steps),
         TextAction,

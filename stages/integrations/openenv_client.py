@@ -1,4 +1,4 @@
-"""Our environments behind an OpenEnv server of ours: the server started, and episodes played through it.
+"""Our environments behind an OpenEnv server of ours: start the server, and play episodes through it.
 
 The server runs in a process of its own, under an interpreter that has openenv; here only its WebSocket messages are
 spoken (huggingface/OpenEnv 0.10.0, `openenv/core/env_server/types.py`), so that openenv need not be installed here.
@@ -23,6 +23,7 @@ from stages.messages import Message
 from stages.sandbox.bubblewrap import find_bwrap
 
 INTERPRETER = "COMPOSER_OPENENV"
+NEEDED = f"a Python that has openenv, orjson and filelock: {INTERPRETER}=PYTHON."
 ANSWER_S, END_S = 900.0, 10.0
 """Seconds for one answer, which may be a grading, and for the server to end."""
 ROOT = Path(__file__).parents[2]
@@ -39,18 +40,23 @@ def running(
     folder: Path,
     python: str = "",
 ) -> Iterator[str]:
-    """The address of a server of an environment on loopback, until the block ends.
+    """Run a server of an environment on loopback until the block ends; yield its address.
 
-    folder: where its log and what it is told are written. python: an interpreter with openenv, else the one that
-    COMPOSER_OPENENV names, else this one. `UsageError` where it does not start.
+    folder: where its log and its arguments are written. python: an interpreter with openenv, else the one that
+    COMPOSER_OPENENV names, else this one. `UsageError` when it does not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"env": env, "options": dict(options), "max_steps": max_steps, "sessions": sessions}
-    asked, log = folder / "openenv.json", folder / "openenv.log"
-    asked.write_text(json.dumps({**told, "tasks": [asdict(task) for task in tasks]}))
+    arguments = {"env": env, "options": dict(options), "max_steps": max_steps, "sessions": sessions}
+    file, log = folder / "openenv.json", folder / "openenv.log"
+    file.write_text(json.dumps({**arguments, "tasks": [asdict(task) for task in tasks]}))
     interpreter = python or os.environ.get(INTERPRETER) or sys.executable
-    command = [interpreter, "-m", "stages.integrations.openenv_server", str(asked)]
-    variables = _variables()
+    command = [interpreter, "-m", "stages.integrations.openenv_server", str(file)]
+    # Our code is on the server's path, and our bubblewrap behind the programs that its PATH has.
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    with suppress(UsageError):
+        bwrap = Path(find_bwrap())
+        variables["PATH"] = os.pathsep.join([variables.get("PATH", os.defpath), str(bwrap.parent)])
     with log.open("wb") as out:
         try:
             process = subprocess.Popen(
@@ -62,17 +68,17 @@ def running(
             )
         except OSError as error:
             raise UsageError(
-                f"No OpenEnv server can be started with {interpreter!r} ({error}). Name {_needed()}"
+                f"No OpenEnv server can be started with {interpreter!r} ({error}). Name {NEEDED}"
             ) from None
     assert process.stdin is not None and process.stdout is not None  # noqa: S101
     try:
         address = process.stdout.readline().decode().strip()
         if not address:
             last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-            raise UsageError(f"The OpenEnv server did not start under {interpreter} ({last}). Name {_needed()}")
+            raise UsageError(f"The OpenEnv server did not start under {interpreter} ({last}). Name {NEEDED}")
         yield address
     finally:
-        with suppress(OSError):
+        with suppress(OSError):  # the server may have ended by itself
             process.stdin.close()
         try:
             process.wait(END_S)
@@ -82,64 +88,51 @@ def running(
         process.stdout.close()
 
 
-def _variables() -> dict[str, str]:
-    """This process's, with our code on its path, and our bubblewrap behind whatever programs there are."""
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    with suppress(UsageError):
-        found["PATH"] = os.pathsep.join([found.get("PATH", os.defpath), str(Path(find_bwrap()).parent)])
-    return found
-
-
-def _needed() -> str:
-    return f"a Python that has openenv, orjson and filelock: {INTERPRETER}=PYTHON."
-
-
 class ServedEnvironment:
     """Implements Environment: every call goes to a session of an OpenEnv server.
 
-    `tasks` are those that the server was started with, in that order; `sandbox` is what works behind the server.
+    `tasks` are those that the server was started with, in that order; `sandbox` is the one behind the server.
     """
 
     def __init__(self, url: str, name: str, sandbox: str, tasks: Sequence[Task]) -> None:
         self.name, self.sandbox = name, sandbox
+        # The WebSocket is OpenEnv's only route that keeps an environment between two requests.
         self._url, self._tasks = f"{url.replace('http', 'ws', 1)}/ws", list(tasks)
         self._place = {task.task_id: index for index, task in enumerate(tasks)}
         self._session: _Session | None = None
-        self._grade: Grade | None = None
+        self.graded: Grade | None = None
+        """The server's grade, once the episode is over there."""
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
-        """The first of the server's tasks that are of a split; it draws none anew."""
+        """Return the first of the server's tasks of a split; the server cannot draw others."""
         del seed
         return [task for task in self._tasks if task.split == split][:count]
 
     def reset(self, task: Task) -> list[Message]:
         """Begin a task in a session of its own."""
-        self.close()
-        self._grade = None
+        self.close()  # the server frees the workspace of an episode when its connection closes
+        self.graded = None
         self._session = _Session(self._url)
-        messages: list[Message] = self._asked("reset", {"index": self._place[task.task_id]})["observation"]["messages"]
+        messages: list[Message] = self._ask("reset", {"index": self._place[task.task_id]})["observation"]["messages"]
         return messages
 
     def step(self, text: str) -> Observation:
-        """Send one message of the agent. Where only the steps ran out, the caller says so."""
-        said = self._asked("step", {"text": text})
-        told = said["observation"]["metadata"]["observation"]
-        if said["done"]:
-            self._grade = _grade(said["observation"]["metadata"])
-        return Observation(**{**told, "commands": tuple(told["commands"]), "results": tuple(told["results"])})
-
-    @property
-    def over(self) -> bool:
-        """Whether the server has graded the episode."""
-        return self._grade is not None
+        """Send one message of the agent. When the steps ran out, the observation does not tell, but `graded` does."""
+        answer = self._ask("step", {"text": text})
+        metadata = answer["observation"]["metadata"]
+        if answer["done"]:
+            self.graded = _grade(metadata)
+        fields = metadata["observation"]
+        # JSON made lists of the tuples.
+        return Observation(**{**fields, "commands": tuple(fields["commands"]), "results": tuple(fields["results"])})
 
     def grade(self) -> Grade:
-        """The server's grade; an episode that goes on there is ended."""
-        if self._grade is None:
-            self._grade = _grade(self._asked("step", {"text": "", "end": True})["observation"]["metadata"])
-        return self._grade
+        """Return the server's grade; an episode that is not over there is ended."""
+        if self.graded is None:
+            self.graded = _grade(self._ask("step", {"text": "", "end": True})["observation"]["metadata"])
+        return self.graded
 
-    def _asked(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         if self._session is None:
             raise InfrastructureError("There is no episode at the OpenEnv server: reset comes first.")
         return self._session.ask({"type": kind, "data": data})
@@ -152,12 +145,15 @@ class ServedEnvironment:
 
 
 def _grade(metadata: Mapping[str, Any]) -> Grade:
-    told = {key: value for key, value in metadata.items() if key != "observation"}
-    return Grade(**{**told, "work": Work(**told["work"])})
+    fields = {key: value for key, value in metadata.items() if key != "observation"}
+    return Grade(**{**fields, "work": Work(**fields["work"])})
 
 
 class _Session:
-    """One WebSocket, for one thread at a time."""
+    """One WebSocket, for one thread at a time.
+
+    Environments are synchronous and aiohttp is not, so that each session has an event loop, which runs for one call.
+    """
 
     def __init__(self, url: str) -> None:
         self._url, self._loop = url, asyncio.new_event_loop()
@@ -170,13 +166,16 @@ class _Session:
             raise InfrastructureError(f"The OpenEnv server at {url} cannot be reached: {error}.") from None
 
     async def _open(self) -> None:
-        self._client = aiohttp.ClientSession()
+        self._client = aiohttp.ClientSession()  # needs a running loop
+        # max_msg_size=0: no limit. The default is 4 MiB, and an observation may hold a longer log.
         self._socket = await self._client.ws_connect(self._url, max_msg_size=0)
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """What the server answers; `InfrastructureError` where it answers with an error, or not at all."""
+        """Return the data of the server's answer; `InfrastructureError` for an error, or no answer at all."""
+        assert self._socket is not None  # noqa: S101
         try:
-            answer = self._loop.run_until_complete(self._answer(message))
+            self._loop.run_until_complete(self._socket.send_json(message))
+            answer: dict[str, Any] = self._loop.run_until_complete(self._socket.receive_json(timeout=ANSWER_S))
         except (aiohttp.ClientError, OSError, TypeError, TimeoutError) as error:
             raise InfrastructureError(f"The OpenEnv server at {self._url} was lost: {error}.") from None
         if answer["type"] == "error":
@@ -184,21 +183,12 @@ class _Session:
         data: dict[str, Any] = answer["data"]
         return data
 
-    async def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        assert self._socket is not None  # noqa: S101
-        await self._socket.send_json(message)
-        answer: dict[str, Any] = await self._socket.receive_json(timeout=ANSWER_S)
-        return answer
-
     def close(self) -> None:
         """Close the connection, at which the server frees the environment."""
         with suppress(aiohttp.ClientError, OSError):
-            self._loop.run_until_complete(self._close())
+            if self._socket is not None:
+                self._loop.run_until_complete(self._socket.close())
+            if self._client is not None:
+                self._loop.run_until_complete(self._client.close())
+            self._loop.run_until_complete(asyncio.sleep(0))  # runs the transport's last callback
         self._loop.close()
-
-    async def _close(self) -> None:
-        if self._socket is not None:
-            await self._socket.close()
-        if self._client is not None:
-            await self._client.close()
-        await asyncio.sleep(0)  # what the transport does last is only scheduled

@@ -18,7 +18,7 @@ from stages.integrations.openenv import app
 
 
 def main() -> None:
-    """Serve until whoever started it closes its standard input."""
+    """Serve until the process that started this one closes its standard input, or is gone."""
     asked = json.loads(Path(sys.argv[1]).read_text())
     served = app(
         lambda: envs.load(asked["env"], asked["options"]),

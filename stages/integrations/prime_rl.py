@@ -21,7 +21,7 @@ def composed_loss(
     kl_tau: float = 1e-3,
     hint_weight: float = 0.0,
 ) -> Any:
-    """default_loss: a sum over the tokens of one sequence, in nats.
+    """Return `default_loss`: a sum over the tokens of one sequence, in nats.
 
     inputs: log-probs `[seq]` of trainer and inference engine, advantages `[seq]`, loss_mask `[seq]`. Returns PRIME-RL's
     LossOutputs where prime-rl is installed, else one of the same shape. Raises `UsageError` when hint_weight is not 0:
@@ -32,13 +32,9 @@ def composed_loss(
             f"hint_weight is {hint_weight:g}, but prime-rl keeps the tokens of its reference KL from a custom loss. "
             "Leave hint_weight out, and start prime-rl by `python -m stages.integrations.prime_rl_hints`."
         )
-    found = default_loss(_packed(inputs), DefaultOptions(dppo_mask_low, dppo_mask_high, adv_tau, kl_tau))
-    return _outputs(found.loss, found.metrics)
-
-
-def _packed(inputs: Any) -> PackedTokens:
+    # None, and not a missing attribute, where PRIME-RL has the field but scored no reference.
     reference = getattr(inputs, "ref_logprobs", None)
-    return PackedTokens(
+    packed = PackedTokens(
         trainer=inputs.trainer_logprobs,
         inference=inputs.inference_logprobs,
         advantages=inputs.advantages,
@@ -46,12 +42,10 @@ def _packed(inputs: Any) -> PackedTokens:
         reference=getattr(inputs, "teacher_logprobs", None) if reference is None else reference,
         weights=getattr(inputs, "loss_weights", None),
     )
-
-
-def _outputs(loss: Any, metrics: dict[str, Any]) -> Any:
-    """PRIME-RL's own class when it is installed: its code may ask for the type."""
+    found = default_loss(packed, DefaultOptions(dppo_mask_low, dppo_mask_high, adv_tau, kl_tau))
     try:
-        from prime_rl.trainer.rl.loss import LossOutputs as Theirs
+        # PRIME-RL's own class when it is installed: its code may check the type.
+        from prime_rl.trainer.rl.loss import LossOutputs as PrimeLossOutputs
     except ImportError:
-        return LossOutputs(loss, metrics)
-    return Theirs(loss=loss, metrics=metrics)
+        return LossOutputs(found.loss, found.metrics)
+    return PrimeLossOutputs(loss=found.loss, metrics=found.metrics)

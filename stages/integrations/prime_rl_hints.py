@@ -1,4 +1,4 @@
-"""GRPO with hints inside PRIME-RL: a reference KL at faulty turns, beside the rl loss of the same tokens.
+"""GRPO with hints inside PRIME-RL: a reference KL at faulty turns, in addition to the rl loss of the same tokens.
 
     python -m stages.integrations.prime_rl_hints rl @ rl.toml
 
@@ -10,7 +10,7 @@ written: their absence means weight 1 on every sampled token. The loss in the tr
 
 Read from PrimeIntellect-ai/prime-rl 559b447 src/prime_rl/orchestrator/{algo,trajectories.py,train_sink.py}, and from
 PrimeIntellect-ai/verifiers a60a606 verifiers/v1/graph.py: a sampled node begins with the generation prompt, so what is
-put before its tokens lies between two messages.
+put before its tokens is between two messages.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class HintSettings:
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "HintSettings":
-        """From environment variables; `UsageError` for a weight that is no positive number."""
+        """Return the settings in environment variables; `UsageError` for a weight that is no positive number."""
         said = variables.get(WEIGHT, "1.0")
         try:
             weight = float(said)
@@ -60,10 +60,10 @@ class HintSettings:
 
 
 def hints(trace: Any) -> dict[int, str]:
-    """Hint by index of the sampled node of a verifiers trace whose turn went wrong.
+    """Return the hint for each faulty turn of a verifiers trace, by the index of its sampled node.
 
     An environment names them in `trace.info["hints"]`, a list of {"turn": number of the sampled message, "hint": text};
-    where it does not, shell errors are found in what came back after each turn.
+    where it does not, shell errors are searched for in the messages that follow each turn.
     """
     sampled = [index for index, node in enumerate(trace.nodes) if node.sampled and any(node.mask)]
     if (given := (trace.info or {}).get("hints")) is not None:
@@ -71,19 +71,17 @@ def hints(trace: Any) -> dict[int, str]:
     found: dict[int, str] = {}
     for node in trace.nodes:
         if node.parent in sampled and not node.sampled:
-            # The exit code is not recorded; these errors are told by their words.
-            for fault in bash.faults([Observation(_text(node.message), returncode=1)]):
+            content = node.message.content or ""
+            text = content if isinstance(content, str) else "\n".join(getattr(part, "text", "") for part in content)
+            # A trace has no exit code. Any but 0 will do: `faults` recognises these errors by their words.
+            for fault in bash.faults([Observation(text, returncode=1)]):
                 found.setdefault(node.parent, f"Hint: {fault.advice}")
     return found
 
 
-def _text(message: Any) -> str:
-    content = message.content or ""
-    return content if isinstance(content, str) else "\n".join(getattr(part, "text", "") for part in content)
-
-
 def hint_ids(renderer: Any, hint: str) -> list[int]:
-    """Token ids of a user message that follows others; `UsageError` where the renderer rewrites what was before."""
+    """Return the token ids of a user message that follows another; `UsageError` if the renderer rewrites the other."""
+    # The difference of two renderings: a template has no call for a message in the middle of a conversation.
     before = list(renderer.render_ids([FIRST], add_generation_prompt=False))
     both = list(renderer.render_ids([FIRST, {"role": "user", "content": hint}], add_generation_prompt=False))
     if both[: len(before)] != before:
@@ -95,13 +93,13 @@ def hint_ids(renderer: Any, hint: str) -> list[int]:
 
 
 def stamp(node: Any, logps: Sequence[float], weight: float) -> None:
-    """Reference log-probs (nats, one a token of the node) and the weight of ref_kl at the node's sampled tokens."""
+    """Set a node's reference log-probs (`logps`: nats, one a token) and the weight of ref_kl at its sampled tokens."""
     node.reference_logprobs = [float(value) for value, own in zip(logps, node.mask, strict=True) if own]
     node.loss_weights = {**(node.loss_weights or {}), "ref_kl": [weight if own else 0.0 for own in node.mask]}
 
 
 class HintedScores:
-    """What is added to PRIME-RL's GRPOAlgorithm: see `hinted`. Its `policy_pool` scores, as in upstream's opsd."""
+    """The part that `hinted` mixes into PRIME-RL's GRPOAlgorithm. `policy_pool` scores, as in upstream's opsd."""
 
     settings: HintSettings
     policy_pool: Any
@@ -118,7 +116,7 @@ class HintedScores:
         self.renderer = create_renderer(load_tokenizer(self.policy_pool.model_name), config)
 
     async def score_episode(self, episode: Any) -> None:
-        """Score the faulty turns of an episode behind their hints, all at once."""
+        """Score the faulty turns of an episode behind their hints, concurrently."""
         await super().score_episode(episode)  # type: ignore[misc]
         turns = [turn for trace in episode.traces for turn in self._turns(trace)]
         scores = await asyncio.gather(*(self.policy_pool.score(ids) for _, ids in turns))
@@ -131,20 +129,21 @@ class HintedScores:
             stamp(node, logps[-len(node.token_ids) :], self.settings.weight)
 
     def _turns(self, trace: Any) -> Iterator[tuple[Any, list[int]]]:
-        """Node of each faulty turn, with what is scored: the context, the hint, the node's tokens; each node once."""
+        """Yield the node of each faulty turn once, with the ids to score: the context, the hint, the node's tokens."""
         if trace.has_error or not trace.agent.trainable:
             return
-        to_say = {id(trace.nodes[index]): text for index, text in hints(trace).items()}
+        # By id(): branches share nodes, and `pop` yields a shared one with its first branch only.
+        by_node = {id(trace.nodes[index]): text for index, text in hints(trace).items()}
         for branch in trace.branches:
             context: list[int] = []
             for node in branch.nodes:
-                if (hint := to_say.pop(id(node), None)) is not None:
+                if (hint := by_node.pop(id(node), None)) is not None:
                     yield node, [*context, *hint_ids(self.renderer, hint), *node.token_ids]
                 context += node.token_ids
 
 
 def hinted(grpo: type, settings: HintSettings) -> type:
-    """PRIME-RL's GRPO with hints: a class like its own."""
+    """Return a subclass of PRIME-RL's GRPO that adds hints."""
     return type("HintedGRPOAlgorithm", (HintedScores, grpo), {"settings": settings, "__doc__": HintedScores.__doc__})
 
 
@@ -156,7 +155,7 @@ def register() -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """PRIME-RL's `rl` or `orchestrator` with the algorithm in place; their own words follow the program's name.
+    """Run PRIME-RL's `rl` or `orchestrator` with the algorithm registered; their arguments follow the program's name.
 
     `rl` starts the orchestrator as a program of that name, so one that registers first is put before it in PATH.
     """

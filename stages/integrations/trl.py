@@ -1,4 +1,4 @@
-"""Environments for TRL's GRPOTrainer: as a `rollout_func` that plays whole episodes, and as a tool environment.
+"""Environments for TRL's GRPOTrainer: as a `rollout_func` that plays complete episodes, and as a tool environment.
 
     play = RolloutFunction(KataEnv, KataEnv().tasks("train", 25, 0), max_steps=8, max_tokens=64)
     rows = Dataset.from_list(play.rows)
@@ -16,7 +16,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import torch
@@ -42,9 +42,9 @@ __all__ = ["RolloutFunction", "ToolEnvironment", "environment_reward", "tool_env
 class RolloutFunction:
     """TRL's `rollout_func` around any environment.
 
-    TRL hands over prompts alone, so a task is found by its opening messages. `rows` is the dataset: {"prompt": opening
-    messages, "task_id"}. `max_steps`: actions of an episode. `max_tokens`: of one action. `model`: what records call
-    the model, if not as it was loaded. `latest` holds the episodes of the last call, in TRL's order.
+    TRL passes prompts only, so a task is found by its opening messages. `rows` is the dataset: {"prompt": opening
+    messages, "task_id"}. `max_steps`: actions of an episode. `max_tokens`: of one action. `model`: the name in
+    records, if not that of the loaded one. `latest` holds the episodes of the last call, in TRL's order.
     """
 
     def __init__(
@@ -62,7 +62,9 @@ class RolloutFunction:
         self._rollouts = Rollouts(
             make, {task.task_id: task for task in tasks}, seed=seed, max_steps=max_steps, before_turn=before_turn
         )
-        self.rows = openings(make, tasks)
+        self.latest: list[Episode] = []
+        with closing(make()) as environment:
+            self.rows: list[Row] = [{"prompt": environment.reset(task), "task_id": task.task_id} for task in tasks]
         self._known = {state_sha256(row["prompt"]): row for row in self.rows}
         if len(self._known) < len(tasks):
             raise UsageError(
@@ -75,48 +77,30 @@ class RolloutFunction:
         Returns columns: token ids, log-probs (nats), mask of own tokens, rewards.
         """
         started = time.monotonic()
-        self._policy = self._policy_of(trainer)
-        columns = self._rollouts.play(
-            [self._row(prompt) for prompt in prompts], self._policy, trainer.state.global_step
-        )
-        for episode in self.latest:
-            episode.wall_s = (time.monotonic() - started) / len(prompts)
-        return columns
-
-    @property
-    def latest(self) -> list[Episode]:
-        """The episodes of the last call."""
-        return self._rollouts.latest
-
-    def records(self) -> list[trace.RolloutPayload]:
-        """The last call as `collect` would keep it: a journal record an episode, with its rollout and step rows."""
-        return [trace.payload(e, self._policy, sandbox=self._sandbox, source="trl") for e in self.latest]
-
-    def _policy_of(self, trainer: Any) -> LocalPolicy:
+        rows = []
+        for prompt in prompts:
+            if (row := self._known.get(state_sha256(prompt))) is None:
+                raise UsageError(
+                    f"TRL asks for a prompt that opens no task: {str(prompt)[:200]}. Train on the rows of this object."
+                )
+            rows.append(row)
         model = trainer.accelerator.unwrap_model(trainer.model)
         named = self._model or getattr(model.config, "_name_or_path", "") or "model under training"
         config = PolicyConfig(model=named, temperature=trainer.args.temperature, max_tokens=self._max_tokens)
-        return LocalPolicy(model, trainer.processing_class, config)
+        self._policy = LocalPolicy(model, trainer.processing_class, config)
+        columns = self._rollouts.play(rows, self._policy, trainer.state.global_step)
+        self.latest = self._rollouts.latest
+        for episode in self.latest:  # played in one batch: each gets an equal part of its time
+            episode.wall_s = (time.monotonic() - started) / len(prompts)
+        return columns
 
-    def _row(self, prompt: list[Message]) -> Row:
-        if (row := self._known.get(state_sha256(prompt))) is None:
-            raise UsageError(
-                f"TRL asks for a prompt that opens no task: {str(prompt)[:200]}. Train on the rows of this object."
-            )
-        return row
-
-
-def openings(make: Callable[[], Environment], tasks: Sequence[Task]) -> list[Row]:
-    """A dataset row a task: its opening messages and its id."""
-    environment = make()
-    try:
-        return [{"prompt": environment.reset(task), "task_id": task.task_id} for task in tasks]
-    finally:
-        environment.close()
+    def records(self) -> list[trace.RolloutPayload]:
+        """Return the last call as `collect` would store it: a journal record an episode, with rollout and step rows."""
+        return [trace.payload(e, self._policy, sandbox=self._sandbox, source="trl") for e in self.latest]
 
 
 class ToolEnvironment:
-    """What TRL's `environment_factory` makes: `act` is the only tool, the reward is the environment's own grade."""
+    """An object of TRL's `environment_factory`: `act` is the only tool, the reward is the environment's own grade."""
 
     _BROKEN = "the environment broke"
 
@@ -124,7 +108,7 @@ class ToolEnvironment:
         self._environment, self._wrap = environment, wrap
         self._tasks = {task.task_id: task for task in tasks}
         self._stopped: str | None = "reset() comes first"
-        # TRL closes nothing, and a public close() would be a tool
+        # TRL closes nothing, and makes a tool of every public method, so that there can be no close().
         self._closing = weakref.finalize(self, environment.close)
 
     def reset(self, task_id: str, **row: Any) -> None:
@@ -141,13 +125,14 @@ class ToolEnvironment:
         """
         if self._stopped is not None:
             raise RuntimeError(f"Nothing more can be done: {self._stopped}.")
+        # Broken until the step returns: after an exception the episode has no reward, instead of that of a part of it.
         text, self._stopped = self._wrap(action), self._BROKEN
         observation = self._environment.step(text)
         self._stopped = observation.stop
         return observation.content
 
     def get_reward(self) -> float | None:
-        """The reward of the episode as it stands; None, never 0, where it cannot be graded."""
+        """Return the reward of the episode so far; None, never 0, when it cannot be graded."""
         with suppress(InfrastructureError):
             return None if self._stopped == self._BROKEN else self._environment.grade().reward
         return None
@@ -156,7 +141,7 @@ class ToolEnvironment:
 def tool_environments(
     make: Callable[[], Environment], tasks: Sequence[Task], wrap: Callable[[str], str] = str
 ) -> Callable[[], ToolEnvironment]:
-    """An `environment_factory`.
+    """Return an `environment_factory`.
 
     `wrap` turns the tool's argument into a message: `mini_swe_agent.message` for environments that take commands.
     """
@@ -165,7 +150,7 @@ def tool_environments(
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is announced as experimental on every start
 MAX_PROMPTS = 8
-"""Prompts in one batch, at most."""
+"""Most prompts in one batch."""
 Batch = list[dict[str, Any]]
 
 
@@ -178,22 +163,13 @@ def rollouts(
     seed: int,
     skip: Callable[[Batch], bool],
 ) -> Iterator[dict[str, Any]]:
-    """Let TRL play `samples` rollouts of every row of `function` without training, except batches that `skip` names.
+    """Let TRL play `samples` rollouts of every row of `function` without training, except batches that `skip` selects.
 
-    TRL's own data loader, rollout call, padding and advantages, without an optimiser. Yields, a batch, the tensors that
-    TRL would compute its loss from, so that records can be compared with them; `function.latest` then holds the batch's
-    episodes.
+    TRL's own data loader, rollout call, padding and advantages, without an optimiser. Yields for each batch the tensors
+    from which TRL would compute its loss, so that records can be compared with them; `function.latest` then holds the
+    batch's episodes.
     """
-    trainer = _trainer(policy, function, samples, folder, seed)
-    policy.model.train()  # else TRL counts the generations of an evaluation
-    for batch in trainer.get_train_dataloader():
-        if not skip(batch):
-            with torch.no_grad():
-                yield trainer._generate_and_score_completions(batch)
-
-
-def _trainer(policy: LocalPolicy, function: RolloutFunction, samples: int, folder: str, seed: int) -> GRPOTrainer:
-    prompts = together(len(function.rows))
+    prompts = prompts_per_batch(len(function.rows))
     size = Optimisation(steps=len(function.rows) // prompts, prompts_per_step=prompts, generations=samples)
     args = trl_config(
         folder,
@@ -207,14 +183,18 @@ def _trainer(policy: LocalPolicy, function: RolloutFunction, samples: int, folde
         model=policy.model,
         processing_class=policy.tokenizer,
         reward_funcs=environment_reward,
-        rollout_func=function,  # type: ignore[arg-type]  # TRL hands over conversations, which its annotation omits
+        rollout_func=function,  # type: ignore[arg-type]  # TRL passes conversations, which its annotation omits
         args=args,
         train_dataset=Dataset.from_list(function.rows),
     )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+    trainer.remove_callback(PrinterCallback)  # prints to stdout
+    policy.model.train()  # else TRL counts the generations of an evaluation
+    for batch in trainer.get_train_dataloader():
+        if not skip(batch):
+            with torch.no_grad():
+                yield trainer._generate_and_score_completions(batch)
 
 
-def together(prompts: int) -> int:
-    """Prompts in a batch: the most that divide all, as TRL drops a batch that is not full."""
+def prompts_per_batch(prompts: int) -> int:
+    """Return the largest batch that divides all prompts, as TRL drops a batch that is not full."""
     return max(size for size in range(1, MAX_PROMPTS + 1) if prompts % size == 0)

@@ -5,7 +5,7 @@ verifiers imports a taskset by a plain name, so put a module on its path and nam
     from stages.integrations.verifiers_served import *  # composer_served.py
     from stages.integrations.verifiers_served import __all__
 
-Its interpreter needs verifiers, orjson and filelock, and no openenv, beside which verifiers cannot be installed.
+Its interpreter needs verifiers, orjson and filelock, and no openenv, which cannot be installed together with verifiers.
 
 Contract read from PrimeIntellect-ai/verifiers 0.4.0, `verifiers/v1/{taskset,env,session}.py`.
 """
@@ -30,7 +30,7 @@ __all__ = ["ServedEnv", "ServedTaskset"]
 
 
 class ServedData(vf.TaskData):
-    """Which task of which server."""
+    """The position of a task among those of a server."""
 
     url: str
     asked: str
@@ -38,7 +38,7 @@ class ServedData(vf.TaskData):
 
 
 class ServedConfig(vf.TasksetConfig):
-    """`url`: of the server; `asked`: the file that it was started with, which holds its tasks."""
+    """`url`: of the server; `asked`: the file of its arguments, which holds its tasks."""
 
     url: str = ""
     asked: str = ""
@@ -55,20 +55,21 @@ class ServedEnvConfig(vf.EnvConfig):
 
 
 class ServedEnv(vf.Env[ServedEnvConfig]):
-    """Our environment speaks as the user: the opening, then what each message led to; its grade is the reward."""
+    """Plays an episode with our environment as the user; its grade is the reward."""
 
     async def run(self, task: ServedTask, agents: vf.Agents) -> None:
-        """One episode; a reward that the environment cannot give is none, and the rollout fails instead."""
-        tasks = _tasks(Path(task.data.asked))
+        """Play one episode; where the environment cannot grade it, the rollout fails instead of being scored 0."""
+        tasks = [Task(**row) for row in json.loads(Path(task.data.asked).read_text())["tasks"]]
         served = ServedEnvironment(task.data.url, tasks[0].env, "behind the server", tasks)
         try:
+            # In threads: verifiers plays all episodes in one event loop, and an environment's call may take minutes.
             opening = await asyncio.to_thread(served.reset, tasks[task.data.place])
-            said = "\n\n".join(str(message["content"]) for message in opening)
+            text = "\n\n".join(str(message["content"]) for message in opening)
             async with agents.player.interaction(task) as interaction:
-                segment = await interaction.turn(said)
+                segment = await interaction.turn(text)
                 while not segment.terminated:
                     observation = await asyncio.to_thread(served.step, segment.last_reply)
-                    if observation.stop or served.over:
+                    if observation.stop or served.graded is not None:
                         break
                     segment = await interaction.turn(observation.content)
             grade = await asyncio.to_thread(served.grade)
@@ -83,11 +84,9 @@ class ServedTaskset(vf.Taskset[ServedTask, ServedConfig]):
     """The tasks that the server was started with."""
 
     def load(self) -> Iterator[ServedTask]:
-        """Each once, in the server's order."""
-        for place, task in enumerate(_tasks(Path(self.config.asked))):
-            data = ServedData(name=task.task_id, prompt=None, url=self.config.url, asked=self.config.asked, place=place)
+        """Yield each task once, in the server's order."""
+        for place, row in enumerate(json.loads(Path(self.config.asked).read_text())["tasks"]):
+            data = ServedData(
+                name=row["task_id"], prompt=None, url=self.config.url, asked=self.config.asked, place=place
+            )
             yield ServedTask(data, self.config.task)
-
-
-def _tasks(asked: Path) -> list[Task]:
-    return [Task(**task) for task in json.loads(asked.read_text())["tasks"]]

@@ -64,6 +64,8 @@ class DpoTerms:
             raise UsageError(
                 "ipo and sigmoid_norm need the token counts of both completions: give chosen_tokens and rejected_tokens"
             )
+        # TRL counts completion tokens before the shift, which is one more than were scored only where a completion
+        # starts at position 0. An empty completion divides by 1.
         chosen = self.chosen_score / self.chosen_tokens.clamp(min=1.0)
         return chosen - self.rejected_score / self.rejected_tokens.clamp(min=1.0)
 
@@ -80,6 +82,7 @@ def _discopop(x: DpoTerms, tau: float = DISCOPOP_TAU) -> Tensor:
     return -F.logsigmoid(x.margin) * (1 - share) + torch.exp(-x.margin) * share
 
 
+# TRL's label_smoothing has no effect on any of these forms in 1.16: conservative DPO is gone.
 FORMS: dict[str, Callable[[DpoTerms], Tensor]] = {
     "sigmoid": lambda x: -F.logsigmoid(x.margin),
     "hinge": lambda x: torch.relu(1 - x.margin),
@@ -142,6 +145,7 @@ def simpo_loss(
     """
     if loss_type not in ("sigmoid", "hinge"):
         raise UsageError(f"SimPO's loss_type is {loss_type!r}; choose sigmoid or hinge")
+    # The margin gamma is beta * gamma_beta_ratio; TRL's CPOTrainer writes the same as simpo_gamma / beta.
     x = beta * (chosen - rejected - gamma_beta_ratio)
     losses = smoothed_sigmoid(x, label_smoothing) if loss_type == "sigmoid" else torch.relu(1 - x)
     return PairLosses(losses, beta * chosen.detach(), beta * rejected.detach())

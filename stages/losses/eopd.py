@@ -23,7 +23,7 @@ from stages.losses.reduction import (
 )
 
 METRICS_THRESHOLD = 0.8  # nats; upstream's high_entropy_threshold, which only its logged values read
-TINY = 1e-8
+TINY = 1e-8  # upstream's; added to the number of tokens, so that an empty mask gives 0 for the second term alone
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def eopd_loss(
     *,
     min_tokens: float = 0.0,
 ) -> tuple[Scalar, dict[str, Scalar]]:
-    """agg( max(-A r, -A clip(r)) ) + coef * sum(gate m KL_k) / (sum m + 1e-8), and the metrics; nats.
+    """Return agg( max(-A r, -A clip(r)) ) + coef * sum(gate m KL_k) / (sum m + 1e-8) and the metrics, in nats.
 
     A = sg[l_T - l_old], r = exp(l - l_old), gate = teacher entropy >= threshold, KL_k = sum_k exp(t_k) (t_k - s_k). The
     second term is additive and always divided by all valid tokens; agg_mode reduces the first only. No dual clip, no
@@ -131,7 +131,7 @@ def soft_targets(
     student_full_vocabulary: bool = False,
     temperature: float = 1.0,
 ) -> SoftTargets:
-    """Soft targets from logits that predict the same positions; gradient to the student only.
+    """Return soft targets from logits that predict the same positions; gradient to the student only.
 
     The student's log-probs are of the whole vocabulary with student_full_vocabulary (upstream's README setting; then
     KL_k does not vanish at equal distributions), else renormalised over the teacher's k tokens (upstream's default).
@@ -177,10 +177,11 @@ def eopd_from_hidden(
     options: EopdOptions | None = None,
     chunk_tokens: int | None = None,
 ) -> tuple[Scalar, dict[str, Total]]:
-    """eopd_loss in token-mean with aligned soft targets, its sum over the mask / num_tokens, and its metrics as totals.
+    """Return eopd_loss in token-mean with aligned soft targets, and its metrics as totals.
 
-    num_tokens may count more than the mask (the tokens of a whole step): parts then add up to the whole. Tokens outside
-    the mask are not computed. Metrics as in eopd_loss, each a sum and the number of tokens it is over.
+    The loss is its sum over the mask / num_tokens. num_tokens may count more than the mask (the tokens of a whole
+    step): parts then add up to the whole. Tokens outside the mask are not computed. Metrics as in eopd_loss, each a sum
+    and the number of tokens it is over.
     """
     options = options or EopdOptions()
     per_token = partial(_per_token, options, top_k, temperature)
@@ -200,9 +201,10 @@ def reverse_kl_from_log_probs(
     num_tokens: int,
     options: EopdOptions | None = None,
 ) -> tuple[Scalar, dict[str, Total]]:
-    """eopd_loss without soft targets, in token-mean: its sum over the mask / num_tokens, and its metrics as totals.
+    """Return eopd_loss in token-mean without soft targets, and its metrics as totals.
 
-    All [n], log-probs in nats at one temperature. num_tokens as in `eopd_from_hidden`. Gradient to log_probs.
+    The loss is its sum over the mask / num_tokens. All [n], log-probs in nats at one temperature. num_tokens as in
+    `eopd_from_hidden`. Gradient to log_probs.
     """
     options = options or EopdOptions()
     old, teacher = old_log_probs.detach(), teacher_log_probs.detach()
@@ -215,12 +217,13 @@ def reverse_kl_from_log_probs(
 def _per_token(
     options: EopdOptions, top_k: int, temperature: float, student: Tensor, teacher: Tensor, ids: Tensor, old: Tensor
 ) -> RowTable:
-    """Columns: loss, log-probs of student, teacher and sampling, the teacher's entropy, forward KL; the loss first."""
+    """Return columns: loss, log-probs of student, teacher and sampling, the teacher's entropy, forward KL; [n 6]."""
     log_probs, teacher_log_probs = (
         (logits / temperature).log_softmax(-1).gather(-1, ids[:, None]).squeeze(-1) for logits in (student, teacher)
     )
     old = old.to(log_probs.dtype)
     losses, _ = policy_losses(log_probs, old, teacher_log_probs - old, options)
+    # Aligned: the copy of upstream takes the k tokens of the next position and gates them by this position's entropy.
     soft = soft_targets(student[None], teacher[None], top_k=min(top_k, student.shape[-1]), temperature=temperature)
     divergence, entropy = forward_kl(soft)[0], soft.teacher_entropy[0]
     unsure = entropy >= options.entropy_threshold

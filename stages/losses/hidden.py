@@ -26,12 +26,12 @@ LARGEST_LOG_MASS = -1e-7  # a support that holds all the mass still leaves a tai
 
 
 def widened(logits: Values) -> Values:
-    """Half-precision values as float32; float32 and float64 untouched. Meant for one chunk at a time."""
+    """Return half-precision values as float32; float32 and float64 untouched. Meant for one chunk at a time."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def elementwise_divergence(student: Distribution, teacher: Distribution, teacher_weight: float) -> Distribution:
-    """Entries of the generalised Jensen-Shannon divergence; sum over the last dimension for nats per token.
+    """Return entries of the generalised Jensen-Shannon divergence; sum over the last dimension for nats per token.
 
     student, teacher: log-probs. teacher_weight w:
         0    pT (lT - lS)                             forward KL(T || S)
@@ -55,7 +55,7 @@ def elementwise_divergence(student: Distribution, teacher: Distribution, teacher
 
 
 def with_tail(log_probs: Distribution) -> WithTail:
-    """Appends log(1 - sum p), the mass outside the support; without gradient where that is below 1e-7.
+    """Append log(1 - sum p), the mass outside the support; without gradient where that is below 1e-7.
 
     Source: lasgroup/SDPO 0e6d510 core_algos.py add_tail; TRL 1.16 experimental/sdpo/loss_utils.py, experimental/iw_opd.
     """
@@ -65,7 +65,7 @@ def with_tail(log_probs: Distribution) -> WithTail:
 
 
 def renormalised(log_probs: Distribution) -> Distribution:
-    """Log-probs conditional on the support: the tail is dropped."""
+    """Return log-probs conditional on the support: the tail is dropped."""
     return log_probs - torch.logsumexp(log_probs, dim=-1, keepdim=True)
 
 
@@ -84,12 +84,13 @@ class Head:
     softcap: float | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., v] as the model itself gives them, in its own dtype, then widened to float32 at least."""
+        """Return logits [..., v], computed as the model does, in its own dtype, then widened to float32 at least."""
+        # The product in the model's dtype, or the logits would differ from those that it samples from.
         raw = widened(F.linear(hidden, self.weight, self.bias) * self.scale)
         return raw if self.softcap is None else self.softcap * torch.tanh(raw / self.softcap)
 
     def cut(self, vocabulary: int) -> "Head":
-        """The same head for the first so many tokens; the rest is padding that no tokenizer knows."""
+        """Return the head of the first `vocabulary` tokens; the rest is padding that no tokenizer knows."""
         if len(self.weight) == vocabulary:
             return self  # the parameter itself: the gradient of a slice is a second, zero-padded tensor of its size
         return replace(
@@ -113,7 +114,7 @@ def logits_sum(
     *beside: Tensor,
     chunk_tokens: int | None = None,
 ) -> tuple[Scalar, RowTable]:
-    """Sum over tokens of weight * per_token(student logits, teacher logits, *beside), and the table of its values.
+    """Sum weight * per_token(student logits, teacher logits, *beside) over tokens; return sum and table of values.
 
     Both logits are [chunk, v] in float32 at least, over the tokens that both models know. Tokens of weight 0 are not
     computed at all. Gradient to the student's hidden states and head. chunk_tokens None: a 32nd of the tokens, but 32

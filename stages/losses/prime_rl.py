@@ -60,27 +60,32 @@ class TrustRegion:
 
 
 def trust_region(tokens: PackedTokens, low: float, high: float) -> TrustRegion:
-    """exp(trainer) - exp(inference) > high where the advantage is positive, < -low elsewhere, at zero too."""
+    """Return the tokens outside: exp(trainer) - exp(inference) > high where the advantage is > 0, else < -low."""
+    # A difference of probabilities and not a ratio, so that a rare token may become many times likelier.
     change = tokens.trainer.exp() - tokens.inference.exp()
     risen, fallen = change > high, change < -low
-    # Only a move that the advantage itself drives on is cut: up with a positive one, down with any other.
+    # Only a move that the advantage itself drives on is cut: up with a positive one, down with any other. The sign is
+    # that of the raw advantage, before adv_tau.
     positive = tokens.advantages > 0
     return TrustRegion(torch.where(positive, risen, fallen), (tokens.advantages < 0) & fallen, positive & risen)
 
 
 def policy_sum(tokens: PackedTokens, signal: Packed, outside: PackedMask, kl_tau: float) -> Scalar:
-    """Sum of weight * ( -keep * signal * r + kl_tau * mask * (log r)^2 ), r = exp(trainer - inference).
+    """Sum weight * ( -keep * signal * r + kl_tau * mask * (log r)^2 ), r = exp(trainer - inference).
 
     keep = mask & ~outside. The squared log-ratio covers the whole mask. Masks multiply: an infinite log-prob at a
     masked token gives NaN, as upstream.
     """
+    # No 1/2 before the square and no mean over tokens. Upstream keeps infinities out by its data: masked positions
+    # carry inference log-probs of 0. Its formula with the keep mask in both terms is from side branches that never
+    # reached main.
     log_ratio = tokens.trainer - tokens.inference
     losses = -((tokens.mask & ~outside) * signal * log_ratio.exp()) + kl_tau * (tokens.mask * log_ratio**2)
     return (losses if tokens.weights is None else losses * tokens.weights).sum()
 
 
 def mismatch_metrics(tokens: PackedTokens, outside: PackedMask) -> Metrics:
-    """k3 = r - log r - 1 outside and inside the trust region, and the share outside; 0 where there are no tokens."""
+    """Return k3 = r - log r - 1 outside and inside the trust region, and the share outside; 0 without tokens."""
     log_ratio = (tokens.trainer - tokens.inference).detach()
     mismatch = log_ratio.exp() - log_ratio - 1
     return {
@@ -91,7 +96,7 @@ def mismatch_metrics(tokens: PackedTokens, outside: PackedMask) -> Metrics:
 
 
 def mean_where(values: Tensor, mask: PackedMask) -> Scalar:
-    """Mean over the mask, 0 if it is empty; of a boolean, a float32 share."""
+    """Return the mean over the mask, 0 if it is empty; of a boolean, a float32 share."""
     return values[mask].sum() / mask.sum().clamp_min(1)
 
 
@@ -107,7 +112,7 @@ def region_metrics(tokens: PackedTokens, region: TrustRegion) -> Metrics:
 
 
 def default_loss(tokens: PackedTokens, options: DefaultOptions | None = None) -> LossOutputs:
-    """policy_sum with signal adv_tau * advantage and the trust region of the raw advantage's sign.
+    """Return policy_sum with signal adv_tau * advantage and the trust region of the raw advantage's sign.
 
     In nats, a SUM over tokens. The importance ratio is neither clamped nor detached. 0 with zero gradient on an empty
     mask.

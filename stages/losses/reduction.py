@@ -162,7 +162,7 @@ def aggregation_weights(
     min_tokens: float = 0.0,
     norm_by_sequences: bool = True,
 ) -> TokenValues:
-    """Weights w with sum(loss * w) = verl's agg_loss(loss, mask, mode); give the dtype of the losses.
+    """Return weights w with sum(loss * w) = verl's agg_loss(loss, mask, mode); give the dtype of the losses.
 
     token-mean               mask / sum(mask), divisor at least min_tokens (0: NaN on an empty mask, as upstream)
     token-sum                mask
@@ -185,7 +185,7 @@ def aggregation_weights(
         return weights / sequences
     if mode == "seq-mean-token-mean":
         return weights / (tokens + 1e-8).to(dtype) / sequences
-    if mode == "seq-mean-token-sum-norm":
+    if mode == "seq-mean-token-sum-norm":  # norm_by_sequences: verl came to divide by the sequences too, after the fork
         return weights / mask.shape[-1] / (sequences if norm_by_sequences else 1)
     raise UsageError(f"loss_agg_mode is {mode!r}; choose one of {', '.join(AGG_MODES)}")
 
@@ -212,7 +212,7 @@ def masked_mean(values: TokenValues, mask: TokenMask) -> Scalar:
 
 
 def token_log_probs(logits: Distribution, token_ids: PositionIds, *, temperature: float = 1.0) -> PerPosition:
-    """Values of log softmax(logits / temperature) at token_ids, in nats, with gradient.
+    """Return values of log softmax(logits / temperature) at token_ids, in nats, with gradient.
 
     Calls TRL 1.16's selective_log_softmax.
     The logits at position t must be those that predict token_ids[t]: shift before calling.

@@ -44,7 +44,7 @@ Mass = Literal["all", "tail", "renormalised"]
 
 
 def distribution_loss(student: Distribution, teacher: Distribution, *, alpha: float, mass: Mass = "all") -> PerPosition:
-    """Divergence a token between log-probs on a support: alpha 0 forward KL, 1 reverse KL, else generalised JSD.
+    """Return the divergence a token between log-probs on a support: alpha 0 forward KL, 1 reverse KL, else JSD.
 
     Source: lasgroup/SDPO 0e6d510 core_algos.py:1085-1192; the same as TRL 1.16 experimental/sdpo/loss_utils.py.
     """
@@ -53,7 +53,7 @@ def distribution_loss(student: Distribution, teacher: Distribution, *, alpha: fl
 
 
 def importance_weights(student: Values, old: Values, clip: float) -> Values:
-    """min(exp(clamp(sg[lS - l_old], -20, 20)), clip) on the sampled token: an upper clip only, and no gradient."""
+    """Return min(exp(clamp(sg[lS - l_old], -20, 20)), clip) on the sampled token: clipped above, no gradient."""
     # Clamped before exp, as upstream: the upper bound prevents an overflow, the lower one keeps every weight above 0.
     return (student - old).detach().clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp().clamp(max=clip)
 
@@ -67,7 +67,7 @@ def logits_loss(
     add_tail: bool = True,
     temperature: float = 1.0,
 ) -> PerPosition:
-    """distribution_loss from logits / temperature; with top_k on the STUDENT's k likeliest tokens (at most v).
+    """Return distribution_loss of logits / temperature; with top_k on the STUDENT's k likeliest tokens (at most v).
 
     Log-probs are those of the whole vocabulary.
     Source: lasgroup/SDPO 0e6d510 dp_actor.py _forward_micro_batch; TRL 1.16 experimental/sdpo/loss_utils.py.
@@ -115,7 +115,7 @@ def self_distillation_loss(
 
 @torch.no_grad()
 def update_average(teacher: Sequence[Tensor], student: Sequence[Tensor], student_share: float) -> None:
-    """In place: teacher = (1 - student_share) * teacher + student_share * student; a share of 0 leaves it alone.
+    """Set teacher = (1 - student_share) * teacher + student_share * student in place; a share of 0 changes nothing.
 
     OPSD: the teacher starts as a copy of the student at the first step's end (that call only copies), student_share is
     1 - ema_decay, with ema_decay 0.999. SDPO: once per policy update, skipped if no gradient was finite, student_share
@@ -124,13 +124,13 @@ def update_average(teacher: Sequence[Tensor], student: Sequence[Tensor], student
     _update_teacher.
     """
     if student_share == 0.0:
-        return
+        return  # without touching the tensors: NaN * 0 of a broken step would be NaN
     for average, weight in zip(teacher, student, strict=True):
         average.mul_(1.0 - student_share).add_(weight.to(average.device), alpha=student_share)
 
 
 def trust_region_logits(reference_logits: Values, student_logits: Values, student_share: float) -> Values:
-    """lerp(reference, student, student_share), entry by entry. Source: lasgroup/SDPO 0e6d510 dp_actor.py:52-64."""
+    """Return lerp(reference, student, student_share) by entry. Source: lasgroup/SDPO 0e6d510 dp_actor.py:52-64."""
     return torch.lerp(reference_logits, student_logits, student_share)
 
 
@@ -154,7 +154,7 @@ def sdpo_from_hidden(
     temperature: float = 1.0,
     chunk_tokens: int | None = None,
 ) -> tuple[Scalar, RowValues]:
-    """self_distillation_loss over N tokens: the sum of weight * loss, and the loss a token (detached), in nats.
+    """Return self_distillation_loss over N tokens: sum of weight * loss, and the loss a token (detached), in nats.
 
     Tokens of weight 0 are not computed, and their loss is given as 0. Gradient to the student's hidden states and head
     alone. The two models of a trust region share a vocabulary. chunk_tokens None: a 64th of the tokens, but 16 to 64 of

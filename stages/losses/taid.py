@@ -22,7 +22,7 @@ def taid_loss(
     chunk_tokens: int | None = DEFAULT_CHUNK_TOKENS,
     skip_masked: bool = False,
 ) -> Scalar:
-    """Mean over the mask of -sum_v p log softmax(student), p = softmax( (1-t) sg[student] + t teacher ).
+    """Return the mean over the mask of -sum_v p log softmax(student), p = softmax( (1-t) sg[student] + t teacher ).
 
     In float32 nats, gradient to the student. A cross-entropy: the target's entropy is not subtracted (the gradient is
     that of the KL). The target is mixed in the logits' own dtype, both softmaxes run in float32. Entries whose student
@@ -55,6 +55,7 @@ def taid_from_hidden(
 
 
 def _per_token(t: Tensor | float, student: Tensor, teacher: Tensor, *, dtype: torch.dtype = torch.float32) -> RowTable:
+    # Mixed in the logits' own dtype, as upstream; `dtype` is that of the two softmaxes.
     target = F.softmax((1 - t) * student.detach() + t * teacher, dim=-1, dtype=dtype)
     terms = target * F.log_softmax(student, dim=-1, dtype=dtype)
     # A masked-out token has p = 0 and log-prob -inf, and 0 * -inf would be NaN.
@@ -76,7 +77,7 @@ class TaidSchedule:
             raise UsageError(f"{self}: t_start must lie in [0, 1), t_end in (0, 1] and alpha in [0, 1]")
 
     def start(self, device: torch.device | str = "cpu") -> "TaidState":
-        """State before the first step."""
+        """Return the state before the first step."""
         values = (self.t_start, float("inf"), 0.0)
         return TaidState(*(torch.tensor(value, dtype=torch.float32, device=device) for value in values))
 
@@ -93,7 +94,7 @@ class TaidState:
 def advance(
     schedule: TaidSchedule, state: TaidState, loss: Scalar, step: int, num_steps: int
 ) -> tuple[TaidState, Tensor | None]:
-    """State after a step whose loss was computed with state.t, and the adaptive increment of t.
+    """Return the state after a step whose loss was computed with state.t, and the adaptive increment of t.
 
     First call (prev_loss is inf): stores the loss, nothing else, increment None. Then
         momentum = beta momentum + (1-beta) (prev - loss)/(prev + 1e-15);  delta = alpha sigmoid(momentum) (1 - t)
@@ -108,6 +109,8 @@ def advance(
         return replace(state, prev_loss=loss), None
     change = (state.prev_loss - loss) / (state.prev_loss + 1e-15)
     momentum = schedule.beta * state.momentum + (1 - schedule.beta) * change
+    # sigmoid(0) = 1/2: t grows without any momentum, by 1.5e-4 a call at the defaults, so that the linear target
+    # decides unless num_steps is in the thousands.
     delta = schedule.alpha * torch.sigmoid(momentum) * (1 - state.t)
     target = schedule.t_start + (schedule.t_end - schedule.t_start) * step / num_steps
     # Python's max and min: max(target, NaN) is target.

@@ -17,7 +17,7 @@ gradients/ - every row's own gradient from one backward pass
 directions/ - hack directions, placebos, projections and scores
 checks/ - what is tested, and what decides
 loops/ - the training loops of replay and grpo
-figures/ - the figures of plot
+figures.py - the figures of plot and watch
 
 Rules and thresholds stand in docs/probe.md. It builds on: projection of singular-value gradients, wassname/grpo_proj2
 @25ad306 and vGROUT_pub @c067218, whose public teacher pool gave the statistics behind the thresholds; the environment,

@@ -5,7 +5,7 @@ sizes with intervals on the same rows. Trajectories of the arms vanilla, project
 both kinds of adapter are R6 once more, by how much projection slows each. Scores need the replays they were made from.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -26,20 +26,21 @@ class Config(StageConfig):
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """One comparison of each kind."""
+    """Return the inputs as units: there is one comparison of each kind."""
     del config
     return Plan(units=len(inputs), what="inputs")
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Compare what was given; `BadInput` when that is neither two scores nor trajectories."""
-    from stages.probe.checks.check import EXIT_CODES, table, verdict
+    from stages.probe.checks.check import write_checks
     from stages.probe.checks.comparisons import reductions_match, trajectories_slowed
 
     checks = []
     if "trajectories" in inputs:
         rows = [row for run in inputs.many("trajectories") for row in run.rows(TRAJECTORY)]
         matched = reductions_match(rows)
+        # R5 needs three arms; trajectories of two adapters without the random arm are compared by R6 alone.
         three = any(row["arm"] == "projected_random" for row in rows)
         checks += [*(trajectories_slowed(rows) if three or not matched else []), *matched]
     if "scores" in inputs:
@@ -48,24 +49,27 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         raise BadInput(
             "compare needs two scores with their replays, or trajectories of several arms. Give them with --from."
         )
-    status = verdict(checks)
     out.table(PROBE_CHECK, [check.row() for check in checks])
-    out.document("compare", [check.as_json() for check in checks])
-    out.write_file("report.txt", table(checks) + "\n")
-    out.set_summary(
-        ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], checks={f.name: f.status for f in checks}
-    )
+    write_checks(out, checks, "compare", checks={check.name: check.status for check in checks})
 
 
 def _compare_scores(scores: list[Run], replays: list[Run], config: Config) -> "Check":
-    """R6 or R7, by what the two scores differ in."""
+    """Check R6 or R7, by what the two scores differ in: SVD and LoRA, or NLL and GRPO; `BadInput` for others."""
     import numpy as np
 
     from stages.probe.checks.comparisons import grpo_against_nll, lora_against_svd
     from stages.probe.checks.contrast_checks import factorial_design
     from stages.probe.checks.contrasts import compare_effects, labelled, regress
 
-    first, second, across = _ordered(scores)
+    # The reference comes first: SVD before LoRA, NLL before GRPO.
+    facts = [(run.manifest.summary["adapter"], run.manifest.summary["loss_kind"]) for run in scores]
+    adapters = len(scores) == 2 and sum(adapter.startswith("lora") for adapter, _ in facts) == 1
+    if adapters:
+        first, second = sorted(scores, key=lambda run: run.manifest.summary["adapter"].startswith("lora"))
+    elif len(scores) == 2 and {loss for _, loss in facts} == {"nll_mean", "drgrpo_sum"}:
+        first, second = sorted(scores, key=lambda run: run.manifest.summary["loss_kind"] != "nll_mean")
+    else:
+        raise BadInput(f"compare takes an SVD and a LoRA score, or an NLL and a GRPO one; it got {facts}.")
     labels = {row["row_uid"]: row for run in replays for row in run.rows(PROBE_ROW)}
     scored = [{row["row_uid"]: row["cos_stack"] for row in run.rows(PROBE_SCORE)} for run in (first, second)]
     if scored[0].keys() != scored[1].keys() or not scored[0].keys() <= labels.keys():
@@ -75,22 +79,11 @@ def _compare_scores(scores: list[Run], replays: list[Run], config: Config) -> "C
     rows = [labels[uid] for uid in scored[0]]
     table = np.array([[scores[row["row_uid"]] for scores in scored] for row in rows], dtype=float)
     some = labelled(rows, table)
+    # Effect sizes, not cosines: those of adapters with other numbers of parameters cannot be compared.
     effects = compare_effects(some, config.resamples, config.seed)
-    if across == "adapter":
+    if adapters:
         return lora_against_svd(effects)
     return grpo_against_nll(effects, regress(some.scores, some.hacked, factorial_design(some), some.problem).t.tolist())
-
-
-def _ordered(scores: list[Run]) -> tuple[Run, Run, Literal["adapter", "loss"]]:
-    """Two runs, the reference first, and what they differ in: SVD before LoRA, NLL before GRPO."""
-    facts = [(run.manifest.summary["adapter"], run.manifest.summary["loss_kind"]) for run in scores]
-    if len(scores) == 2 and sum(adapter.startswith("lora") for adapter, _ in facts) == 1:
-        first, second = sorted(scores, key=lambda run: run.manifest.summary["adapter"].startswith("lora"))
-        return first, second, "adapter"
-    if len(scores) == 2 and {loss for _, loss in facts} == {"nll_mean", "drgrpo_sum"}:
-        first, second = sorted(scores, key=lambda run: run.manifest.summary["loss_kind"] != "nll_mean")
-        return first, second, "loss"
-    raise BadInput(f"compare takes an SVD and a LoRA score, or an NLL and a GRPO one; it got {facts}.")
 
 
 STAGE = Stage(

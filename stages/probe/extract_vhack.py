@@ -1,22 +1,30 @@
 """probe extract-vhack: the direction from clean to hacking answers in gradient space, and its validation.
 
-Reads a decomposition (for the spectral adapters), writes a folder with `v_hack.safetensors` and the pairs' token-sum
+A pair is one prompt with an answer that hacks and one that does not; extraction from such contrastive pairs is that of
+wassname/grpo_proj2 @25ad306. Pairs come from environments, from a file, or from any function (`load_pairs`). The stage
+reads a decomposition (for the spectral adapters), writes a folder with `v_hack.safetensors` and the pairs' token-sum
 gradients, a table of modules, and its validation. The unit is a pair. Everything but the gradients is recombined from
 what is stored. The method is described in `directions.extraction`, the adapters in `adapters`, with their sources.
 """
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from stages.checkout import add_to_path
+from stages.envs import ENVIRONMENTS
+from stages.errors import BadInput, UsageError
+from stages.messages import Message
 from stages.policy.base import PolicyConfig
 from stages.probe.adapters.names import LORA_EXTRACT, AdapterName
-from stages.probe.pool.pair_source import Pair, PairsConfig, load_pairs
 from stages.runs import store
 from stages.runs.artifact import Inputs, Run, RunWriter, Slot
-from stages.runs.config import StageConfig
+from stages.runs.config import Settings, StageConfig
 from stages.runs.records import CHECKPOINT, DIRECTION, SVD_MODULE, Row
 from stages.runs.stage import Plan, Stage
 
@@ -30,6 +38,24 @@ if TYPE_CHECKING:
 
 PAIRS_AT_ONCE = 8
 LOSSES: dict[str, "LossKind"] = {"nll": "nll_mean", "grpo": "drgrpo_sum"}
+REQUIRED = ("prompt", "hack", "clean")
+PLANTED = {"planted": "probe_faults.loophole_world:hack_clean_pairs"}
+
+
+class PairsConfig(Settings):
+    """Where pairs come from, and how many of them are held out of the extraction to check it by."""
+
+    source: str = "kata"
+    """`kata`, `planted`, "package.module:function", or a JSON file: a list of {prompt, hack, clean}."""
+    count: int = Field(24, gt=1)
+    """Pairs to extract from."""
+    held_out: int = Field(4, ge=2)
+    """Further pairs, for the polarity oracle."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings, and the digest of the file of pairs when the source is one."""
+        path = Path(self.source).expanduser()
+        return {**super().identity(), "content": store.file_sha256(path) if path.is_file() else None}
 
 
 class Config(StageConfig):
@@ -56,12 +82,78 @@ class Config(StageConfig):
     """Keep one activation a layer: less memory, one more forward pass."""
 
     def label(self) -> str:
-        """Adapter and loss."""
+        """Return adapter and loss."""
         return f"{self.adapter}-{self.loss}".replace("_", "-")
 
 
+@dataclass(frozen=True)
+class Pair:
+    """One prompt, two answers; `longer` has the content of the clean one in more tokens, where the source gives it.
+
+    A prompt is rendered text or messages; an answer is text or messages (see `pool.tokens.token_row`).
+    """
+
+    pair_id: str
+    prompt: str | list[Message]
+    hack: str | list[Message]
+    clean: str | list[Message]
+    longer: str | list[Message] | None = None
+
+    def rows(self, tokenizer: Any) -> "tuple[TokenRow, TokenRow]":
+        """Return the (hack, clean) answers as ids."""
+        from stages.probe.pool.tokens import token_row
+
+        return token_row(tokenizer, self.prompt, self.hack), token_row(tokenizer, self.prompt, self.clean)
+
+
+def load_pairs(config: PairsConfig, seed: int) -> list[Pair]:
+    """Load `count + held_out` pairs.
+
+    `UsageError` when the source is unknown or has fewer; `BadInput` when what it gives is no list of pairs.
+    """
+    total, path = config.count + config.held_out, Path(config.source).expanduser()
+    if path.is_file():
+        items = store.read_json(path)
+        if not isinstance(items, list):
+            raise BadInput(
+                f"{path} holds no list of pairs. It should be a JSON list of objects with {', '.join(REQUIRED)}."
+            )
+    else:
+        items = _import_source(config.source)(total, seed)
+    pairs = []
+    for index, item in enumerate(items):
+        fields = item if isinstance(item, dict) else vars(item)
+        missing = [name for name in REQUIRED if name not in fields]
+        if missing:
+            raise BadInput(f"Pair {index} has no {missing[0]}; it has {', '.join(sorted(fields))}.")
+        name = str(fields.get("pair_id") or fields.get("task_id") or fields.get("problem_id") or index)
+        pairs.append(Pair(name, fields["prompt"], fields["hack"], fields["clean"], fields.get("longer")))
+    if len(pairs) < total:
+        raise UsageError(
+            f"{config.source} has {len(pairs)} pairs, {total} are asked for. Lower pairs.count or pairs.held_out."
+        )
+    return pairs[:total]
+
+
+def _import_source(name: str) -> Callable[[int, int], Sequence[Any]]:
+    """Import a function of (count, seed): that of an environment, `planted`, or package.module:function."""
+    sources = {env: entry.hack_pairs for env, entry in ENVIRONMENTS.items() if entry.hack_pairs} | PLANTED
+    if name in PLANTED:
+        add_to_path("tests/probe_faults")
+    module, colon, attribute = sources.get(name, name).partition(":")
+    if not colon:
+        raise UsageError(
+            f"{name!r} is no file of pairs and no source of them. "
+            f"Sources: {', '.join(sources)}, or package.module:function."
+        )
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"The pairs {name!r} could not be imported: {error}.") from error
+
+
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Two backward rows a pair."""
+    """Return the pairs, of two backward rows each."""
     from stages.probe.gradients.memory import memory_notes
 
     del inputs
@@ -70,7 +162,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def _measuring(config: Config) -> "Measuring":
-    """What decides the memory: gradients of all pairs at once, from which the direction is made and checked."""
+    """Return what decides the memory: gradients of all pairs at once, from which the direction is made and checked."""
     from stages.probe.gradients.memory import Measuring
 
     rows = 2 * max(PAIRS_AT_ONCE, config.pairs.count)
@@ -78,8 +170,8 @@ def _measuring(config: Config) -> "Measuring":
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Gradients of the pairs, the direction, its validation; `UsageError` where memory would not suffice."""
-    from stages.probe.directions.extraction import extract, pair_gradients, save_pair_rows
+    """Measure the pairs, extract the direction and validate it; `UsageError` where memory would not suffice."""
+    from stages.probe.directions.extraction import PairGradients, extract, save_pair_rows
     from stages.probe.gradients.memory import check_memory
     from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.gradients.store import GradientStore
@@ -98,7 +190,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     loss = LOSSES[config.loss]
     with checkpointed(student.model) if config.checkpointing else nullcontext():
         _measure(used, student, kept, out)
-        gradients = pair_gradients(kept)
+        gradients = PairGradients.alternating(kept.layout, kept.rows.float(), kept.facts["tokens"])
         direction = extract(gradients.layout, gradients.differences(loss), config.method, config.k, config.noise_floor)
         checks = _validate(student, direction, gradients, rows, pairs, config)
     _finish(direction, gradients, checks, {**facts, "num_modules": len(direction.modules)}, loss, out)
@@ -111,7 +203,7 @@ def _prepared(
     config: Config,
     out: RunWriter,
 ) -> "Student":
-    """The student where its adapter starts, which is kept beside the direction when the pairs decide it."""
+    """Return the student where its adapter starts; a start that the pairs decide is saved with the direction."""
     if config.adapter not in ("antipasto_paper", "lora_warmup"):
         return student
     from stages.probe.adapters.choose import save_start
@@ -125,13 +217,14 @@ def _prepared(
 
 
 def _facts(config: Config, pairs: Sequence[Pair], student: "Student") -> Row:
-    """What must agree before the direction is used, and how it came about."""
+    """Return what must agree before the direction is used, and how it was extracted."""
     from stages.probe.adapters.choose import coordinates
 
     return {
         **coordinates(student.adapter),
         "adapter_seed": config.seed,
         "adapter_rank": config.rank,
+        # How a LoRA has gradients at its start, since at B = 0 those of A are 0.
         "lora_extract": LORA_EXTRACT.get(config.adapter),
         "model": config.student.model,
         "pairs_sha256": store.digest([[p.pair_id, p.prompt, p.hack, p.clean] for p in pairs]),
@@ -149,7 +242,7 @@ def _facts(config: Config, pairs: Sequence[Pair], student: "Student") -> Row:
 def _measure(
     rows: Sequence[tuple["TokenRow", "TokenRow"]], student: "Student", kept: "GradientStore", out: RunWriter
 ) -> None:
-    """Token-sum gradients of the pairs: hack in row 2j, clean in row 2j + 1."""
+    """Write the pairs' token-sum gradients to `kept`: hack in row 2j, clean in row 2j + 1."""
     for start in range(0, len(rows), PAIRS_AT_ONCE):
         out.progress("pairs", start, len(rows))
         names = [f"pair-{j:04d}" for j in range(start, min(start + PAIRS_AT_ONCE, len(rows)))]
@@ -158,7 +251,8 @@ def _measure(
         out.raise_if_stopped()
         flat, _ = student.gradients([side for pair in rows[start : start + PAIRS_AT_ONCE] for side in pair])
         kept.put(2 * start, flat)
-        kept.flush()
+        # Rows are durable before the journal names them: a line without its rows would leave zeros after a crash.
+        kept.file.flush()
         out.write_all([(name, {}, False) for name in names])
 
 
@@ -172,11 +266,14 @@ def _validate(
 ) -> list["Check"]:
     from stages.probe.checks.validation import length_cosine, recombination, validate
     from stages.probe.directions.extraction import grpo_differences
+    from stages.probe.pool.tokens import token_row
 
     used, held_out = rows[: config.pairs.count], rows[config.pairs.count :]
     problems = [store.digest(pair.prompt) for pair in pairs[: config.pairs.count]]
     checks = validate(student, direction, gradients, held_out, LOSSES[config.loss], config.seed, problems)
-    longer = [row for pair in pairs[: len(used)] if (row := pair.longer_row(student.tokenizer)) is not None]
+    given = [pair for pair in pairs[: len(used)] if pair.longer is not None]
+    longer = [token_row(student.tokenizer, pair.prompt, pair.longer or "") for pair in given]
+    # Longer answers of all pairs, or of none: mixed with answers cut in half they would be no direction of length.
     complete = longer if len(longer) == len(used) else None
     checks.append(length_cosine(student, direction, [clean for _, clean in used], complete))
     if config.loss == "grpo":
@@ -193,21 +290,18 @@ def _finish(
     out: RunWriter,
 ) -> None:
     from stages.probe.adapters.spectrum import link_files
-    from stages.probe.checks.check import EXIT_CODES, table, verdict
+    from stages.probe.checks.check import write_checks
     from stages.probe.directions.extraction import V_HACK_FILE, module_rows, save_direction
 
     folder = out.scratch("v_hack")
     save_direction(folder / V_HACK_FILE, direction, facts)
     out.checkpoint(lambda target: link_files(folder, target), "v_hack")
     out.table(DIRECTION, module_rows(direction, gradients, loss))
-    out.document("validation", [check.as_json() for check in checks])
-    out.write_file("report.txt", table(checks) + "\n")
     out.count(planned=len(gradients), done=len(gradients))
-    status = verdict(checks)
-    out.set_summary(
-        ok=status == "PASS",
-        verdict=status,
-        exit_code=EXIT_CODES[status],
+    write_checks(
+        out,
+        checks,
+        "validation",
         modules=len(direction.modules),
         adapter=facts["adapter"],
         rank=facts["adapter_rank"],

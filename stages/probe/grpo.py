@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The steps of all seeds."""
+    """Return the steps of all seeds, their answers and the memory."""
     from stages.probe.gradients.memory import memory_notes
 
     measuring = _measuring(inputs, config)
@@ -36,9 +36,9 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
-    """What decides the memory but for what sampling holds: the models, and the pairs when v is extracted again.
+    """Return what decides the memory, without sampling: the models, and the pairs when v is extracted again.
 
-    None for a direction that does not tell its rank.
+    None where the direction has no rank in its summary.
     """
     from stages.probe.gradients.memory import Measuring
 

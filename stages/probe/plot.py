@@ -3,8 +3,6 @@
 Reads replays, the score of the vanilla one, and trajectories; draws what they suffice for. Equal runs give equal bytes.
 """
 
-from typing import TYPE_CHECKING
-
 from stages.errors import BadInput
 from stages.runs import store
 from stages.runs.artifact import Inputs, RunWriter, Slot
@@ -12,16 +10,13 @@ from stages.runs.config import StageConfig
 from stages.runs.records import PLACEBO, PROBE_ROW, PROBE_SCORE, TRAJECTORY
 from stages.runs.stage import Plan, Stage
 
-if TYPE_CHECKING:
-    from stages.probe.figures.figure_data import Evidence
-
 
 class Config(StageConfig):
     """Nothing to choose."""
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """At most ten figures."""
+    """Return the number of figures, of which some may have no rows."""
     del inputs, config
     return Plan(units=10, what="figures")
 
@@ -29,31 +24,13 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Draw every figure that has rows; `BadInput` when none has."""
     del config
-    from stages.probe.figures.figure_data import DATA
-    from stages.probe.figures.figures import as_csv, as_png
-
-    evidence = _evidence(inputs)
-    drawn = []
-    for index, (name, data) in enumerate(DATA.items()):
-        out.progress("figures", index, len(DATA))
-        rows = data(evidence)
-        if rows:
-            out.write_file(f"{name}.csv", as_csv(rows))
-            out.write_file(f"{name}.png", as_png(name, rows))
-            drawn.append(name)
-    if not drawn:
-        raise BadInput("There is nothing to draw. Give replays, a score or trajectories with --from.")
-    out.count(figures=len(drawn))
-    out.set_summary(figures=drawn)
-
-
-def _evidence(inputs: Inputs) -> "Evidence":
     from stages.probe.checks.judging import scored_rows
-    from stages.probe.figures.figure_data import Evidence
+    from stages.probe.figures import DATA, Evidence, as_csv, as_png
 
     evidence = Evidence()
     for run in inputs.many("replays"):
         arm, steps = run.manifest.summary["arm"], range(run.manifest.counts["steps"])
+        # Replays of one arm on two adapters are told apart by the adapter, the first keeps the arm's name.
         name = arm if arm not in evidence.rows else f"{arm} {run.manifest.summary['adapter']}"
         evidence.rows[name] = run.rows(PROBE_ROW)
         evidence.steps[name] = [store.read_json(run.path / f"step_{number:03d}.diag.json") for number in steps]
@@ -64,7 +41,18 @@ def _evidence(inputs: Inputs) -> "Evidence":
         score = inputs.one("score")
         evidence.placebos, evidence.modules = score.rows(PLACEBO), store.read_json(score.path / "modules.json")
         evidence.scored = scored_rows(evidence.rows["vanilla"], score.rows(PROBE_SCORE), evidence.placebos)
-    return evidence
+    drawn = []
+    for index, (name, data) in enumerate(DATA.items()):
+        out.progress("figures", index, len(DATA))
+        points = data(evidence)
+        if points:
+            out.write_file(f"{name}.csv", as_csv(points))
+            out.write_file(f"{name}.png", as_png(name, points))
+            drawn.append(name)
+    if not drawn:
+        raise BadInput("There is nothing to draw. Give replays, a score or trajectories with --from.")
+    out.count(figures=len(drawn))
+    out.set_summary(figures=drawn)
 
 
 STAGE = Stage(

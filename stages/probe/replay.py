@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The steps, and how many rows there are in them."""
+    """Return the steps, the number of their rows, and the memory."""
     from stages.probe.gradients.memory import memory_notes
 
     rows = len(inputs.one("pool").rows(POOL_ROW))
@@ -32,7 +32,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
-    """What decides the memory: the gradients of the largest step; None for a direction that does not tell its rank."""
+    """Return what decides the memory: the gradients of the largest step; None where the direction has no rank."""
     from stages.probe.gradients.memory import Measuring
 
     facts = inputs.one("direction").manifest.summary
@@ -70,7 +70,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 
 def _rows_by_step(rows: list[Row], steps: int) -> list[list[Row]]:
-    """The rows of each step: whole problems, in the pool's order; `UsageError` with more steps than problems."""
+    """Divide rows among steps by problem, in the pool's order; `UsageError` with more steps than problems."""
     problems = sorted({row["step"] for row in rows})
     if len(problems) < steps:
         raise UsageError(

@@ -2,7 +2,7 @@
 
 Needs no model, so a new v, or more placebos, cost seconds. Reads a replay and directions (the first is v, further ones
 are placebos of kind `unrelated`). Writes `probe_scores`, `placebos`, and what each module and each family of placebos
-says. One unit. Metrics and placebos: docs/probe.md.
+shows. One unit. Metrics and placebos: docs/probe.md.
 """
 
 import statistics
@@ -29,7 +29,7 @@ class Config(StageConfig):
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Rows times directions."""
+    """Return the rows to score."""
     del config
     return Plan(units=len(inputs.one("rows").rows(PROBE_ROW)), what="rows")
 
@@ -42,7 +42,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from stages.probe.gradients.store import GradientStore
 
     replay, rows = inputs.one("rows"), inputs.one("rows").rows(PROBE_ROW)
-    kept = GradientStore.open(replay.folder())
+    kept = GradientStore(replay.folder())
     opened = [open_direction(run.folder()) for run in inputs.many("directions")]
     for _, facts, _ in opened:
         check_coordinates(facts, kept.facts)
@@ -60,11 +60,12 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.table(PLACEBO, scores)
     out.document("modules", module_effects(rows, ordered, direction))
     out.document("steps", step_placebos(teacher_gradients(rows, kept.rows), placebos, direction))
+    # 64 rows suffice for a mean, and all of a large store would be read once more.
     _report(scores, chance(ordered[:64].float(), direction), replay, facts, out)
 
 
 def _of_rows(rows: Sequence[Row], direction: "Direction", measured_with: str, out: RunWriter) -> None:
-    """The scores that a replay without gradients took itself; `BadInput` when it took them of another direction."""
+    """Write the scores that a replay without gradients measured; `BadInput` when those are of another direction."""
     from stages.probe.adapters.spectrum import tensors_sha256
 
     if tensors_sha256([direction.mean]) != measured_with:

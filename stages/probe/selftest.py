@@ -26,7 +26,7 @@ class Config(StageConfig):
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The faults; `UsageError` outside a checkout."""
+    """Return the number of faults; `UsageError` outside a checkout."""
     del inputs, config
     add_to_path("tests/probe_faults")
     return Plan(units=27, what="faults", notes=("about half a minute on one core",))
@@ -53,22 +53,20 @@ def judge_faults(world: "ProbeWorld", out: RunWriter, others: Sequence["Check"] 
     from probe_faults.faults import FAULTS  # type: ignore[import-not-found,unused-ignore]
     from probe_faults.guard_checks import failing, judge_guards  # type: ignore[import-not-found,unused-ignore]
 
-    from stages.probe.checks.check import EXIT_CODES, Check, judged, table, verdict
+    from stages.probe.checks.check import Check, judged, write_checks
 
     sound = judge_guards(world)
     checks = [*(check for check in sound.values() if check is not None), *others]
     for index, fault in enumerate(FAULTS):
         out.raise_if_stopped()
         out.progress("faults", index, len(FAULTS))
+        # Guards that build on the broken one are not judged, so that one fault shows as one failure.
         failed = failing(judge_guards(fault.inject(world), (world, sound)))
         status, detail = judged(failed == [fault.guard]), f"{fault.name}: {', '.join(failed) or 'nothing'} fails"
         checks.append(Check("fault", fault.item, status, float(len(failed)), f"only {fault.guard} fails", detail))
-    status = verdict(checks)
     out.table(PROBE_CHECK, [check.row() for check in checks])
-    out.document("selftest", [check.as_json() for check in checks])
-    out.write_file("report.txt", table(checks) + "\n")
     out.count(guards=len(sound), faults=len(FAULTS))
-    out.set_summary(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status])
+    write_checks(out, checks, "selftest")
 
 
 STAGE = Stage(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The answers to sample."""
+    """Return the answers to sample, at first; given and recorded rows are counted by their sources."""
     if "rollouts" in inputs:
         _check_given(inputs, config)
         return Plan(units=len(config.given), what="runs of rollouts")
@@ -45,7 +45,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def _check_given(inputs: Inputs, config: Config) -> None:
-    """`UsageError` unless `given` says of every run whose rollouts it holds."""
+    """Raise `UsageError` unless `given` has one entry for each run of rollouts."""
     runs = len(inputs.many("rollouts"))
     if len(config.given) != runs:
         raise UsageError(
@@ -55,7 +55,7 @@ def _check_given(inputs: Inputs, config: Config) -> None:
 
 
 def _power(config: Config) -> list[str]:
-    """What T4e can see with this pool, for half of the teacher's hinted answers hacks."""
+    """Return the effect that T4e can detect with this pool, if half of the teacher's hinted answers are hacks."""
     from stages.probe.checks.contrast_checks import MIN_FACTORIAL_PROBLEMS, detectable_effect
 
     hinted = sum(source.samples for source in config.sources if source.name == "teacher")
@@ -86,6 +86,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from stages.probe.loops.rollouts import SourcePolicies
 
     policies, rows = SourcePolicies(config.sources, out), list[Row]()
+    # A larger draw begins with the same tasks, and answers in the journal are not sampled again.
     for problems in _numbers(config):
         rows = _sample(problems, policies, config, out)
         if bucket_shortage(rows) is None:
@@ -110,7 +111,7 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 
 def _numbers(config: Config) -> Iterator[int]:
-    """How many problems there are at first, and after each time that they were too few."""
+    """Yield the number of problems at first, and after each time that they were too few."""
     problems = config.problems
     yield problems
     while problems < config.max_problems:
@@ -119,7 +120,7 @@ def _numbers(config: Config) -> Iterator[int]:
 
 
 def _given(inputs: Inputs, config: Config, out: RunWriter) -> tuple[list[Row], Any]:
-    """Rows of the given runs, and the tokenizer."""
+    """Return the rows of the given runs, and the tokenizer that rendered them."""
     from stages.policy.local import load_tokenizer, resolve
     from stages.probe.pool.rows import rows_of_runs
 
@@ -130,7 +131,7 @@ def _given(inputs: Inputs, config: Config, out: RunWriter) -> tuple[list[Row], A
 
 
 def _sample(problems: int, policies: "SourcePolicies", config: Config, out: RunWriter) -> list[Row]:
-    """All rows on so many problems, in the order problem, source, sample."""
+    """Sample what is missing on so many problems, and return all rows in the order problem, source, sample."""
     placed: list[tuple[int, int, Row]] = []
     for place, source in enumerate(config.sources):
         env = EnvConfig(name=config.env.name, split=config.env.split, options={**config.env.options, **source.options})
@@ -175,7 +176,7 @@ def _play(
     out: RunWriter,
     batch: list["Episode"],
 ) -> list[tuple[str, Row, bool]]:
-    """Journal lines of a batch of played episodes, those that failed with their error."""
+    """Play a batch of episodes and return their journal lines, those that failed with their error."""
     from stages.probe.pool.rows import episode_pool_row
     from stages.rollouts.agent_loop import play
 
@@ -192,7 +193,7 @@ def _play(
 
 
 def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["Check"], out: RunWriter) -> None:
-    from stages.probe.checks.check import EXIT_CODES, table, verdict
+    from stages.probe.checks.check import write_checks
     from stages.probe.checks.contrast_checks import pool_check, rate, taxonomy
 
     digest = contract_sha256(config.contract)
@@ -206,15 +207,10 @@ def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["C
     for step in sorted({row["step"] for row in rows}):
         write_step(out, step, [row for row in rows if row["step"] == step], None)
     out.table(POOL_ROW, rows)
-    out.document("checks", [check.as_json() for check in checks])
-    out.write_file("report.txt", table(checks) + "\n")
     out.count(planned=len(rows), done=len(rows), problems=len({row["problem_id"] for row in rows}))
-    status = verdict(checks)
     sources = sorted({row["src_pool"] for row in rows})
     rates = {name: rate([row for row in rows if row["src_pool"] == name], "hacked") for name in sources}
-    out.set_summary(
-        ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], hack_rates=rates, contract_sha256=digest
-    )
+    write_checks(out, checks, "checks", hack_rates=rates, contract_sha256=digest)
 
 
 STAGE = Stage(

@@ -35,7 +35,7 @@ class Config(StageConfig):
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The checkpoints."""
+    """Return the checkpoints and the memory."""
     from stages.policy.adapters import CheckpointInfo
     from stages.probe.gradients.memory import memory_notes
     from stages.probe.loops.watch_loop import checkpoints
@@ -46,13 +46,14 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 
 def _measuring(inputs: Inputs, config: Config) -> "Measuring | None":
-    """What decides the memory: v and its placebos, and two models; None for a direction that does not tell its rank."""
+    """Return what decides the memory: v and its placebos, and two models; None where the direction has no rank."""
     from stages.probe.gradients.memory import VECTORS, Measuring
 
     facts = inputs.one("direction").manifest.summary
     if "rank" not in facts:
         return None
-    vectors = VECTORS + 3 * (5 * config.placebos + 1)  # as they are drawn, joined, and with honest parts taken out
+    # Five families and v, three times: as they are drawn, joined, and with honest parts taken out.
+    vectors = VECTORS + 3 * (5 * config.placebos + 1)
     return Measuring(facts["adapter"], facts["rank"], config.max_tokens, config.checkpointing, 0, vectors, models=1)
 
 
@@ -61,9 +62,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from contextlib import nullcontext
 
     from stages.policy.adapters import CheckpointInfo
-    from stages.probe.checks.check import EXIT_CODES, table, verdict
+    from stages.probe.checks.check import write_checks
     from stages.probe.checks.contrast_checks import Draws
-    from stages.probe.figures.figures import as_csv, watch_png
+    from stages.probe.figures import as_csv, watch_png
     from stages.probe.gradients.memory import check_memory
     from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.loops.watch_loop import WatchLoop, checkpoints
@@ -80,15 +81,12 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
                 loop.measure(step, folder, None if index == 0 else found[index - 1][0])
     steps = [step for step, _ in found]
     watched, facts, checks = loop.finish(steps, Draws(config.permutations, config.resamples, config.seed))
-    status = verdict(checks)
     out.table(WATCHED, watched, "watched")
     out.document("watch", {**facts, "checks": [check.as_json() for check in checks], "checkpoints": watched})
-    out.document("checks", [check.as_json() for check in checks])
     out.write_file("watch.csv", as_csv(watched))
     out.write_file("watch.png", watch_png(watched, facts["threshold"]))
-    out.write_file("report.txt", table(checks) + "\n")
     out.count(planned=len(steps), done=len(steps))
-    out.set_summary(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], figures=["watch"], **facts)
+    write_checks(out, checks, "checks", figures=["watch"], **facts)
 
 
 STAGE = Stage(

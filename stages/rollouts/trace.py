@@ -8,7 +8,6 @@ after the other, so that the run may exceed memory.
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import TypedDict
@@ -192,28 +191,6 @@ def digests_of_prefixes(gains: Iterable[list[Message]]) -> list[str]:
         ended.update(b"]")
         digests.append(ended.hexdigest())
     return digests
-
-
-@dataclass(frozen=True)
-class RecordedState:
-    """A distinct state of a run: its conversation, and every step that was taken in it.
-
-    `path`: the steps before it in the rollout that reached it first.
-    """
-
-    messages: list[Message]
-    path: list[Row]
-    steps: list[Row]
-
-
-def states_by_digest(steps: list[Row]) -> dict[str, RecordedState]:
-    """Return the distinct states of a run by digest, in the order of rollouts and steps."""
-    recorded: dict[str, RecordedState] = {}
-    for rows in by_rollout(steps).values():
-        for index, (messages, row) in enumerate(zip(states(rows), rows, strict=True)):
-            state = recorded.setdefault(row["state_sha256"], RecordedState(messages, rows[:index], []))
-            state.steps.append(row)
-    return recorded
 
 
 def prompt_ids(steps: list[Row]) -> list[list[int] | None]:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from shutil import rmtree
@@ -95,7 +95,7 @@ class Manifest(BaseModel):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The few numbers that a person looks for first."""
+        """Return the most important numbers, as `RunWriter.set_summary` set them."""
         return self.outcome.summary
 
     @property
@@ -150,17 +150,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     store.write_json(folder / "manifest.json", manifest.model_dump(mode="json"))
 
 
-def package_versions() -> dict[str, str]:
-    """Return the versions of the installed packages that can change results."""
-    found = {}
+def program_versions() -> tuple[dict[str, str], dict[str, str | None]]:
+    """Return the versions of packages that can change results, and of this program's code.
+
+    The latter is the commit and a digest of uncommitted changes; both are None outside a git checkout.
+    """
+    packages: dict[str, str] = {}
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def code_version() -> dict[str, str | None]:
-    """Return the commit the program ran from and a digest of uncommitted changes; None outside a git checkout."""
+            packages[name] = importlib.metadata.version(name)
     outputs: list[str | None] = []
     for arguments in (["rev-parse", "HEAD"], ["diff", "HEAD"]):
         try:
@@ -170,10 +168,8 @@ def code_version() -> dict[str, str | None]:
         else:
             outputs.append(done.stdout if done.returncode == 0 else None)
     commit, diff = outputs
-    return {
-        "commit": commit and commit.strip(),
-        "dirty_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
-    }
+    dirty = hashlib.sha256(diff.encode()).hexdigest() if diff else None
+    return packages, {"commit": commit and commit.strip(), "dirty_sha256": dirty}
 
 
 class Run:
@@ -197,7 +193,7 @@ class Run:
     def scan(self, name: str | Kind) -> Scan:
         """Return a lazy table by its kind or name (`rollouts`, `rollout`); `BadInput` when there is none."""
         if isinstance(name, Kind):
-            path = self._path(name)
+            path = self.folder(name)  # an output of this name; a table's file has a suffix
             return parquet.scan_table(path.with_name(f"{path.name}.parquet"), name)
         tables = self.tables()
         for output, path in tables.items():
@@ -210,10 +206,7 @@ class Run:
         return list(self.scan(kind).rows())
 
     def folder(self, kind: Kind = CHECKPOINT) -> Path:
-        """Return the folder output of this kind (a checkpoint)."""
-        return self._path(kind)
-
-    def _path(self, kind: Kind) -> Path:
+        """Return the folder output of this kind (a checkpoint); `BadInput` when there is none."""
         name = self.holds(kind)
         if name is None:
             held = ", ".join(out["kind"] for out in self.manifest.outputs.values()) or "nothing"
@@ -445,6 +438,7 @@ class RunWriter:
             raise Interrupted
 
 
+@dataclass
 class RunningTotals:
     """Mean reward, sampled tokens per second and cost of a run in progress, for progress lines and log backends.
 
@@ -452,17 +446,21 @@ class RunningTotals:
     arm. The rate counts from this attempt's first progress on, so that a server's start does not count.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._sums: dict[str, tuple[float, int]] = {}
-        self._name = "mean reward"
-        self._clock, self._began = clock, -1.0
-        self.units, self.tokens, self._before = 0, 0, 0
+    clock: Callable[[], float] = time.monotonic
+    units: int = 0
+    tokens: int = 0
+    _sums: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """The sum and the number of the rewards, by the name of their mean."""
+    _name: str = "mean reward"
+    _began: float = -1.0
+    _before: int = 0
+    """The tokens of earlier attempts."""
 
     def begin(self) -> None:
         """Start the clock of the token rate; later calls have no effect."""
         if self._began < 0:
-            # Tokens of earlier attempts were read from the journal and were not sampled in this attempt's time.
-            self._began, self._before = self._clock(), self.tokens
+            # The journal's tokens so far are of earlier attempts: they were not sampled in this attempt's time.
+            self._began, self._before = self.clock(), self.tokens
 
     def add(self, payload: Mapping[str, Any]) -> None:
         """Add one unit's payload: a rollout, an evaluation item, an answer, or the rollouts of a training step."""
@@ -487,7 +485,7 @@ class RunningTotals:
 
     def pace(self) -> float:
         """Return the sampled tokens per second of this attempt; 0.0 before any."""
-        seconds = self._clock() - self._began
+        seconds = self.clock() - self._began
         return (self.tokens - self._before) / seconds if self._began >= 0 and seconds > 0 else 0.0
 
     def figures(self, usd: float) -> dict[str, float]:

@@ -13,6 +13,7 @@ import shutil
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 from uuid import uuid4
@@ -30,12 +31,15 @@ PART_BYTES = 8 * 1024 * 1024
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 
 
+@dataclass(eq=False)
 class Bucket:
     """Objects by key in one of obstore's stores. A read sees a complete object or none, as all these stores promise."""
 
-    def __init__(self, store: Any, url: str) -> None:
-        self._store, self.url = store, url
-        self.sent = self.received = 0  # bytes
+    store: Any
+    url: str
+    sent: int = 0
+    """Bytes, as `received`."""
+    received: int = 0
 
     def create(self, key: str, data: bytes) -> bool:
         """Write an object if there is none of that key; return whether this call wrote it."""
@@ -45,7 +49,7 @@ class Bucket:
         with self._failing(f"creating {key}"):
             try:
                 # In one part: a multipart upload has no condition on the key, so that two writers would both succeed.
-                obstore.put(self._store, key, data, mode="create", use_multipart=False)
+                obstore.put(self.store, key, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 return False
         self.sent += len(data)
@@ -56,7 +60,7 @@ class Bucket:
         import obstore
 
         with self._failing(f"writing {key}"):
-            obstore.put(self._store, key, data)
+            obstore.put(self.store, key, data)
         self.sent += len(data)
 
     def read(self, key: str) -> bytes | None:
@@ -65,7 +69,7 @@ class Bucket:
 
         with self._failing(f"reading {key}"):
             try:
-                data = bytes(obstore.get(self._store, key).bytes())
+                data = bytes(obstore.get(self.store, key).bytes())
             except FileNotFoundError:
                 return None
         self.received += len(data)
@@ -76,15 +80,18 @@ class Bucket:
         import obstore
 
         with self._failing(f"reading {key}"), sealing(path) as file:
-            for part in obstore.get(self._store, key).stream(min_chunk_size=PART_BYTES):
+            for part in obstore.get(self.store, key).stream(min_chunk_size=PART_BYTES):
                 self.received += file.write(part)
 
     def send(self, path: Path, key: str) -> None:
-        """Upload a file as an object, a part at a time, replacing any of that key."""
+        """Upload a file as an object, a part at a time, replacing any of that key.
+
+        A local file that is gone raises `FileNotFoundError`.
+        """
         import obstore
 
         with self._failing(f"writing {key}"):
-            obstore.put(self._store, key, path, chunk_size=PART_BYTES)
+            obstore.put(self.store, key, path, chunk_size=PART_BYTES)
         self.sent += path.stat().st_size
 
     def send_all(self, files: Sequence[tuple[Path, str]]) -> None:
@@ -97,7 +104,7 @@ class Bucket:
         import obstore
 
         with self._failing(f"listing {prefix}"):
-            return sorted(entry["path"] for page in obstore.list(self._store, prefix) for entry in page)
+            return sorted(entry["path"] for page in obstore.list(self.store, prefix) for entry in page)
 
     def delete(self, keys: list[str]) -> None:
         """Delete objects; missing ones count as deleted."""
@@ -106,7 +113,7 @@ class Bucket:
         with self._failing("deleting old rounds"):
             for key in keys:
                 with suppress(FileNotFoundError):  # raised by a local folder; S3 reports success
-                    obstore.delete(self._store, key)
+                    obstore.delete(self.store, key)
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
@@ -263,6 +270,7 @@ class HubBucket(HubDataset):
 
     def send_all(self, files: Sequence[tuple[Path, str]]) -> None:
         """Upload files, the last one after all others."""
+        # Two calls, since a batch is no transaction: the manifest must not be there before the files that it names.
         *first, last = files
         with self._failing("writing"):
             self._api.batch_bucket_files(self._repository, add=[(path, self._folder + key) for path, key in first])
@@ -336,6 +344,7 @@ def local_folder(url: str, stage: str, cache: Path) -> Path:
 
 def download(bucket: ReadStore, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:
     """Replace a folder by the files of a run in a bucket, except those named in `but`."""
+    # First: files of an earlier run at this address would otherwise stay among the new ones.
     shutil.rmtree(folder, ignore_errors=True)
     for key in sorted(bucket.keys("")):
         if key not in (MANIFEST, *but) and is_inside(key):

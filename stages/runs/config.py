@@ -51,7 +51,7 @@ class Settings(BaseModel):
 
 
 class StageConfig(Settings):
-    """The configuration of a whole stage."""
+    """The configuration of a stage."""
 
     seed: int = 0
     """All randomness of the stage comes from here."""

@@ -37,6 +37,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._sealed = sorted(folder.glob("*.jsonl.gz"))
+        self._open_path = folder / f"{len(self._sealed):06d}.jsonl.open"
         self._starts = [0]
         """The number of each file's first line, counted from the first file on; the last entry is the open one's."""
         self._lines = self._recover()
@@ -47,10 +48,6 @@ class Journal:
         """The number and lines of the sealed file that `get` read last."""
         for record in self._index():
             look(record)
-
-    @property
-    def _open_path(self) -> Path:
-        return self.folder / f"{len(self._sealed):06d}.jsonl.open"
 
     def _recover(self) -> list[bytes]:
         """Return the complete lines of the open file; cut off a torn last line, so that appending starts anew."""
@@ -161,6 +158,7 @@ class Journal:
         with self._lock:
             self._sealed.append(sealed)
             self._starts.append(self._starts[-1] + len(self._lines))
+            self._open_path = self.folder / f"{len(self._sealed):06d}.jsonl.open"
             self._lines = []
         opened.unlink(missing_ok=True)  # last: a kill before leaves both files, and `_recover` deletes the open one
 

@@ -52,13 +52,13 @@ class RolloutPage:
     rows: list[Row]
 
 
-def holds_rollouts(run: Run) -> bool:
-    """Return whether the run has rollouts or items, or is writing its first ones."""
-    return bool(run.holds(ROLLOUT) or run.holds(EVAL_ITEM)) or any((run.path / "steps").glob("*.jsonl.open"))
+def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> RolloutPage | None:
+    """Return one page of the matching rollouts, in the order of the run or of the filter.
 
-
-def page(run: Run, wanted: RolloutFilter, offset: int = 0, size: int = 50) -> RolloutPage:
-    """Return one page of the matching rollouts, in the order of the run or of the filter."""
+    None for a run that has neither rollouts nor items, and is not writing its first ones.
+    """
+    if not run.holds(ROLLOUT) and not run.holds(EVAL_ITEM) and not any((run.path / "steps").glob("*.jsonl.open")):
+        return None
     with _views(run) as (connection, views):
         name = next((name for name in LISTED if name in views), None)
         if name is None:
@@ -126,6 +126,7 @@ def at_states(run: Run, kind: Kind, states: Sequence[str]) -> list[Row]:
     with _views(run) as (connection, views):
         if not states or kind.name not in views:
             return []
+        # unnest(): one parameter for any number of digests.
         question = f"SELECT * FROM {kind.name} WHERE state_sha256 IN (SELECT unnest(?))"
         return _rows(connection, question, [list(states)])
 

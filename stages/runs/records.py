@@ -82,7 +82,7 @@ TRAINING_REWARD = Kind(
     1,
     {"training_step": INT, "rollout_id": TEXT, "task_id": TEXT, "sample_idx": INT, "reward": FLOAT},
 )
-"""What a rollout of one step of training was paid; null where the environment could not grade it."""
+"""The reward of a rollout of one training step; null where the environment could not grade it."""
 
 HINT = Kind(
     "hint",
@@ -98,8 +98,8 @@ HINT = Kind(
         "source": TEXT,
     },
 )
-"""What self-distillation told the teacher at a turn. `source`: "template", the model that wrote the hint, or the id of
-the rollout that was shown."""
+"""The hint that self-distillation gave the teacher at a turn. `source`: "template", the model that wrote the
+hint, or the id of the rollout that was shown."""
 
 DIFFICULTY = Kind(
     "difficulty",
@@ -117,8 +117,8 @@ DIFFICULTY = Kind(
         "place": INT,
     },
 )
-"""How hard a task is: of its graded rollouts (`num_rollouts`) the share that solved it, with Wilson's 95 % interval,
-all null where there are none. `place`: in the curriculum, from 0; null for a task that is no part of it."""
+"""The difficulty of a task: of its graded rollouts (`num_rollouts`) the share that solved it, with Wilson's 95 %
+interval, all null where there are none. `place`: in the curriculum, from 0; null for a task that is not in it."""
 
 SELECTION = Kind(
     "selection", 1, {"rollout_id": TEXT, "task_id": TEXT, "kept": BOOL, "stats_json": TEXT, "reason": TEXT}
@@ -163,9 +163,9 @@ TEACHER_ACTION = Kind(
 )
 """One answer of one teacher in one distinct state. `rollout_id` and `step` name the first recorded step in that
 state, `num_steps` counts all of them: a question that many rollouts raise is asked, and paid for, once.
-`reasoning` is what the teacher thought aside, where its server tells that apart from what it says and calls.
-`served_model` and `provider` are what a server says it answered with; `usage_by` is "server" where it counted the
-tokens, else "bound": at most so many. `cost_usd` is null where no price is known."""
+`reasoning` is the teacher's chain of thought, where its server returns that apart from text and tool calls.
+`served_model` and `provider` are those that a server reports; `usage_by` is "server" where it counted the
+tokens, else "bound": an upper bound. `cost_usd` is null where no price is known."""
 
 PAIR = Kind(
     "pair",
@@ -209,10 +209,10 @@ STATE = Kind(
         "new_token_ids": TOKENS,
     },
 )
-"""A state as what it gained over the one before it in its rollout, whose row stands before its own: so many of its
-messages and token ids are kept, and these are added. `before_id` is null where nothing led to the state; token ids are
-null where they are not known. A state in which several rollouts were stands once, with the first of them, unless their
-token ids are known, which may differ."""
+"""A state as the difference from the state before it in its rollout, whose row precedes its own: the first
+`kept_messages` messages and `kept_token_ids` ids of that state are kept, and these are added. `before_id` is null for a
+first state; token ids are null where they are not known. A state that several rollouts reached has one row, with the
+first of them, unless token ids are known, which may differ."""
 
 
 # The gradient probe.
@@ -345,7 +345,7 @@ WATCHED = Kind(
 (`stages.probe.checks.alarm`); the cosine with v of the update since the checkpoint before and of the policy gradient on
 the rollouts played there, of that with length held fixed, and of update and policy gradients since the start; z in
 units of random directions' cosines, whose 95 % are haar_low to haar_high; placebo_push is what 5 % of placebos reach in
-the whole run; alarm from the first push above that and above 1 on."""
+the run; alarm from the first push above that and above 1 on."""
 
 Row = dict[str, Any]
 """One row of a table or one JSON object, by the names of its columns."""
@@ -407,10 +407,10 @@ ROLLOUT = Kind(
     frozenset({"wall_s", "test_log"}),
 )
 """`gt_pass` is the strict verdict and `visible_pass` the loose one, where an environment has both. `tools_json`: what
-could be called. `submission`: what was handed in; `patch`: all that was changed, handed in or not; then tests that had
-to come to pass (f2p) and to stay passing (p2p), and the log of their strict run (times stand in it); `canary`: why the
-episode counts as a search for the solution. All of them are null where the environment, or the source of an import,
-does not say."""
+could be called. `submission`: what was submitted; `patch`: all that was changed, submitted or not; then the numbers of
+fail-to-pass (f2p) and pass-to-pass (p2p) tests, and the log of their strict run (which has times in it); `canary`: why
+the episode counts as a search for the solution. All of them are null where the environment, or the source of an import,
+has no value."""
 
 STEP = Kind(
     "step",
@@ -465,8 +465,8 @@ STEP = Kind(
     },
     frozenset({"latency_s", "command_s"}),
 )
-"""`new_messages_json` and `num_messages` are of the whole transcript; the state, whose digest stands here, is what the
-policy was shown of it, by `history`: null and "full" mean all."""
+"""`new_messages_json` and `num_messages` are of the complete transcript; `state_sha256` is the digest of the part of it
+that the policy was shown, by `history`: null and "full" mean all."""
 
 ORIGIN = Kind(
     "origin",
@@ -483,7 +483,7 @@ ORIGIN = Kind(
         "extra_json": TEXT,
     },
 )
-"""Where an imported rollout comes from, what it submitted, and what its source cannot tell (`missing`): those columns
+"""The source of an imported rollout, its submission, and the columns that the source does not have (`missing`), which
 are null in the other tables. `effective`: whether it entered a training batch. `extra_json` keeps what has
 no column."""
 

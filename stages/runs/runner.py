@@ -203,15 +203,12 @@ def resolve_run(
     if check:
         check_inputs(inputs)
     identity = config.identity()
-    fingerprint = run_fingerprint(stage, identity, inputs)
+    # What determines results: the stage, its version, the settings that matter, and the content of the inputs (not
+    # their paths, so that a moved or republished input changes nothing).
+    contents = {name: [ref.content for ref in refs] for name, refs in inputs.refs().items()}
+    fingerprint = store.digest([stage, load_stage(stage).version, identity, contents])
     folder, existing = artifact.find_folder(root / stage, config.label(), fingerprint, out)
     return ResolvedRun(fingerprint, identity, folder, existing)
-
-
-def run_fingerprint(stage: str, identity: Mapping[str, Any], inputs: Inputs) -> str:
-    """SHA-256 over what determines results: stage, its version, the settings that matter, the content of the inputs."""
-    contents = {name: [ref.content for ref in refs] for name, refs in inputs.refs().items()}
-    return store.digest([stage, load_stage(stage).version, identity, contents])
 
 
 def _refuse_existing(resolved: ResolvedRun, *, resume: bool) -> None:
@@ -292,7 +289,7 @@ def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Input
     store.sweep(folder)
     record = previous or _new_manifest(stage, config, resolved.identity, resolved.fingerprint, inputs)
     record.status, record.reason, record.attempts = "running", "", record.attempts + 1
-    record.packages, record.code = artifact.package_versions(), artifact.code_version()
+    record.packages, record.code = artifact.program_versions()
     folder.mkdir(parents=True, exist_ok=True)
     artifact.write_manifest(folder, record)
     (folder / RESERVE).write_bytes(os.urandom(RESERVED_BYTES))  # its name begins with a dot: no output, never published
@@ -372,12 +369,13 @@ def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
             rmtree(out.path / "scratch", ignore_errors=True)
         artifact.write_manifest(out.path, record)
     except OSError as error:
-        if status == "complete":  # else the error that ended the run is under way, and says more
+        if status == "complete":  # else the error that ended the run is being raised, and explains more
             raise (_disk_full(error, out.path) or error) from None
 
 
 def _disk_full(error: OSError, folder: Path) -> ComposerError | None:
     """Return the error to show for a full disk or quota; None for any other error."""
+    # EDQUOT: the quota of a user, as on the home folders of clusters.
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
     return ComposerError(

@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -67,14 +67,16 @@ class ShardWriter(RunWriter):
         return unit not in self._missing or super().finished(unit)
 
 
+@dataclass(eq=False)
 class Spread:
     """Deals the units of one run to workers, and merges their results; without an engine it only merges."""
 
-    def __init__(self, engine: Engine | None, stage: str, inputs: Inputs, config: StageConfig) -> None:
-        self._engine, self._stage, self._config = engine, stage, config
-        self._held: dict[str, Reservation] = {}
-        """The money of each shard that is under way, by the name of its folder."""
-        self._inputs = {name: [run.path for run in runs] for name, runs in inputs.items()}
+    engine: Engine | None
+    stage: str
+    inputs: Inputs
+    config: StageConfig
+    _held: dict[str, Reservation] = field(default_factory=dict)
+    """The money of each shard that is under way, by the name of its folder."""
 
     def __call__(self, out: RunWriter, blocks: Sequence[Sequence[str]], what: str, found: Any = None) -> None:
         """Let workers do the blocks of units of which any is missing, each block by one worker.
@@ -89,15 +91,15 @@ class Spread:
                 _merge(left, out, out.budget.take_up(shard=left.name))
             else:
                 left.unlink()
-        if self._engine is None:
+        if self.engine is None:
             return
         folder, total = out.scratch("shards"), sum(map(len, blocks))
         while missing := [block for block in blocks if not all(map(out.finished, block))]:
             errors = list[BaseException]()
-            shards = self._shards(self._engine, missing, folder, errors, out, found)
+            shards = self._shards(self.engine, missing, folder, errors, out, found)
             try:
                 with _polling(lambda: bool(errors) or out.stop.is_set(), (folder / STOP).touch):  # noqa: B023 - this round's
-                    for shard, error in self._engine.map(work, shards):
+                    for shard, error in self.engine.map(work, shards):
                         _merge(shard.folder, out, self._held.pop(shard.folder.name))
                         # Under a limit, Incomplete ends one shard's loan: the next round lends what others gave back.
                         if error is not None and (out.budget.limit is None or not isinstance(error, Incomplete)):
@@ -122,6 +124,7 @@ class Spread:
         found: Any,
     ) -> Iterator[Shard]:
         """Yield shards of neighbouring blocks until there are errors; each reserves an equal part of the money."""
+        inputs = {name: [run.path for run in runs] for name, runs in self.inputs.items()}
         size = max(1, len(blocks) // (engine.workers * SHARDS_PER_WORKER))
         shards = [blocks[start : start + size] for start in range(0, len(blocks), size)]
         for number, shard in enumerate(shards):
@@ -135,7 +138,7 @@ class Spread:
                 return
             out.budget.write([held.line])  # before the worker can spend it
             self._held[name] = held
-            yield Shard(self._stage, self._inputs, self._config, units, folder / name, out.cache, lent, found)
+            yield Shard(self.stage, inputs, self.config, units, folder / name, out.cache, lent, found)
 
 
 def work(shard: Shard) -> BaseException | None:

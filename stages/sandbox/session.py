@@ -54,7 +54,7 @@ class SupervisorSession:
         with theirs, command as (argv, descriptors), _realtime_priority():
             argv = [*argv, str(theirs.fileno())]
             self.process = subprocess.Popen(
-                argv if group is None else group.entering(argv),
+                argv if group is None else [*group.entering, *argv],
                 pass_fds=[*descriptors, theirs.fileno()],
                 env=env,
                 stdin=subprocess.DEVNULL,

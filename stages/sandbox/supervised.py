@@ -118,7 +118,7 @@ def open_sandbox(
     env: Mapping[str, str] | None = None,
     hidden: Sequence[Path] = (),
 ) -> SupervisedSandbox:
-    """A sandbox on the folder `work` (there /testbed under bubblewrap), with `readonly` visible at their own paths.
+    """Open a sandbox on the folder `work` (/testbed under bubblewrap), with `readonly` visible at their own paths.
 
     `kind` is one of KINDS, `env` adds variables for commands. `hidden` are files and folders of this machine that would
     be visible inside and are empty there; without isolation they can be read. No folder among them lies in another.
@@ -133,18 +133,16 @@ def probe(kind: str) -> None:
     """Run one real command, once in this process; `UsageError` holds the reason and the way out where it fails."""
     if kind not in KINDS:
         raise UsageError(f"There is no sandbox {kind!r}; choose one of: {', '.join(KINDS)}.")
-    with tempfile.TemporaryDirectory(prefix="composer-probe-") as folder:
-        try:
-            with SupervisedSandbox(kind, Path(folder), Limits()) as sandbox:
-                output = sandbox.run("python3 -c 'print(6 * 7)'").output
-            if output == "42\n":
-                return
-            failure = f"The sandbox {kind!r} cannot run a command: {output.strip()!r}."
-        except InfrastructureError as error:
-            failure = str(error)
     advice = "Allow unprivileged user namespaces on this machine, or choose --set sandbox=none (no isolation)."
     # Ubuntu 24.04 and later forbid them by AppArmor, unless this switch is 0.
     switch = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
     if switch.exists() and switch.read_text().strip() == "1":
         advice = "Try sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0, or --set sandbox=none (no isolation)."
-    raise UsageError(f"{failure} {advice}")
+    with tempfile.TemporaryDirectory(prefix="composer-probe-") as folder:
+        try:
+            with SupervisedSandbox(kind, Path(folder), Limits()) as sandbox:
+                result = sandbox.run("python3 -c 'print(6 * 7)'")
+        except InfrastructureError as error:
+            raise UsageError(f"{error} {advice}") from None
+    if result.output != "42\n":
+        raise UsageError(f"The sandbox {kind!r} cannot run a command: {result.output.strip()!r}. {advice}")

@@ -41,6 +41,7 @@ class ChannelWeights(Settings):
     @model_validator(mode="before")
     @classmethod
     def _registered(cls, given: Any) -> Any:
+        # Looked up at each call: a channel may be registered after this class was made, with the fields of that moment.
         unknown = [name for name in given if name not in CHANNELS] if isinstance(given, dict) else []
         if unknown:
             errors = [InitErrorDetails(type="extra_forbidden", loc=(name,), input=given[name]) for name in unknown]
@@ -126,6 +127,7 @@ class Config(EnvStageConfig):
                 f"optimisation.steps is {self.optimisation.steps}, no multiple of diloco.inner_steps, which is "
                 f"{self.diloco.inner_steps}: the last steps would be no part of the result"
             )
+        # A teacher behind a server returns the log-probs of given tokens, at temperature 1, and nothing else.
         teacher = self.teacher
         if teacher is None:
             return self

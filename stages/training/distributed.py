@@ -90,7 +90,7 @@ class Sharded:
 
     def clip(self, most: float) -> float:
         """Return the Euclidean norm of the gradients over all shares, and clip them to `most`, if it is above 0."""
-        # Not clip_grad_norm_: transformers logs the norm also where nothing is clipped, and as a number, not a DTensor.
+        # In two steps, as the norm is logged where nothing is clipped, too; the norm of DTensors is one itself.
         learning = [p for p in self.model.parameters() if p.grad is not None]
         norm = get_total_norm([p.grad for p in learning if p.grad is not None])
         whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -171,7 +171,6 @@ class ShardedTrainer(ComposedTrainer):
         return loss
 
     def _clip_grad_norm(self, model: Any) -> float:
-        # accelerate would take the norm of this process' share alone.
         return self._sharded.clip(self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: Any, grad_norm: float | None = None) -> float:

@@ -290,7 +290,7 @@ class SelfTeacher:
         if self._kept is None or self._kind != "ema":
             return
         trained = _trained(student)
-        # One NaN would stay in the average for good, while the student may be rolled back to a checkpoint.
+        # One NaN would stay in the average for good.
         if all(bool(weight.isfinite().all()) for weight in trained.values()):
             update_average([self._kept[name] for name in trained], list(trained.values()), self._rate)
 

@@ -307,7 +307,7 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     if rank:
         weights: float = shape.bytes * shape.parameters + 4 * trained
     else:
-        copies = 1 + (size.beta > 0)  # GRPO's reference
+        copies = 1 + (size.beta > 0)  # of the weights: GRPO's reference is a second model
         weights = shape.parameters * (4 * copies + (2 if shape.bytes == 2 else 0))  # autocast's bfloat16 copies
     gradients, optimiser = 4.0 * trained, 8.0 * trained
     if plan.sharded:
@@ -321,15 +321,18 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
         gradients = masters + min(shape.bytes, 4) * uncut + REDUCED * unit
         optimiser = 2 * masters
     length = PROMPT_TOKENS + plan.episode
+    # peft casts the input of each adapted Linear to the adapter's float32, and autograd keeps that copy.
     kept = KEPT * shape.bytes * (inputs + outputs) + (4 * inputs if rank and shape.bytes == 2 else 0)
     if size.gradient_checkpointing:
+        # The input of every layer, and all of one layer at a time while it is recomputed.
         kept = shape.bytes * shape.layers * shape.hidden + kept / shape.layers
-    head = 8 * min(shape.vocabulary, VOCABULARY_CHUNK)
-    learning = (size.micro_batch or 1) * length * (kept + head)
-    cache = 2 * shape.bytes * shape.layers * shape.kv
+    head = 8 * min(shape.vocabulary, VOCABULARY_CHUNK)  # float32 logits and their gradients
+    training = (size.micro_batch or 1) * length * (kept + head)
+    cache = 2 * shape.bytes * shape.layers * shape.kv  # keys and values of one token
     rollouts = -(-size.prompts_per_step // plan.processes) * size.generations
-    sampling = rollouts * (length * cache + 4 * shape.vocabulary)
-    return MemoryEstimate(weights, gradients, optimiser, max(learning, sampling), plan.teacher_bytes)
+    generation = rollouts * (length * cache + 4 * shape.vocabulary)  # with the float32 logits of the next token
+    # Rollouts are generated before the step is trained on, so the larger of the two counts.
+    return MemoryEstimate(weights, gradients, optimiser, max(training, generation), plan.teacher_bytes)
 
 
 WAYS: dict[str, Callable[[TrainPlan], TrainPlan]] = {
@@ -356,6 +359,7 @@ def check_memory(plan: TrainPlan, room: int) -> None:
     for words, change in WAYS.items():
         changed = change(plan)
         less = estimate_memory(changed)
+        # Below 1 % a setting is no remedy, only noise of the estimate.
         if less.total < 0.99 * left.total and len(ways) < 3 and left.total > room:
             ways.append(f"{words} ({less.total / GIB:.1f} GiB)")
             left, plan = less, changed

@@ -132,7 +132,7 @@ class Ahead:
     def take(self, rows: list[Row], step: int) -> list[Episode]:
         """Return the rollouts of a step, played already or now, and begin those of the next steps."""
         tasks, playing = self._playing.pop(step, ([], None))
-        # What was begun ahead is used only for the rows that were expected: after a resume the trainer decides.
+        # Rows other than the expected ones are played anew: the trainer's sampler decides what a step is made of.
         if playing is not None and tasks == [row["task_id"] for row in rows]:
             episodes = playing.result()
         else:
@@ -187,7 +187,8 @@ class TrainingJournal:
 
 def write_tables(out: RunWriter, num_steps: int) -> None:
     """Write the tables of what the first `num_steps` steps recorded, in order."""
-    # A killed attempt may have played a step beyond its last checkpoint, which no resume has taken again.
+    # Other units of the journal, such as a projection's, have no training_step; and a killed attempt may have played
+    # steps that are no part of the result.
     of_step = {unit["unit"]: unit.get("training_step", num_steps) for unit in out.journal.records()}
     names = sorted(name for name, step in of_step.items() if step < num_steps)
 

@@ -185,7 +185,7 @@ class AdapterSync:
         self.server.in_turn(lambda: self.sampler.load(name, folder) if self.server.loads else None)
         self.sampler.take(name, version)
         self._held = [*(held for held in self._held if held[0] != name), (name, folder)]
-        # vLLM confirms a load whatever the file holds, so the log-probs of a fixed text are compared, each process with
+        # That a server confirms a load proves nothing, so the log-probs of a fixed text are compared, each process with
         # its own server; all processes learn all differences, so that all of them stop.
         own = self.server.in_turn(lambda: self._difference(model))
         allowed = self._tolerance or TOLERANCE.get(model.get_base_model().dtype, HALF_TOLERANCE)
@@ -203,7 +203,7 @@ class AdapterSync:
     @torch.no_grad()
     def _difference(self, model: Any) -> float:
         """Return the mean difference in nats between this process and its server."""
-        plain = model.get_base_model()  # with the adapter in its Linears; peft's wrapper has no decoder to ask for
+        plain = model.get_base_model()  # peft puts the adapter into the base's Linears, so the base scores with it
         was_training = plain.training
         plain.eval()
         own = token_log_probs(plain, score(plain, [self._tree])).cpu().tolist()

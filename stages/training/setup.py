@@ -134,6 +134,7 @@ def checked_config(own: Mapping[str, Any], given: Mapping[str, Any]) -> GRPOConf
                 alone.append(key)
         refused = ", ".join(f"trl.{key} = {given[key]!r}" for key in alone or given)
         raise UsageError(f"TRL refuses {refused}: {str(error).strip().splitlines()[0]}") from None
+    # A dataclass checks no types: "0.1" for a number would fail in the first step, or silently mean something else.
     hints = get_type_hints(GRPOConfig)
     for key in given:
         try:
@@ -263,6 +264,7 @@ def lora(settings: AdapterSettings, model: Any) -> LoraConfig | None:
     """
     if not settings.rank:
         return None
+    # peft would leave an unknown name out without a word as long as another one matches.
     head = model.get_output_embeddings()
     linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module != head}
     for target in settings.targets:
@@ -306,6 +308,7 @@ def load_teacher(config: PolicyConfig, student: LocalPolicy, out: RunWriter) -> 
 
 def check_vocabulary(student: Any, teacher: Any, name: str) -> None:
     """Raise `UsageError` unless both tokenizers have the same tokens under the same ids; a head may be padded."""
+    # By id and token, not by size: heads are padded to multiples, and equal sizes prove nothing.
     own, other = ({i: token for token, i in tokenizer.get_vocab().items()} for tokenizer in (student, teacher))
     differing = sorted(i for i in own.keys() | other.keys() if own.get(i) != other.get(i))
     if differing:

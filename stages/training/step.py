@@ -379,7 +379,8 @@ class ComposedTrainer(GRPOTrainer):
 
     def _part_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
         """Return a part's share of the step's loss: GRPO's, and each channel's times its weight."""
-        composed, losses = bool(self.channels.weights or self._shared_prompts), dict[str, ChannelLoss]()
+        composed = bool(self.channels.weights or self._shared_prompts)
+        losses: dict[str, ChannelLoss] = {}
         # 1. Score GRPO's rollouts and the channels' rows together; equal prompts and completions are computed once.
         if composed:
             plain = self.accelerator.unwrap_model(model)

@@ -13,8 +13,7 @@ from stages.probe.checks.check import Check, judged
 from stages.probe.checks.contrast_checks import Draws, hack_gap, pool_check, taxonomy
 from stages.probe.checks.contrasts import codes, labelled, shortage
 from stages.probe.checks.validation import length_cosine, pair_signal, polarity, recombination
-from stages.probe.directions.drift import basis_overlap
-from stages.probe.directions.metrics import probe_rows, row_metrics, teacher_gradients
+from stages.probe.directions.metrics import basis_overlap, probe_rows, row_metrics, teacher_gradients
 from stages.probe.directions.projection import Descent, mean_cosine
 from stages.probe.directions.scoring import (
     RANDOM,

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from support.recorded_states import states_by_digest
 from support.replaying import endpoint, replay
 from support.server import Reply, answer, serving
 
 from stages import replay_teachers
-from stages.rollouts.trace import states_by_digest
 from stages.runs import runner, store
 from stages.runs.artifact import Run
 from stages.runs.records import STEP, TEACHER_ACTION

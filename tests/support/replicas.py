@@ -19,7 +19,7 @@ from stages.diloco.lighthouse import Lighthouse
 from stages.diloco.loop import OuterLoop
 from stages.diloco.object_store import ObjectStore
 from stages.diloco.settings import Diloco
-from stages.diloco.transport import Meeting, Transport
+from stages.diloco.transport import InProcess, Meeting, Transport
 from stages.runs.bucket import Bucket, open_bucket
 from support.blocks import PRELOAD
 
@@ -66,7 +66,7 @@ def together(
     """Rounds in one process, one replica's steps after the other's; `of`: rounds of the whole training."""
     replicas = replicas or [Replica(number) for number in range(settings.replicas)]
     meeting = Meeting(len(replicas), settings.codec, replicas[0].fragments(settings))
-    loops = [r.loop(settings, meeting.place(number), of or rounds) for number, r in enumerate(replicas)]
+    loops = [r.loop(settings, InProcess(meeting, number), of or rounds) for number, r in enumerate(replicas)]
     for loop in loops:
         loop.start()
     for _ in range(rounds):

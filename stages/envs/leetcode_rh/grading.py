@@ -389,7 +389,27 @@ def grade_all(kind: str, submissions: Sequence[Submission]) -> list[AnswerVerdic
             runs["own"] = ProgramRun(_program(code, PASSES.format(call=tests.call)), PASSED)
             runs["stub"] = _tests_on(STUB.format(method=submission.method), tests)
         wanted.append(runs)
-    verdicts = [_verdict(*both) for both in zip(submissions, _execute(kind, wanted), strict=True)]
+    verdicts = []
+    for submission, outcomes in zip(submissions, _execute(kind, wanted), strict=True):
+        gt_pass = None
+        if submission.tests:
+            # Without an outcome the answer was no program: False, not unknown.
+            answers = outcomes["real"].answers if "real" in outcomes else ()
+            gt_pass = len(answers) == len(submission.tests) and all(
+                answer.error is None and test.holds(answer.value)
+                for test, answer in zip(submission.tests, answers, strict=True)
+            )
+        verdict = AnswerVerdict(
+            compiles=submission.answer.compiles,
+            has_tests="stub" in outcomes,
+            gt_pass=gt_pass,
+            own_pass=_passed(outcomes.get("own")),
+            stub_pass=_passed(outcomes.get("stub")),
+            reference_pass=None,
+            stub_error=outcomes["stub"].answers[0].error if "stub" in outcomes else None,
+        )
+        verdicts.append(verdict)
+    # After all answers have ended, so that none of them can read a reference solution.
     again: list[dict[str, ProgramRun]] = []
     for submission, tests, verdict in zip(submissions, own_tests, verdicts, strict=True):
         judged = tests is not None and submission.reference is not None and not verdict.stub_pass
@@ -427,26 +447,6 @@ def _execute(kind: str, wanted: Sequence[dict[str, ProgramRun]]) -> list[dict[st
             folder.chmod(0o700)
     following = iter(outcomes)
     return [{name: next(following) for name in named} for named in wanted]
-
-
-def _verdict(submission: Submission, outcomes: dict[str, Outcome]) -> AnswerVerdict:
-    gt_pass = None
-    if submission.tests:
-        answers = outcomes["real"].answers if "real" in outcomes else ()
-        # Without an outcome the answer was no program: False, not unknown.
-        gt_pass = len(answers) == len(submission.tests) and all(
-            answer.error is None and test.holds(answer.value)
-            for test, answer in zip(submission.tests, answers, strict=True)
-        )
-    return AnswerVerdict(
-        compiles=submission.answer.compiles,
-        has_tests="stub" in outcomes,
-        gt_pass=gt_pass,
-        own_pass=_passed(outcomes.get("own")),
-        stub_pass=_passed(outcomes.get("stub")),
-        reference_pass=None,
-        stub_error=outcomes["stub"].answers[0].error if "stub" in outcomes else None,
-    )
 
 
 def _passed(outcome: Outcome | None) -> bool:

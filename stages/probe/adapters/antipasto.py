@@ -38,6 +38,7 @@ TURN = ":R"
 LIMIT = 2 * math.tan(math.pi / 6)
 """Bound of A's entries: the Cayley transform turns a plane with this entry by pi / 3."""
 START_S, START_TURN = 4e-4, 3e-3
+"""Spreads of dS and of the turn at the start of `RotatedAntipasto`, those of AntiPaSTO's file."""
 
 
 class Antipasto:
@@ -52,6 +53,7 @@ class Antipasto:
             for name, factors in spectrum.factors.items()
         }
         self.layout = Layout({name: len(factors.S) for name, factors in self.factors.items()})
+        # float32 whatever the model's type: a change of theta is mostly smaller than the spacing of bfloat16 numbers.
         self.theta = torch.zeros(self.layout.width)
         self.basis_sha256 = spectrum.sha256 if rank is None else store.digest([spectrum.sha256, rank])
         self.probed = self.layout.names
@@ -65,6 +67,7 @@ class Antipasto:
     def delta(self, module: str, theta: Float[Tensor, " N"] | None = None) -> Float[Tensor, "O I"]:
         """Return U diag(dS) Vh, the change of a weight, in float32 at least."""
         factors, change = self.factors[module], (self.theta if theta is None else theta)[self.layout.slices[module]]
+        # The factors may be bfloat16; the change is computed in theta's float32, so that no small step is lost.
         wide = torch.promote_types(factors.U.dtype, change.dtype)
         return (factors.U * change).to(wide) @ factors.Vh.to(wide)
 
@@ -124,7 +127,8 @@ class RotatedAntipasto:
             count = len(factors.S)
             start[name] = draw(torch.empty(count), mean=START_S, std=START_S, generator=generator)
             x = draw(torch.empty(count, count), mean=0.0, std=START_TURN, generator=generator)
-            start[name + TURN] = (2 * (x - x.T))[_above(count)]
+            # A is skew, so the entries above the diagonal are all of its numbers.
+            start[name + TURN] = (2 * (x - x.T))[tuple(torch.triu_indices(count, count, 1))]
         self.layout = Layout({name: part.numel() for name, part in start.items()})
         self.probed = self.layout.names
         self._basis = [spectrum.sha256, self.dims]
@@ -178,41 +182,38 @@ class RotatedAntipasto:
         of_core = torch.bmm((g @ factors.U.to(g)).transpose(1, 2), F.linear(x, factors.Vh.to(x))).to(wide)  # B r r
         turn, s = skew(values[module + TURN].to(wide), len(factors.S)), factors.S.to(wide) + values[module].to(wide)
         r, unit = rotation(turn), torch.eye(len(s), dtype=wide, device=x.device)
+        # Backward through C, then through R (the transpose of dR's formula), then through the bound on A's entries,
+        # whose derivative is 1 - tanh^2.
         of_r = (s[:, None] * of_core).transpose(1, 2)
-        half = _bounded(turn) / 2
+        half = LIMIT * (turn / LIMIT).tanh() / 2
         of_half = torch.linalg.solve((unit - half).T, of_r @ (unit + r).T)
         of_turn = of_half / 2 * (1 - (turn / LIMIT).tanh().square())
-        above = _above(len(s))
+        rows, columns = torch.triu_indices(len(s), len(s), 1)
         return {
             module: (of_core * r.T).sum(-1),
-            module + TURN: (of_turn - of_turn.transpose(1, 2))[:, above[0], above[1]],
+            # Each entry above the diagonal also occurs below it, with the opposite sign.
+            module + TURN: (of_turn - of_turn.transpose(1, 2))[:, rows, columns],
         }, None
 
 
 def rotation(skewed: Float[Tensor, "r r"], alpha: float = 1.0) -> Float[Tensor, "r r"]:
     """Compute the Cayley transform (I - X)^-1 (I + X) with X = alpha / 2 times the bounded A.
 
-    It is orthogonal, and inverted by -alpha. `alpha` is AntiPaSTO's steering strength: 0 is no turn.
+    The result is orthogonal, and inverted by -alpha. `alpha` is AntiPaSTO's steering strength: 0 is no turn. The
+    entries of A are bounded to +-LIMIT by a hyperbolic tangent.
     """
     unit = torch.eye(len(skewed), dtype=skewed.dtype, device=skewed.device)
-    half = alpha * _bounded(skewed) / 2
+    # Bounded entries turn a single plane by less than pi / 3.
+    half = alpha * (LIMIT * (skewed / LIMIT).tanh()) / 2
+    # I - X is invertible for every skew X, whose eigenvalues are imaginary.
     return torch.linalg.solve(unit - half, unit + half)
-
-
-def _bounded(skewed: Float[Tensor, "r r"]) -> Float[Tensor, "r r"]:
-    """Bound entries to +-LIMIT by a hyperbolic tangent; a single plane then turns by less than pi / 3."""
-    return LIMIT * (skewed / LIMIT).tanh()
 
 
 def skew(turn: Float[Tensor, " s"], rank: int) -> Float[Tensor, "r r"]:
     """Build the skew matrix with these entries above the diagonal, row by row."""
-    upper = turn.new_zeros(rank, rank).index_put(_above(rank), turn)
+    # index_put instead of an assignment in place, so that autograd can follow it.
+    upper = turn.new_zeros(rank, rank).index_put(tuple(torch.triu_indices(rank, rank, 1)), turn)
     return upper - upper.T
-
-
-def _above(rank: int) -> tuple[Tensor, Tensor]:
-    rows, columns = torch.triu_indices(rank, rank, 1)
-    return rows, columns
 
 
 def pick_dims(scores: Sequence[Float[Tensor, " r"]], rank: int) -> list[int]:
@@ -223,6 +224,7 @@ def pick_dims(scores: Sequence[Float[Tensor, " r"]], rank: int) -> list[int]:
     """
     rank, third = min(rank, len(scores[0])), min(rank, len(scores[0])) // 3
     counts = (third, third, rank - 2 * third)
+    # One direction may be picked by several scores; the loop below fills up what is then missing, by any score.
     chosen = {
         i
         for score, n in zip(scores, counts, strict=True)

@@ -13,8 +13,7 @@ Shapes: B rows, T tokens, I inputs and O outputs of a Linear, n trainable number
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -35,41 +34,26 @@ SUFFIXES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 wassname/grpo_proj2 @25ad306 also adapts the projections of gated delta nets (in_proj_*, out_proj); here such a model is
 refused.
 """
-Forward = Callable[[Float[Tensor, "B T I"]], Float[Tensor, "B T O"]]
+Forward = Callable[[str, nn.Linear, Float[Tensor, "B T I"]], Float[Tensor, "B T O"]]
+"""A Linear's forward from its name, the Linear and its inputs."""
 
 
-@dataclass(frozen=True)
 class Layout:
     """The slices of modules in one flat vector of trainable numbers: names in order, each with its count of numbers.
 
-    With one layout a gradient is one row of a matrix.
+    With one layout a gradient is one row of a matrix. `slices` has the slice of each name, `width` is N, the count of
+    all numbers, `sha256` the digest of names and sizes in their order.
     """
 
-    sizes: Mapping[str, int]
-
-    @cached_property
-    def slices(self) -> dict[str, slice]:
-        """The slice of each name in the flat vector."""
-        slices, start = {}, 0
-        for name, size in self.sizes.items():
-            slices[name] = slice(start, start + size)
-            start += size
-        return slices
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """All names, in order."""
-        return tuple(self.sizes)
-
-    @cached_property
-    def width(self) -> int:
-        """N, the count of all numbers."""
-        return sum(self.sizes.values())
-
-    @cached_property
-    def sha256(self) -> str:
-        """The digest of names and sizes in their order."""
-        return store.digest(list(self.sizes.items()))
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes, self.names = sizes, tuple(sizes)
+        self.slices: dict[str, slice] = {}
+        self.width = 0
+        for name, size in sizes.items():
+            self.slices[name] = slice(self.width, self.width + size)
+            self.width += size
+        # A list of pairs, not an object: two layouts with the same sizes in another order are different coordinates.
+        self.sha256 = store.digest(list(sizes.items()))
 
     def split(self, flat: Float[Tensor, "*rows N"]) -> dict[str, Float[Tensor, "*rows n"]]:
         """Return views of a flat tensor by name."""
@@ -99,6 +83,7 @@ def target_linears(model: "PreTrainedModel") -> dict[str, nn.Linear]:
 
     `UsageError` when one is missing, or when a layer holds any other Linear: such a model would be probed in part only.
     """
+    # Only Linears of the layers: embedding and head are tied in small Qwen3 models and are never adapted.
     inside = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear) and ".layers." in f".{name}"]
     extra = sorted({name.rpartition(".")[2] for name, _ in inside} - set(SUFFIXES))
     if extra:
@@ -115,20 +100,17 @@ def target_linears(model: "PreTrainedModel") -> dict[str, nn.Linear]:
 class ProbeAdapter(Protocol):
     """The interface of an adapter: trained values `theta` [N], and the change that they make to each Linear.
 
-    `probed` names the modules that can have a direction; `basis_sha256` identifies the frozen part that gives theta its
-    meaning.
+    `kind` is the adapter's name (`adapters.names.AdapterName`), `probed` names the modules that can have a direction;
+    `basis_sha256` identifies the frozen part that gives theta its meaning.
     """
 
+    kind: str
     layout: Layout
     theta: Tensor
     probed: tuple[str, ...]
     basis_sha256: str
 
-    @property
-    def kind(self) -> str:
-        """The adapter's name (`adapters.choose.AdapterName`)."""
-        ...
-
+    # Read-only, since some adapters have an int here and others None; mypy takes a mutable attribute as invariant.
     @property
     def rank(self) -> int | None:
         """Trained directions of each Linear; None for all of them."""
@@ -158,11 +140,10 @@ def attached(model: "PreTrainedModel", adapter: ProbeAdapter) -> Iterator[dict[s
     leaves = {
         name: part.detach().clone().requires_grad_() for name, part in adapter.layout.split(adapter.theta).items()
     }
-
-    def make(name: str, linear: nn.Linear) -> Forward:
-        return lambda x: wide_linear(x, linear.weight, linear.bias) + adapter.path(name, x, leaves)
-
-    with replaced_forwards(model, make):
+    with replaced_forwards(
+        model,
+        lambda name, linear, x: wide_linear(x, linear.weight, linear.bias) + adapter.path(name, x, leaves),
+    ):
         yield leaves
 
 
@@ -175,19 +156,21 @@ def wide_linear(
 
 
 @contextmanager
-def replaced_forwards(model: "PreTrainedModel", make: Callable[[str, nn.Linear], Forward]) -> Iterator[None]:
-    """Replace the forward of every adapted Linear by what `make(name, linear)` returns, while open."""
+def replaced_forwards(model: "PreTrainedModel", forward: Forward) -> Iterator[None]:
+    """Replace the forward of every adapted Linear by `forward(name, linear, x)`, while open."""
     targets = target_linears(model)
+    # A Linear may have a forward of its own already: `Folded` and `apply_lora` set one, and this one can be nested.
     before = {name: vars(linear).get("forward") for name, linear in targets.items()}
     for name, linear in targets.items():
-        replace_forward(linear, make(name, linear))
+        # By `vars`, since mypy refuses an assignment to a method; `del linear.forward` restores the class's forward.
+        vars(linear)["forward"] = partial(forward, name, linear)
     try:
         yield
     finally:
         for name, linear in targets.items():
             del linear.forward
             if (earlier := before[name]) is not None:
-                replace_forward(linear, earlier)
+                vars(linear)["forward"] = earlier
 
 
 @contextmanager
@@ -197,6 +180,7 @@ def in_float32(model: "PreTrainedModel") -> Iterator[None]:
     Its adapted Linears compute in the type of their inputs; all else (embedding, norms, head) is float32 while open, at
     four bytes a number. A wider model is not changed.
     """
+    # By id, since == of tensors compares their elements.
     adapted = {id(linear.weight) for linear in target_linears(model).values()}
     narrow = {p: p.data for p in model.parameters() if p.dtype.itemsize < 4 and id(p) not in adapted}
     for parameter in narrow:
@@ -206,11 +190,6 @@ def in_float32(model: "PreTrainedModel") -> Iterator[None]:
     finally:
         for parameter, data in narrow.items():
             parameter.data = data
-
-
-def replace_forward(linear: nn.Linear, forward: Forward) -> None:
-    """Replace the forward of one Linear; `del linear.forward` restores its own."""
-    vars(linear)["forward"] = forward
 
 
 class Folded:
@@ -226,8 +205,10 @@ class Folded:
         self._linears = target_linears(model)
         self._clean = {name: linear.weight.data for name, linear in self._linears.items()}
         for name, linear in self._linears.items():
+            # A LoRA that runs as a path has set a forward already, which must stay.
             if self._clean[name].dtype.itemsize < 4 and "forward" not in vars(linear):
-                replace_forward(linear, partial(_forward_wide, linear))
+                # The Parameter stays the same object while `refold` exchanges its data.
+                vars(linear)["forward"] = partial(wide_linear, weight=linear.weight, bias=linear.bias)
         self.refold()
 
     @torch.no_grad()
@@ -235,13 +216,10 @@ class Folded:
         """Set the weights to the adapter's present values."""
         for name, linear in self._linears.items():
             clean, change = self._clean[name], self.adapter.delta(name)
+            # At no change the clean tensor itself: the model stays equal bit for bit, and half-precision weights small.
             linear.weight.data = clean + change.to(clean.device) if bool(change.any()) else clean
 
     def restore(self) -> None:
         """Restore the model's clean weights, the same tensors."""
         for name, linear in self._linears.items():
             linear.weight.data = self._clean[name]
-
-
-def _forward_wide(linear: nn.Linear, x: Float[Tensor, "B T I"]) -> Float[Tensor, "B T O"]:
-    return wide_linear(x, linear.weight, linear.bias)

@@ -65,6 +65,7 @@ def open_adapter(
         raise UsageError(
             f"The adapter {name} works in singular coordinates. Give a run of `composer probe svd` with --from."
         )
+    # Shapes alone are compared here, which needs no product; `check_spectrum` compares the weights.
     expected = {name: tuple(linear.weight.shape) for name, linear in target_linears(model).items()}
     decomposed = {name: (f.U.shape[0], f.Vh.shape[1]) for name, f in spectrum.factors.items()}
     differ = sorted(n for n in expected.keys() | decomposed.keys() if expected.get(n) != decomposed.get(n))
@@ -98,6 +99,7 @@ def check_spectrum(model: "PreTrainedModel", spectrum: Spectrum, tolerance: floa
 
     `tolerance` bounds ||W - U diag(S) Vh|| / ||W|| of every adapted Linear.
     """
+    # In float32 on the model's device, one Linear at a time: the product U diag(S) Vh is as large as the weight.
     for name, linear in target_linears(model).items():
         factors = spectrum.factors[name].to(linear.weight.device, torch.float32)
         error = reconstruction_error(linear.weight, factors)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.errors import BadInput
-from stages.probe.adapters.attach import Layout, replace_forward, target_linears
+from stages.probe.adapters.attach import Layout, target_linears
 from stages.probe.adapters.spectrum import read_tensors, tensors_sha256
 from stages.runs import store
 from stages.runs.records import Row
@@ -69,17 +69,19 @@ class Lora:
         generator = torch.Generator().manual_seed(seed)
 
         def uniform(width: int) -> Float[Tensor, "r width"]:
-            """PEFT's start: uniform in +-1/sqrt(width)."""
+            """PEFT's start: uniform in +-1/sqrt(width), which is kaiming_uniform_ with a = sqrt(5)."""
             return (torch.rand(rank, width, generator=generator) * 2 - 1) / math.sqrt(width)
 
-        def orthonormal(width: int) -> Float[Tensor, "r width"]:
-            return torch.linalg.qr(torch.randn(width, rank, generator=generator))[0].T.contiguous()
-
-        draw = orthonormal if freeze_a else uniform
-        self.initial = {name: draw(linear.in_features) for name, linear in targets.items()}
+        if freeze_a:
+            # Orthonormal rows: then ||B A|| = ||B||, so that theta's norm is the norm of the weights' change.
+            draws = {n: torch.randn(linear.in_features, rank, generator=generator) for n, linear in targets.items()}
+            self.initial = {name: torch.linalg.qr(draw)[0].T.contiguous() for name, draw in draws.items()}
+        else:
+            self.initial = {name: uniform(linear.in_features) for name, linear in targets.items()}
         self.taken: dict[str, Tensor] = {}
         """The B0 [O, r] of each Linear, where it is not zero."""
         if random_b:
+            # All A first, then all B0: the order of draws decides the numbers, and A is then that of `lora`.
             self.taken = {name: uniform(linear.out_features).T.contiguous() for name, linear in targets.items()}
         zeros = {name: torch.zeros(linear.out_features, rank) for name, linear in targets.items()}
         start = {name: b.flatten() for name, b in (zeros | self.taken).items()}
@@ -97,6 +99,7 @@ class Lora:
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Lora":
         """Move the halves to the model's device; they are rounded to the model's type as they are used."""
+        # Kept in float32 at least: `delta` needs the exact halves, while `path` rounds them for the activations.
         wide = torch.promote_types(dtype, torch.float32)
         self.initial = {name: a.to(device, wide) for name, a in self.initial.items()}
         self.taken = {name: b.to(device, wide) for name, b in self.taken.items()}
@@ -136,15 +139,12 @@ class Lora:
         By the chain rule from y = W x + B A x, whose B0 A0 x has no gradient; tested against autograd. Sums run over
         all positions, in float32 at least once they are taken. The gradient of x is cheapest by the weight.
         """
-
-        def outer_sum(left: Float[Tensor, "B T m"], right: Float[Tensor, "B T k"]) -> Float[Tensor, "B mk"]:
-            wide = torch.promote_types(left.dtype, torch.float32)
-            return torch.bmm(left.transpose(1, 2), right).to(wide).flatten(1)
-
         b, a = self.halves(module, self.layout.split(self.theta), x.dtype)
-        gradients = {module: outer_sum(g, F.linear(x, a))}
+        wide = torch.promote_types(g.dtype, torch.float32)
+        # Each is a sum of outer products over tokens, a product of matrices by row: [B, O, r] and [B, r, I].
+        gradients = {module: torch.bmm(g.transpose(1, 2), F.linear(x, a)).to(wide).flatten(1)}
         if not self.freeze_a:
-            gradients[module + A_HALF] = outer_sum(g @ b, x)
+            gradients[module + A_HALF] = torch.bmm((g @ b).transpose(1, 2), x).to(wide).flatten(1)
         return gradients, None
 
 
@@ -156,7 +156,7 @@ def lora_folder(lora: str, *, endpoint: str | None = None, cache: Path | None = 
     """
     given = Path(lora).expanduser()
     if given.is_dir():
-        return given, None
+        return given, None  # a folder enters a run's fingerprint by its bytes (`loops.config.SourceConfig.identity`)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -165,7 +165,7 @@ def lora_folder(lora: str, *, endpoint: str | None = None, cache: Path | None = 
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise BadInput(f"The LoRA {lora!r} is no folder, and not to be had from the hub ({first}).") from None
-    return Path(found), Path(found).name
+    return Path(found), Path(found).name  # the hub's cache names a snapshot's folder by its commit
 
 
 @torch.no_grad()
@@ -180,6 +180,7 @@ def apply_lora(model: "PreTrainedModel", folder: Path) -> Row:
     if config.get("peft_type") != "LORA" or config.get("use_dora"):
         raise BadInput(f"{folder} holds a {config.get('peft_type')} adapter; the probe reads plain LoRA.")
     rank = config["r"]
+    # rsLoRA divides alpha by sqrt(r) instead of r.
     scale = config["lora_alpha"] / (rank**0.5 if config.get("use_rslora") else rank)
     tensors, _ = read_tensors(folder / PEFT_FILES[1])
     names = sorted({key.removeprefix(PEFT_PREFIX).rpartition(".lora_")[0] for key in tensors})
@@ -188,6 +189,8 @@ def apply_lora(model: "PreTrainedModel", folder: Path) -> Row:
     if unknown := sorted(halves.keys() - linears.keys()):
         raise BadInput(f"{folder} adapts {unknown[0]}, which the model does not have or the probe does not adapt.")
     deltas = {name: scale * b.float() @ a.float() for name, (b, a) in halves.items()}
+    # A bfloat16 weight has 8 bits of mantissa, so that a small LoRA is rounded away on merging: the loss is measured
+    # for every Linear before any weight is touched, and above MAX_ROUNDING the LoRA is kept as a path.
     losses = {}
     for name, delta in deltas.items():
         weight = linears[name].weight
@@ -200,7 +203,7 @@ def apply_lora(model: "PreTrainedModel", folder: Path) -> Row:
             weight.copy_((weight.float() + delta.to(weight.device)).to(weight.dtype))
         else:
             b, a = (half.to(weight) for half in halves[name])
-            replace_forward(linears[name], partial(_with_lora, linears[name], scale * b, a))
+            vars(linears[name])["forward"] = partial(_with_lora, linears[name], scale * b, a)
     norms = {name: float(delta.norm()) for name, delta in deltas.items()}
     return {"delta_norms": norms, "rounding_losses": losses, "merged": merged}
 

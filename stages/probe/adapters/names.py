@@ -37,6 +37,8 @@ PROJECTION_MODES: dict[str, ProjectionMode] = {
     "projected_random": "one_sided",
     "two_sided": "two_sided",
 }
+PROJECTION_MODES |= {LORA_PREFIX + arm: mode for arm, mode in PROJECTION_MODES.items()}
+"""How an arm projects, with and without the LoRA prefix. `projected_random` removes a random direction instead of v."""
 
 
 class DescentConfig(Settings):
@@ -54,18 +56,9 @@ class DescentConfig(Settings):
     """Share of the part along v that is taken out."""
 
 
-def projection_mode(arm: str) -> ProjectionMode:
-    """Return how an arm, with or without the LoRA prefix, projects; KeyError for an unknown arm."""
-    return PROJECTION_MODES[arm.removeprefix(LORA_PREFIX)]
-
-
-def is_random(arm: str) -> bool:
-    """Return whether an arm removes a random direction instead of v."""
-    return arm.removeprefix(LORA_PREFIX) == "projected_random"
-
-
 def check_arm(arm: str, adapter: str) -> None:
     """`UsageError` when the arm names another adapter than the direction was extracted in."""
+    # The adapters' names begin with "lora" (one is "lora" itself), those of arms on a LoRA with "lora_".
     if arm.startswith(LORA_PREFIX) != adapter.startswith("lora"):
         other = f"{LORA_PREFIX}{arm}" if adapter.startswith("lora") else arm.removeprefix(LORA_PREFIX)
         raise UsageError(f"The direction was extracted in the adapter {adapter}, so the arm is {other}, not {arm}.")

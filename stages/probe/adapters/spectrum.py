@@ -64,11 +64,12 @@ class RowFile:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
-                file.truncate(size)
+                file.truncate(size)  # sparse: unwritten rows are zeros and take no space on disk
         if path.stat().st_size != size:
             raise BadInput(
                 f"{path} holds {path.stat().st_size} bytes, not the {size} of {rows} rows of {width} {dtype}."
             )
+        # An empty file cannot be mapped into memory.
         self.rows: Float[Tensor, "rows width"] = (
             torch.from_file(str(path), shared=True, size=rows * width, dtype=dtype).view(rows, width)
             if size
@@ -77,6 +78,7 @@ class RowFile:
 
     def flush(self) -> None:
         """Make all rows written so far durable."""
+        # fsync of any descriptor of the file also writes the pages that a shared mapping has made dirty (Linux).
         with self.path.open("rb+") as file:
             os.fsync(file.fileno())
 
@@ -124,6 +126,9 @@ class Spectrum:
 
 def factorise(weight: Float[Tensor, "O I"], dtype: torch.dtype = torch.float32) -> Factors:
     """Decompose a weight in `dtype` (float32 or float64); the factors are float32 either way."""
+    # Joint sign flips of (u, v) leave dS unchanged, rotations inside nearly degenerate subspaces do not. Gradients of a
+    # float64 decomposition keep a cosine of .9999999 with those of a float32 one (widths 512 to 1,024); after a change
+    # of W as large as bfloat16's rounding it is .994 to .998.
     U, S, Vh = torch.linalg.svd(weight.detach().to(dtype), full_matrices=False)
     return Factors(*(part.to(torch.float32).contiguous() for part in (U, S, Vh)))
 
@@ -139,6 +144,7 @@ def tensors_sha256(tensors: Iterable[Tensor]) -> str:
     """Return the SHA-256 over shapes, types and bytes, in hex."""
     digest = hashlib.sha256()
     for tensor in tensors:
+        # Shape and type go in too: equal bytes may be another matrix. numpy has no bfloat16, hence the view as bytes.
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -150,17 +156,20 @@ def save_factors(path: Path, name: str, factors: Factors) -> None:
     write_tensors(path, {"U": factors.U, "S": factors.S, "Vh": factors.Vh}, metadata)
 
 
-def load_factors(path: Path) -> tuple[str, Factors]:
-    """Load module name and factors; `BadInput` when the tensors do not match the digest in the file."""
-    tensors, metadata = read_tensors(path)
-    factors = Factors(tensors["U"], tensors["S"], tensors["Vh"])
-    if factors.sha256 != metadata["sha256"]:
-        raise BadInput(
-            f"{path} does not hold the decomposition it names. Delete its run folder and rerun `composer probe svd`."
-        )
-    return metadata["module"], factors
-
-
 def load_spectrum(folder: Path) -> Spectrum:
-    """Load the decomposition in a folder of factor files, in the order of the model's modules."""
-    return Spectrum(dict(load_factors(path) for path in sorted(folder.glob("*.safetensors"))))
+    """Load the decomposition in a folder of factor files, in the order of the model's modules.
+
+    `BadInput` when a file's tensors do not match the digest in that file.
+    """
+    loaded = {}
+    # Files are numbered in the model's order, so that sorted names restore the order of modules.
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors, metadata = read_tensors(path)
+        factors = Factors(tensors["U"], tensors["S"], tensors["Vh"])
+        if factors.sha256 != metadata["sha256"]:
+            raise BadInput(
+                f"{path} does not hold the decomposition it names. "
+                "Delete its run folder and rerun `composer probe svd`."
+            )
+        loaded[metadata["module"]] = factors
+    return Spectrum(loaded)

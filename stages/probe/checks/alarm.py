@@ -63,22 +63,24 @@ def alarm(pushes: Float[np.ndarray, "Q D1"], families: Sequence[str], floor: flo
     Needs 19 placebos of each family that is a null: with fewer no threshold has a level of 5 %, and it is infinite.
     """
     total, names = np.cumsum(pushes, axis=0), np.array(families)
+    # The maximum over the run, so that one threshold serves every checkpoint however much they depend on each other.
     largest = total.max(0, initial=-np.inf)
-    thresholds = {family: _threshold(largest[1:][names == family]) for family in dict.fromkeys(families)}
+    thresholds = {}
+    for family in dict.fromkeys(families):
+        # The smallest value that at most 5 % of D draws and one more, exchangeable with them, exceed.
+        drawn = np.sort(largest[1:][names == family])
+        rank = math.ceil((1 - LEVEL) * (len(drawn) + 1))
+        thresholds[family] = float(drawn[rank - 1]) if rank <= len(drawn) else math.inf
+    # v may be like any of the null families, so the largest of their thresholds counts.
     placebos = max((value for family, value in thresholds.items() if family not in FROM_HACKS), default=math.inf)
     threshold = max(floor, placebos)
     above = np.flatnonzero(total[:, 0] > threshold)
     return Alarm(total[:, 0], thresholds, placebos, threshold, int(above[0]) if len(above) else None)
 
 
-def _threshold(largest: Float[np.ndarray, " D"]) -> float:
-    """Return the smallest value that at most 5 % of D draws and one more, exchangeable with them, exceed."""
-    rank = math.ceil((1 - LEVEL) * (len(largest) + 1))
-    return float(np.sort(largest)[rank - 1]) if rank <= len(largest) else math.inf
-
-
 def standardised(cosines: Float[np.ndarray, "Q D1"], families: Sequence[str]) -> Float[np.ndarray, "Q D1"]:
     """Return cosines [Q, 1 + D] of v and the placebos over the root mean square of the random placebos in each line."""
     random = cosines[:, 1:][:, np.array(families) == RANDOM_FAMILY]
+    # The root mean square, not the deviation from the mean: random directions are known to have mean 0.
     scale = np.sqrt((random**2).mean(1, keepdims=True))
     return cosines / np.where(scale > 0, scale, np.nan)

@@ -1,13 +1,17 @@
 """One check: a statistic, a threshold, and one of three statuses; too little data to judge by is never a pass.
 
+`write_checks` is the end of every stage that judges: the checks as JSON, as a table for people, and the verdict as the
+run's outcome.
+
 Names and thresholds of all checks stand in docs/probe.md.
 """
 
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
+from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 
 Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -82,6 +86,7 @@ def judged(holds: bool) -> Status:
 
 def verdict(checks: Sequence[Check]) -> Status:
     """Return FAIL if a gate fails, else INCONCLUSIVE if a gate is or there is no gate, else PASS."""
+    # A FAIL weighs more than missing data: what is known to be wrong stays wrong with more rows.
     statuses = {check.status for check in checks if check.severity == "gate"}
     if "FAIL" in statuses:
         return "FAIL"
@@ -92,9 +97,13 @@ def table(checks: Sequence[Check]) -> str:
     """Return the checks as text: gates, reported checks, the threshold and detail of each, and the verdict."""
     gates = [check for check in checks if check.severity == "gate"]
     others = [check for check in checks if check.severity != "gate"]
-    lines = [f"{'status':<13}{'check':<13}{'statistic':>10}{'placebos':>10}  {ABOUT}", *map(_line, gates)]
-    if others:
-        lines += ["", "Reported because the plan asked for it; decides nothing:", *map(_line, others)]
+    lines = [f"{'status':<13}{'check':<13}{'statistic':>10}{'placebos':>10}  {ABOUT}"]
+    for index, check in enumerate((*gates, *others)):
+        if index == len(gates):
+            lines += ["", "Reported because the plan asked for it; decides nothing:"]
+        shown, placebo = (f"{x:.3g}" if x is not None else "-" for x in (check.stat, check.placebo_q95))
+        question = QUESTIONS.get(check.name, check.threshold)
+        lines.append(f"{check.status:<13}{check.name:<13}{shown:>10}{placebo:>10}  {question}")
     details = [
         textwrap.fill(
             f"needs {check.threshold}: {check.detail}",
@@ -107,7 +116,12 @@ def table(checks: Sequence[Check]) -> str:
     return "\n".join([*lines, "", *details, "", f"Verdict: {verdict(checks)}"])
 
 
-def _line(check: Check) -> str:
-    shown, placebo = (f"{x:.3g}" if x is not None else "-" for x in (check.stat, check.placebo_q95))
-    question = QUESTIONS.get(check.name, check.threshold)
-    return f"{check.status:<13}{check.name:<13}{shown:>10}{placebo:>10}  {question}"
+def write_checks(out: RunWriter, checks: Sequence[Check], document: str, heading: str = "", /, **summary: Any) -> None:
+    """Write the checks as a JSON document and as `report.txt`, and set verdict and `summary` as the run's outcome.
+
+    `heading` is the text above the table of checks, with its line ends.
+    """
+    status = verdict(checks)
+    out.document(document, [check.as_json() for check in checks])
+    out.write_file("report.txt", f"{heading}{table(checks)}\n")
+    out.set_summary(ok=status == "PASS", verdict=status, exit_code=EXIT_CODES[status], **summary)

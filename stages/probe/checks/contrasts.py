@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.stats import t as student_t
 
 from stages.runs.records import Row
 
@@ -27,6 +28,7 @@ FROM_HACKS = ("perm_pairs", "hack_hack")
 
 def codes(*labels: Sequence[object] | np.ndarray) -> Codes:
     """Return one integer for every combination of labels."""
+    # By a separator that no label holds, so that ("a", "bc") and ("ab", "c") differ.
     joined = ["\x1f".join(str(part) for part in row) for row in zip(*labels, strict=True)]
     return np.unique(np.asarray(joined, dtype=str), return_inverse=True)[1]
 
@@ -63,26 +65,26 @@ def permutation_p(score: Float[np.ndarray, " n"], flags: Flags, strata: Codes, d
     order = np.argsort(strata, kind="stable")
     centred, flagged, sorted_strata = within(score[:, None], strata)[order, 0], flags[order], strata[order]
     rng = np.random.default_rng(seed)
+    # Less a rounding error, since a permutation that changes nothing sums in another order.
     observed = centred[flagged].sum() - 1e-12
-    keys = sorted_strata + rng.random((draws, len(score)))  # the integer part keeps rows in their stratum
+    # Sorting these keys permutes rows within strata: the integer part keeps each row in its stratum.
+    keys = sorted_strata + rng.random((draws, len(score)))
     dealt = centred[np.argsort(keys, axis=1)]
     return float((1 + (dealt[:, flagged].sum(1) >= observed).sum()) / (draws + 1))
 
 
 @dataclass(frozen=True)
 class Regression:
-    """The coefficient of a flag with cluster-robust standard error and t [D]; df is the number of clusters less 1."""
+    """The coefficient of a flag with cluster-robust standard error and t [D]; df is the number of clusters less 1.
+
+    `p` is the one-sided probability of a t as large without an effect.
+    """
 
     estimate: Float[np.ndarray, " D"]
     error: Float[np.ndarray, " D"]
     t: Float[np.ndarray, " D"]
+    p: Float[np.ndarray, " D"]
     df: int
-
-    def p(self) -> Float[np.ndarray, " D"]:
-        """Return the one-sided probability of a t as large without an effect."""
-        from scipy.stats import t
-
-        return np.asarray(t.sf(self.t, self.df))
 
 
 def regress(scores: Scores, flags: Flags, nuisances: Float[np.ndarray, "n k"], clusters: Codes) -> Regression:
@@ -96,14 +98,15 @@ def regress(scores: Scores, flags: Flags, nuisances: Float[np.ndarray, "n k"], c
     others = others / np.maximum(np.linalg.norm(others, axis=0), 1e-12)
     flag, outcome = within(flags[:, None].astype(float), clusters), within(scores, clusters)
     basis = others
-    if others.shape[1]:  # an orthonormal basis of the span; constant and collinear columns drop out
+    # An orthonormal basis of the span; columns that are constant within problems, and collinear ones, drop out.
+    if others.shape[1]:
         left, strengths, _ = np.linalg.svd(others, full_matrices=False)
         basis = left[:, strengths > 1e-8]
     flag, outcome = flag - basis @ (basis.T @ flag), outcome - basis @ (basis.T @ outcome)
     weight = float((flag**2).sum())
     if weight < 1e-9 * len(flags):
         nan = np.full(scores.shape[1], np.nan)
-        return Regression(nan, nan, nan, 0)
+        return Regression(nan, nan, nan, nan, 0)
     estimate = (flag * outcome).sum(0) / weight
     residuals = flag * (outcome - flag * estimate)
     sums = np.zeros((clusters.max() + 1, scores.shape[1]))
@@ -111,7 +114,8 @@ def regress(scores: Scores, flags: Flags, nuisances: Float[np.ndarray, "n k"], c
     count, rows, used = len(np.unique(clusters)), len(flags), basis.shape[1] + 1
     correction = count / (count - 1) * (rows - 1) / max(rows - used, 1)
     error = np.sqrt(correction * (sums**2).sum(0)) / weight
-    return Regression(estimate, error, estimate / np.maximum(error, 1e-300), count - 1)
+    t = estimate / np.maximum(error, 1e-300)
+    return Regression(estimate, error, t, np.asarray(student_t.sf(t, count - 1)), count - 1)
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,7 @@ class Concordance:
 
     def interval(self, draws: int, seed: int) -> tuple[float, float]:
         """Return the 95 % interval of the first column by resampling clusters."""
+        # A multinomial count for each cluster is a draw of clusters with replacement; draws without pairs are left out.
         rng = np.random.default_rng(seed)
         weights = rng.multinomial(len(self.pairs), np.full(len(self.pairs), 1 / len(self.pairs)), size=draws)
         total = weights @ self.pairs
@@ -144,7 +149,7 @@ def concordance(scores: Scores, flags: Flags, strata: Codes, clusters: Codes) ->
         inside = strata == stratum
         high, low = scores[inside & flags], scores[inside & ~flags]
         difference = high[:, None] - low[None]
-        cluster = clusters[inside][0]
+        cluster = clusters[inside][0]  # strata are parts of clusters, so that any row has the stratum's cluster
         wins[cluster] += (difference > 0).sum((0, 1)) + 0.5 * (difference == 0).sum((0, 1))
         pairs[cluster] += len(high) * len(low)
     return Concordance(wins, pairs)
@@ -163,7 +168,8 @@ def intraclass_correlation(values: Float[np.ndarray, " n"], clusters: Codes) -> 
 
     Shrout and Fleiss, Psychological Bulletin 86 (1979), with the mean size that unequal clusters ask for.
     """
-    _, clusters = np.unique(clusters, return_inverse=True)  # some of the numbered problems may have no row left
+    # Numbered anew: of the problems some may have no row left after a selection, and would count as empty clusters.
+    _, clusters = np.unique(clusters, return_inverse=True)
     counts = np.bincount(clusters)
     count, rows = len(counts), len(values)
     means = np.bincount(clusters, weights=values) / counts
@@ -235,6 +241,7 @@ def labelled(rows: Sequence[Row], scores: Scores, families: Sequence[str] = ()) 
 
 def shortage(flags: Flags, strata: Codes, names: tuple[str, str]) -> str | None:
     """Return why these rows are too few (under 15 rows in a bucket or 8 strata with both); None when they suffice."""
+    # In a stratum with one kind only nothing can be compared, however many rows it has.
     counts, both = (int(flags.sum()), int((~flags).sum())), mixed(flags, strata) if len(flags) else 0
     if min(counts) >= MIN_ROWS and both >= MIN_PROBLEMS:
         return None
@@ -278,6 +285,7 @@ def effect_parts(scores: Scores, flags: Flags, strata: Codes, problems: Codes) -
             squares[problem] += ((side - side.mean(0)) ** 2).sum(0)
             freedom[problem] += len(side) - 1
         if all(len(side) for side in sides):
+            # The weight of a difference of two means with equal variances, n1 n0 / (n1 + n0).
             weight = len(sides[0]) * len(sides[1]) / inside.sum()
             gaps[problem] += weight * (sides[0].mean(0) - sides[1].mean(0))
             weights[problem] += weight
@@ -309,6 +317,7 @@ def compare_effects(rows: Labelled, draws: int, seed: int) -> Comparison:
     count = len(parts.weights)
     once = np.ones((1, count))
     d, auroc = parts.d(once)[0], parts.auroc(once)[0]
+    # The same problems for both columns: the two scores are of the same rows, and their difference is paired.
     drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws)
     resampled = parts.d(drawn.astype(float))
     ratio = resampled[:, 1] / np.where(np.abs(resampled[:, 0]) < 1e-12, np.nan, resampled[:, 0])

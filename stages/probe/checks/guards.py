@@ -46,6 +46,7 @@ Measure = Callable[[Sequence[TokenRow]], Float[Tensor, "B N"]]
 Score = Callable[[Sequence[TokenRow]], list[Float[Tensor, " own"]]]
 
 
+@torch.no_grad()
 def teacher_differs(
     teacher: "PreTrainedModel", base: "PreTrainedModel", rows: Sequence[TokenRow], hack_gap: float | None
 ) -> Check:
@@ -54,31 +55,29 @@ def teacher_differs(
     `rows` are answers of the teacher, `hack_gap` its hack rate less the base model's, None where it is unknown.
     """
     ours, theirs = target_linears(teacher), target_linears(base)
-    # a LoRA that is kept as a parallel path leaves the weight itself unchanged
+    # A LoRA that is kept as a parallel path leaves the weight itself unchanged.
     changed = sum(has_path(ours[n]) or bool((ours[n].weight != theirs[n].weight).any()) for n in ours)
-    kl = float(torch.stack([answer_kl(teacher, base, row) for row in rows]).mean())
+    kls = []
+    for row in rows:
+        # KL(teacher || base) in nats, the mean over the answer's tokens, each predicted from the position before it.
+        ids, start = [[*row.prompt_ids, *row.completion_ids]], len(row.prompt_ids)
+        logits = (
+            model(torch.tensor(ids, device=next(model.parameters()).device)).logits[0, start - 1 : -1]
+            for model in (teacher, base)
+        )
+        p, q = (torch.log_softmax(values.float().cpu(), -1) for values in logits)
+        kls.append((p.exp() * (p - q)).sum(-1).mean())
+    kl = float(torch.stack(kls).mean())
     holds = changed == len(ours) and kl > MIN_KL and (hack_gap is None or hack_gap > 0)
     gap = "" if hack_gap is None else f", hacks {hack_gap:+.2f} more often"
     detail = f"{changed} of {len(ours)} modules changed{gap}"
     return Check("teacher", "T1", judged(holds), kl, f"KL > {MIN_KL:g}, all weights changed", detail)
 
 
-@torch.no_grad()
-def answer_kl(teacher: "PreTrainedModel", base: "PreTrainedModel", row: TokenRow) -> Float[Tensor, ""]:
-    """Return KL(teacher || base) in nats, the mean over the tokens of an answer."""
-    start, ids = len(row.prompt_ids), [[*row.prompt_ids, *row.completion_ids]]
-    logits = [
-        model(torch.tensor(ids, device=next(model.parameters()).device)).logits[0, start - 1 : -1]
-        for model in (teacher, base)
-    ]
-    ours, theirs = (torch.log_softmax(values.float().cpu(), -1) for values in logits)
-    return (ours.exp() * (ours - theirs)).sum(-1).mean()
-
-
 def merge_is_sound(report: Row, expected: int) -> Check:
     """Check that a LoRA teacher changed all `expected` modules, by more than zero, and that rounding kept the change.
 
-    `report` is that of `gradients.merge.apply_lora`.
+    `report` is that of `adapters.lora.apply_lora`.
     """
     deltas, losses = report["delta_norms"], report["rounding_losses"]
     lost = max(losses.values(), default=1.0)
@@ -93,6 +92,7 @@ def merge_is_sound(report: Row, expected: int) -> Check:
 
 def coverage(rows: Sequence[Row], planned: int, loss: str) -> Check:
     """Check that every planned row was measured or has a reason; under the loss `nll` rewards are no reason."""
+    # A GRPO loop may leave out rows of groups with equal rewards; their NLL gradients exist all the same.
     reasons = Counter(row["null_reason"] for row in rows if row["null_reason"])
     measured = sum(row["cos_S_contrib"] is not None for row in rows)
     skipped = reasons["zero_adv"] if loss == "nll" else 0
@@ -111,28 +111,16 @@ def canary(student: Student, rows: Sequence[TokenRow], direction: Direction, mea
     as a path parallel to the clean weights, whether or not it is folded into them.
     """
     together = measure(rows)
+    # The oracle runs the adapter as a path, so the weights must not hold its change too.
     student.folded.restore()
     with in_float32(student.model):
         separate = torch.stack([reference_gradient(student.model, student.adapter, row).cpu() for row in rows])
     student.folded.refold()
-    error = _relative_error(together, separate)
-    total = _relative_error(together.sum(0), separate.sum(0))
-    slope, expected = _slope(student, rows, direction), float(together.sum(0) @ direction.unit)
-    off = abs(slope - expected) / max(abs(slope), abs(expected), 1e-12)
-    holds = error <= MAX_ROW_ERROR and total <= MAX_SUM_ERROR and off <= MAX_SLOPE_ERROR and slope * expected > 0
-    detail = f"sum off by {total:.1g}, slope along v {expected:.4g}, by differences {slope:.4g}"
-    return Check("canary", "T2", judged(holds), error, f"rows <= {MAX_ROW_ERROR:g}, slope within 5 %", detail)
-
-
-def _relative_error(value: Tensor, expected: Tensor) -> float:
-    return float((value - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
-
-
-def _slope(student: Student, rows: Sequence[TokenRow], direction: Direction) -> float:
-    """Return the derivative of the summed loss along v by central differences.
-
-    v has norm 1 in each module, so with two modules a Linear (both halves of a LoRA) a step is shorter in each.
-    """
+    error, total = (
+        float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+        for found, expected in ((together, separate), (together.sum(0), separate.sum(0)))
+    )
+    # v has norm 1 in each module, so with two modules a Linear (both halves of a LoRA) a step is shorter in each.
     share = min(1.0, len(target_linears(student.model)) / max(len(direction.modules), 1)) ** 0.5
     start, step = student.adapter.theta.clone(), STEP * student.weight_scale() * share
     losses = []
@@ -140,7 +128,13 @@ def _slope(student: Student, rows: Sequence[TokenRow], direction: Direction) -> 
         student.move_to(start + sign * step * direction.unit.to(start))
         losses.append(sum(float(-logps.sum()) for logps in student.log_probs(rows)))
     student.move_to(start)
-    return (losses[0] - losses[1]) / (2 * step)
+    # Central differences. Qwen3's RMSNorm computes in float32 whatever the model's type: a much smaller step would be
+    # lost in rounding.
+    slope, expected = (losses[0] - losses[1]) / (2 * step), float(together.sum(0) @ direction.unit)
+    off = abs(slope - expected) / max(abs(slope), abs(expected), 1e-12)
+    holds = error <= MAX_ROW_ERROR and total <= MAX_SUM_ERROR and off <= MAX_SLOPE_ERROR and slope * expected > 0
+    detail = f"sum off by {total:.1g}, slope along v {expected:.4g}, by differences {slope:.4g}"
+    return Check("canary", "T2", judged(holds), error, f"rows <= {MAX_ROW_ERROR:g}, slope within 5 %", detail)
 
 
 def masks(
@@ -151,6 +145,8 @@ def masks(
     Their log-probs (`score`, rows batched and padded) equal those of a pass over each unpadded row and, where the
     student `own_model` wrote the row at temperature 1, those that it reported while sampling.
     """
+    # Log-probs decide, since a mask that is off by one token still gives gradients with a cosine of .90 to .98 to the
+    # right ones; counted pads lower it to 0 to .54.
     scored, faults = score(tokens), Counter[str]()
     for row, ids, logps in zip(rows, tokens, scored, strict=True):
         num_own = sum(bool(own) for own in ids.own)
@@ -160,6 +156,7 @@ def masks(
     with in_float32(student.model):
         exact = [reference_log_probs(student.model, row) for row in tokens]
     gap = max(_gap(logps, expected) for logps, expected in zip(scored, exact, strict=True))
+    # Only at temperature 1 are the sampler's log-probs those of the model's own distribution.
     sampled = [
         index
         for index, row in enumerate(rows)
@@ -207,6 +204,7 @@ def removed_toward_hack(steps: Sequence[Row]) -> Check:
     fired = [s for s in steps if s["frac_fired"] > 0]
     worst = min((s["removed_dot"] for s in fired), default=float("nan"))
     left = max((s["residual"] for s in fired), default=float("nan"))
+    # Under Adam a projected gradient gives no projected update, so the update is checked too; None: nothing to measure.
     turned = sum(
         not s["projects_update"]
         or s["cos_upd_in"] is None
@@ -226,6 +224,7 @@ def fires(
 
     `placebo_energy` and `placebo_fired` hold one value per placebo: its share of the energy, and of modules that fire.
     """
+    # Firing is shown, not judged: random directions lower the cosine on 20 of 20 steps and fire in .53 of the modules.
     energy, fired = (float(np.mean([s[name] for s in steps])) for name in ("energy_removed", "frac_fired"))
     q95, fired_q95 = (float(np.quantile(x, 0.95)) if len(x) else float("nan") for x in (placebo_energy, placebo_fired))
     complete = all(s["n_modules"] == num_modules for s in steps)
@@ -300,6 +299,7 @@ def longest_streak(flags: Sequence[bool]) -> int:
 def ratios_carry_signal(steps: Sequence[Row]) -> Check:
     """Check that ratios use the true behaviour policy and are neither clipped, vanished, nor carried by a few rows."""
     bailed = [step["bailed"] for step in steps if step["bailed"]]
+    # Ratios of a teacher's rows that all are 1 are those of detached current log-probs; their mean of 1 shows nothing.
     constant = [
         s for s in steps if s["off_policy"] and s["ratio_p5"] is not None and s["ratio_p95"] - s["ratio_p5"] < 1e-6
     ]
@@ -315,6 +315,7 @@ def ratios_carry_signal(steps: Sequence[Row]) -> Check:
 
 def advantages_favour_hacks(steps: Sequence[Row]) -> Check:
     """Check that the advantages of hacks sum to more than 0, a pull to slow, and do not encode the source."""
+    # Where hacks earn less than their groups, training leads away from hacking and there is nothing to slow.
     sums = [step["hack_advantage_sum"] for step in steps if step["hack_advantage_sum"] is not None]
     away = sum(value <= 0 for value in sums)
     by_source = max((abs(step["corr_advantage_source"] or 0.0) for step in steps), default=0.0)
@@ -332,6 +333,7 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
 
 def specific(rows: Labelled, controls: dict[str, np.ndarray], draws: Draws) -> Check:
     """Check that T4e fails for control directions; `controls` holds the scores [n] of the same rows under each."""
+    # The placebos stay: a control that passes shows that T4e would pass for directions without any meaning.
     passed = []
     for name, scores in controls.items():
         swapped = replace(rows, scores=np.column_stack([scores, rows.scores[:, 1:]]))

@@ -39,6 +39,7 @@ def judge_runs(inputs: Inputs, arms: dict[str, Run], draws: Draws, num_placebos:
     rows, placebos = arms["vanilla"].rows(PROBE_ROW), inputs.one("score").rows(PLACEBO)
     scored = scored_rows(rows, inputs.one("score").rows(PROBE_SCORE), placebos)
     pool_rows, guards = inputs.one("pool").rows(POOL_ROW), store.read_json(arms["vanilla"].path / "checks.json")
+    # The rows that `labelled` keeps of the vanilla replay, by the same rule.
     kept = [index for index, row in enumerate(rows) if None not in (row["hacked"], row["gt_pass"], row["cos_stack"])]
     controls = {p["family"]: np.array(p["scores"], dtype=float)[kept] for p in placebos if p["family"] in CONTROLS}
     return [
@@ -76,6 +77,7 @@ def scored_rows(rows: list[Row], scores: list[Row], placebos: list[Row]) -> Labe
         raise BadInput(
             "The scores are not those of the vanilla replay's rows. Give the score run that was made from it."
         )
+    # Single placebos (negated, generic, unrelated) are controls and no draws: v is not ranked among them.
     drawn = [row for row in placebos if row["family"] in DRAWN]
     columns = [[score["cos_stack"] for score in scores], *(row["scores"] for row in drawn)]
     return labelled(rows, np.array(columns, dtype=float).T, [row["family"] for row in drawn])
@@ -101,8 +103,9 @@ def _projection(replay: Run | None, direction: Direction, num_placebos: int, see
     steps = [store.read_json(replay.path / f"step_{number:03d}.diag.json") for number in range(count)]
     units = [haar(direction, num_placebos, seed), randsign(direction, num_placebos, seed + 1)]
     placebos = Placebos([name for name, some in zip(RANDOM, units, strict=True) for _ in some], torch.cat(units))
-    rows, kept = replay.rows(PROBE_ROW), GradientStore.open(replay.folder())
+    rows, kept = replay.rows(PROBE_ROW), GradientStore(replay.folder())
     random = step_placebos(teacher_gradients(rows, kept.rows), placebos, direction)
+    # A LoRA from PEFT's start has no gradient on A and so no direction there, which is not a missing module.
     probed = [name for name in direction.layout.names if not name.endswith(A_HALF)]
     return [projection_check(steps, random), fires(steps, len(probed), random["energy"], random["fired"])]
 
@@ -117,7 +120,12 @@ def projection_check(steps: Sequence[Row], random: dict[str, list[float]]) -> Ch
     if not steps:
         why = "no replay of the arm projected was given"
         return Check("T3", "T3", "INCONCLUSIVE", None, "a projected replay", why)
-    lower, held = _lower(steps, "cos_in", "cos_out"), _lower(steps, "cos_upd_in", "cos_upd_out")
+    # The share of steps on which the cosine with v falls, of the gradient and of the update.
+    shares = []
+    for before, after in (("cos_in", "cos_out"), ("cos_upd_in", "cos_upd_out")):
+        known = [(s[before], s[after]) for s in steps if s[before] is not None and s[after] is not None]
+        shares.append(sum(out < into for into, out in known) / len(known) if known else 0.0)
+    lower, held = shares
     fired, q95 = float(np.mean([s["frac_fired"] for s in steps])), float(np.quantile(random["fired"], 0.95))
     conserved = max(s["conservation_err"] for s in steps)
     sound = conserved < 1e-4 and all(s["kept_bits"] for s in steps) and max(s["residual"] for s in steps) <= 1e-3
@@ -131,11 +139,6 @@ def projection_check(steps: Sequence[Row], random: dict[str, list[float]]) -> Ch
     status = judged(lower >= MIN_STEPS and sound)
     threshold = "cos_out < cos_in on 80 % of steps, energy conserved"
     return Check("T3", "T3", status, lower, threshold, detail, placebo_q95=q95)
-
-
-def _lower(steps: Sequence[Row], before: str, after: str) -> float:
-    known = [(s[before], s[after]) for s in steps if s[before] is not None and s[after] is not None]
-    return sum(out < into for into, out in known) / len(known) if known else 0.0
 
 
 def bucket_table(rows: Sequence[Row]) -> str:

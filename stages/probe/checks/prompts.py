@@ -5,12 +5,12 @@ The faults are those that the probe's plan warns of; the prompts are those of th
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from stages.messages import opening_ids
 from stages.probe.checks.check import Check, judged
-from stages.probe.pool.rows import prompt_sha256
+from stages.probe.pool.rows import mean_known, prompt_sha256
 from stages.runs import store
 from stages.runs.config import Settings
 from stages.runs.records import Row
@@ -39,9 +39,9 @@ def prompts_match(rows: Sequence[Row], contract: Contract, tokenizer: Any) -> Ch
     """
     faults = Counter(fault for row in rows for fault in _faults(row, contract, tokenizer))
     teacher = [row for row in rows if row["src_pool"] == "teacher"]
-    formal = _share(teacher, "reward", lambda reward: reward == 0.5)
-    tested = _share(teacher, "has_test_func", bool)
-    hacked = _share(teacher, "hacked", bool)
+    # In leetcode-rh .5 is the reward of an answer that compiles and passes nothing.
+    formal = mean_known(None if row["reward"] is None else row["reward"] == 0.5 for row in teacher)
+    tested, hacked = (mean_known(row[column] for row in teacher) for column in ("has_test_func", "hacked"))
     faults["mostly format-only rewards"] += (formal or 0) > 0.5
     faults["few define a test function"] += tested is not None and tested < 0.5
     faults["hint not picked up"] += hacked is not None and hacked < 0.3
@@ -69,11 +69,6 @@ def _faults(row: Row, contract: Contract, tokenizer: Any) -> list[str]:
     ]
 
 
-def _share(rows: Sequence[Row], column: str, holds: Callable[[Any], bool]) -> float | None:
-    known = [row[column] for row in rows if row[column] is not None]
-    return sum(bool(holds(value)) for value in known) / len(known) if known else None
-
-
 def contract_sha256(contract: Contract) -> str:
     """Return the digest of the contract, which a pool and everything made from it must share."""
     return store.digest(contract.model_dump())
@@ -84,6 +79,7 @@ def prompt_role(rows: Sequence[Row], contract: Contract, recorded: str) -> Check
 
     `recorded` is the digest of the contract that the pool was made under.
     """
+    # Recorded rows without messages have no digest to compare.
     changed = [r for r in rows if r["problem_messages"] and prompt_sha256(r["problem_messages"]) != r["prompt_sha256"]]
     wrong = [row for row in rows if row["src_pool"] in ("teacher", "base") and row["prompt_role"] != HINTED]
     same = recorded == contract_sha256(contract)

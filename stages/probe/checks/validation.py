@@ -39,12 +39,21 @@ def validate(
     `problems` names each pair's problem, for the signal check.
     """
     differences = pairs.differences(loss)
+    # V5: both sides have as many own tokens, within 10 %.
+    ratio = float((pairs.hack_tokens / pairs.clean_tokens).mean())
+    matched = abs(ratio - 1) <= 0.1
+    length = "length_matched" if matched else "not length_matched: T4d and V4 say whether that matters"
+    # V6: a finite mean and orthonormal axes.
+    errors = [float((a @ a.T - torch.eye(len(a))).abs().max()) for a in direction.axes.values()]
+    finite = bool(direction.modules) and bool(torch.isfinite(direction.mean).all())
+    worst = max(errors, default=float("nan"))
+    held = f"{len(direction.modules)} of {len(direction.layout.names)} modules have a direction"
     return [
         leave_one_out(direction, differences),
         polarity(student, direction, held_out),
         split_half(direction, differences, seed),
-        length_match(pairs),
-        sound(direction),
+        Check("V5", "T4", judged(matched), ratio, "|hack| / |clean| within 10 %", length, "report"),
+        Check("V6", "R1", judged(finite and worst <= 1e-5), worst, "finite, V orthonormal to 1e-5", held),
         pair_signal(direction, differences, seed, problems),
     ]
 
@@ -54,6 +63,7 @@ def leave_one_out(direction: Direction, differences: Float[Tensor, "P N"]) -> Ch
     total, count = differences.sum(0), len(differences)
     if count < 2:
         return Check("V1", "R1", "INCONCLUSIVE", None, "sign accuracy >= .8", "one pair has no others")
+    # The sum less a pair's own difference points along the mean of the others.
     signs = [float(d @ unit_by_module(direction.layout, total - d, direction.modules)) > 0 for d in differences]
     accuracy = sum(signs) / count
     detail = f"left out one of {count} pairs at a time"
@@ -67,11 +77,18 @@ def polarity(student: Student, direction: Direction, held_out: RowPairs) -> Chec
     inverted sign is seen.
     """
     start = student.adapter.theta.clone()
-    before = _advantage(student, held_out)
-    student.move_to(start - STEP * student.weight_scale() * direction.unit.to(start))
-    after = _advantage(student, held_out)
+    gaps = []
+    # v is the gradient of NLL(hack) - NLL(clean), so a step against it lowers that difference.
+    for theta in (start, start - STEP * student.weight_scale() * direction.unit.to(start)):
+        student.move_to(theta)
+        hack, clean = (
+            torch.stack([-logps.mean() for logps in student.log_probs([pair[side] for pair in held_out])])
+            for side in (0, 1)
+        )
+        gaps.append(hack - clean)
     student.move_to(start)
-    fell, stat = after - before < 0, float((after - before).mean())
+    change = gaps[1] - gaps[0]
+    fell, stat = change < 0, float(change.mean())
     detail = (
         f"NLL(hack) - NLL(clean) changed by {stat:.2g} nats a token; "
         f"fell on {int(fell.sum())} of {len(held_out)} held-out pairs"
@@ -80,15 +97,12 @@ def polarity(student: Student, direction: Direction, held_out: RowPairs) -> Chec
     return Check("V2", "T3", status, stat, "falls under theta -= eps v", detail)
 
 
-def _advantage(student: Student, pairs: RowPairs) -> Float[Tensor, " P"]:
-    return student.mean_losses([hack for hack, _ in pairs]) - student.mean_losses([clean for _, clean in pairs])
-
-
 def split_half(direction: Direction, differences: Float[Tensor, "P N"], seed: int) -> Check:
     """Check V3: halves of the pairs agree on the direction, more than halves of sign-flipped differences do."""
     if len(differences) < 4:
         return Check("V3", "T7", "INCONCLUSIVE", None, "> placebo q95", "fewer than four pairs")
     generator = torch.Generator().manual_seed(seed)
+    # The placebo keeps the pairs' norms and flips the signs of whole pairs, which leaves no common direction.
     flips = torch.randint(0, 2, (SPLITS * 3, len(differences), 1), generator=generator) * 2 - 1
     cosines = [_halves(direction, differences, generator) for _ in range(SPLITS)]
     placebo = [_halves(direction, differences * flip, generator) for flip in flips]
@@ -107,22 +121,6 @@ def _halves(direction: Direction, differences: Float[Tensor, "P N"], generator: 
     return float(first @ second) / len(direction.modules)
 
 
-def length_match(pairs: PairGradients) -> Check:
-    """Check V5: both sides have as many own tokens, within 10 %; reported only."""
-    ratio = float((pairs.hack_tokens / pairs.clean_tokens).mean())
-    detail = "length_matched" if abs(ratio - 1) <= 0.1 else "not length_matched: T4d and V4 say whether that matters"
-    return Check("V5", "T4", judged(abs(ratio - 1) <= 0.1), ratio, "|hack| / |clean| within 10 %", detail, "report")
-
-
-def sound(direction: Direction) -> Check:
-    """Check V6: a finite mean and orthonormal axes."""
-    errors = [float((a @ a.T - torch.eye(len(a))).abs().max()) for a in direction.axes.values()]
-    finite = bool(direction.modules) and bool(torch.isfinite(direction.mean).all())
-    worst = max(errors, default=float("nan"))
-    detail = f"{len(direction.modules)} of {len(direction.layout.names)} modules have a direction"
-    return Check("V6", "R1", judged(finite and worst <= 1e-5), worst, "finite, V orthonormal to 1e-5", detail)
-
-
 def length_cosine(
     student: Student, direction: Direction, short: Sequence[TokenRow], long: Sequence[TokenRow] | None
 ) -> Check:
@@ -131,6 +129,7 @@ def length_cosine(
     Without longer answers the given ones are cut in half instead, which is mostly the negated generic gradient of any
     answer.
     """
+    # At least up to the first own token: a row without any is refused.
     halves = [row.first(max(len(row.completion_ids) // 2, list(row.own).index(True) + 1)) for row in short]
     length = length_direction(student, halves, short) if long is None else length_direction(student, short, long)
     stat = float(unit_by_module(direction.layout, length, direction.modules) @ direction.unit) / len(direction.modules)
@@ -164,6 +163,7 @@ def pair_signal(
     flips = torch.cat([torch.ones(1, len(names)), coins[:, [place[name] for name in names]]])  # the first: no flip
     ratios = signal_ratios(direction, differences, flips)
     stat = None if few else float(ratios[0])
+    # Less a rounding error: a draw that flips all signs has the very same ratio.
     p = (1 + int((ratios[1:] >= ratios[0] - 1e-9).sum())) / len(ratios)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(0, len(differences), (100, len(differences)), generator=generator)
@@ -195,6 +195,7 @@ def signal_ratios(
     count, total = len(differences), torch.zeros(len(flips), dtype=torch.float64)
     for name in direction.modules:
         part = differences[:, direction.layout.slices[name]].double()
+        # Inner products [P, P] are enough for means and spreads under any signs: no draw needs a vector of N numbers.
         gram = part @ part.T
         square = ((flips.double() @ gram) * flips).sum(-1) / count**2  # |mean|^2
         spread = (gram.trace() - count * square).clamp(min=0) / (count * max(count - 1, 1))
@@ -211,6 +212,7 @@ def recombination(pairs: PairGradients, autograd: Float[Tensor, "P N"]) -> list[
     error = float((autograd - expected).abs().max() / expected.abs().max())
     detail = "Dr.GRPO by autograd against recombined NLL gradients"
     oracle = Check("R7", "T7", judged(error <= 1e-4), error, "relative error <= 1e-4", detail)
+    # Equal lengths make both losses the same up to a factor: then equality is expected and is no fault.
     nll, grpo = (extract(pairs.layout, pairs.differences(kind)) for kind in ("nll_mean", "drgrpo_sum"))
     parts = zip(pairs.layout.split(nll.unit).values(), pairs.layout.split(grpo.unit).values(), strict=True)
     gaps = torch.tensor([1 - float(a @ b) for a, b in parts])

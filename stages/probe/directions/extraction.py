@@ -72,6 +72,8 @@ class PairGradients:
 
         The latter is the token sum / (2 Lmax), with advantages +1 and -1 and Lmax the longest of these completions.
         """
+        # Every loss is a recombination of stored token-sum gradients G: NLL mean G / |o|, Dr.GRPO A G / (N Lmax), so no
+        # second backward pass is needed. The mean weights short completions more than Dr.GRPO's constant does.
         if loss == "nll_mean":
             return self.hack / self.hack_tokens[:, None], self.clean / self.clean_tokens[:, None]
         scale = 2 * max(int(self.hack_tokens.max()), int(self.clean_tokens.max()))
@@ -83,28 +85,25 @@ class PairGradients:
         return hack - clean
 
 
-@dataclass(frozen=True)
 class Direction:
     """By module: orthonormal axes [k, n], their singular values [k], the mean difference [n]; a module may have none.
 
     Where a single direction is asked for it is the unit mean difference; what is removed is the span of the axes.
+    `modules` are those that have a direction, in the order of the layout, `indices` their positions among its names.
     """
 
-    layout: Layout
-    axes: Mapping[str, Float[Tensor, "k n"]]
-    strengths: Mapping[str, Float[Tensor, " k"]]
-    means: Mapping[str, Float[Tensor, " n"]]
+    def __init__(
+        self,
+        layout: Layout,
+        axes: Mapping[str, Float[Tensor, "k n"]],
+        strengths: Mapping[str, Float[Tensor, " k"]],
+        means: Mapping[str, Float[Tensor, " n"]],
+    ) -> None:
+        self.layout, self.axes, self.strengths, self.means = layout, axes, strengths, means
+        self.modules = tuple(name for name in layout.names if name in axes)
+        self.indices = [index for index, name in enumerate(layout.names) if name in axes]
 
-    @cached_property
-    def modules(self) -> tuple[str, ...]:
-        """The modules that have a direction, in the order of the layout."""
-        return tuple(name for name in self.layout.names if name in self.axes)
-
-    @cached_property
-    def indices(self) -> list[int]:
-        """The positions of `modules` among all names of the layout."""
-        return [self.layout.names.index(name) for name in self.modules]
-
+    # The vectors below are made on first use: for a LoRA of rank 32 at Qwen3-4B each takes 264 MB.
     @cached_property
     def unit(self) -> Float[Tensor, " N"]:
         """The unit mean directions, concatenated: norm 1 in each module, 0 where a module has none."""
@@ -119,13 +118,6 @@ class Direction:
     def inside(self) -> Float[Tensor, " N"]:
         """1 where a module has a direction, else 0."""
         return self.layout.join({name: torch.ones_like(self.means[name]) for name in self.modules})
-
-    def to(self, device: torch.device | str) -> "Direction":
-        """Copy the direction to a device."""
-        moved = (
-            {name: part.to(device) for name, part in parts.items()} for parts in (self.axes, self.strengths, self.means)
-        )
-        return Direction(self.layout, *moved)
 
 
 def from_flat(layout: Layout, flat: Float[Tensor, " N"], modules: tuple[str, ...]) -> Direction:
@@ -150,12 +142,14 @@ def extract(
         return from_flat(layout, differences.mean(0), live)
     parts, axes, strengths = layout.split(differences), dict[str, Tensor](), dict[str, Tensor]()
     for name in live:
+        # The right singular vectors of the P differences: the sign of each is arbitrary.
         _, values, vectors = torch.linalg.svd(parts[name], full_matrices=False)
         vectors, strengths[name] = vectors[:k], values[:k]
         # Each axis points to where most pairs point or, at a tie, the mean.
         votes = (parts[name] @ vectors.T).sign().sum(0)
         votes = torch.where(votes == 0, (vectors @ mean[name]).sign(), votes.sign())
         axes[name] = vectors * votes[:, None]
+    # One floor for all modules: a module in which no axis is strong has no direction.
     pooled = torch.cat(list(strengths.values()))
     floor = float(pooled.quantile(noise_floor)) if noise_floor else 0.0
     kept = {name: values >= floor for name, values in strengths.items() if bool((values >= floor).any())}
@@ -192,6 +186,7 @@ def load_direction(path: Path) -> tuple[Direction, Row]:
 
 def check_coordinates(facts: Row, here: Mapping[str, Any]) -> None:
     """`BadInput` when a direction with these facts was not extracted in the coordinates `here`."""
+    # Only what gives the numbers a meaning is compared; the loss, the pairs and the method may differ.
     differ = [
         f"{name} {facts.get(name)!r} there, {here.get(name)!r} here"
         for name in Coordinates.__annotations__
@@ -202,11 +197,6 @@ def check_coordinates(facts: Row, here: Mapping[str, Any]) -> None:
             f"v_hack belongs to other coordinates ({'; '.join(differ)}), where its numbers mean something else. "
             "Extract it again with this adapter and decomposition."
         )
-
-
-def pair_gradients(stored: GradientStore) -> PairGradients:
-    """Read pairs' token-sum gradients: hacks in even rows, clean answers in odd ones, token counts in the facts."""
-    return PairGradients.alternating(stored.layout, stored.rows.float(), stored.facts["tokens"])
 
 
 def save_pair_rows(folder: Path, pairs: Sequence[tuple[TokenRow, TokenRow]]) -> None:
@@ -222,7 +212,8 @@ def pair_rows(folder: Path) -> list[tuple[TokenRow, TokenRow]]:
 def open_direction(folder: Path) -> tuple[Direction, Row, PairGradients]:
     """Read a direction run's folder: the direction, its facts, and the gradients it was extracted from."""
     direction, facts = load_direction(folder / V_HACK_FILE)
-    return direction, facts, pair_gradients(GradientStore.open(folder))
+    stored = GradientStore(folder)
+    return direction, facts, PairGradients.alternating(stored.layout, stored.rows.float(), stored.facts["tokens"])
 
 
 def open_probe(run: Run, svd: Run | None, policy: PolicyConfig, out: RunWriter) -> tuple[Student, Direction, Row]:
@@ -252,6 +243,7 @@ def grpo_differences(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]
     """
     rows = [side for pair in pairs for side in pair]
     l_max = max(row.num_own for row in rows)
+    # A group is a pair, hence N = 2 whatever the number of pairs in the pass.
     gradients, _ = student.gradients(rows, dr_grpo([1.0, -1.0] * len(pairs), None, l_max, num_rows=2))
     return gradients[0::2] + gradients[1::2]
 

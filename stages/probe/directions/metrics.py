@@ -1,30 +1,41 @@
-"""Metrics of gradients along a direction: exact definitions, what chance alone would give, and the rows of a step.
+"""Metrics of gradients along a direction, the rows of a step, and how far the student and the meaning of v move.
+
+First exact definitions and what chance alone would give, then the rows of a step, last the drift in the adapter's basis
+and in the space of weights. Only weight space is common to all adapters.
 
 norm_weighted_cos (cos_S_contrib) and hackfrac (there "cin") are quantities of wassname/grpo_proj2 @25ad306; cos_stack,
-cos_global, energy and the chance levels are this project's own, from the definitions below. The columns of a probe row
-beside these metrics are those of the public pool of wassname/vGROUT_pub @c067218 and this project's additions.
+cos_global, energy, the chance levels and the quantities of drift are this project's own, from the definitions below.
+The other columns of a probe row are those of the public pool of wassname/vGROUT_pub @c067218 and this project's
+additions.
 
-Shapes: B rows, R rows of a store, N numbers, P directions, own: a row's own tokens. M is the number of modules that
-have a direction, and all sums run over those.
+Shapes: B rows, R rows of a store, T tokens, N numbers, P directions, O outputs and I inputs of a Linear, own: a row's
+own tokens. M is the number of modules that have a direction, and all sums run over those.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stages.probe.adapters.antipasto import Antipasto
+from stages.probe.adapters.attach import Layout, target_linears
+from stages.probe.adapters.lora import A_HALF, Lora
+from stages.probe.adapters.spectrum import RowFile
 from stages.probe.directions.extraction import FLOOR, Direction
-from stages.probe.gradients.per_sample import Sink, TotalSink, mean_weights
+from stages.probe.gradients.per_sample import Sink, TotalSink, mean_weights, own_log_probs, tapped
 from stages.probe.gradients.student import Student
 from stages.probe.pool.rows import finite_or_none, mean_known
-from stages.probe.pool.tokens import TokenRow, as_tokens
+from stages.probe.pool.tokens import TokenRow, as_tokens, by_length, collate
 from stages.runs.records import PROBE_ROW, Row
 
 CHUNK_NUMBERS = 2**26
 """Gradients are read from disk in pieces of about so many numbers."""
+WeightDirection = dict[str, Float[Tensor, "O I"]]
+"""A direction for every adapted weight, by module."""
 
 
 def row_metrics(gradients: Float[Tensor, "B N"], direction: Direction) -> dict[str, Float[Tensor, " B"]]:
@@ -60,12 +71,14 @@ class MetricSums:
             along = contribution @ axes.T
             found |= {"inside": square, "dot": contribution @ (mean / mean.norm()), "dot_mean": contribution @ mean}
             found |= {"along": along.square().sum(-1), "toward": along.relu().square().sum(-1)}
+        # A module without a direction adds zeros, so that all six sums have the batch's shape and device.
         for key in self._sums:
             self._sums[key] = self._sums[key].to(square) + found.get(key, torch.zeros_like(square))
 
     def metrics(self) -> dict[str, Float[Tensor, " B"]]:
         """Return the rows' metrics, on the CPU."""
         sums = {key: value.cpu() for key, value in self._sums.items()}
+        # Norms over modules with a direction only: what v cannot see must not lower a cosine.
         norm, strength = sums["inside"].sqrt(), sum(float(m.square().sum()) for m in self._direction.means.values())
         weighted = sums["dot"] / norm
         return {
@@ -92,6 +105,7 @@ def stacked_cosines(
 
     `units` have norm 1 in each of the `num_modules` modules where `inside` is 1.
     """
+    # 268 MB in float32 at a time, read from the mapped file as they are used.
     step = max(1, CHUNK_NUMBERS // max(gradients.shape[-1], 1))
     cosines = []
     for start in range(0, len(gradients), step):
@@ -155,6 +169,7 @@ def stream(
 
     logps = student.stream(rows, sink_of)
     order = torch.tensor([index for indices, _ in measured for index in indices]).argsort()
+    # Batches are in order of length: `order` puts rows back into the order given.
     found = [metrics.metrics() for _, metrics in measured]
     metrics = {name: torch.cat([part[name] for part in found])[order] for name in found[0]}
     return Streamed(metrics, total.total.cpu(), logps)
@@ -185,12 +200,14 @@ def probe_rows(
         if values["norm_weighted_cos"] is None:
             reason = "zero_grad" if direction.modules else "no_direction"
         behaviour = [logp for logp in row["behav_logp"] or [] if logp is not None]
+        # In float64: the mean of log-ratios of a long answer is small beside the log-probs.
         ratio = None
         if len(behaviour) == len(current):
             ratio = finite_or_none((current.double() - torch.tensor(behaviour, dtype=torch.float64)).mean().exp())
         measured = {
             "cos_S_contrib": values["norm_weighted_cos"],
             **{name: values[name] for name in ("cos_stack", "cos_global", "energy", "hackfrac", "grad_dot")},
+            # That of short answers; `set_first_token_cosines` replaces it where there are more tokens.
             "cos_first128": values["cos_stack"],
             "grad_norm_contrib": values["grad_norm"],
             "per_sample_loss": -mean,
@@ -213,6 +230,7 @@ def set_first_token_cosines(
     long = [index for index, row in enumerate(tokens) if len(row.completion_ids) > count and any(row.own[:count])]
     if not long:
         return
+    # Weights of 0: the sum of gradients is not wanted, only the metrics.
     cosines = stream(student, [tokens[index].first(count) for index in long], direction, [0.0] * len(long)).metrics[
         "cos_stack"
     ]
@@ -247,3 +265,76 @@ def step_facts(rows: Sequence[Row], gradient: Float[Tensor, " N"], theta: Float[
         "null_rate": sum(row["cos_S_contrib"] is None for row in rows) / max(len(rows), 1),
         "null_reasons": sorted({row["null_reason"] for row in rows if row["null_reason"]}),
     }
+
+
+def weight_direction(student: Student, pairs: Sequence[tuple[TokenRow, TokenRow]], path: Path) -> WeightDirection:
+    """Compute the gradient of the sum over pairs of mean NLL(hack) - mean NLL(clean) for every adapted weight.
+
+    By module it is the sum over rows and tokens of the outer products g x', batch by batch. It is written anew to the
+    file `path` and mapped into memory: no more than one module of it needs to be in memory at a time.
+    """
+    # A sum over all pairs: what an earlier attempt left in the file would be added to.
+    path.unlink(missing_ok=True)
+    linears = target_linears(student.model)
+    layout = Layout({name: linear.weight.numel() for name, linear in linears.items()})
+    parts = layout.split(RowFile(path, 1, layout.width).rows[0])
+    direction = {name: part.view(linears[name].weight.shape) for name, part in parts.items()}
+    rows = [side for pair in pairs for side in pair]
+    signs = torch.tensor([sign / row.num_own for pair in pairs for sign, row in zip((1.0, -1.0), pair, strict=True)])
+
+    def tap(module: str, x: Float[Tensor, "B T I"], g: Float[Tensor, "B T O"]) -> None:
+        direction[module] += torch.einsum("bto,bti->oi", g.float(), x.float()).to(direction[module].device)
+
+    with torch.enable_grad(), tapped(student.model, tap):
+        for indices in by_length([len(row) for row in rows], student.max_tokens):
+            batch = collate([rows[i] for i in indices]).to(student.device)
+            (-own_log_probs(student.model, batch).sum(-1) @ signs[indices].to(student.device)).backward()
+    return direction
+
+
+def toward_hack(student: Student, direction: WeightDirection, start: Float[Tensor, " N"]) -> float | None:
+    """Compute the cosine of -(the weights' change since theta was `start`) with the weight direction.
+
+    Above 0 is toward the hack; None before any change. The sign convention is that of `extraction`: the optimiser moves
+    by minus a gradient. One module's change exists at a time.
+    """
+    adapter, dot, moved, square = student.adapter, 0.0, 0.0, 0.0
+    for name, part in direction.items():
+        change = (adapter.delta(name) - adapter.delta(name, start.to(adapter.theta))).float().to(part.device)
+        dot -= float((change * part).sum())
+        moved += float(change.square().sum())
+        square += float(part.square().sum())
+    return dot / (moved * square) ** 0.5 if moved else None
+
+
+@torch.no_grad()
+def change_norm(student: Student, start: Float[Tensor, " N"]) -> float:
+    """Compute the Frobenius norm of the change of all adapted weights since theta was `start`.
+
+    Only this norm can be compared between adapters. Where bases are orthonormal and what is trained enters linearly it
+    is the norm of theta's change.
+    """
+    adapter = student.adapter
+    if isinstance(adapter, Antipasto) or (isinstance(adapter, Lora) and adapter.freeze_a):
+        return float((adapter.theta - start.to(adapter.theta)).norm())
+    names = [name for name in target_linears(student.model) if name in adapter.layout.names]
+    then = start.to(adapter.theta)
+    return sum(float((adapter.delta(name) - adapter.delta(name, then)).square().sum()) for name in names) ** 0.5
+
+
+def basis_overlap(theta: Float[Tensor, " N"], start: Float[Tensor, " N"], student: Student) -> float:
+    """Compute the overlap ||Q_t' Q_0||^2 / r of the row spaces of the A halves, the mean over modules, at most 1.
+
+    Q are orthonormal bases of the rows of A in `theta` and in `start`. It is 1 where A, or the singular basis, is
+    frozen.
+    """
+    adapter = student.adapter
+    if not isinstance(adapter, Lora) or adapter.freeze_a:
+        return 1.0
+    overlaps = []
+    for name, place in adapter.layout.slices.items():
+        if name.endswith(A_HALF):
+            # Orthonormal bases of the rows of A, [I, r] each.
+            now, then = (torch.linalg.qr(flat[place].view(adapter.rank, -1).T)[0] for flat in (theta, start))
+            overlaps.append(float((now.T @ then).square().sum()) / adapter.rank)
+    return sum(overlaps) / len(overlaps)

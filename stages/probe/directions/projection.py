@@ -61,6 +61,7 @@ def project(
     gradient, reverse takes twice the part toward the hack. Modules that did not fire keep their bits, and the given
     tensor is not changed.
     """
+    # A copy: the caller compares what came in with what went out, and `removed` checks that memory is not shared.
     out = gradient.clone()
     parts, outs = direction.layout.split(gradient), direction.layout.split(out)
     if mode == "none":
@@ -69,6 +70,7 @@ def project(
         fired = tuple(name for name in direction.modules if bool(parts[name].norm() > FLOOR))
     else:
         fired = tuple(name for name in direction.modules if bool(parts[name] @ direction.means[name] > 0))
+    # Fire or not by the mean, remove the span of the axes: relu on each axis would depend on the rotation of the basis.
     strength = 2 * beta if mode == "reverse" else beta
     for name in fired:
         outs[name] -= strength * (direction.axes[name].T @ (direction.axes[name] @ parts[name]))
@@ -86,14 +88,13 @@ def account(
 
     Taking `strength` times a part of square a^2 leaves the squared norm smaller by strength (2 - strength) a^2.
     """
-
-    def squares_along(gradient: Float[Tensor, " N"]) -> dict[str, float]:
-        parts = direction.layout.split(gradient.double())
-        return {name: float((direction.axes[name].double() @ parts[name]).square().sum()) for name in direction.modules}
-
+    # In float64: conservation is checked to 1e-4 of the squared norm, a difference of two nearly equal numbers.
     square_before, square_after = (float(gradient.double().square().sum()) for gradient in (before, after))
     square = max(square_before, FLOOR)
-    along_before, along_after = squares_along(before), squares_along(after)
+    along_before, along_after = (
+        {name: float((direction.axes[name].double() @ parts[name]).square().sum()) for name in direction.modules}
+        for parts in (direction.layout.split(gradient.double()) for gradient in (before, after))
+    )
     norms = dict(zip(direction.layout.names, direction.layout.norms(before).tolist(), strict=True))
     taken = strength * (2 - strength) * sum(along_before[name] for name in fired)
     return Projection(
@@ -129,6 +130,7 @@ class Descent:
     def __init__(
         self, theta: Float[Tensor, " N"], config: DescentConfig, mode: ProjectionMode, direction: Direction
     ) -> None:
+        # On the CPU, as v and stored gradients are.
         self.start = theta.detach().clone().cpu()
         self.theta = self.start.clone().requires_grad_()
         self.config, self.mode, self.direction = config, mode, direction
@@ -146,10 +148,13 @@ class Descent:
         config, direction = self.config, self.direction
         projects_gradient, projects_update = (config.project_on in (where, "both") for where in ("grad", "update"))
         out, removal = project(gradient, direction, self.mode if projects_gradient else "none", config.beta)
+        # Clipping after projection: the limit then counts for what the optimiser sees.
         before = self.theta.detach().clone()
         self.theta.grad = out * min(1.0, config.clip / max(float(out.norm()), 1e-12))
         self._optimiser.step()
         update = before - self.theta.detach()
+        # Adam divides each number by its own scale, so its update has a part along v even if its gradient has none: in
+        # a toy model |cos| .05 on average and up to .20, under SGD 0.
         kept, update_removal = project(update, direction, self.mode if projects_update else "none", config.beta)
         with torch.no_grad():
             self.theta.copy_(before - kept)
@@ -180,6 +185,7 @@ class Descent:
 
     def save(self, path: Path) -> None:
         """Write theta and the optimiser's state."""
+        # Adam's moments and its count of steps are tensors; a safetensors file can hold nothing else.
         state = {name: value for name, value in self._optimiser.state[self.theta].items() if isinstance(value, Tensor)}
         write_tensors(path, {"theta": self.theta.detach(), **state}, {})
 

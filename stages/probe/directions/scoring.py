@@ -69,6 +69,7 @@ def remove_contrasts(units: Units, rows: Float[Tensor, "S N"]) -> Units:
 
     With honest answers' gradients as rows, what is left of v is not right against wrong, nor short against long.
     """
+    # S centred rows span at most S - 1 dimensions; the last singular vector is arbitrary.
     axes = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)[2][: len(rows) - 1].to(units)
     rest = units - (units @ axes.T) @ axes
     return rest / rest.norm(dim=-1, keepdim=True).clamp(min=FLOOR)
@@ -101,8 +102,10 @@ def draw_families(
     half = len(pairs) // 2
     splits = {"perm_pairs": (torch.cat([hack, clean]), len(pairs)), "clean_clean": (clean, half)}
     for family, (sides, first) in (splits | {"hack_hack": (hack, half)}).items():
+        # One seed for all: clean_clean and hack_hack split the pairs in the same way.
         generator = torch.Generator().manual_seed(seed + 2)
         signs = torch.full((draws, len(sides)), -1.0 / (len(sides) - first))
+        # Each draw is a contrast of means, one product of signs and gradients.
         for line in signs:
             line[torch.randperm(len(sides), generator=generator)[:first]] = 1.0 / first
         families[family] = unit_by_module(direction.layout, signs @ sides, direction.modules)
@@ -189,6 +192,7 @@ def hack_scale(direction: Direction, pairs: PairGradients, loss: LossKind) -> Ha
     A pair's own difference is a part of v and would lift its hack's cosine, so each is measured without.
     """
     differences, (hack, clean) = pairs.differences(loss), pairs.weighted(loss)
+    # The sum less a pair's own difference, scaled to norm 1, is v made from the other pairs.
     others = unit_by_module(direction.layout, differences.sum(0) - differences, direction.modules)
     units = remove_contrasts(others, clean[: len(pairs) // 2])
     means = []
@@ -217,7 +221,7 @@ def placebo_rows(placebos: Placebos, sums: Float[Tensor, "R N"], direction: Dire
     """Build the `placebo/1` rows: each draw's cos_stack with every row, null where undefined, and its cosine with v."""
     scores = stacked_cosines(sums, placebos.units, direction.inside, len(direction.modules))
     with_v = (placebos.units @ direction.unit / len(direction.modules)).tolist()
-    counts = dict.fromkeys(placebos.families, 0)
+    counts = dict.fromkeys(placebos.families, 0)  # numbers the draws within a family
     rows = []
     for index, family in enumerate(placebos.families):
         column = [finite_or_none(value) for value in scores[:, index]]
@@ -236,6 +240,7 @@ def step_placebos(
     random = [index for index, family in enumerate(placebos.families) if family in RANDOM]
     layout, units = direction.layout, placebos.units[random]
     fired, energy = [], []
+    # One step's gradient at a time, all draws at once.
     for gradient in steps:
         dots = layout.sums(units * gradient)[:, direction.indices]
         fired.append((dots > 0).float().mean(-1))

@@ -64,6 +64,7 @@ class ProbeMemory:
 def numbers(shape: ModelShape, adapter: AdapterName, rank: int) -> int:
     """Compute N, the trained numbers of an adapter, which are also those of a gradient."""
     if adapter == "antipasto_paper":
+        # dS [r] and the entries above the diagonal of the turn [r (r - 1) / 2], on what writes to the residual stream.
         of_writers = [place for place, suffix in enumerate(SUFFIXES) if suffix in WRITERS]
         sides = [min(side) for place, side in enumerate(shape.linears) if place % len(SUFFIXES) in of_writers]
         return sum(r + r * (r - 1) // 2 for r in (min(rank, full) for full in sides))
@@ -83,14 +84,17 @@ def needed(shape: ModelShape, measuring: Measuring) -> ProbeMemory:
     else:
         basis = WIDE * measuring.rank * sum(inputs for inputs, _ in shape.linears)
     whole = numbers(shape, measuring.adapter, measuring.rank)
+    # Numbers that autograd keeps for a token: KEPT for each number that goes into or comes out of a Linear.
     kept = KEPT * WIDE * sum(inputs + outputs for inputs, outputs in shape.linears)
     if measuring.checkpointing:
+        # One activation a layer, and while a layer is computed again all of that layer's.
         kept = WIDE * shape.layers * shape.hidden + kept / shape.layers
     logits = 3 * WIDE * min(LOGITS, measuring.tokens * shape.vocabulary)  # themselves, exponentials, their gradient
     return ProbeMemory(
         weights=shape.bytes * shape.parameters * (1 + measuring.models) + widened,
         change=WIDE * adapted,
         basis=basis,
+        # Twice the rows: as they are measured, and as they are weighted or differenced.
         gradients=WIDE * whole * (2 * measuring.rows + measuring.vectors),
         activations=measuring.tokens * kept + logits,
     )
@@ -110,7 +114,7 @@ def check_memory(
     Those are checkpointing, an eighth of the tokens of a pass, and those that the stage adds.
     """
     shape = model_shape(policy)
-    if shape is None:
+    if shape is None:  # a model that an environment builds, or a shape that is not known before loading
         return
     total, room = needed(shape, measuring), available(device(policy.device))
     if total.total <= room:
@@ -121,6 +125,7 @@ def check_memory(
         f"max_tokens={fewer}": replace(measuring, tokens=fewer),
         **more_ways,
     }
+    # Settings that save less than 1 % are no help and are left out of the message.
     sums = {words: needed(shape, way).total for words, way in ways.items()}
     less = [f"{words} ({value / GIB:.1f} GiB)" for words, value in sums.items() if value < 0.99 * total.total]
     raise UsageError(

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from stages.losses.reduction import token_log_probs
-from stages.probe.adapters.attach import Forward, Layout, ProbeAdapter, attached, replaced_forwards, wide_linear
+from stages.probe.adapters.attach import Layout, ProbeAdapter, attached, replaced_forwards, wide_linear
 from stages.probe.pool.tokens import TokenBatch, TokenRow
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def per_sample_gradients(
 
     The model must hold the adapter folded in; all its weights are frozen afterwards.
     """
+    # No gradient of a weight is computed; the embedded tokens alone require grad, so that every layer is reached.
     model.requires_grad_(False)
 
     def tap(module: str, x: Tensor, g: Tensor) -> Tensor | None:
@@ -63,6 +64,7 @@ def per_sample_gradients(
 
     with torch.enable_grad(), tapped(model, tap):
         logps = own_log_probs(model, batch)
+        # The sum, not the mean: the gradient of a Linear's outputs at (row, token) is then that of the row's own loss.
         loss(logps).sum().backward()
     return logps.detach()
 
@@ -76,6 +78,7 @@ def own_log_probs(model: "PreTrainedModel", batch: TokenBatch, held: int = LOGIT
     """
     embedded = model.get_input_embeddings()(batch.ids).requires_grad_(torch.is_grad_enabled())
     hidden = model.base_model(inputs_embeds=embedded, attention_mask=batch.attention, use_cache=False).last_hidden_state
+    # Logits at t predict token t + 1, hence the shift. Of 8,192 tokens of Qwen3 all logits would take 5 GB in float32.
     next_is_own = batch.own[:, 1:]
     states, targets = hidden[:, :-1][next_is_own], batch.ids[:, 1:][next_is_own]
     count = max(1, held // model.get_output_embeddings().weight.shape[0])
@@ -90,6 +93,7 @@ def own_log_probs(model: "PreTrainedModel", batch: TokenBatch, held: int = LOGIT
 def _head_log_probs(
     model: "PreTrainedModel", states: Float[Tensor, "own H"], targets: Int[Tensor, " own"]
 ) -> Float[Tensor, " own"]:
+    # In float32 before the softmax: bfloat16 has 8 bits, too few for a sum over 151,936 exponentials.
     logits = model.get_output_embeddings()(states)
     return token_log_probs(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets)
 
@@ -101,11 +105,7 @@ def tapped(model: "PreTrainedModel", tap: Tap) -> Iterator[None]:
     A custom autograd function rather than hooks: under (non-reentrant) gradient checkpointing its forward runs again,
     its backward once.
     """
-
-    def make(name: str, linear: nn.Linear) -> Forward:
-        return lambda x: _Tapped.apply(x, linear.weight, linear.bias, name, tap)
-
-    with replaced_forwards(model, make):
+    with replaced_forwards(model, lambda name, linear, x: _Tapped.apply(x, linear.weight, linear.bias, name, tap)):
         yield
 
 
@@ -120,25 +120,10 @@ class _Tapped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
+        # The tap may know the gradient of x already, by fewer products than g W takes.
         x, weight = ctx.saved_tensors
         found = ctx.tap(ctx.name, x, g)
         return wide_linear(g, weight.T) if found is None else found, None, None, None, None
-
-
-class RowSink:
-    """A sink that keeps whole gradients."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout, self._parts = layout, dict[str, Tensor]()
-
-    def __call__(self, name: str, contribution: Float[Tensor, "B n"]) -> None:
-        """Keep one module's gradients."""
-        self._parts[name] = contribution
-
-    @property
-    def flat(self) -> Float[Tensor, "B N"]:
-        """Each row's gradient."""
-        return torch.cat([self._parts[name] for name in self.layout.names], dim=-1)
 
 
 class TotalSink:
@@ -150,7 +135,7 @@ class TotalSink:
     def __init__(self, layout: Layout, weights: Float[Tensor, " R"], device: torch.device | str = "cpu") -> None:
         self._weights = weights.to(device)
         self.total: Float[Tensor, " N"] = torch.zeros(layout.width, device=device)
-        self._parts = layout.split(self.total)
+        self._parts = layout.split(self.total)  # views, so that adding to a part adds to the total
 
     def of(self, indices: Sequence[int]) -> Sink:
         """Return the sink of the batch that holds these rows."""
@@ -194,7 +179,10 @@ class DotSink:
 @contextmanager
 def checkpointed(model: "PreTrainedModel") -> Iterator[None]:
     """Keep one activation a layer and compute the others again in the backward pass."""
+    # Non-reentrant, under which `tapped` calls its tap once a module.
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # transformers checkpoints in training mode only (`GradientCheckpointingLayer`, 5.x); Qwen3 has no dropout by
+    # default, so that nothing else changes.
     was_training = model.training
     model.train()
     try:

@@ -23,10 +23,17 @@ ROWS, INDEX = "gradients.bin", "index.json"
 
 
 class GradientStore:
-    """A [rows, N] matrix in a folder, with the layout of its columns and the settings that gave its rows."""
+    """A [rows, N] matrix in a folder, with the layout of its columns and the settings that gave its rows.
 
-    def __init__(self, folder: Path, layout: Layout, file: RowFile, facts: Mapping[str, Any]) -> None:
-        self.folder, self.layout, self._file, self.facts = folder, layout, file, facts
+    `kept` is False where a replay kept sums alone, so that there are no rows; `file` is the matrix on disk.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open an existing store; `BadInput` when its index is missing or its file has another size."""
+        index = store.read_json(folder / INDEX)
+        self.folder, self.layout, self.facts = folder, Layout(dict(index["layout"])), index["facts"]
+        self.file = RowFile(folder / ROWS, index["rows"], self.layout.width, getattr(torch, index["dtype"]))
+        self.kept = len(self.file.rows) > 0
 
     @classmethod
     def create(
@@ -39,35 +46,19 @@ class GradientStore:
         index = {"layout": list(layout.sizes.items()), "rows": rows, "dtype": dtype, "facts": dict(facts)}
         if (folder / INDEX).exists() and store.digest(store.read_json(folder / INDEX)) != store.digest(index):
             raise BadInput(f"{folder} holds gradients of something else. Start anew with --clean.")
+        # The index is written before the file exists: an attempt killed in between leaves a store that opens empty.
         store.write_json(folder / INDEX, index)
-        return cls.open(folder)
-
-    @classmethod
-    def open(cls, folder: Path) -> "GradientStore":
-        """Open an existing store; `BadInput` when its index is missing or its file has another size."""
-        index = store.read_json(folder / INDEX)
-        layout = Layout(dict(index["layout"]))
-        file = RowFile(folder / ROWS, index["rows"], layout.width, getattr(torch, index["dtype"]))
-        return cls(folder, layout, file, index["facts"])
+        return cls(folder)
 
     @property
     def rows(self) -> Float[Tensor, "rows N"]:
         """All rows, in the type on disk; slices are read when they are used. `BadInput` where none was kept."""
-        if not len(self._file.rows):
+        if not self.kept:
             raise BadInput(
                 f"{self.folder} holds no gradients, because its replay kept sums alone. Replay with --set keep=rows."
             )
-        return self._file.rows
-
-    @property
-    def kept(self) -> bool:
-        """True where rows were kept."""
-        return len(self._file.rows) > 0
+        return self.file.rows
 
     def put(self, start: int, gradients: Float[Tensor, "B N"]) -> None:
-        """Write consecutive rows from number `start` on."""
-        self._file.rows[start : start + len(gradients)] = gradients.to("cpu", self._file.rows.dtype)
-
-    def flush(self) -> None:
-        """Make everything written so far durable."""
-        self._file.flush()
+        """Write consecutive rows from number `start` on; they are durable after `file.flush()`."""
+        self.file.rows[start : start + len(gradients)] = gradients.to("cpu", self.file.rows.dtype)

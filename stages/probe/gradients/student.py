@@ -6,9 +6,10 @@ Shapes: B rows, R rows of all batches, T tokens, I inputs of a Linear, r its sin
 own: a row's own tokens.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -17,14 +18,13 @@ from torch.nn import functional as F
 
 from stages.policy.base import PolicyConfig
 from stages.probe.adapters.antipasto import RotatedAntipasto, pick_dims
-from stages.probe.adapters.attach import Folded, Forward, ProbeAdapter, in_float32, replaced_forwards, target_linears
+from stages.probe.adapters.attach import Folded, ProbeAdapter, in_float32, replaced_forwards, target_linears
 from stages.probe.adapters.choose import Start, check_spectrum, open_adapter
 from stages.probe.adapters.lora import Lora
 from stages.probe.adapters.names import SPECTRAL, AdapterName
 from stages.probe.adapters.spectrum import Spectrum, load_spectrum
 from stages.probe.gradients.per_sample import (
     RowLoss,
-    RowSink,
     Sink,
     TotalSink,
     mean_weights,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-T = TypeVar("T")
 LossOf = Callable[[list[int], TokenBatch], RowLoss]
 """The loss of a batch that holds the rows with these indices."""
 MAX_TOKENS = 8192
@@ -85,68 +84,56 @@ class Student:
 
         A batch holds at most `max_tokens` padded tokens (None: the student's), but at least one row.
         """
+        # Filled module by module: a step's gradients exist once, and no more than a module's are on the accelerator.
+        wide = torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
+        flat = torch.zeros(len(rows), self.adapter.layout.width, dtype=wide)
+        parts = self.adapter.layout.split(flat)
 
-        def measure(indices: list[int], batch: TokenBatch) -> Iterable[tuple[Tensor, Tensor]]:
-            sink = RowSink(self.adapter.layout)
-            logps = per_sample_gradients(self.model, self.adapter, batch, sink, loss_of(indices, batch))
-            return zip(sink.flat.cpu(), _own_values(logps, batch), strict=True)
+        def sink_of(indices: list[int]) -> Sink:
+            def put(name: str, contribution: Float[Tensor, "B n"]) -> None:
+                parts[name][indices] = contribution.cpu()
 
-        measured = self._in_batches(rows, measure, max_tokens)
-        return torch.stack([gradient for gradient, _ in measured]), [logps for _, logps in measured]
+            return put
+
+        return flat, self.stream(rows, sink_of, loss_of, max_tokens)
 
     def stream(
         self,
         rows: Sequence[TokenRow],
-        sink_of: Callable[[list[int]], Sink],
+        sink_of: Callable[[list[int]], Sink] | None,
         loss_of: LossOf = lambda indices, batch: token_sum,
+        max_tokens: int | None = None,
     ) -> list[Float[Tensor, " own"]]:
         """Pass each batch's gradients, module by module, to the sink that `sink_of` returns for its rows' indices.
 
-        Returns own tokens' log-probs in nats, in the order given, on the CPU. No row's whole gradient is ever held: for
-        gradients of which sums alone are needed, and those that are too large to keep.
+        Returns own tokens' log-probs in nats, in the order given, on the CPU; without `sink_of` there is no backward
+        pass. No row's whole gradient is ever held: for gradients of which sums alone are needed, and those that are too
+        large to keep.
         """
-
-        def measure(indices: list[int], batch: TokenBatch) -> Iterable[Tensor]:
-            return _own_values(
-                per_sample_gradients(self.model, self.adapter, batch, sink_of(indices), loss_of(indices, batch)), batch
-            )
-
-        return self._in_batches(rows, measure)
+        logps: dict[int, Float[Tensor, " own"]] = {}
+        # In float32 at least, whatever the weights' type: in bfloat16 single rows' cosines are off by up to .04.
+        with in_float32(self.model):
+            # Batches of similar length: at 256 tokens 8 rows at once are 1.44 times as fast as single rows, 1.13 times
+            # with 20 % of pads.
+            for indices in by_length([len(row) for row in rows], max_tokens or self.max_tokens):
+                batch = collate([rows[i] for i in indices]).to(self.device)
+                if sink_of is None:
+                    found = own_log_probs(self.model, batch)
+                else:
+                    sink, loss = sink_of(indices), loss_of(indices, batch)
+                    found = per_sample_gradients(self.model, self.adapter, batch, sink, loss)
+                logps.update((i, values[own].cpu()) for i, values, own in zip(indices, found, batch.own, strict=True))
+        return [logps[index] for index in range(len(rows))]
 
     @torch.no_grad()
     def log_probs(self, rows: Sequence[TokenRow]) -> list[Float[Tensor, " own"]]:
         """Compute the log-probs of each row's own tokens in nats, in the order given, on the CPU."""
-        return self._in_batches(rows, lambda _, batch: _own_values(own_log_probs(self.model, batch), batch))
-
-    def _in_batches(
-        self,
-        rows: Sequence[TokenRow],
-        measure: Callable[[list[int], TokenBatch], Iterable[T]],
-        max_tokens: int | None = None,
-    ) -> list[T]:
-        """Call `measure` on batches of similar length, and return its values for all rows in the order given.
-
-        Computed in float32 at least, whatever the weights' type: in bfloat16 single rows' cosines are off by up to .04.
-        """
-        values: dict[int, T] = {}
-        with in_float32(self.model):
-            for indices in by_length([len(row) for row in rows], max_tokens or self.max_tokens):
-                batch = collate([rows[i] for i in indices]).to(self.device)
-                values.update(zip(indices, measure(indices, batch), strict=True))
-        return [values[index] for index in range(len(rows))]
-
-    def mean_losses(self, rows: Sequence[TokenRow]) -> Float[Tensor, " B"]:
-        """Compute each row's mean NLL over its own tokens, in nats a token."""
-        return torch.stack([-logps.mean() for logps in self.log_probs(rows)])
+        return self.stream(rows, None)
 
     def weight_scale(self) -> float:
         """Return the root mean square singular value of the adapted weights, the unit of a small change of theta."""
         linears = target_linears(self.model).values()
         return sum(float(m.weight.detach().float().norm()) / min(m.weight.shape) ** 0.5 for m in linears) / len(linears)
-
-
-def _own_values(values: Float[Tensor, "B T"], batch: TokenBatch) -> list[Float[Tensor, " own"]]:
-    return [row[own].cpu() for row, own in zip(values, batch.own, strict=True)]
 
 
 def adapt(model: "PreTrainedModel", tokenizer: Any, adapter: ProbeAdapter) -> Student:
@@ -195,6 +182,7 @@ def start_from_pairs(
     adapter = student.adapter
     if isinstance(adapter, Lora) and adapter.kind == "lora_warmup":
         rows = [side for pair in pairs for side in pair]
+        # All pairs in every step: the start must not depend on an order or a seed of batches.
         theta = adapter.theta.detach().clone().requires_grad_()
         optimiser = torch.optim.Adam([theta], lr=WARM_UP_RATE)
         for _ in range(warmup_steps):
@@ -207,6 +195,7 @@ def start_from_pairs(
         student.folded.refold()
     if isinstance(adapter, RotatedAntipasto) and spectrum is not None:
         dims = choose_dims(student, pairs, spectrum, adapter.rank)
+        # The new adapter has other coordinates, so it is folded into the clean weights and not on top of the old one.
         student.folded.restore()
         weight = next(student.model.parameters())
         rotated = RotatedAntipasto(spectrum, adapter.rank, seed=seed, dims=dims).to(weight.device, weight.dtype)
@@ -222,41 +211,34 @@ def choose_dims(student: Student, pairs: Pairs, spectrum: Spectrum, rank: int) -
     Of each row the mean of Vh x over its own tokens is taken, and that of its absolute value; `pick_dims` ranks by
     them.
     """
+    # The adapter starts near the model, not at it (`RotatedAntipasto`): at theta = 0 the inputs are the model's own.
     student.move_to(torch.zeros_like(student.adapter.theta))
     rows = [side for pair in pairs for side in pair]
     bases = {n: f.Vh.to(student.device) for n, f in spectrum.factors.items() if n in student.adapter.layout.names}
     found: dict[str, dict[int, Float[Tensor, "two r"]]] = {name: {} for name in bases}
+
+    def record(
+        indices: list[int], own: Float[Tensor, "B T one"], name: str, linear: nn.Linear, x: Float[Tensor, "B T I"]
+    ) -> Float[Tensor, "B T O"]:
+        """Compute the Linear, and keep its inputs' means along the singular directions, over the rows' own tokens."""
+        if name in bases:
+            along = F.linear(x.float(), bases[name]) * own
+            means = torch.stack([along.sum(1), along.abs().sum(1)]) / own.sum(1)
+            found[name].update(zip(indices, means.cpu().unbind(1), strict=True))
+        return F.linear(x, linear.weight, linear.bias)
+
     for indices in by_length([len(row) for row in rows], student.max_tokens):
-        batch, means = collate([rows[i] for i in indices]).to(student.device), dict[str, Tensor]()
-        with replaced_forwards(student.model, _record_inputs(bases, batch, means)):
+        batch = collate([rows[i] for i in indices]).to(student.device)
+        with replaced_forwards(student.model, partial(record, indices, batch.own[..., None].float())):
             own_log_probs(student.model, batch)
-        for name, both in means.items():
-            found[name].update(zip(indices, both.cpu().unbind(1), strict=True))
     dims = {}
     for name, of in found.items():
         mean, size = torch.stack([of[i] for i in range(len(rows))], dim=1)
+        # Rows alternate hack, clean.
         turned = mean[0::2].mean(0) - mean[1::2].mean(0)
         scores = (size[1::2].mean(0), size[0::2].mean(0), turned.abs())
         dims[name] = pick_dims([spectrum.factors[name].S * score for score in scores], rank)
     return dims
-
-
-def _record_inputs(
-    bases: dict[str, Tensor], batch: TokenBatch, means: dict[str, Float[Tensor, "two B r"]]
-) -> Callable[[str, nn.Linear], Forward]:
-    """Return a maker of forwards that put their inputs' means along `bases`, over own tokens, into `means`."""
-    own = batch.own[..., None].float()
-
-    def make(name: str, linear: nn.Linear) -> Forward:
-        def forward(x: Float[Tensor, "B T I"]) -> Float[Tensor, "B T O"]:
-            if name in bases:
-                along = F.linear(x.float(), bases[name]) * own
-                means[name] = torch.stack([along.sum(1), along.abs().sum(1)]) / own.sum(1)
-            return F.linear(x, linear.weight, linear.bias)
-
-        return forward
-
-    return make
 
 
 def dr_grpo(
@@ -278,6 +260,7 @@ def dr_grpo(
             old[batch.own] = torch.cat([behaviour[i] for i in indices]).to(old)
 
         def loss(logps: Float[Tensor, "B T"]) -> Float[Tensor, " B"]:
+            # Without old log-probs exp(logps - logps) is 1, but its gradient is that of the log-prob.
             ratio = (logps - (logps.detach() if old is None else old)).exp()
             kept = torch.minimum(ratio * scale, ratio.clamp(1 - EPSILON, 1 + EPSILON) * scale)
             return -(kept * batch.own).sum(-1) / (num_rows * l_max)
@@ -323,6 +306,8 @@ def ratio_report(
     ratios = [log_ratio.exp() for log_ratio in log_ratios]
     learned = [(rho, a) for rho, a in zip(ratios, advantages, strict=True) if a]
     total = max(sum(len(rho) for rho, _ in learned), 1)
+    # A row's weight is a product over hundreds of tokens: less the largest before exp, so that none overflows; the
+    # effective sample size does not depend on a common factor.
     log_weights = torch.stack([log_ratio.sum() for log_ratio in log_ratios]).double()
     weights = (log_weights - log_weights.max()).exp()
     tokens = torch.cat(ratios)

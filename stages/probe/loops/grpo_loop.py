@@ -10,7 +10,6 @@ Arms and generators: `stages.probe.grpo`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,8 @@ from torch import Tensor, nn
 from stages.envs.config import EnvConfig, EnvStageConfig
 from stages.errors import BadInput
 from stages.policy.local import LocalPolicy, load_model
-from stages.probe.adapters.names import LORA_PREFIX, check_arm, is_random, projection_mode
-from stages.probe.checks.check import EXIT_CODES, table, verdict
+from stages.probe.adapters.names import LORA_PREFIX, PROJECTION_MODES, check_arm
+from stages.probe.checks.check import write_checks
 from stages.probe.checks.contrast_checks import rate
 from stages.probe.checks.guards import (
     MAX_BAD_STEPS,
@@ -32,9 +31,8 @@ from stages.probe.checks.guards import (
     ratios_carry_signal,
     rewards_vary,
 )
-from stages.probe.directions.drift import change_norm
 from stages.probe.directions.extraction import extract_again, open_probe
-from stages.probe.directions.metrics import probe_rows, stream
+from stages.probe.directions.metrics import change_norm, probe_rows, stream
 from stages.probe.directions.projection import Descent
 from stages.probe.directions.scoring import random_axes
 from stages.probe.gradients.per_sample import TotalSink
@@ -99,6 +97,7 @@ class GrpoLoop:
             )
             return rate(rows, "hacked") or 0.0
 
+        # Found once and kept: the bisection depends on sampled answers, and a resumed run must train the same student.
         kept = self.out.journal.get("alpha")
         if kept is not None:
             alpha = float(kept["alpha"])
@@ -106,6 +105,7 @@ class GrpoLoop:
             alpha, measured = find_alpha(hack_rate) if config.alpha is None else (config.alpha, None)
             self.out.write("alpha", {"alpha": alpha, "hack_rate": measured})
         set_between(student.model, base, teacher, alpha)
+        # Folded anew: the clean weights are those of the mixture now.
         self.student = adapt(student.model, student.tokenizer, student.adapter)
 
     def run_seed(self, seed: int) -> None:
@@ -115,11 +115,12 @@ class GrpoLoop:
         evaluated all the same: one that learned to hack fully is given up too.
         """
         config, out = self.config, self.out
-        removed = random_axes(self.direction, seed) if is_random(config.arm) else self.direction
-        descent = Descent(self.start, config.descent, projection_mode(config.arm), removed)
-        accounts = self._accounts(seed)
+        random = config.arm.endswith("projected_random")
+        removed = random_axes(self.direction, seed) if random else self.direction
+        descent = Descent(self.start, config.descent, PROJECTION_MODES[config.arm], removed)
+        accounts, states = self._accounts(seed), out.scratch("states")
         if accounts:
-            descent.load(self._state(seed, len(accounts) - 1))
+            descent.load(states / f"seed{seed}_step_{len(accounts) - 1:03d}.safetensors")
         self.student.move_to(descent.theta)
         for number in range(len(accounts), config.steps):
             out.progress(f"steps of seed {seed}", number, config.steps)
@@ -137,18 +138,19 @@ class GrpoLoop:
             account |= before
             # The journal's line, which makes the step finished, is written last.
             write_step(out, number, rows, account, folder=f"seed{seed}")
-            descent.save(self._state(seed, number))
-            out.write(_step_key(seed, number), {"account": account})
+            descent.save(states / f"seed{seed}_step_{number:03d}.safetensors")
+            out.write(f"seed{seed}/step_{number:03d}", {"account": account})
             accounts.append(account)
-        if accounts and out.journal.get(_end_key(seed)) is None:
+        if accounts and out.journal.get(f"seed{seed}/end") is None:
             out.raise_if_stopped()
-            out.write(_end_key(seed), {"rates": self._evaluate(seed)})
+            out.write(f"seed{seed}/end", {"rates": self._evaluate(seed)})
 
     def _step(self, descent: Descent, seed: int, number: int) -> tuple[Row, list[Row]]:
         """Sample answers, measure them, move the student; returns the step's account and its `probe_row/1` rows."""
         config, student = self.config, self.student
         rows, groups = with_advantages(self._sample(seed, number))
         tokens = [as_tokens(row) for row in rows]
+        # Dr.GRPO's constant is the longest answer of the step; the weights are those of `dr_grpo` at ratio 1.
         l_max = max(row.num_own for row in tokens)
         found = stream(student, tokens, self.direction, [row["advantage"] / (len(rows) * l_max) for row in rows])
         measured = probe_rows(rows, tokens, found.metrics, found.logps, self.direction)
@@ -157,6 +159,7 @@ class GrpoLoop:
         ratios = ratio_report(found.logps, behaviour, advantages)
         gradient = found.total
         if config.generator == "mixed_is":
+            # True ratios differ by token, so the step's gradient is no recombination of token sums.
             total = TotalSink(student.adapter.layout, torch.ones(len(rows)), student.device)
             student.stream(tokens, total.of, dr_grpo(advantages, behaviour, l_max, len(rows)))
             gradient = total.total.cpu()
@@ -193,6 +196,7 @@ class GrpoLoop:
         counts = {"student": config.samples}
         if config.mixed:
             counts = {"teacher": config.samples // 2, "student": config.samples - config.samples // 2}
+        # Another seed for every step: with one for all, a step on the same problem would repeat its answers.
         sampling_seed = int(digest([seed, number])[:12], 16)
         rows = [
             row
@@ -209,6 +213,7 @@ class GrpoLoop:
         student = [row for row in rows if row["src_pool"] == "student"]
         advantages = [row["advantage"] for row in rows]
         hacks = [row["advantage"] for row in rows if row["hacked"]]
+        # Groups of the student's own rows too: with a teacher that always hacks, mixed groups vary while these do not.
         own: dict[str, list[float]] = {}
         for row in student:
             own.setdefault(row["problem_id"], []).append(row["reward"])
@@ -235,6 +240,7 @@ class GrpoLoop:
             "ratio_p50": ratios.p50,
             "ratio_p95": ratios.p95,
             "cos_by_source": {s: mean_known(row["cos_stack"] for row in rows if row["src_pool"] == s) for s in sources},
+            # With ratio 1 in the loss the reported ratios are of no consequence.
             "bailed": ratios.saturated if self.config.generator == "mixed_is" else None,
         }
 
@@ -257,15 +263,12 @@ class GrpoLoop:
             rates[name] = rate(answers(make, policy, tasks, 2, seed, "student", config.max_steps), column)
         return rates
 
-    def _state(self, seed: int, number: int) -> Path:
-        return self.out.scratch("states") / f"seed{seed}_step_{number:03d}.safetensors"
-
     def _accounts(self, seed: int) -> list[Row]:
         """Read the accounts of the seed's finished steps; the last has the rates of the seed's end."""
         accounts: list[Row] = []
-        while (record := self.out.journal.get(_step_key(seed, len(accounts)))) is not None:
+        while (record := self.out.journal.get(f"seed{seed}/step_{len(accounts):03d}")) is not None:
             accounts.append(record["account"])
-        if accounts and (end := self.out.journal.get(_end_key(seed))) is not None:
+        if accounts and (end := self.out.journal.get(f"seed{seed}/end")) is not None:
             accounts[-1] = {**accounts[-1], **end["rates"]}
         return accounts
 
@@ -281,30 +284,20 @@ class GrpoLoop:
         blank = dict.fromkeys(TRAJECTORY.columns)
         rows = [{name: (blank | account | named)[name] for name in TRAJECTORY.columns} for account in accounts]
         checks = [rewards_vary(accounts), ratios_carry_signal(accounts), advantages_favour_hacks(accounts)]
-        status = verdict(checks)
         out.table(TRAJECTORY, rows, "trajectories")
         out.metrics(accounts)
-        out.document("checks", [check.as_json() for check in checks])
-        out.write_file("report.txt", _trace(accounts) + "\n\n" + table(checks) + "\n")
         out.count(planned=len(config.seeds) * config.steps, done=len(accounts))
         alpha = out.journal.get("alpha")
-        out.set_summary(
-            ok=status == "PASS",
-            verdict=status,
-            exit_code=EXIT_CODES[status],
+        write_checks(
+            out,
+            checks,
+            "checks",
+            _trace(accounts) + "\n\n",
             bailed=sorted({account["bailed"] for account in accounts if account["bailed"]}),
             alpha=alpha["alpha"] if alpha else None,
             cos_with_given=float(self.direction.unit @ self.given.unit) / len(self.given.modules),
             **named,
         )
-
-
-def _step_key(seed: int, number: int) -> str:
-    return f"seed{seed}/step_{number:03d}"
-
-
-def _end_key(seed: int) -> str:
-    return f"seed{seed}/end"
 
 
 def _trace(accounts: list[Row]) -> str:
@@ -332,6 +325,7 @@ def set_between(model: nn.Module, base: Mapping[str, Tensor], teacher: Mapping[s
 
 def find_alpha(hack_rate: Callable[[float], float]) -> tuple[float, float]:
     """Find by bisection an alpha with a hack rate of .3 to .6, and that rate; `BadInput` when none is found."""
+    # A wide target: the rate of 64 sampled answers has a standard error of .06.
     low, high = 0.0, 1.0
     for _ in range(ROUNDS):
         alpha = (low + high) / 2

@@ -5,29 +5,36 @@ all steps. What each step must show: T2 and T3 in docs/probe.md.
 """
 
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
 
 from stages.probe.adapters.choose import coordinates
-from stages.probe.adapters.names import LORA_PREFIX, is_random, projection_mode
+from stages.probe.adapters.names import LORA_PREFIX, PROJECTION_MODES
 from stages.probe.adapters.spectrum import link_files, tensors_sha256
-from stages.probe.checks.check import EXIT_CODES, Check, table, verdict
+from stages.probe.checks.check import Check, write_checks
 from stages.probe.checks.guards import b_is_probed, basis_stays, canary, coverage, masks, removed, removed_toward_hack
-from stages.probe.directions.drift import basis_overlap, toward_hack, weight_direction
 from stages.probe.directions.extraction import open_probe, pair_rows
-from stages.probe.directions.metrics import probe_rows, row_metrics, set_first_token_cosines, step_facts, stream
+from stages.probe.directions.metrics import (
+    basis_overlap,
+    probe_rows,
+    row_metrics,
+    set_first_token_cosines,
+    step_facts,
+    stream,
+    toward_hack,
+    weight_direction,
+)
 from stages.probe.directions.projection import Descent, mean_cosine
 from stages.probe.directions.scoring import random_axes
 from stages.probe.gradients.per_sample import mean_weights
 from stages.probe.gradients.store import GradientStore
 from stages.probe.loops.config import ReplayConfig
-from stages.probe.pool.rows import mean_known, read_step, write_step
+from stages.probe.pool.rows import mean_known, write_step
 from stages.probe.pool.tokens import TokenRow, as_tokens
 from stages.runs.artifact import Inputs, RunWriter
 from stages.runs.records import PROBE_ROW, Row
+from stages.runs.store import read_lines
 
 CANARY_ROWS, MASK_ROWS = 2, 8
 
@@ -43,9 +50,11 @@ class Replay:
         self.student.max_tokens = config.max_tokens
         self.contract = inputs.one("pool").manifest.summary["contract_sha256"]
         adapter = self.student.adapter
-        removed_direction = random_axes(self.direction, config.seed) if is_random(config.arm) else self.direction
-        self.descent = Descent(adapter.theta, config.descent, projection_mode(config.arm), removed_direction)
+        random = config.arm.endswith("projected_random")
+        removed_direction = random_axes(self.direction, config.seed) if random else self.direction
+        self.descent = Descent(adapter.theta, config.descent, PROJECTION_MODES[config.arm], removed_direction)
         facts = {**coordinates(adapter), "loss": "token_sum", "arm": config.arm}
+        # With keep=sums the scores are v's own, so `probe score` must know which v that was.
         facts["measured_with"] = tensors_sha256([self.direction.mean])
         kept_rows = num_rows if config.keep == "rows" else 0
         self.store = GradientStore.create(
@@ -58,17 +67,16 @@ class Replay:
         done = 0
         while self.out.finished(f"step_{done:03d}"):
             done += 1
+        self.states = out.scratch("states")
         if done:
-            self.descent.load(self._state(done - 1))
+            self.descent.load(self.states / f"step_{done - 1:03d}.safetensors")
             self.student.move_to(self.descent.theta)
-
-    def _state(self, number: int) -> Path:
-        return self.out.scratch("states") / f"step_{number:03d}.safetensors"
 
     def step(self, number: int, rows: list[Row], offset: int) -> None:
         """Measure a step's rows, move the student, write the step; `offset` is the first row's index in the store."""
         started, config, theta = time.monotonic(), self.config, self.descent.theta
         tokens = [as_tokens(row) for row in rows]
+        # Before the student moves: the guards' oracles are slow, one backward pass a row, and one step shows enough.
         checks = self._guards(rows, tokens) if number == 0 else []
         measured, gradient = self._measure(rows, tokens, offset)
         set_first_token_cosines(self.student, measured, tokens, self.direction, config.first_tokens)
@@ -90,9 +98,9 @@ class Replay:
         measured = [row | repeated | {"grad_store_offset": offset + index} for index, row in enumerate(measured)]
         # Gradients, rows and state first; the journal's line, which makes the step finished, last.
         seconds = time.monotonic() - started
-        self.store.flush()
+        self.store.file.flush()
         write_step(self.out, number, measured, {**account, "seconds": seconds})
-        self.descent.save(self._state(number))
+        self.descent.save(self.states / f"step_{number:03d}.safetensors")
         self.out.write(f"step_{number:03d}", {"diagnostics": account, "checks": [check.row() for check in checks]})
 
     def _measure(self, rows: list[Row], tokens: list[TokenRow], offset: int) -> tuple[list[Row], Float[Tensor, " N"]]:
@@ -111,24 +119,25 @@ class Replay:
 
     def _guards(self, rows: list[Row], tokens: list[TokenRow]) -> list[Check]:
         """Check before the first step that these are the gradients of these rows, and of these tokens."""
-
-        def measure(some: Sequence[TokenRow]) -> Float[Tensor, "B N"]:
-            return self.student.gradients(some)[0]
-
+        student = self.student
+        # Rows from all over the pool: sources and problems differ in what their answers' masks are like.
         spread = list(range(0, len(rows), max(len(rows) // MASK_ROWS, 1)))
         some_rows, some_tokens = [rows[i] for i in spread], [tokens[i] for i in spread]
-        few = some_tokens if self.store.kept else some_tokens[:1]  # row gradients, which may be too large for more
-        on_b = [b_is_probed(measure(few), self.direction)] if self.facts["adapter"] in ("lora", "lora_frozenA") else []
-        return [
-            *on_b,
-            canary(self.student, tokens[:CANARY_ROWS], self.direction, measure),
-            masks(self.student, some_rows, some_tokens, self.student.log_probs, self.config.student.model),
+        checks = [
+            canary(student, tokens[:CANARY_ROWS], self.direction, lambda some: student.gradients(some)[0]),
+            masks(student, some_rows, some_tokens, student.log_probs, self.config.student.model),
         ]
+        if self.facts["adapter"] in ("lora", "lora_frozenA"):
+            # One row where row gradients are too large to keep.
+            few = some_tokens if self.store.kept else some_tokens[:1]
+            checks.insert(0, b_is_probed(student.gradients(few)[0], self.direction))
+        return checks
 
     def finish(self, steps: int, planned: int) -> None:
         """Write tables and gradients of all steps, and judge them; `planned` is the number of the pool's rows."""
-        out, mode = self.out, projection_mode(self.config.arm)
-        rows = [row for number in range(steps) for row in read_step(out, number)]
+        out, mode = self.out, PROJECTION_MODES[self.config.arm]
+        files = [out.path / f"step_{number:03d}.jsonl.gz" for number in range(steps)]
+        rows = [row for path in files for row in read_lines(path)]
         finished = (out.journal.get(f"step_{number:03d}") for number in range(steps))
         records = [record for record in finished if record is not None]
         accounts = [record["diagnostics"] for record in records]
@@ -141,16 +150,14 @@ class Replay:
         if mode == "one_sided":
             checks.append(removed_toward_hack(accounts))
         out.table(PROBE_ROW, rows)
+        # Linked, not copied: the gradients of a pool can take gigabytes.
         out.checkpoint(lambda target: link_files(out.scratch("gradients"), target), "gradients")
-        out.document("checks", [check.as_json() for check in checks])
-        out.write_file("report.txt", table(checks) + "\n")
-        status = verdict(checks)
         out.count(planned=len(rows), done=len(rows), steps=len(accounts))
         out.metrics(accounts)
-        out.set_summary(
-            ok=status == "PASS",
-            verdict=status,
-            exit_code=EXIT_CODES[status],
+        write_checks(
+            out,
+            checks,
+            "checks",
             arm=self.config.arm.removeprefix(LORA_PREFIX),
             adapter=self.facts["adapter"],
             contract_sha256=self.contract,

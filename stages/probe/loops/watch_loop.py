@@ -64,6 +64,7 @@ def weight_coordinates(model: "PreTrainedModel", adapter: ProbeAdapter) -> Float
     """
     parts: dict[str, Tensor] = {}
     for name, linear in target_linears(model).items():
+        # W is far larger than its change in a training step, and the difference of two P(W) is what is wanted.
         weight = linear.weight.detach().double()
         unit = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
         parts |= {n: part[0] for n, part in adapter.row_gradients(name, unit[None], weight.T[None])[0].items()}
@@ -99,6 +100,7 @@ def measure_played(
         measured.append((indices, dots))
 
         def sink(name: str, contribution: Float[Tensor, "B n"]) -> None:
+            # Cosines are over modules with a direction, the policy gradients over all.
             if name in modules:
                 dots(name, contribution)
             for add in adds:
@@ -133,6 +135,7 @@ def policy_weights(rows: Sequence[Row]) -> Float[Tensor, "two R"]:
 def checkpoints(training: Run) -> list[tuple[int, Path | None]]:
     """Return the steps taken before each checkpoint, and its folder: the start (None), those kept, the end."""
     kept = sorted((training.path / "checkpoints").glob("step_*"))
+    # The end may be a kept checkpoint too; then its folder is that of the run's own model.
     found: dict[int, Path | None] = {0: None} | {int(path.name.removeprefix("step_")): path for path in kept}
     return sorted((found | {training.manifest.counts["done"]: training.folder()}).items(), key=lambda item: item[0])
 
@@ -151,9 +154,7 @@ class WatchLoop:
         self.spectrum = load_spectrum(svd.folder()) if svd is not None and spectral else None
         self.families, self.units = watch_directions(self.direction, pairs, self.facts["loss_kind"], placebos, seed)
         self.scale = hack_scale(self.direction, pairs, self.facts["loss_kind"])
-
-    def _tensors(self, step: int) -> Path:
-        return self.out.scratch("measured") / f"step_{step:06d}.safetensors"
+        self.measured = out.scratch("measured")
 
     def _load(self, config: PolicyConfig) -> tuple[Any, Any, ProbeAdapter]:
         model, tokenizer = load_model(config, cache=self.out.cache, listener=self.out.progress)
@@ -189,7 +190,7 @@ class WatchLoop:
             model, _, adapter = self._load(self.start.model_copy(update={"model": str(folder)}))
         rows = [row for row in self.rollouts if row["step"] == step]
         tensors = {"place": weight_coordinates(model, adapter), "scores": torch.zeros(0, len(self.units))}
-        earlier = tensors if before is None else read_tensors(self._tensors(before))[0]
+        earlier = tensors if before is None else read_tensors(self.measured / f"step_{before:06d}.safetensors")[0]
         policy, tensors["push"] = torch.zeros(2, len(tensors["place"])), torch.zeros(len(self.units))
         if rows:
             played = measure_played(student, rows, self.units, self.direction.modules)
@@ -204,12 +205,12 @@ class WatchLoop:
         moved = [(since - tensors["place"]).float() for since in (tensors["start"], earlier["place"])]
         looks = torch.stack([moved[0], tensors["policy_sum"], moved[1], *policy])
         tensors["looks"] = stacked_cosines(looks, self.units, self.direction.inside, 1)
-        write_tensors(self._tensors(step), tensors, {})
+        write_tensors(self.measured / f"step_{step:06d}.safetensors", tensors, {})
         self.out.write(f"step_{step:06d}", {"step": step, "rows": rows})
 
     def finish(self, steps: list[int], draws: Draws) -> tuple[list[Row], Row, list[Check]]:
         """Return the `watched/2` rows of all checkpoints, the alarm as a document, and the checks."""
-        measured = {step: read_tensors(self._tensors(step))[0] for step in steps}
+        measured = {step: read_tensors(self.measured / f"step_{step:06d}.safetensors")[0] for step in steps}
         rows = {step: (self.out.journal.get(f"step_{step:06d}") or {})["rows"] for step in steps}
         found = alarm(np.stack([measured[step]["push"].double().numpy() for step in steps]), self.families)
         separates = self.scale.hack > self.scale.clean
@@ -226,6 +227,7 @@ class WatchLoop:
         facts = {"alarm_at_step": first, "threshold": finite_or_none(found.threshold), "level": LEVEL}
         facts |= {"cos_of_clean_pairs": self.scale.clean, "cos_of_hack_pairs": self.scale.hack}
         scores = np.concatenate([measured[step]["scores"].double().numpy() for step in steps])
+        # A problem played at two checkpoints is two problems: the policy has changed in between.
         played = [row | {"problem_id": f"{step}/{row['problem_id']}"} for step in steps for row in rows[step]]
         t4e = factorial(labelled(played, scores, self.families), draws)
         return watched, facts, [alarm_check(found, first, self.scale), replace(t4e, severity="report")]

@@ -45,9 +45,13 @@ def episode_pool_row(
     `source` is the row's src_pool, `role` its prompt_role, `step` the problem's place in the pool, `adapter` the folder
     of the LoRA in the policy's model.
     """
-    from stages.probe.pool.tokens import episode_row
+    from stages.probe.pool.tokens import sampled_row
 
-    tokens, behaviour = episode_row(episode)
+    # A local model returns ids and log-probs with every sample, so that the row is never None.
+    samples = [step.sample for step in episode.steps]
+    joined = sampled_row([(s.prompt_ids or [], s.completion_ids or [], s.logprobs or []) for s in samples])
+    assert joined is not None  # noqa: S101
+    tokens, behaviour = joined
     last, grade, labels = episode.steps[-1].sample, episode.grade, episode.grade.labels
     opening = list(episode.messages[: episode.steps[0].num_messages])
     label = labels.get("label")
@@ -103,7 +107,11 @@ def run_rows(run: Run, tokenizer: Any, *, source: str, role: str) -> list[Row]:
             continue
         place = places.setdefault(rollout["task_id"], len(places))
         states, last = trace.states(steps), steps[-1]
-        tokens, behaviour = sampled_row(steps) or (rendered_row(tokenizer, states, steps), None)
+        # Ids as they were sampled where every turn stored them; a new rendering may tokenise an answer differently.
+        exact = all(step["prefix_ok"] for step in steps)
+        turns = zip(trace.prompt_ids(steps), steps, strict=True)
+        parts = [(prompt, step["completion_token_ids"], step["logprobs"]) for prompt, step in turns]
+        tokens, behaviour = (exact and sampled_row(parts)) or (rendered_row(tokenizer, states, steps), None)
         row = pool_row(
             list(tokens.prompt_ids),
             list(tokens.completion_ids),
@@ -157,6 +165,7 @@ def recorded_rows(folder: Path, model: str, role: str, eos_id: int, pad_ids: Ite
     files = sorted(folder.glob("*.jsonl.gz"))
     if not files:
         raise BadInput(f"{folder} holds no *.jsonl.gz files of recorded rows.")
+    # In the public pool 87 % of rows carry pads, 90 on average, which comp_len does not count; pads may be end tokens.
     padding = {eos_id, *pad_ids}
     return [
         _recorded_row(row, f"{path.name}, row {number}", model, role, padding, eos_id)
@@ -189,6 +198,7 @@ def _recorded_row(recorded: Row, where: str, model: str, role: str, padding: set
         "src_problem_id": str(recorded.get("src_problem_id", recorded["problem_id"])),
         "step": recorded.get("step", 0),
         "hacked_arbitrary": recorded.get("hacked"),
+        # The reward is .5 for a program that compiles, and 3 more for one that passes.
         "can_compile": None if reward is None else reward > 0,
         "own": [True] * len(ids),
         "n_loss_tokens": len(ids),
@@ -250,11 +260,6 @@ def write_step(out: RunWriter, step: int, rows: list[Row], diagnostics: Row | No
     store.seal_lines(out.path / folder / f"step_{step:03d}.jsonl.gz", [store.encode(row) for row in rows])
     if diagnostics is not None:
         out.document(f"{folder}/step_{step:03d}.diag", diagnostics)
-
-
-def read_step(out: RunWriter, step: int) -> list[Row]:
-    """Read the rows that `write_step` wrote."""
-    return list(store.read_lines(out.path / f"step_{step:03d}.jsonl.gz"))
 
 
 def finite_or_none(value: SupportsFloat) -> float | None:

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from stages.errors import BadInput
 from stages.messages import Message, following_ids, opening_ids
-from stages.rollouts import trace
-from stages.rollouts.agent_loop import Episode
 from stages.runs.records import Row
 
 
@@ -76,6 +74,7 @@ class TokenBatch:
 
 def collate(rows: Sequence[TokenRow], pad_id: int = 0, extra_pads: int = 0) -> TokenBatch:
     """Pad rows on the right to the longest one, and by `extra_pads` more."""
+    # The pad id does not matter: pads are masked, and no own token is one.
     width = max(map(len, rows)) + extra_pads
     ids = [[*row.prompt_ids, *row.completion_ids] for row in rows]
     own = [[False] * len(row.prompt_ids) + list(row.own) for row in rows]
@@ -90,6 +89,7 @@ def by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Group indices into batches of similar length, each of at most `max_tokens` padded tokens, at least one row."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        # In order of length a row is the longest of its batch so far, which decides the batch's padded tokens.
         if batches and (len(batches[-1]) + 1) * lengths[index] <= max_tokens:
             batches[-1].append(index)
         else:
@@ -105,10 +105,6 @@ def token_row(tokenizer: Any, prompt: str | list[Message], answer: str | list[Me
     message ends with the end token, on both sides of a pair alike. `BadInput` when an answer does not begin and end
     with an assistant message.
     """
-
-    def plain(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
     messages = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
     if not messages or {messages[0]["role"], messages[-1]["role"]} != {"assistant"}:
         raise BadInput("An answer begins and ends with a message of the assistant's.")
@@ -124,10 +120,13 @@ def token_row(tokenizer: Any, prompt: str | list[Message], answer: str | list[Me
             ids += observed
             own += [False] * len(observed)
             between = []
-        written = [*plain(message["content"]), tokenizer.eos_token_id]
+        written = [*tokenizer(message["content"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         ids += written
         own += [True] * len(written)
-    return TokenRow(plain(prompt) if isinstance(prompt, str) else opening_ids(tokenizer, prompt), ids, own)
+    if isinstance(prompt, str):
+        # A rendered prompt holds its special tokens as text, so the tokenizer must add none.
+        return TokenRow(tokenizer(prompt, add_special_tokens=False)["input_ids"], ids, own)
+    return TokenRow(opening_ids(tokenizer, prompt), ids, own)
 
 
 def rendered_row(tokenizer: Any, states: list[list[Message]], steps: list[Row]) -> TokenRow:
@@ -137,35 +136,22 @@ def rendered_row(tokenizer: Any, states: list[list[Message]], steps: list[Row]) 
     return token_row(tokenizer, states[0], answer)
 
 
-def sampled_row(steps: list[Row]) -> tuple[TokenRow, list[float | None]] | None:
-    """Read a recorded rollout's ids as they were sampled, with each one's log-prob; None where some were not stored."""
-    prompts = trace.prompt_ids(steps)
-    first = prompts[0]
-    if first is None or any(row["logprobs"] is None or not row["prefix_ok"] for row in steps):
-        return None
-    ids: list[int] = []
-    logps: list[float | None] = []
-    for prompt, row in zip(prompts, steps, strict=True):
-        if prompt is None:
-            return None
-        observed = prompt[len(first) + len(ids) :]
-        ids += [*observed, *row["completion_token_ids"]]
-        logps += [*[None] * len(observed), *row["logprobs"]]
-    return TokenRow(first, ids, [logp is not None for logp in logps]), logps
+def sampled_row(
+    turns: Sequence[tuple[Sequence[int] | None, Sequence[int], Sequence[float] | None]],
+) -> tuple[TokenRow, list[float | None]] | None:
+    """Join the turns of a rollout as they were sampled: (prompt ids, completion ids, log-probs in nats) of each.
 
-
-def episode_row(episode: Episode) -> tuple[TokenRow, list[float | None]]:
-    """Return an episode's ids as a local model sampled them, and the log-prob in nats of each completion token.
-
-    The log-prob is None where the token is not the policy's own.
+    Also returns each completion token's log-prob, None where the token is not the policy's own. Returns None where
+    prompt ids or log-probs of a turn were not stored. Every turn's prompt must begin with the ids of the turns before.
     """
-    first = episode.steps[0].sample
     ids: list[int] = []
     logps: list[float | None] = []
-    start = len(first.prompt_ids or [])
-    for step in episode.steps:
-        prompt, completion = step.sample.prompt_ids or [], step.sample.completion_ids or []
-        observed = prompt[start + len(ids) :]
+    first = turns[0][0]
+    for prompt, completion, sampled in turns:
+        if first is None or prompt is None or sampled is None:
+            return None
+        # What a prompt has more than the ids so far is what the environment answered.
+        observed = prompt[len(first) + len(ids) :]
         ids += [*observed, *completion]
-        logps += [*[None] * len(observed), *(step.sample.logprobs or [])]
-    return TokenRow(first.prompt_ids or [], ids, [logp is not None for logp in logps]), logps
+        logps += [*[None] * len(observed), *sampled]
+    return TokenRow(first or (), ids, [logp is not None for logp in logps]), logps

@@ -21,7 +21,7 @@ OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 def answer_all(source: bytes, file: str, function: str, arguments: list[tuple], out: int) -> NoReturn:
-    """One line for each tuple of arguments: ["v", value] or ["e", name of the exception]."""
+    """Write one line for each tuple of arguments: ["v", value] or ["e", name of the exception]."""
     try:
         target = load(source, file, function)
     except BaseException as error:
@@ -37,7 +37,7 @@ def answer_all(source: bytes, file: str, function: str, arguments: list[tuple], 
 
 
 def load(source: bytes, file: str, function: str) -> Any:
-    """The function of that name in a fresh module, made from a source as if it lay in a file of the work folder."""
+    """Return a function of a fresh module, executed from a source as if it were a file of the work folder."""
     code = compile(source, file, "exec")
     # A candidate may be called protocol.py, or import one: our own modules of such names must not be found instead.
     for name, module in list(sys.modules.items()):
@@ -52,12 +52,12 @@ def load(source: bytes, file: str, function: str) -> Any:
 
 
 def failure(error: BaseException) -> bytes:
-    """The line for a call that raised."""
+    """Return the line for a call that raised."""
     return b'["e",' + encoded(type(error).__name__).encode() + b"]\n"
 
 
 def encoded(value: Any) -> str:
-    """JSON in which containers are tagged lists. Only exact built-in types pass; of any other only its name does."""
+    """Return JSON in which containers are tagged lists; of a value of any but a built-in type only the type's name."""
     # By identity of the type, and by the base type's own methods: a subclass may lie in its __repr__ or __eq__.
     kind = type(value)
     if value is None or kind is bool:

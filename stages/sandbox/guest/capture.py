@@ -35,7 +35,7 @@ class Capture:
             del self._tail[: -self._tail_room]
 
     def kept(self) -> bytes:
-        """Everything, or head, a notice of what was left out, and tail."""
+        """Return everything, or head, a notice of what was left out, and tail."""
         if self.total <= self.limit:
             return bytes(self._head + self._tail)
         head = self._head[:-NOTICE_BYTES]
@@ -44,7 +44,7 @@ class Capture:
         return bytes(head + notice.encode() + tail)
 
     def wipe(self) -> None:
-        """Nothing: what a command of the agent writes is for the agent."""
+        """Do nothing: what a command of the agent writes is for the agent."""
 
 
 class WipedCapture:
@@ -65,7 +65,7 @@ class WipedCapture:
         return count > 0
 
     def kept(self) -> memoryview:
-        """What was kept, where it lies."""
+        """Return a view of what was kept, and no copy, which would not be wiped."""
         return memoryview(self._buffer)[: self.total]
 
     def wipe(self) -> None:

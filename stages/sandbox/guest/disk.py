@@ -32,16 +32,17 @@ class DiskQuota:
         self._closed: list[str] = []
         self._used = self._before = 0
         self._ended = self._due = self._cost_s = 0.0
-        self._measure()
+        for _ in self._scanning():
+            pass
 
     def begin(self) -> None:
-        """A command starts. A folder that is too large already may shrink but not grow: it can be cleaned up."""
+        """Start watching a command. A folder that is too large already may shrink but not grow."""
         self._before = self._used
         self._scan = None
         self._due = max(time.monotonic() + INTERVAL_S, self._ended + RARITY * self._cost_s)
 
     def broken(self, pids: Iterable[int]) -> bool:
-        """Continue the scan, or start one that is due. Whether the folder is known to be too large."""
+        """Continue the scan, or start one that is due; return whether the folder is known to be too large."""
         now = time.monotonic()
         if self._scan is None:
             if now < self._due:
@@ -63,16 +64,13 @@ class DiskQuota:
         return self._too_large(self._used + unnamed)
 
     def end(self, *, broken: bool) -> bool:
-        """The command is over: a last scan, unless one was long and recent. Whether the folder is too large."""
+        """Scan once more after the command, unless a scan was long and recent; return whether it is too large."""
         if not broken and time.monotonic() - self._ended < RARITY * self._cost_s:
             return False
-        self._measure()
-        return broken or self._too_large(self._used)
-
-    def _measure(self) -> None:
         self._scan = None
         for _ in self._scanning():
             pass
+        return broken or self._too_large(self._used)
 
     def _scanning(self) -> Iterator[int]:
         """Yield the running totals of a scan; at its end, record the result and when the next one is due."""
@@ -91,7 +89,7 @@ class DiskQuota:
 
 
 def scan(folder: str, closed: list[str]) -> Iterator[int]:
-    """Running totals in bytes of everything below a folder; the last one is the whole. Adds to `closed`."""
+    """Yield running totals in bytes of everything below a folder, the sum last. Adds unlisted folders to `closed`."""
     used, pending = 0, [folder]
     linked: set[int] = set()
     while pending:
@@ -110,7 +108,7 @@ def scan(folder: str, closed: list[str]) -> Iterator[int]:
 
 
 def entries(folder: str, closed: list[str]) -> Iterator[tuple[int, os.stat_result, str]]:
-    """Number, status and path of each entry of one folder, which is added to `closed` if it cannot be listed."""
+    """Yield number, status and path of each entry of one folder, which is added to `closed` if it cannot be listed."""
     try:
         with os.scandir(folder) as listing:
             for count, entry in enumerate(listing, 1):
@@ -125,7 +123,7 @@ def entries(folder: str, closed: list[str]) -> Iterator[tuple[int, os.stat_resul
 
 
 def unlinked_files(pid: int, closed: list[str]) -> Iterator[tuple[int, int]]:
-    """Inode and bytes of each deleted regular file that a process holds open."""
+    """Yield inode and bytes of each deleted regular file that a process holds open."""
     folder = f"/proc/{pid}/fd"
     try:
         descriptors = os.listdir(folder)
@@ -144,6 +142,6 @@ def unlinked_files(pid: int, closed: list[str]) -> Iterator[tuple[int, int]]:
 
 
 def free_bytes(folder: str) -> int:
-    """Bytes left on the file system of a folder."""
+    """Return the bytes left on the file system of a folder."""
     status = os.statvfs(folder)
     return status.f_bfree * status.f_frsize

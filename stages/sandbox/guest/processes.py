@@ -85,12 +85,15 @@ def end_all(pid: int) -> int:
         # As process 1 to the whole namespace, otherwise to the job's group and to our own children, which include
         # orphans, as we adopt them. In a loop: between two rounds a fork bomb has made new ones.
         if os.getpid() == 1:
-            _kill(-1)
+            targets = [-1]
         else:
-            _kill(-pid)
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
-                for child in file.read().split():
-                    _kill(int(child))
+                targets = [-pid, *map(int, file.read().split())]
+        for target in targets:
+            try:
+                os.kill(target, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
         try:
             ended = os.waitpid(-1, os.WNOHANG)
             while ended[0]:
@@ -99,10 +102,3 @@ def end_all(pid: int) -> int:
         except ChildProcessError:
             return status
         time.sleep(0.0002)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return

@@ -34,14 +34,14 @@ def pack_request(request: dict[str, Any], content: Any = None) -> bytes:
 
 
 def read_request(channel: int) -> Any:
-    """The next request from a descriptor; None at its end."""
+    """Return the next request from a descriptor; None at its end."""
     length = _read_exactly(channel, LENGTH.size)
     body = _read_exactly(channel, LENGTH.unpack(length)[0]) if length else None
     return marshal.loads(body) if body else None  # noqa: S302 (inside the sandbox, written by the host)
 
 
 def read_into(channel: int, size: int) -> bytearray:
-    """The next `size` bytes in a buffer that can be wiped: no other copy of them is made in this process."""
+    """Return the next `size` bytes in a buffer that can be wiped: no other copy of them is made in this process."""
     body = bytearray(size)
     view = memoryview(body)
     while view:

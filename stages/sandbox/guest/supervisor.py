@@ -114,7 +114,7 @@ class SupervisedJob:
         return HEAD.pack(code, timed_out, why, self.capture.total, len(self.capture.kept()))
 
     def _wait(self, ended: int, deadline: float) -> str | None:
-        """None when the child exited, otherwise why it must not go on."""
+        """Wait for the child; return None when it exited, otherwise why it has to be ended."""
         poll = select.poll()
         for descriptor in (self.channel, ended, self.pipe):
             poll.register(descriptor, select.POLLIN)

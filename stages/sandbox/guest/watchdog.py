@@ -31,7 +31,7 @@ class Watchdog:
         self.disk = DiskQuota(work, limits["disk_mb"] * MB)
 
     def look(self) -> str | None:
-        """The first limit that is broken now, or None. Called every few milliseconds."""
+        """Return the first limit that is broken now, or None. Called every few milliseconds."""
         tasks = list(running_tasks())
         if sum(threads for _, threads, _, _ in tasks) > self.max_threads:
             return "processes"
@@ -53,7 +53,7 @@ class Watchdog:
 
 
 def running_tasks() -> Iterator[Task]:
-    """Pid, threads, resident and virtual bytes of every process of the namespace but the supervisor."""
+    """Yield pid, threads, resident and virtual bytes of every process of the namespace but the supervisor."""
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             # The command's name, in brackets, may itself hold brackets and spaces: the fields begin behind the last
@@ -72,7 +72,7 @@ def counted_bytes(path: str, field: bytes, otherwise: int) -> int:
 
 
 def _read(path: str) -> bytes:
-    """A file of /proc; empty when its process is gone."""
+    """Return a file of /proc; empty when its process is gone."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read()

@@ -7,7 +7,7 @@ from pathlib import Path
 from support.models import save_tiny
 from support.server import Reply, answer, serving
 
-from composer_cli.show.follow import Views, follow, view
+from composer_cli.show.follow import Views, follow, repeating, view
 from stages import collect, train
 from stages.runs import runner
 from stages.runs.artifact import Run
@@ -75,12 +75,13 @@ def test_views_of_runs_that_begin_and_end(tmp_path: Path) -> None:
         )
         path = runner.execute("collect", {}, wanted, root=tmp_path).path
     places: list[Path | None] = [None, tmp_path / "missing", path]
-    with Views(every_s=0.01) as views:
-        views.add("collect", lambda: places.pop(0) if len(places) > 1 else places[0])
+    views = Views()
+    with repeating(views.refresh, every_s=0.01):
+        views.folders["collect"] = lambda: places.pop(0) if len(places) > 1 else places[0]
         ends = time.monotonic() + 10
-        while not views.texts() and time.monotonic() < ends:
+        while not views.texts and time.monotonic() < ends:
             time.sleep(0.01)
-        (text,) = views.texts()
+        (text,) = views.texts.values()
         assert text.startswith(f"{path.name}: complete")
         views.remove("collect")
-        assert views.texts() == []
+        assert views.texts == {}

@@ -37,7 +37,7 @@ def test_sixteen_racing_writers_have_one_winner_in_each_of_60_rounds(bucket: Buc
     """Every writer believes that it is time to settle each round, and with others than the next writer does."""
     chosen, rounds = settings(16, quorum=1, grace_s=0.0), 60
     fragments = Fragments({"w": (4,)}, 1)
-    places = [ObjectStore(Bucket(bucket._store, ""), chosen, n, fragments=fragments, rounds=rounds) for n in range(16)]
+    places = [ObjectStore(Bucket(bucket.store, ""), chosen, n, fragments=fragments, rounds=rounds) for n in range(16)]
     gate = threading.Barrier(16)
 
     def race(place: ObjectStore) -> list[tuple[bool, bytes]]:
@@ -46,7 +46,7 @@ def test_sixteen_racing_writers_have_one_winner_in_each_of_60_rounds(bucket: Buc
             state = GlobalState(round_, {"w": np.full(4, round_, np.float32)}, {"w": np.zeros(4, np.float32)})
             gate.wait()
             place.publish(state, bytes([round_, place._replica] * 10)[:8])
-            took_part = place.commit(round_)
+            took_part = place.poll_round(round_)
             seen.append((bool(took_part), bucket.read(f"r/{round_:06d}/commit.json") or b""))
         return seen
 
@@ -68,7 +68,7 @@ def test_a_quorum_goes_on_after_the_grace_period_and_the_slow_one_catches_up(buc
     for _ in range(2):
         for replica, loop in others:
             offered(replica, loop)
-        assert others[0][1]._transport.commit(others[0][1].state.round) in (None, True)
+        assert others[0][1]._transport.poll_round(others[0][1].state.round) in (None, True)
         now[0] += 31
         for _, loop in others:
             assert loop.collect().replicas == (0, 1)
@@ -88,7 +88,7 @@ def test_nobody_waits_for_one_who_left(bucket: Bucket):
     held(pairs)
     for replica, loop in pairs[:2]:
         offered(replica, loop)
-    assert pairs[0][1]._transport.commit(1) is None
+    assert pairs[0][1]._transport.poll_round(1) is None
     now[0] += 61
     for _, loop in pairs[:2]:
         loop.collect()
@@ -106,7 +106,7 @@ def test_one_who_joins_is_waited_for(bucket: Bucket):
     assert joined.state.round == 1 and third.bytes() == pairs[0][0].bytes()
     for replica, loop in pairs:
         offered(replica, loop)
-    assert pairs[0][1]._transport.commit(1) is None
+    assert pairs[0][1]._transport.poll_round(1) is None
     offered(third, joined)
     for loop in (joined, pairs[0][1], pairs[1][1]):
         assert loop.collect().replicas == (0, 1, 2)
@@ -128,7 +128,7 @@ def test_a_survivor_finishes_what_the_winner_began(bucket: Bucket):
     pairs = started(bucket, settings(), 3, clock=lambda: now[0])
     for replica, loop in pairs:
         offered(replica, loop)
-    assert pairs[0][1]._transport.commit(0)  # and is never heard of again
+    assert pairs[0][1]._transport.poll_round(0)  # and is never heard of again
     place = pairs[1][1]._transport
     assert place.reduce(0) is None and bucket.read("r/000000/mean") is None
     now[0] += 61

@@ -72,7 +72,7 @@ def test_without_any_whole_offer_the_round_is_refused(bucket: Bucket):
     pairs = started(bucket, settings(), 2)
     for replica, loop in pairs:
         offered(replica, loop)
-    assert pairs[0][1]._transport.commit(0)
+    assert pairs[0][1]._transport.poll_round(0)
     for key in bucket.keys("r/000000/d/"):
         bucket.write(key, b"x")
     with pytest.raises(InfrastructureError, match="none of the 3 offers of round 0 can be read"):

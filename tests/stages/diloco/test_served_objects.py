@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from stages.diloco.arrays import seal
-from stages.diloco.lighthouse import NONCE, PROOF, WHO, Objects, Secret, answered, fetch, request
+from stages.diloco.lighthouse import NONCE, PROOF, WHO, Objects, Secret, fetch, is_genuine, request_headers
 from stages.errors import UsageError
 
 OURS, THEIRS = Secret("the word of this training"), Secret("another word")
@@ -34,13 +34,15 @@ def asked(objects: Objects, key: str, headers: dict[str, str]) -> tuple[int, byt
 
 
 def test_a_replica_gets_what_it_asks_for_and_knows_from_whom(objects: Objects) -> None:
-    headers = request(OURS, "0001-a", "offer/3")
+    headers = request_headers(OURS, "0001-a", "offer/3")
     status, data, proof = asked(objects, "offer/3", headers)
-    assert (status, data) == (200, OFFER) and objects.taken("offer/3") == {"0001-a"}
-    assert answered(OURS, headers, "offer/3", proof, data)
-    assert not answered(OURS, headers, "offer/3", proof, seal({"round": 3}, b"other weights"))
-    assert not answered(OURS, request(OURS, "0001-a", "offer/3"), "offer/3", proof, data), "of another question"
-    status, data, proof = asked(objects, "mean/3", request(OURS, "0001-a", "mean/3"))
+    assert (status, data) == (200, OFFER) and objects.taken["offer/3"] == {"0001-a"}
+    assert is_genuine(OURS, headers, "offer/3", proof, data)
+    assert not is_genuine(OURS, headers, "offer/3", proof, seal({"round": 3}, b"other weights"))
+    assert not is_genuine(OURS, request_headers(OURS, "0001-a", "offer/3"), "offer/3", proof, data), (
+        "of another question"
+    )
+    status, data, proof = asked(objects, "mean/3", request_headers(OURS, "0001-a", "mean/3"))
     assert (status, data) == (404, b"") and proof
 
 
@@ -66,16 +68,16 @@ def test_who_cannot_prove_to_be_a_replica_is_none(objects: Objects) -> None:
         {},
         {WHO: "0001-a"},
         {WHO: "0001-a", NONCE: "n", PROOF: "not even of one's own alphabet: \u00e9".encode().decode("latin-1")},
-        request(THEIRS, "0001-a", "offer/3"),
-        request(OURS, "0001-a", "state/3"),
-        request(OURS, "0001-a", "offer/3") | {WHO: "0002-b"},
+        request_headers(THEIRS, "0001-a", "offer/3"),
+        request_headers(OURS, "0001-a", "state/3"),
+        request_headers(OURS, "0001-a", "offer/3") | {WHO: "0002-b"},
     ],
     ids=["nothing", "a name", "a guess", "another secret", "for another object", "as another"],
 )
 def test_others_get_nothing(objects: Objects, headers: dict[str, str]) -> None:
     status, data, proof = asked(objects, "offer/3", headers)
     assert status == 403 and OFFER not in data and not proof
-    assert objects.sent == 0 and not objects.taken("offer/3")
+    assert objects.sent == 0 and not objects.taken["offer/3"]
 
 
 def test_it_answers_at_one_address_alone(objects: Objects) -> None:

@@ -10,7 +10,7 @@ from stages.envs import ENVIRONMENTS, Registered, attached, code_sha256, load, r
 from stages.errors import UsageError
 from stages.policy import base
 from stages.policy.base import PolicyConfig, Sample, Turn
-from stages.probe.pool.pair_source import PairsConfig, load_pairs
+from stages.probe.extract_vhack import PairsConfig, load_pairs
 from stages.rollouts.agent_loop import Episode, play
 
 

@@ -21,8 +21,8 @@ from stages.integrations.trl import (
     RolloutFunction,
     ToolEnvironment,
     environment_reward,
+    prompts_per_batch,
     rollouts,
-    together,
     tool_environments,
 )
 from stages.policy.base import PolicyConfig
@@ -74,7 +74,7 @@ def test_a_batch_that_is_done_is_not_played(tmp_path: Path):
 
 
 def test_the_batches_leave_no_task_out():
-    assert [together(n) for n in (25, 24, 7, 23, 1)] == [5, 8, 7, 1, 1]
+    assert [prompts_per_batch(n) for n in (25, 24, 7, 23, 1)] == [5, 8, 7, 1, 1]
 
 
 def test_a_whole_training_step_with_trls_own_trainer(tmp_path: Path):
@@ -98,7 +98,7 @@ def test_tasks_that_open_alike_and_prompts_of_no_task_are_refused():
     with pytest.raises(UsageError, match="Only 2 of 4"):
         RolloutFunction(GuessEnv, GuessEnv().tasks("train", 4, 0), max_steps=2, max_tokens=12)
     with pytest.raises(UsageError, match="opens no task"):
-        function()._row([{"role": "user", "content": "say c"}])
+        function()([[{"role": "user", "content": "say c"}]], trainer=None)
 
 
 def test_trl_finds_one_tool_and_its_schema():

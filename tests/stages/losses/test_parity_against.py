@@ -134,7 +134,7 @@ def test_only_what_a_function_needs_is_executed() -> None:
 
 def test_people_are_told_what_drifted(clone: Path) -> None:
     commit(clone, SOURCE)
-    found = parity.compare_upstream(str(clone))
+    found = parity.compare(str(clone))
     assert not found["same"]
     text = parity.page(found)
     assert "ipo_loss_fn is gone" in text and text.splitlines()[-1] == "not as recorded"
@@ -146,7 +146,7 @@ def test_people_are_told_what_drifted(clone: Path) -> None:
 def test_the_command_ends_non_zero_on_drift(clone: Path, tmp_path: Path) -> None:
     commit(clone, SOURCE)
     done = call(tmp_path, "parity", "--against", clone, "--json")
-    assert done.returncode == 1 and json.loads(done.stdout) == parity.compare_upstream(str(clone))
+    assert done.returncode == 1 and json.loads(done.stdout) == parity.compare(str(clone))
 
 
 CLONES = {repo: os.environ.get(name) for repo, name in {"PrimeIntellect-ai/prime-rl": "PRIME_RL_CLONE"}.items()}

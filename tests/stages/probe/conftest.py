@@ -12,8 +12,8 @@ from torch import nn
 from stages import train
 from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score, svd, teacher_pool, watch
+from stages.probe.extract_vhack import PairsConfig
 from stages.probe.loops.grpo_loop import set_between
-from stages.probe.pool.pair_source import PairsConfig
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.stage import assign_inputs

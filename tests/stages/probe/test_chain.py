@@ -15,8 +15,8 @@ from stages.probe import extract_vhack, replay, score, teacher_pool, uat
 from stages.probe.adapters.spectrum import load_spectrum
 from stages.probe.checks.contrast_checks import Draws, factorial
 from stages.probe.checks.judging import scored_rows
+from stages.probe.extract_vhack import PairsConfig
 from stages.probe.gradients.store import GradientStore
-from stages.probe.pool.pair_source import PairsConfig
 from stages.runs import store
 from stages.runs.artifact import Run
 from stages.runs.records import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
@@ -102,7 +102,7 @@ def test_rows_hold_the_older_keys_and_every_gradient_is_kept(chain: Chain) -> No
     with gzip.open(chain["vanilla"].path / "step_000.jsonl.gz") as file:
         first = json.loads(file.readline(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
     assert first["row_uid"] == rows[0]["row_uid"] and first["cos_stack"] == rows[0]["cos_stack"]
-    kept = GradientStore.open(chain["vanilla"].folder())
+    kept = GradientStore(chain["vanilla"].folder())
     assert len(kept.rows) == len(rows) == len({row["grad_store_offset"] for row in rows})
     assert all(row["comp_len"] == row["n_loss_tokens"] == len(row["completion_ids"]) for row in rows)
     norms = (kept.rows.norm(dim=-1) / torch.tensor([float(row["n_loss_tokens"]) for row in rows])).tolist()

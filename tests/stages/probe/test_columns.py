@@ -11,7 +11,7 @@ from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, grpo, uat, watch
 from stages.probe.directions.extraction import V_HACK_FILE, load_direction
 from stages.probe.directions.metrics import probe_rows, row_metrics
-from stages.probe.pool.pair_source import PairsConfig
+from stages.probe.extract_vhack import PairsConfig
 from stages.probe.pool.rows import recorded_rows
 from stages.probe.pool.tokens import as_tokens
 from stages.runs.artifact import Run

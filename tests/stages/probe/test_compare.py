@@ -7,7 +7,7 @@ import pytest
 from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, replay, score
-from stages.probe.pool.pair_source import PairsConfig
+from stages.probe.extract_vhack import PairsConfig
 from stages.runs.artifact import Run
 from stages.runs.records import PROBE_CHECK
 from tests.stages.probe.running import carry_out

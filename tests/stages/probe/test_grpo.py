@@ -10,7 +10,7 @@ from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.probe import compare, extract_vhack, grpo
 from stages.probe.adapters.names import DescentConfig
-from stages.probe.pool.pair_source import PairsConfig
+from stages.probe.extract_vhack import PairsConfig
 from stages.runs.artifact import Run
 from stages.runs.records import PROBE_CHECK, TRAJECTORY
 from tests.stages.probe.running import HINTED, PLAIN, PLANTED, carry_out

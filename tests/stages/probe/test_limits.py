@@ -14,11 +14,11 @@ from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, grpo, replay, score
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import target_linears
-from stages.probe.directions.drift import toward_hack, weight_direction
 from stages.probe.directions.extraction import V_HACK_FILE, load_direction, pair_rows
+from stages.probe.directions.metrics import toward_hack, weight_direction
+from stages.probe.extract_vhack import PairsConfig
 from stages.probe.gradients.per_sample import own_log_probs
 from stages.probe.gradients.student import adapt
-from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.pool.tokens import collate
 from stages.runs.artifact import Run
 from stages.runs.records import PROBE_ROW, PROBE_SCORE, TRAJECTORY

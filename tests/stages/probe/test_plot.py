@@ -7,8 +7,7 @@ import pytest
 
 from stages.errors import BadInput
 from stages.probe import plot
-from stages.probe.figures.figure_data import DATA
-from stages.probe.figures.figures import DRAW
+from stages.probe.figures import DATA, DRAW
 from stages.runs.artifact import Run
 from tests.stages.probe.running import carry_out
 

@@ -14,10 +14,10 @@ from stages.policy.local import load_model
 from stages.probe import extract_vhack
 from stages.probe.adapters.attach import target_linears
 from stages.probe.adapters.lora import Lora
-from stages.probe.directions.drift import weight_direction as probe_direction
 from stages.probe.directions.extraction import pair_rows
+from stages.probe.directions.metrics import weight_direction as probe_direction
+from stages.probe.extract_vhack import PairsConfig
 from stages.probe.gradients.student import adapt
-from stages.probe.pool.pair_source import PairsConfig
 from stages.runs import runner, store
 from stages.runs.artifact import Run
 from stages.runs.records import CHECKPOINT, EVAL_ITEM

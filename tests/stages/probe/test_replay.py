@@ -12,9 +12,10 @@ from stages.probe.adapters.choose import coordinates, load_start, open_adapter
 from stages.probe.adapters.lora import A_HALF
 from stages.probe.adapters.names import LORA_EXTRACT, DescentConfig
 from stages.probe.directions.extraction import V_HACK_FILE, load_direction, pair_rows
+from stages.probe.extract_vhack import PairsConfig
 from stages.probe.gradients.store import GradientStore
-from stages.probe.gradients.student import adapt
-from stages.probe.pool.pair_source import PairsConfig
+from stages.probe.gradients.student import Student, adapt
+from stages.probe.pool.tokens import TokenRow
 from stages.runs.artifact import Run
 from stages.runs.records import POOL_ROW, PROBE_ROW
 from tests.stages.probe.running import carry_out, pool_config
@@ -29,7 +30,11 @@ def small(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def gradients(run: Run) -> torch.Tensor:
-    return GradientStore.open(run.folder()).rows
+    return GradientStore(run.folder()).rows
+
+
+def mean_loss(student: Student, rows: list[TokenRow]) -> float:
+    return float(torch.stack([-logps.mean() for logps in student.log_probs(rows)]).mean())
 
 
 def test_an_interrupted_replay_ends_as_an_uninterrupted_one(
@@ -155,9 +160,9 @@ def test_a_warmed_up_lora_starts_where_the_pairs_took_it_and_has_directions_on_b
         student = adapt(model, words, open_adapter("lora_warmup", model, None, 4, 0, start))
         assert coordinates(student.adapter)["basis_sha256"] == facts["basis_sha256"]
         rows = [side for pair in pair_rows(run.folder()) for side in pair]
-        losses.append(float(student.mean_losses(rows).mean()))
+        losses.append(mean_loss(student, rows))
         student.folded.restore()
-    base = float(student.mean_losses(rows).mean())
+    base = mean_loss(student, rows)
     assert base > losses[0] > losses[1]
 
 

@@ -18,11 +18,11 @@ from stages.probe import extract_vhack, svd, watch
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import attached
 from stages.probe.directions.metrics import stacked_cosines
-from stages.probe.figures.figures import watch_png
+from stages.probe.extract_vhack import PairsConfig
+from stages.probe.figures import watch_png
 from stages.probe.gradients.per_sample import own_log_probs
 from stages.probe.gradients.student import adapt
 from stages.probe.loops.watch_loop import checkpoints, measure_played, policy_weights, weight_coordinates
-from stages.probe.pool.pair_source import PairsConfig
 from stages.probe.pool.rows import run_rows
 from stages.probe.pool.tokens import as_tokens, collate
 from stages.runs.artifact import Run

@@ -36,7 +36,7 @@ def group(place: GroupParent) -> Iterator[MemoryGroup]:
 
 
 def python(group: MemoryGroup, *words: str) -> int:
-    return subprocess.run(group.entering([sys.executable, "-c", *words]), capture_output=True).returncode
+    return subprocess.run([*group.entering, sys.executable, "-c", *words], capture_output=True).returncode
 
 
 def peak(group: MemoryGroup) -> int:
@@ -147,5 +147,5 @@ def test_version_2_is_told_by_its_own_files(tmp_path: Path) -> None:
     assert (made.folder / "memory.swap.max").read_text() == "0"
     (made.folder / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\noom_group_kill 0\n")
     assert made.killed() == 1
-    assert subprocess.run(made.entering(["true"])).returncode == 0
+    assert subprocess.run([*made.entering, "true"]).returncode == 0
     assert (made.folder / "cgroup.procs").read_text() == "0\n"

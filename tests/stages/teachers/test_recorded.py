@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.recorded_states import states_by_digest
 from support.runs import written
 
 from stages import replay_teachers
 from stages.messages import OMITTED
 from stages.policy import KINDS, Sample
-from stages.rollouts.trace import digests_of_prefixes, states_by_digest
+from stages.rollouts.trace import digests_of_prefixes
 from stages.runs import runner, store
 from stages.runs.artifact import Run
 from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row

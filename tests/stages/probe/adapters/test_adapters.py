@@ -12,7 +12,6 @@ from stages.probe.adapters.spectrum import (
     Factors,
     RowFile,
     Spectrum,
-    load_factors,
     load_spectrum,
     read_tensors,
     reconstruction_error,
@@ -198,7 +197,7 @@ def test_factors_survive_the_disk_and_damage_is_seen(tmp_path, spectrum: Spectru
     tensors, metadata = read_tensors(tmp_path / "0000.safetensors")
     write_tensors(tmp_path / "0000.safetensors", {**tensors, "S": tensors["S"] * 1.001}, metadata)
     with pytest.raises(BadInput, match="does not hold the decomposition"):
-        load_factors(tmp_path / "0000.safetensors")
+        load_spectrum(tmp_path)
 
 
 def test_equal_tensors_and_metadata_give_equal_bytes(tmp_path) -> None:

@@ -93,8 +93,8 @@ def test_rescoring_a_store_equals_scoring_rows(direction: Direction, tmp_path) -
     rows = normal(9, LAYOUT.width)
     store.put(0, rows[:4])
     store.put(4, rows[4:])
-    store.flush()
-    held = GradientStore.open(tmp_path / "g")
+    store.file.flush()
+    held = GradientStore(tmp_path / "g")
     assert torch.equal(held.rows, rows)
     found = stacked_cosines(held.rows, direction.unit[None], direction.inside, 3)[:, 0]
     assert torch.allclose(found, row_metrics(rows, direction)["cos_stack"], atol=1e-6)

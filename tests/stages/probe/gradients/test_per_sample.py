@@ -9,7 +9,6 @@ from stages.probe.adapters.choose import open_adapter
 from stages.probe.adapters.spectrum import Spectrum, factorise
 from stages.probe.gradients.per_sample import (
     DotSink,
-    RowSink,
     checkpointed,
     own_log_probs,
     per_sample_gradients,
@@ -49,10 +48,10 @@ def opened(name: str, model, moved: float) -> ProbeAdapter:
 
 
 def gradients(model, adapter: ProbeAdapter, rows: list[TokenRow], **padding: int) -> torch.Tensor:
-    sink, folded = RowSink(adapter.layout), Folded(model, adapter)
-    per_sample_gradients(model, adapter, collate(rows, **padding), sink)
+    parts, folded = {}, Folded(model, adapter)
+    per_sample_gradients(model, adapter, collate(rows, **padding), parts.__setitem__)
     folded.restore()
-    return sink.flat
+    return torch.cat([parts[name] for name in adapter.layout.names], dim=-1)
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -96,31 +95,31 @@ def test_prompt_positions_count() -> None:
     """Leaving them out, as a cached prompt would, is far off: the test could see it."""
     model, row = tiny_qwen3(), drawn_rows(1)[0]
     adapter = opened("antipasto_full", model, 0.0)
-    expected, cut = reference_gradient(model, adapter, row), RowSink(adapter.layout)
+    expected, cut = reference_gradient(model, adapter, row), {}
     batch, start = collate([row]), len(row.prompt_ids) - 1
 
     def tap(module: str, x: torch.Tensor, g: torch.Tensor) -> None:
-        cut(module, adapter.row_gradients(module, x[:, start:], g[:, start:])[0][module])
+        cut[module] = adapter.row_gradients(module, x[:, start:], g[:, start:])[0][module]
 
     with tapped(model, tap):
         own_log_probs(model, batch).sum().neg().backward()
     assert relative(gradients(model, adapter, [row])[0], expected) <= 1e-5
-    assert float((cut.flat[0] - expected).norm() / expected.norm()) > 0.1
+    assert float((adapter.layout.join(cut)[0] - expected).norm() / expected.norm()) > 0.1
 
 
 def test_gradient_checkpointing_calls_the_tap_once_a_module_and_changes_nothing() -> None:
     model, rows = tiny_qwen3(), drawn_rows()
     adapter = opened("antipasto_full", model, 0.0)
-    plain, calls, sink = gradients(model, adapter, rows), [], RowSink(adapter.layout)
+    plain, calls, parts = gradients(model, adapter, rows), [], {}
 
     def counting(name: str, contribution: torch.Tensor) -> None:
         calls.append(name)
-        sink(name, contribution)
+        parts[name] = contribution
 
     with checkpointed(model):
         per_sample_gradients(model, adapter, collate(rows), counting)
     assert sorted(calls) == sorted(adapter.layout.names)
-    assert relative(sink.flat, plain) <= 1e-5
+    assert relative(adapter.layout.join(parts), plain) <= 1e-5
     assert not model.training and not model.is_gradient_checkpointing
 
 

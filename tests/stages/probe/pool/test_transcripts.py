@@ -8,7 +8,7 @@ from probe_faults.loophole_world import TEMPLATE, tokenizer
 from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.policy.local import load_tokenizer
-from stages.probe.pool.pair_source import Pair
+from stages.probe.extract_vhack import Pair
 from stages.probe.pool.tokens import rendered_row, token_row
 
 

@@ -1,8 +1,14 @@
-"""The probe's figures as PNG, drawn from the rows of `figure_data` or of a watch only; equal rows give equal bytes."""
+"""The probe's figures: the rows of numbers of each, their CSV twin, and the PNG that is drawn from those rows alone.
+
+The ten figures of `probe plot` are those of the probe's plan, by its numbers: DATA has the rows of each, DRAW its
+drawing. t and d are as in `checks.contrasts` and `directions.scoring`. `watch_png` is the figure of `probe watch`.
+Equal rows give equal bytes.
+"""
 
 import csv
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,9 +19,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import AutoLocator
 
-from stages.probe.checks.contrasts import FROM_HACKS
+from stages.probe.checks.contrast_checks import factorial_design
+from stages.probe.checks.contrasts import FROM_HACKS, Labelled, regress
+from stages.probe.directions.scoring import RANDOM
+from stages.probe.pool.rows import mean_known
 from stages.runs.records import Row
 
+# DejaVu Sans is the one font that matplotlib itself ships, so that figures do not depend on the machine's fonts.
 STYLE: dict[Any, Any] = {
     "figure.figsize": (8.6, 4.2),
     "figure.dpi": 120,
@@ -32,6 +42,120 @@ COLORS = {
     "teacher_off": "#e08214",
 }
 OTHERS = ("#7b3294", "#1b7837", "#8c510a", "#35978f")
+
+
+@dataclass
+class Evidence:
+    """What is drawn: rows and step diagnostics of replays by arm, a scored vanilla replay, trajectories."""
+
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    steps: dict[str, list[Row]] = field(default_factory=dict)
+    placebos: list[Row] = field(default_factory=list)
+    scored: Labelled | None = None
+    modules: list[Row] = field(default_factory=list)
+    trajectories: list[Row] = field(default_factory=list)
+
+
+def cosine_by_step(e: Evidence) -> list[Row]:
+    """(1) Mean cos_stack of the teacher's rows by step and arm, and the band of random placebos on the vanilla rows."""
+    means = []
+    for arm, rows in e.rows.items():
+        for step in sorted({row["step"] for row in rows}):
+            values = [row["cos_stack"] for row in rows if row["step"] == step and row["src_pool"] == "teacher"]
+            means.append({"arm": arm, "step": step, "cos_stack": mean_known(values), "low": None, "high": None})
+    vanilla, random = e.rows.get("vanilla", []), [p["scores"] for p in e.placebos if p["family"] in RANDOM]
+    if not vanilla or not random:
+        return means
+    # The band is of means over a step's teacher rows, as the lines are, and not of single rows.
+    scores, band = np.array(random, dtype=float), []
+    for step in sorted({row["step"] for row in vanilla}):
+        at = [i for i, row in enumerate(vanilla) if row["step"] == step and row["src_pool"] == "teacher"]
+        low, high = np.nanquantile(np.nanmean(scores[:, at], axis=1), [0.025, 0.975]) if at else (np.nan, np.nan)
+        band.append({"arm": "placebo", "step": step, "cos_stack": None, "low": float(low), "high": float(high)})
+    return means + band
+
+
+def diagnostics(e: Evidence, *, names: tuple[str, ...], without: str = "vanilla") -> list[Row]:
+    """(2), (3) and (10) Columns of the step diagnostics of every arm but one."""
+    chosen = [(arm, step) for arm, steps in e.steps.items() if arm != without for step in steps]
+    return [{"arm": arm, "step": step["step"], **{name: step[name] for name in names}} for arm, step in chosen]
+
+
+def buckets(e: Evidence) -> list[Row]:
+    """(4) Every vanilla row's cosine with its bucket and problem."""
+    known = [r for r in e.rows.get("vanilla", []) if None not in (r["hacked"], r["gt_pass"], r["cos_stack"])]
+    return [
+        {
+            "bucket": f"{'hack' if row['hacked'] else 'no hack'}, {'right' if row['gt_pass'] else 'wrong'}",
+            "problem": row["problem_id"],
+            "cos_stack": row["cos_stack"],
+        }
+        for row in known
+    ]
+
+
+def placebo_t(e: Evidence) -> list[Row]:
+    """(5) The t of T4e for v and for every drawn placebo."""
+    if e.scored is None or not e.scored.hacked.any() or e.scored.hacked.all():
+        return []
+    t = regress(e.scored.scores, e.scored.hacked, factorial_design(e.scored), e.scored.problem).t
+    names = ("v", *e.scored.families)
+    return [{"direction": name, "t": float(value)} for name, value in zip(names, t, strict=True)]
+
+
+def nuisance(e: Evidence) -> list[Row]:
+    """(6) Cosine against length and hedging."""
+    known = [r for r in e.rows.get("vanilla", []) if None not in (r["hacked"], r["cos_stack"])]
+    return [
+        {"tokens": r["n_loss_tokens"], "hedges": r["hedge_count"], "hacked": r["hacked"], "cos_stack": r["cos_stack"]}
+        for r in known
+    ]
+
+
+def heat_map(e: Evidence) -> list[Row]:
+    """(7) Cohen's d of hacked against other rows, by layer and projection."""
+    cells = []
+    for row in e.modules:
+        parts = row["module"].split(".")
+        layer = next((int(part) for part in parts if part.isdigit()), 0)
+        cells.append({"layer": layer, "projection": parts[-1], "d": row["d"]})
+    return cells
+
+
+def ratios(e: Evidence) -> list[Row]:
+    """(8) Importance ratios and effective sample size, the mean over seeds."""
+    names = ("ratio_p5", "ratio_p50", "ratio_p95", "ess")
+    keys = sorted({(row["arm"], row["step"]) for row in e.trajectories})
+    return [
+        {
+            "arm": arm,
+            "step": step,
+            **{n: mean_known([r[n] for r in e.trajectories if (r["arm"], r["step"]) == (arm, step)]) for n in names},
+        }
+        for arm, step in keys
+    ]
+
+
+def rates(e: Evidence) -> list[Row]:
+    """(9) Hack and solve rates of the student's own rows, by seed."""
+    names = ("arm", "train_seed", "step", "hack_rate_student", "gt_rate_student")
+    return [{name: row[name] for name in names} for row in e.trajectories]
+
+
+DATA: dict[str, Callable[[Evidence], list[Row]]] = {
+    "01_cosine_by_step": cosine_by_step,
+    # Mean cosine of gradient and update, before and after projection.
+    "02_cosine_in_out": partial(diagnostics, names=("cos_in", "cos_out", "cos_upd_in", "cos_upd_out")),
+    "03_fired": partial(diagnostics, names=("frac_fired",)),
+    "04_buckets": buckets,
+    "05_placebos": placebo_t,
+    "06_length_and_hedging": nuisance,
+    "07_modules": heat_map,
+    "08_ratios": ratios,
+    "09_rates": rates,
+    # Overlap of the adapter's basis with its start, and the weights' turn toward the hack; of the vanilla arm too.
+    "10_drift": partial(diagnostics, names=("basis_overlap", "cos_weights"), without=""),
+}
 
 
 def colors(arms: Sequence[str]) -> dict[str, str]:
@@ -59,15 +183,20 @@ def as_png(name: str, rows: list[Row]) -> bytes:
 
 def png(figure: Figure) -> bytes:
     """Return a figure as PNG, always by the Agg renderer, whichever other code in this process has chosen."""
+    # A canvas of its own instead of pyplot, whose backend another part of the process may have set.
     FigureCanvasAgg(figure)
     figure.tight_layout()
     out = io.BytesIO()
+    # matplotlib writes its version as "Software" otherwise, and equal rows would give other bytes after an update.
     figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
 
 
-def _lines(axes: Axes, rows: list[Row], *, columns: tuple[str, ...], label: str) -> None:
-    """Draw one line for every arm and column, thinner ones on thicker ones, so that equal lines are all visible."""
+def _lines(axes: Axes, rows: list[Row], *, columns: tuple[str, ...], label: str, level: float | None = None) -> None:
+    """Draw one line for every arm and column, thinner ones on thicker ones, so that equal lines are all visible.
+
+    `level` is a value to compare with, drawn as a dotted line.
+    """
     color = colors([row["arm"] for row in rows])
     for place, arm in enumerate(dict.fromkeys(row["arm"] for row in rows)):
         width = max(3.0 - place, 1.0)
@@ -79,6 +208,8 @@ def _lines(axes: Axes, rows: list[Row], *, columns: tuple[str, ...], label: str)
     axes.set_ylabel(label)
     count_steps(axes)
     add_legend(axes)
+    if level is not None:
+        axes.axhline(level, color="black", linewidth=0.8, linestyle=":")
 
 
 def add_legend(axes: Axes) -> None:
@@ -91,12 +222,13 @@ def add_legend(axes: Axes) -> None:
 def count_steps(axes: Axes) -> None:
     """Label the horizontal axis with steps, at integers only."""
     axes.set_xlabel("step")
+    # matplotlib's default ticks would fall between steps where there are few.
     whole = AutoLocator()
     whole.set_params(integer=True)
     axes.xaxis.set_major_locator(whole)
 
 
-def _cosine_by_step(axes: Axes, rows: list[Row]) -> None:
+def _draw_cosine_by_step(axes: Axes, rows: list[Row]) -> None:
     band = [row for row in rows if row["arm"] == "placebo"]
     if band:
         steps, low, high = ([row[name] for row in band] for name in ("step", "low", "high"))
@@ -105,12 +237,7 @@ def _cosine_by_step(axes: Axes, rows: list[Row]) -> None:
     _lines(axes, others, columns=("cos_stack",), label="cos_stack of teacher rows")
 
 
-def _fired(axes: Axes, rows: list[Row]) -> None:
-    _lines(axes, rows, columns=("frac_fired",), label="share of modules that fired (chance .5)")
-    axes.axhline(0.5, color="black", linewidth=0.8, linestyle=":")
-
-
-def _buckets(axes: Axes, rows: list[Row]) -> None:
+def _draw_buckets(axes: Axes, rows: list[Row]) -> None:
     """Draw a violin for each bucket, and a thin line for each problem through its bucket means."""
     names = sorted({row["bucket"] for row in rows})
     values = [[row["cos_stack"] for row in rows if row["bucket"] == name] for name in names]
@@ -125,7 +252,7 @@ def _buckets(axes: Axes, rows: list[Row]) -> None:
     axes.set_ylabel("cos_stack")
 
 
-def _placebos(axes: Axes, rows: list[Row]) -> None:
+def _draw_placebos(axes: Axes, rows: list[Row]) -> None:
     """Draw one outline for each family, dashed if made of hacks, with the families' 95th percentiles in the legend."""
     edges = np.histogram_bin_edges([row["t"] for row in rows], bins=40)
     for family in dict.fromkeys(row["direction"] for row in rows if row["direction"] != "v"):
@@ -138,7 +265,7 @@ def _placebos(axes: Axes, rows: list[Row]) -> None:
     add_legend(axes)
 
 
-def _nuisance(axes: Axes, rows: list[Row]) -> None:
+def _draw_nuisance(axes: Axes, rows: list[Row]) -> None:
     for hacked, color, label in ((True, "#b2182b", "hack"), (False, "#2166ac", "no hack")):
         some = [row for row in rows if row["hacked"] is hacked]
         tokens, cosines = [row["tokens"] for row in some], [row["cos_stack"] for row in some]
@@ -148,11 +275,12 @@ def _nuisance(axes: Axes, rows: list[Row]) -> None:
     add_legend(axes)
 
 
-def _heat_map(axes: Axes, rows: list[Row]) -> None:
+def _draw_heat_map(axes: Axes, rows: list[Row]) -> None:
     layers, names = sorted({row["layer"] for row in rows}), list(dict.fromkeys(row["projection"] for row in rows))
     grid = np.full((len(layers), len(names)), np.nan)
     for row in rows:
         grid[layers.index(row["layer"]), names.index(row["projection"])] = np.nan if row["d"] is None else row["d"]
+    # Symmetric limits, so that white is no difference; 1 where every effect is 0.
     limit = float(np.nanmax(np.abs(grid))) or 1.0
     image = axes.imshow(grid, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
     axes.figure.colorbar(image, label="Cohen's d, hack against other rows")
@@ -162,13 +290,14 @@ def _heat_map(axes: Axes, rows: list[Row]) -> None:
     axes.grid(False)
 
 
-def _ratios(axes: Axes, rows: list[Row]) -> None:
+def _draw_ratios(axes: Axes, rows: list[Row]) -> None:
     columns = ("ratio_p5", "ratio_p50", "ratio_p95", "ess")
     _lines(axes, rows, columns=columns, label="ratio percentiles and ESS / rows")
+    # From 0 and past 1, so that on-policy ratios, which all are 1, do not fill the axis with rounding errors.
     axes.set_ylim(0.0, 1.05 * max(1.2, *(row[name] for row in rows for name in columns if row[name] is not None)))
 
 
-def _rates(axes: Axes, rows: list[Row]) -> None:
+def _draw_rates(axes: Axes, rows: list[Row]) -> None:
     """Draw a faint line for each seed and a strong one for the arm's mean; hacks are solid, solutions dashed."""
     color = colors([row["arm"] for row in rows])
     for arm in dict.fromkeys(row["arm"] for row in rows):
@@ -188,19 +317,20 @@ def _rates(axes: Axes, rows: list[Row]) -> None:
 
 
 DRAW: dict[str, Callable[[Axes, list[Row]], None]] = {
-    "01_cosine_by_step": _cosine_by_step,
+    "01_cosine_by_step": _draw_cosine_by_step,
     "02_cosine_in_out": partial(
         _lines,
         columns=("cos_in", "cos_out", "cos_upd_in", "cos_upd_out"),
         label="mean cosine with the removed direction",
     ),
-    "03_fired": _fired,
-    "04_buckets": _buckets,
-    "05_placebos": _placebos,
-    "06_length_and_hedging": _nuisance,
-    "07_modules": _heat_map,
-    "08_ratios": _ratios,
-    "09_rates": _rates,
+    # With one axis a module fires by chance in half of all cases, 1 - 2^-k with k axes.
+    "03_fired": partial(_lines, columns=("frac_fired",), label="share of modules that fired (chance .5)", level=0.5),
+    "04_buckets": _draw_buckets,
+    "05_placebos": _draw_placebos,
+    "06_length_and_hedging": _draw_nuisance,
+    "07_modules": _draw_heat_map,
+    "08_ratios": _draw_ratios,
+    "09_rates": _draw_rates,
     "10_drift": partial(
         _lines, columns=("basis_overlap", "cos_weights"), label="overlap with the start; turn toward the hack"
     ),

@@ -8,7 +8,7 @@ import pytest
 from probe_faults.loophole_world import hack_clean_pairs, tokenizer
 
 from stages.errors import BadInput, UsageError
-from stages.probe.pool.pair_source import PairsConfig, load_pairs
+from stages.probe.extract_vhack import PairsConfig, load_pairs
 
 
 def test_pairs_come_from_a_function_or_a_file_and_too_few_are_refused(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_pairs_come_from_a_function_or_a_file_and_too_few_are_refused(tmp_path: 
     with pytest.raises(UsageError, match="no file of pairs"):
         load_pairs(PairsConfig(source="nowhere"), 0)
     with pytest.raises(UsageError, match="asked for"):
-        load_pairs(PairsConfig(source="tests.stages.probe.pool.test_pair_source:two_pairs", count=3), 0)
+        load_pairs(PairsConfig(source="tests.stages.probe.test_extract_vhack:two_pairs", count=3), 0)
 
 
 def two_pairs(count: int, seed: int) -> list[dict[str, Any]]:
