@@ -87,7 +87,7 @@ def rescoring(options: argparse.Namespace) -> dict[str, float]:
         GradientStore.create(Path(folder), layout, 1000, {}).put(0, torch.randn(1000, layout.width))
         started = time.monotonic()
         direction = from_flat(layout, torch.ones(layout.width), layout.names)
-        stored = GradientStore.open(Path(folder))
+        stored = GradientStore(Path(folder))
         stacked_cosines(stored.rows, haar(direction, 64, 0), direction.inside, len(direction.modules))
         return {"rows": 1000, "placebos": 64, "numbers": layout.width, "seconds": time.monotonic() - started}
 

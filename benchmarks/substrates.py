@@ -226,7 +226,7 @@ def _collected(make: Callable[[], Environment], tasks: list[Task], config: Confi
     from stages.integrations.trl import RolloutFunction
     from stages.policy.local import LocalPolicy
 
-    policy = LocalPolicy.load(config.policy, cache=out.cache, listener=out.progress)
+    policy = LocalPolicy.open(config.policy, cache=out.cache, listener=out.progress)
     out.model("policy", **policy.facts())
     function = RolloutFunction(
         make,

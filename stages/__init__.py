@@ -115,16 +115,16 @@ STAGES = {
 
 
 def stages_of(group: Group) -> tuple[str, ...]:
-    """The stages of a group, in order."""
+    """Return the stages of a group, in order."""
     return tuple(name for name, stage in STAGES.items() if stage.group == group)
 
 
 def stage_order(stage: str) -> int:
-    """Where a stage stands in the order; one that this version does not know comes last."""
+    """Return the position of a stage in the order; one that this version does not know comes last."""
     return list(STAGES).index(stage) if stage in STAGES else len(STAGES)
 
 
 def command_words(stage: str) -> str:
-    """The words of a stage's command: `composer probe teacher-pool` for probe-teacher-pool."""
+    """Return a stage's command: `composer probe teacher-pool` for probe-teacher-pool."""
     words = stage.replace("-", " ", 1) if stage in STAGES and STAGES[stage].group == "probe" else stage
     return f"composer {words}"

@@ -54,38 +54,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     reporting.check(config.report_to)
     with reporting.log_units(config.report_to, out, config.label()):
         tasks, episodes = _play(config, out)
-    _finish(tasks, episodes, out)
-
-
-def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Play the missing rollouts."""
-    del inputs
-    _play(config, out)
-
-
-def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[Episode]]:
-    make = config.opener()
-    tasks = config.draw(make, config.tasks)
-    episodes = [Episode(task, index, config.seed) for task in tasks for index in range(config.samples)]
-    sandbox = make().sandbox
-    with Serving(out, [config.policy]) as serving:
-        policy = serving.open(config.policy)
-        out.model("policy", **policy.facts())
-        play_missing(
-            make,
-            policy,
-            episodes,
-            key=lambda episode: episode.rollout_id,
-            payload=lambda episode: trace.payload(episode, policy, sandbox=sandbox),
-            config=config,
-            out=out,
-            what="rollouts",
-        )
-    return tasks, episodes
-
-
-def _finish(tasks: list[Task], episodes: list[Episode], out: RunWriter) -> None:
-    """Write tables in the order of the plan, whatever the order of completion, and the report with the gate."""
+    # Tables are in the order of the plan, whatever the order of completion.
     names = [episode.rollout_id for episode in episodes]
     collection_gate, account = gate.Gate(), Account()
 
@@ -97,6 +66,7 @@ def _finish(tasks: list[Task], episodes: list[Episode], out: RunWriter) -> None:
 
     out.table(TASK, map(task_row, tasks))
     out.table(ROLLOUT, rollouts())
+    # A second pass over the journal, because the steps of all rollouts may not fit into memory.
     out.table(STEP, (step for unit in out.journal.read(names) for step in unit["steps"]))
     checks, num, failed = collection_gate.checks(len(episodes)), account.rollouts, account.failed
     mean, strict, loose = account.rewards.value, account.strict.value, account.loose.value
@@ -121,6 +91,34 @@ def _finish(tasks: list[Task], episodes: list[Episode], out: RunWriter) -> None:
             f"{failed} of {num} rollouts failed, the first with {account.first_failure}. "
             f"{rest}; retry these with --resume."
         )
+
+
+def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
+    """Play the missing rollouts."""
+    del inputs
+    _play(config, out)
+
+
+def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[Episode]]:
+    """Play the missing rollouts; return all tasks and all episodes, in the order of the plan."""
+    make = config.opener()
+    tasks = config.draw(make, config.tasks)
+    episodes = [Episode(task, index, config.seed) for task in tasks for index in range(config.samples)]
+    sandbox = make().sandbox
+    with Serving(out, [config.policy]) as serving:
+        policy = serving.open(config.policy)
+        out.model("policy", **policy.facts())
+        play_missing(
+            make,
+            policy,
+            episodes,
+            key=lambda episode: episode.rollout_id,
+            payload=lambda episode: trace.payload(episode, policy, sandbox=sandbox),
+            config=config,
+            out=out,
+            what="rollouts",
+        )
+    return tasks, episodes
 
 
 def task_row(task: Task) -> Row:

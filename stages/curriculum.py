@@ -6,7 +6,7 @@ stage that plays take its tasks from the result.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from stages.envs.base import TWIN
 from stages.errors import BadInput, Incomplete
-from stages.runs.artifact import Inputs, Run, RunWriter, Slot
+from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import DIFFICULTY, ROLLOUT, TASK, Row
 from stages.runs.stage import Plan, Stage
@@ -91,12 +91,14 @@ class MeasuredTask:
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the number of tasks to measure."""
     del config
-    return Plan(units=sum(len(run.scan(TASK)) for run in _distinct(inputs.many("tasks"))), what="tasks")
+    # A run counts once, also where two paths name the same content.
+    distinct = {run.manifest.content: run for run in inputs.many("tasks")}.values()
+    return Plan(units=sum(len(run.scan(TASK)) for run in distinct), what="tasks")
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Measure every task, then choose and order those within the band."""
-    tasks, models = _measured(_distinct(inputs.many("tasks")), _distinct(inputs.many("rollouts")))
+    tasks, models = _measured(inputs)
     sign = 1 if config.order == "easy-first" else -1
     why = {name: one.left_out(config) for name, one in tasks.items()}
     chosen = [one for name, one in tasks.items() if why[name] is None]
@@ -116,13 +118,11 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         )
 
 
-def _distinct(runs: Iterable[Run]) -> list[Run]:
-    """Return every run once, also where the same content was named by two paths."""
-    return list({run.manifest.content: run for run in runs}.values())
-
-
-def _measured(with_tasks: Iterable[Run], with_rollouts: Iterable[Run]) -> tuple[dict[str, MeasuredTask], list[str]]:
+def _measured(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
     """Return every task with the results of its rollouts, and the models that played them."""
+    with_tasks, with_rollouts = (
+        {run.manifest.content: run for run in inputs.many(slot)}.values() for slot in ("tasks", "rollouts")
+    )
     tasks: dict[str, MeasuredTask] = {}
     for run in with_tasks:
         for row in run.scan(TASK).rows():
@@ -138,7 +138,7 @@ def _measured(with_tasks: Iterable[Run], with_rollouts: Iterable[Run]) -> tuple[
             one = tasks.get(rollout["task_id"])
             if one is None:
                 raise BadInput(f"{run.path} has rollouts of {rollout['task_id']}, which no run given has as a task.")
-            if rollout["gt_pass"] is None:
+            if rollout["gt_pass"] is None:  # an error of the infrastructure tells nothing about the task
                 one.ungraded += 1
                 continue
             models[rollout["model"] or "unknown"] += 1
@@ -160,6 +160,7 @@ def _report(tasks: Mapping[str, MeasuredTask], num_chosen: int, reasons: Counter
         if one.rate in (0.0, 1.0):
             spread[BANDS[0] if one.rate == 0.0 else BANDS[-1]] += 1
         elif one.rate is not None:
+            # -(-x // 1) rounds up: a quarter exactly belongs to the band up to a quarter.
             spread[BANDS[1 + min(int(-(-one.rate * 4 // 1)) - 1, 3)]] += 1
     return "\n".join([*lines, "", *(f"{spread[band]:>6}  tasks solved by {band}" for band in BANDS)]) + "\n"
 

@@ -133,7 +133,13 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             for arm in played:
                 _play(arm, make(), [tasks[index] for index in part], serving, config, out)
             items = _items(played, known, tasks[: part.stop], config, out)
-            verdict, left_out = _decide(items, level, fixed, config)
+            compared, left_out = items, 0  # the latter: tasks that an arm lacks
+            if config.shared_only:
+                names = {item["arm"] for item in items}
+                wanted = (config.baseline, config.treatment, config.control)
+                compared, left_out = shared_items(items, [arm for arm in wanted if arm and arm in names])
+            # Each look has its share of alpha, so that looking several times does not raise the rate of false verdicts.
+            verdict = decide(compared, config.baseline, config.treatment, config.control, fixed=fixed, alpha=level)
             taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
             if verdict.settled:
                 break
@@ -187,16 +193,6 @@ def _items(played: list[Arm], known: list[Row], tasks: list[Task], config: Confi
     items = [record["item"] | {"transcript_json": None} for record in out.journal.read(names)]
     here = {task.task_id for task in tasks}
     return [*items, *(item for item in known if not played or item["task_id"] in here)]
-
-
-def _decide(items: list[Row], level: float, fixed: bool, config: Config) -> tuple[EvalVerdict, int]:
-    """Return the verdict, and how many tasks were left out because an arm lacks them."""
-    left_out = 0
-    if config.shared_only:
-        names = {item["arm"] for item in items}
-        compared = [arm for arm in (config.baseline, config.treatment, config.control) if arm and arm in names]
-        items, left_out = shared_items(items, compared)
-    return decide(items, config.baseline, config.treatment, config.control, fixed=fixed, alpha=level), left_out
 
 
 def _finish(

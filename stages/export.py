@@ -38,33 +38,27 @@ class Config(StageConfig):
     """The hub, or one that speaks its protocol."""
 
     def identity(self) -> dict[str, Any]:
-        """The format; where it goes counts only if it goes anywhere."""
+        """Return the format, with the settings of the hub only where the folder is sent there."""
         names = ("repo", "private", "api_key_env", "endpoint")
         return {name: value for name, value in super().identity().items() if self.repo or name not in names}
 
     def check(self) -> list[str]:
-        """The token for sending is there."""
+        """Return a line about the token for sending; `UsageError` without one, and for another format than hub."""
         if not self.repo:
             return []
-        self.sends()
+        if self.format != hub.FORMAT:
+            raise UsageError(f"repo={self.repo} goes with the format hub, not {self.format}. Leave it out.")
         hub.token(self.api_key_env)
         return [f"{self.api_key_env} holds a token for {self.repo}"]
 
-    def sends(self) -> bool:
-        """Whether the folder is sent away; `UsageError` where another format would be."""
-        if self.repo and self.format != hub.FORMAT:
-            raise UsageError(f"repo={self.repo} goes with the format hub, not {self.format}. Leave it out.")
-        return bool(self.repo)
-
     def label(self) -> str:
-        """The format."""
+        """Return the format."""
         return self.format
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The rollouts to write, or the one model or folder."""
-    if config.sends():
-        hub.token(config.api_key_env)
+    """Return the number of rollouts to write, or one model or folder."""
+    config.check()
     if config.format == hub.FORMAT:
         hub.one_run(inputs)
         return Plan(units=1, what="folders")
@@ -80,7 +74,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         _export_merged(inputs.optional("checkpoint"), out)
         return
     if config.format == hub.FORMAT:
-        secret = hub.token(config.api_key_env) if config.sends() else ""
+        secret = hub.token(config.api_key_env) if config.repo else ""  # refused before anything is written
         published = hub.one_run(inputs)
         folder = hub.export_run(published, out)
         if secret:

@@ -11,7 +11,7 @@ their rewards in every state that they share. The unit is a task then.
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -142,14 +142,11 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
     for row in rollouts:
         grouped[row["task_id"]].append(row)
 
-    def tasks_with_steps() -> Iterator[tuple[str, list[Row]]]:
-        without_steps = dict.fromkeys(tasks)
-        for task_id, steps in steps_by_task(imported, out.scratch("steps")):
-            del without_steps[task_id]
-            yield task_id, steps
-        yield from ((task_id, []) for task_id in without_steps)
-
-    for done, (task_id, steps) in enumerate(tasks_with_steps()):
+    # Tasks whose rollouts have no steps come last. The generator looks at `with_steps` when the others are done.
+    with_steps = set[str]()
+    without_steps = ((task_id, list[Row]()) for task_id in tasks if task_id not in with_steps)
+    for done, (task_id, steps) in enumerate(chain(steps_by_task(imported, out.scratch("steps")), without_steps)):
+        with_steps.add(task_id)
         out.raise_if_stopped()
         out.progress("tasks", done, len(tasks))
         if not out.finished(task_id):

@@ -99,7 +99,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     else:
         detected = reading.detect_formats(list(sources), config.format, sidecars)
         # Predictions come last: a prediction that repeats a trajectory is a duplicate.
-        chosen = dict(sorted(detected.items(), key=lambda pair: _is_of_predictions(pair[1])))
+        last = swebench.PREDICTIONS
+        chosen = dict(sorted(detected.items(), key=lambda pair: pair[1] is not None and pair[1].name == last))
         # Saved logs are read while they are graded, in this process.
         out.spread([[unit_of(source)] for source in chosen], "files", WorkerFiles(list(chosen.items()), sidecars))
     session = ImportSession(out, sidecars)
@@ -122,10 +123,6 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     for source, reader in files_of_worker.files:
         if not out.finished(unit_of(source)):
             read_into_journal(source, reader, files_of_worker.sidecars, out)
-
-
-def _is_of_predictions(reader: Reader | None) -> bool:
-    return reader is not None and reader.name == swebench.PREDICTIONS
 
 
 def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: list[str]) -> None:

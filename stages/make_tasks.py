@@ -52,7 +52,7 @@ class Config(StageConfig):
     scope: Literal["full", "covering"] = "full"
     """Which tests say what still passes: all of them, or, much faster, those that execute a removed line."""
     requirements: tuple[str, ...] = ()
-    """What the package's tests import beside it, installed as wheels."""
+    """What the package's tests import in addition to it, installed as wheels."""
     sandbox: str = "bubblewrap"
     """`none` runs the package's code unprotected on this machine."""
     proposer: Proposer | None = None
@@ -61,17 +61,17 @@ class Config(StageConfig):
     """At most so many questions to the proposer, each for up to four features; no more than the tasks need."""
 
     def identity(self) -> dict[str, Any]:
-        """The settings; what is asked of a proposer counts where there is one."""
+        """Return the settings; those of a proposer count where there is one."""
         own = super().identity()
         return own if self.proposer else {name: own[name] for name in own if name not in ("proposer", "questions")}
 
     def label(self) -> str:
-        """The package's name."""
+        """Return the package's name."""
         return Path(self.package).name.removesuffix(".tar.gz") or "package"
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """The tasks to make."""
+    """Return the number of tasks to make, and the largest cost of a proposer's answers."""
     del inputs
     _check_package(config)
     notes = (f"made from {config.package}, every one by running its tests",)
@@ -92,17 +92,21 @@ def _check_package(config: Config) -> None:
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Try candidates in order until enough are accepted: no more at once than are lacking, whoever tries them."""
+    """Try candidates in order until enough are accepted: no more at once than are lacking, by workers too."""
+    from stages.envs.feature_deletion.task_generator import parse_difficulties
+
     del inputs
     _check_package(config)
     with _generator(config) as generator, Serving(out, [config.proposer] if config.proposer else []) as serving:
         out.set_summary(package=generator.package.label, package_sha256=generator.package.sha256)
         out.progress("first runs of all tests", 0, 2)
         asking = _proposing(generator, config, serving, out)
-        candidates = asking.more() if asking else _drawn(generator, config)
+        half = None if config.split == "both" else config.split
+        drawn = (config.seed, half, config.kinds, parse_difficulties(config.difficulty))
+        candidates = asking.more() if asking else generator.candidates(*drawn)
         while (lacking := config.tasks - sum(record.get("row") is not None for record in out.journal.records())) > 0:
             out.raise_if_stopped()
-            if not (waiting := _waiting(candidates, out)):
+            if not (waiting := [one for one in candidates if not out.finished(one.identity)]):
                 if asking is None or asking.over:
                     break
                 candidates = asking.more()
@@ -111,19 +115,19 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             out.progress(tried, config.tasks - lacking, config.tasks)
             chosen = waiting[:lacking]
             out.spread([[candidate.identity] for candidate in chosen], "candidates", (generator.baseline, candidates))
-            _try(_waiting(chosen, out)[: generator.batch], generator, config, out)
+            # One batch only: what it accepts decides how many candidates are still lacking.
+            _try(chosen, generator, config, out)
         notes = _about_tests(generator)
     _finish([candidate.identity for candidate in candidates], asking, notes, config, out)
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Try a worker's candidates; what they are and how the tests behave before, the run has found out."""
+    """Try a worker's candidates; the run has found out what they are, and how the tests behave unmodified."""
     del inputs
     baseline, candidates = out.found
     with _generator(config, baseline) as generator:
-        while waiting := _waiting(candidates, out)[: generator.batch]:
-            out.raise_if_stopped()
-            _try(waiting, generator, config, out)
+        while _try(candidates, generator, config, out):
+            pass
 
 
 def _generator(config: Config, baseline: "Baseline | None" = None) -> "TaskGenerator":
@@ -149,44 +153,50 @@ def _proposing(
     return FeatureProposer(proposals, config.proposer, config.questions, config.seed, serving, out)
 
 
-def _drawn(generator: "TaskGenerator", config: Config) -> "list[Removal]":
-    """Return the candidates in the order that the seed draws."""
-    from stages.envs.feature_deletion.task_generator import parse_difficulties
-
-    split = None if config.split == "both" else config.split
-    return generator.candidates(config.seed, split, config.kinds, parse_difficulties(config.difficulty))
-
-
-def _waiting(candidates: "Sequence[Removal]", out: RunWriter) -> "list[Removal]":
-    return [candidate for candidate in candidates if not out.finished(candidate.identity)]
-
-
-def _try(batch: "Sequence[Removal]", generator: "TaskGenerator", config: Config, out: RunWriter) -> None:
-    """Make tasks of a batch, and write each result as a unit."""
+def _try(candidates: "Sequence[Removal]", generator: "TaskGenerator", config: Config, out: RunWriter) -> bool:
+    """Make tasks of the next batch of untried candidates, each result a unit; return whether there was one."""
     from stages.envs.feature_deletion.task_generator import with_source
 
-    for tried in generator.make(batch, config.scope):
-        row = tried.row and with_source(tried.row, config.package, config.requirements)
-        out.write(tried.removal.identity, {"row": row, "reason": tried.reason, "removed": tried.removal.names})
+    batch = [candidate for candidate in candidates if not out.finished(candidate.identity)][: generator.batch]
+    if batch:
+        out.raise_if_stopped()
+        for tried in generator.make(batch, config.scope):
+            row = tried.row and with_source(tried.row, config.package, config.requirements)
+            out.write(tried.removal.identity, {"row": row, "reason": tried.reason, "removed": tried.removal.names})
+    return bool(batch)
 
 
 def _finish(
     order: Sequence[str], asking: "FeatureProposer | None", notes: Sequence[str], config: Config, out: RunWriter
 ) -> None:
-    """Tables in the order of the candidates, and what became of each."""
+    """Write the tables in the order of the candidates, and the report; raise `Incomplete` without a task."""
     tried = [record for unit in order if (record := out.journal.get(unit))]
+    # Workers may accept more than were lacking; which are kept does not depend on who was first.
     rows = [record["row"] for record in tried if record["row"]][: config.tasks]
-    out.table(TASK, [_task_row(row) for row in rows])
+    tasks = [
+        {
+            "task_id": row["instance_id"],
+            "env": "feature-deletion",
+            "split": row["split"],
+            "family": row["family"],
+            "prompt": row["problem_statement"],
+            "data_json": store.encode(row).decode(),
+        }
+        for row in rows
+    ]
+    out.table(TASK, tasks)
     out.write_file("instances.jsonl", "".join(store.encode(row).decode() + "\n" for row in rows))
+    # A reason is a class and, after the colon, what differs between candidates.
     reasons = Counter(record["reason"].partition(":")[0] for record in tried if record["reason"])
     out.count(planned=config.tasks, done=len(rows), tried=len(tried))
     out.count(**{f"rejected, {reason}": number for reason, number in sorted(reasons.items())})
     out.set_summary(tasks=len(rows))
-    refused = asking.refused if asking else Counter[str]()
+    made = asking.proposals.made if asking else []
+    refused = Counter(one.reason.partition(":")[0] for one in made if one.reason)
     out.count(**{f"refused, {reason}": number for reason, number in sorted(refused.items())})
     named = asking.report(refused) if asking else []
     beyond = sum(record["row"] is not None for record in tried) - len(rows)
-    out.write_file("report.txt", _report(len(rows), len(tried), beyond, reasons, [*named, *_hanging(rows), *notes]))
+    out.write_file("report.txt", _report(rows, len(tried), beyond, reasons, named, notes))
     if not order and asking:
         raise Incomplete(
             f"None of the proposer's features can be tried: {dict(refused)}. Read its answers in the run's units; ask "
@@ -203,19 +213,24 @@ def _finish(
         )
 
 
-def _report(num_rows: int, num_tried: int, beyond: int, reasons: Counter[str], notes: Sequence[str]) -> str:
-    """What was made, why candidates were rejected, and which tests were no help."""
+def _report(
+    rows: Sequence[Row],
+    num_tried: int,
+    beyond: int,
+    reasons: Counter[str],
+    named: Sequence[str],
+    notes: Sequence[str],
+) -> str:
+    """Return the report: the number of tasks, why candidates were rejected, and which tests were no help."""
     more = f", {beyond} more accepted than asked for" if beyond else ""
-    lines = [f"{num_rows} tasks; {num_tried} candidates were tried, {sum(reasons.values())} of them rejected{more}"]
+    lines = [f"{len(rows)} tasks; {num_tried} candidates were tried, {sum(reasons.values())} of them rejected{more}"]
     lines += [f"{number:>6}  {reason}" for reason, number in reasons.most_common()]
-    return "\n".join([*lines, *notes]) + "\n"
-
-
-def _hanging(rows: Sequence[Row]) -> list[str]:
-    """The tests that hang without the code of some task, which leaves them out."""
-    tests = Counter(test for row in rows for test in row["set_aside"])
-    title = ["", f"{len(tests)} tests hang where code was removed and are set aside in those tasks"] if tests else []
-    return title + [f"{number:>6}  {test}" for test, number in tests.most_common()]
+    # Tests that hang without the code of some task are left out of that task.
+    hanging = Counter(test for row in rows for test in row["set_aside"])
+    apart = [f"{number:>6}  {test}" for test, number in hanging.most_common()]
+    if hanging:
+        apart = ["", f"{len(hanging)} tests hang where code was removed and are set aside in those tasks", *apart]
+    return "\n".join([*lines, *named, *apart, *notes]) + "\n"
 
 
 def _about_tests(generator: "TaskGenerator") -> list[str]:
@@ -231,18 +246,6 @@ def _about_tests(generator: "TaskGenerator") -> list[str]:
         if absent := missing_modules(broken.values()):
             lines.append(import_hint(absent, generator.package.root))
     return lines
-
-
-def _task_row(row: Row) -> Row:
-    """One `task/1` row."""
-    return {
-        "task_id": row["instance_id"],
-        "env": "feature-deletion",
-        "split": row["split"],
-        "family": row["family"],
-        "prompt": row["problem_statement"],
-        "data_json": store.encode(row).decode(),
-    }
 
 
 STAGE = Stage(

@@ -77,7 +77,13 @@ def is_object(text: str) -> bool:
 
 def read(text: str) -> Spoken:
     """Parse a text into its parts; `write` gives the same text back. A text that `write` never gives is all content."""
-    reasoning, rest = _reasoning(text)
+    reasoning, rest = None, text
+    if text.startswith(THINK) and THOUGHT in text:
+        thought, _, behind = text[len(THINK) :].partition(THOUGHT)
+        if thought:
+            reasoning, rest = thought, behind.removeprefix("\n\n")
+    # Content may hold the mark of a call, so the first place where calls reach to the end counts. What does not give
+    # the same text again, such as arguments spelled otherwise, stays content: a record must not change the answer.
     start = rest.find(OPEN)
     while start >= 0:
         calls = _calls(rest, start)
@@ -88,13 +94,6 @@ def read(text: str) -> Spoken:
         start = rest.find(OPEN, start + 1)
     spoken = Spoken(rest, (), reasoning)
     return spoken if write(spoken) == text else Spoken(text)
-
-
-def _reasoning(text: str) -> tuple[str | None, str]:
-    if not text.startswith(THINK) or THOUGHT not in text:
-        return None, text
-    reasoning, _, rest = text[len(THINK) :].partition(THOUGHT)
-    return (reasoning, rest.removeprefix("\n\n")) if reasoning else (None, text)
 
 
 def _calls(text: str, start: int) -> tuple[ToolCall, ...]:

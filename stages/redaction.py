@@ -8,6 +8,7 @@ A key is registered when it is read from its variable (`secret_in`). Text of a s
 import html
 import json
 import os
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -16,11 +17,12 @@ SHORTEST = 8
 """Characters. A shorter value is no secret, and would be found in words that have nothing to do with it."""
 
 
+@dataclass
 class Secrets:
-    """Values to redact, longest first: a secret that is part of another one is replaced after it."""
+    """Values to redact."""
 
-    def __init__(self) -> None:
-        self._spellings: list[str] = []
+    _spellings: list[str] = field(default_factory=list)
+    """Longest first: a secret that is part of another one is replaced after it."""
 
     def keep(self, value: str) -> None:
         """Redact this value from now on, also in its spellings in JSON, Python, HTML and URLs.
@@ -29,6 +31,7 @@ class Secrets:
         """
         if len(value) < SHORTEST:
             return
+        # What a server sends back may be quoted in a log, an error's repr, a page or an address.
         as_json = (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
         spellings = (value, *as_json, repr(value)[1:-1], html.escape(value), quote(value, safe=""))
         self._spellings = sorted({*self._spellings, *spellings}, key=lambda secret: (-len(secret), secret))
@@ -47,7 +50,7 @@ class Secrets:
 
     def redacted_value(self, value: Any) -> Any:
         """Return a JSON-like value with every text in it redacted, keys of objects included."""
-        if not self._spellings:
+        if not self._spellings:  # most runs have no key, and every row that is written passes here
             return value
         if isinstance(value, str):
             return self.redacted(value)

@@ -5,21 +5,22 @@ sample index. Equal states of several rollouts are asked once. Servers are asked
 in order; local models are asked meanwhile, batch by batch.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from stages.errors import Incomplete
 from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
 from stages.policy import open_policy
 from stages.policy.dialect import EXTRAS
 from stages.policy.spending import Spending, Tally, table, verdict
-from stages.runs.artifact import Inputs, Run, RunWriter, Slot
+from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.config import StageConfig
 from stages.runs.records import ROLLOUT, STEP, TEACHER_ACTION, Row
 from stages.runs.stage import Plan, Stage
@@ -60,20 +61,15 @@ class Config(StageConfig):
     teachers, those behind servers too, all questions to each by one worker."""
 
     @model_validator(mode="after")
-    def _dealt_at_once(self) -> "Config":
+    def _check(self) -> "Config":
+        names = [teacher.name for teacher in self.teachers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"teachers: two teachers have the same name: {sorted(names)}")
         if self.deal == "teachers" and (self.gate.rule != "off" or self.gate.failed_only or self.batch):
             raise ValueError(
                 'deal = "teachers" asks all at once, and gate and batch decide on the way whom to ask; take "local"'
             )
         return self
-
-    @field_validator("teachers")
-    @classmethod
-    def _named_apart(cls, teachers: list[TeacherConfig]) -> list[TeacherConfig]:
-        names = [teacher.name for teacher in teachers]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two teachers have the same name: {sorted(names)}")
-        return teachers
 
     def label(self) -> str:
         """Return the run's label: the number of teachers."""
@@ -96,12 +92,21 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Ask every question that has no answer yet, then write the table of answers and the report of their cost."""
     with RecordedStates(inputs.one("rollouts"), out.scratch("asked")) as recorded:
         asked = questions(recorded, config.teachers, config.samples, config.seed)
-        _keep_conversations(recorded, asked, out)
-        policies = _policies(config.teachers, out)
+        policies = _opened(recorded, asked, config.teachers, out)
         for name, policy in policies.items():
             out.model(name, **policy.facts())
-        spared = _ask(asked, policies, recorded, config, inputs.one("rollouts"), out)
-        answers = AnswerSummary(Tally(recorded.rollout_ids()))
+        spared = Counter[str]()
+        if config.gate.rule == "off" and not config.gate.failed_only:
+            if config.deal == "teachers":
+                # Workers will ask the servers; what these accept is recorded here, in the run's own manifest.
+                probe_servers(asked, policies, out)
+                out.spread([[question.key for question in questions] for questions in asked.values()], "answers")
+            ask_all(asked, policies, out, batch=config.batch)
+        else:
+            passed = passed_by_rollout(inputs.one("rollouts").scan(ROLLOUT).rows(PASSED_COLUMNS))
+            taken = recorded.steps()
+            spared = ask_gated(asked, taken, policies, config.teachers, config.gate, passed, out, batch=config.batch)
+        answers = AnswerSummary(recorded.rollout_ids())
         keys = (question.key for questions in asked.values() for question in questions)
         out.table(TEACHER_ACTION, map(answers.add, (record["answer"] for record in out.journal.read(keys))))
         omitting = recorded.with_media()
@@ -116,51 +121,31 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
             for name, theirs in questions(recorded, config.teachers, config.samples, config.seed).items()
             if not all(out.finished(question.key) for question in theirs)
         }
-        _keep_conversations(recorded, asked, out)
-        ask_all(asked, _policies([t for t in config.teachers if t.name in asked], out), out)
+        ask_all(asked, _opened(recorded, asked, config.teachers, out), out)
 
 
-def _keep_conversations(recorded: RecordedStates, asked: QuestionsByTeacher, out: RunWriter) -> None:
-    """Copy the conversations of unanswered questions to disk; a resumed run needs few of them."""
+def _opened(
+    recorded: RecordedStates, asked: QuestionsByTeacher, teachers: Sequence[TeacherConfig], out: RunWriter
+) -> Policies:
+    """Copy the conversations of unanswered questions to disk, and open the policies of the teachers in `asked`."""
+    # A resumed run needs few of the conversations.
     recorded.keep({q.state.rollout_id for theirs in asked.values() for q in theirs if not out.finished(q.key)})
+    opener = partial(open_policy, cache=out.cache, budget=out.budget, listener=out.progress)
+    return {teacher.name: opener(teacher) for teacher in teachers if teacher.name in asked}
 
 
-def _policies(teachers: Sequence[TeacherConfig], out: RunWriter) -> Policies:
-    return {t.name: open_policy(t, cache=out.cache, budget=out.budget, listener=out.progress) for t in teachers}
-
-
-def _ask(
-    asked: QuestionsByTeacher,
-    policies: Policies,
-    recorded: RecordedStates,
-    config: Config,
-    rollouts: Run,
-    out: RunWriter,
-) -> Counter[str]:
-    """Ask all teachers, or those that the gate admits; return the number of questions not asked, by reason."""
-    if config.gate.rule == "off" and not config.gate.failed_only:
-        if config.deal == "teachers":
-            probe_servers(asked, policies, out)
-            out.spread([[question.key for question in questions] for questions in asked.values()], "answers")
-        ask_all(asked, policies, out, batch=config.batch)
-        return Counter()
-    passed = passed_by_rollout(rollouts.scan(ROLLOUT).rows(PASSED_COLUMNS))
-    return ask_gated(asked, recorded.steps(), policies, config.teachers, config.gate, passed, out, batch=config.batch)
-
-
-@dataclass
 class AnswerSummary:
-    """Counts of the answers for the report, collected while the table is written."""
+    """Counts of the answers for the report, collected while the table is written. traces: ids of all rollouts."""
 
-    tally: Tally
-    unfinished: int = 0
-    bound: int = 0
-    first: Row | None = None
-    """The first failed answer that --resume asks for again."""
+    def __init__(self, traces: Sequence[str]) -> None:
+        self.by_teacher, self.total = defaultdict[str, Tally](partial(Tally, traces)), Tally(traces)
+        self.unfinished = self.bound = 0
+        self.first: Row | None = None  # the first failed answer that --resume asks for again
 
     def add(self, row: Row) -> Row:
         """Count a row and return it unchanged."""
-        self.tally.add(row)
+        for tally in (self.by_teacher[row["teacher"]], self.total):
+            tally.add(row)
         self.bound += row["usage_by"] == "bound" and row["error_type"] is None
         if row["error_type"] not in FINAL:
             self.unfinished, self.first = self.unfinished + 1, self.first or row
@@ -168,8 +153,10 @@ class AnswerSummary:
 
 
 def _report(answers: AnswerSummary, omitting: int, spared: Counter[str], config: Config, out: RunWriter) -> None:
-    spent = answers.tally.lines()
-    total = spent[-1]
+    """Write the counts, the verdict and the report; raise `Incomplete` when answers are to be asked for again."""
+    # By teacher in the order of the table, and a last line for all of them.
+    total = answers.total.line("all")
+    spent = [*(tally.line(name) for name, tally in answers.by_teacher.items()), total]
     found = verdict(
         total,
         min_answered=config.min_answered,
@@ -192,7 +179,7 @@ def _report(answers: AnswerSummary, omitting: int, spared: Counter[str], config:
         exit_code=1 if found.ok is False else 0,
         verdict=found.word,
         why=found.why,
-        teachers=[line.as_dict() for line in spent],
+        teachers=[asdict(line) for line in spent],
         possibly_usd=out.budget.possibly,
     )
     notes = _notes(answers, spent, omitting, spared, out)
@@ -220,17 +207,14 @@ def _notes(answers: AnswerSummary, spent: list[Spending], omitting: int, spared:
     if spared:
         reasons = ", ".join(f"{number} {WHY_SPARED[reason]}" for reason, number in sorted(spared.items()))
         notes.append((True, f"Not asked: {reasons}."))
-    said = [note for holds, note in notes if holds]
-    return "".join(f"{note}\n" for note in [*said, *_servers(out)])
-
-
-def _servers(out: RunWriter) -> list[str]:
-    """Return a line per server about the request fields that its probe was refused."""
+    lines = [note for holds, note in notes if holds]
+    # Which request fields each server's probe was refused.
     found = {name: facts["accepts"] for name, facts in out.manifest.models.items() if "accepts" in facts}
-    refused = {name: [what for what in EXTRAS if accepts[what] is False] for name, accepts in found.items()}
-    lines = [f"{name} takes no {', '.join(lacks)}: requests went without." for name, lacks in refused.items() if lacks]
-    errors = {name: accepts["error"] for name, accepts in found.items() if accepts["error"]}
-    return lines + [f"{name} did not answer a plain question: {error}." for name, error in errors.items()]
+    for name, accepts in found.items():
+        if lacks := [what for what in EXTRAS if accepts[what] is False]:
+            lines.append(f"{name} takes no {', '.join(lacks)}: requests went without.")
+    lines += [f"{name} did not answer a plain question: {a['error']}." for name, a in found.items() if a["error"]]
+    return "".join(f"{line}\n" for line in lines)
 
 
 STAGE = Stage(

@@ -2,7 +2,7 @@
 
 Reads an environment, a model and, for channels on preference pairs, extracted pairs; writes a Hugging Face folder
 (of an adapter alone, where one was trained), `checkpoint.json` (what `evaluate` needs to know of it), `metrics.jsonl`,
-and as tables the rollouts that were played, their rewards, and the hints. Training resumes from its newest whole
+and as tables the rollouts that were played, their rewards, and the hints. Training resumes from its newest complete
 checkpoint and then gives what an uninterrupted run gives. Under torchrun every process trains the same model on its
 share of each step's rollouts, and the first one writes the run.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stages.backends import resources
 from stages.backends.ranks import Ranks, join, world_size
 from stages.envs.base import Task
+from stages.errors import UsageError
 from stages.policy import adapters
 from stages.policy.serving import Serving
 from stages.runs import reporting, store
@@ -61,8 +62,12 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
     # Refuse what cannot be trained before a model is made or loaded.
     config = resolved.config
-    if config.optimisation.beta and not config.adapter.rank:
-        adapters.require_whole_model(config.policy)
+    if config.optimisation.beta and not config.adapter.rank and adapters.is_adapter(config.policy.model):
+        # TRL would load the adapter's base as the reference of the KL penalty.
+        raise UsageError(
+            f"optimisation.beta needs a reference, and {config.policy.model} is an adapter, which lies in no folder of "
+            "its own once merged. Set adapter.rank, or run `composer export merged` and start from the merged folder."
+        )
     setup.trl_arguments(resolved, out.path)
     check_memory(resolved, available(resolved.device))
     if resolved.device == "cpu" and not resolved.small:

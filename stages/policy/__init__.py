@@ -2,8 +2,8 @@
 
 base.py - the question (`Turn`), the answer (`Sample`), the protocol `Policy`, and its settings `PolicyConfig`
 local.py - a Hugging Face model in this process; token ids and log-probs captured while sampling
-endpoint.py - an OpenAI-compatible server: retries, a budget, a cache of paid answers, an adaptive request limit
-client.py - HTTP requests through openai's client, responses read as samples or typed errors, and a capability probe
+endpoint.py - an OpenAI-compatible server: retries, a budget, a cache of paid answers, a probe, an adaptive limit
+client.py - HTTP requests through openai's client, and responses read as samples or typed errors
 batches.py - many requests to a server in one file, at a lower price
 vllm.py - a model behind a vLLM server: token ids in, token ids and log-probs out; how such a server is started
 server.py - a model server as a child process, and the lock around scoring requests on a CPU

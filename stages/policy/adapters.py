@@ -24,7 +24,7 @@ class AdapterBase(Settings):
     """The base model of an adapter."""
 
     model: str
-    """A folder, hub id or embedded model, as the user wrote it; an adapter's folder stands for the merged model."""
+    """A folder, hub id or embedded model, as the user wrote it; an adapter's folder means the merged model."""
     weights: str
     """Result of `weights_identity` for the base."""
     dtype: str
@@ -76,7 +76,9 @@ def base_of(folder: Path, config: PolicyConfig) -> tuple[PolicyConfig, str | Non
 def save_adapter(trained: Any, base: AdapterBase, folder: Path) -> None:
     """Write a peft model's adapter and the record of its base, whose name is written as the user wrote it."""
     config = trained.peft_config["default"]
-    loaded_from = config.base_model_name_or_path  # where peft looks for its config.json when others save, or on the hub
+    # The file alone gets the user's name: whenever peft saves, it looks for a config.json under the name in memory,
+    # and would look for the user's name on the hub at every checkpoint.
+    loaded_from = config.base_model_name_or_path
     config.base_model_name_or_path = base.model
     try:
         trained.save_pretrained(folder, save_embedding_layers=False)
@@ -85,17 +87,8 @@ def save_adapter(trained: Any, base: AdapterBase, folder: Path) -> None:
     store.write_json(folder / RECORD, base.model_dump())
 
 
-def require_whole_model(config: PolicyConfig) -> None:
-    """Refuse an adapter as the start of full training with a KL penalty: TRL would load its base as the reference."""
-    if is_adapter(config.model):
-        raise UsageError(
-            f"optimisation.beta needs a reference, and {config.model} is an adapter, which lies in no folder of "
-            "its own once merged. Set adapter.rank, or run `composer export merged` and start from the merged folder."
-        )
-
-
 class CheckpointInfo(BaseModel):
-    """The document `checkpoint.json` of a training run: all that `evaluate` reads of the run beside the weights."""
+    """The document `checkpoint.json` of a training run: all that `evaluate` reads of the run except the weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -134,6 +127,7 @@ class CheckpointInfo(BaseModel):
 def refuse_trained(infos: Iterable[CheckpointInfo], env: str, task_ids: Sequence[str]) -> None:
     """Raise `UsageError` when an arm was trained on one of these tasks of this environment, whatever their split."""
     for info in infos:
+        # One environment may have several names, and ids of different environments may be equal by chance.
         seen = set(info.task_ids) if envs.same(info.env, env) else set()
         if trained := [task_id for task_id in task_ids if task_id in seen]:
             raise UsageError(

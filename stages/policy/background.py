@@ -20,15 +20,6 @@ _LOCK = threading.Lock()
 _LOOPS: list[asyncio.AbstractEventLoop] = []
 
 
-def loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop, started on first use."""
-    with _LOCK:
-        if not _LOOPS:
-            _LOOPS.append(asyncio.new_event_loop())
-            threading.Thread(target=_LOOPS[0].run_forever, name="servers", daemon=True).start()
-        return _LOOPS[0]
-
-
 def run(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine and return its result; cancel it when the waiting thread is interrupted.
 
@@ -45,8 +36,14 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def start(work: Coroutine[Any, Any, Result]) -> Future[Result]:
-    """Start a coroutine and return its future at once."""
-    return asyncio.run_coroutine_threadsafe(work, loop())
+    """Start a coroutine on the event loop, which is started on first use, and return its future at once."""
+    with _LOCK:
+        if not _LOOPS:
+            _LOOPS.append(asyncio.new_event_loop())
+            # One loop for the process, because a client's connections belong to the loop that opened them. A daemon,
+            # because a thread that is waited for at the exit would keep the process alive.
+            threading.Thread(target=_LOOPS[0].run_forever, name="servers", daemon=True).start()
+    return asyncio.run_coroutine_threadsafe(work, _LOOPS[0])
 
 
 async def gather(works: Iterable[Awaitable[Result]]) -> list[Result]:

@@ -33,7 +33,7 @@ class ModelMaker(Protocol):
         ...
 
     def ensure(self, name: str, cache: Path, progress: Callable[[str, int, int], None], /) -> Path:
-        """Return the model's folder in this cache; train the model first if the folder is absent."""
+        """Return the model's folder in this cache, trained first if absent; `progress` gets (what, done, total)."""
         ...
 
 
@@ -44,26 +44,18 @@ def is_embedded(model: str) -> bool:
     return bool(colon and entry and entry.models)
 
 
-def embedded_fingerprint(model: str) -> str:
-    """Return the SHA-256 of what determines an embedded model's weights; `UsageError` for an unknown model."""
-    maker, name = _maker(model)
-    return maker.recipe_fingerprint(name)
+def embedded(model: str) -> tuple[ModelMaker, str]:
+    """Return the maker of an embedded model and the model's name within its environment.
 
-
-def embedded_folder(model: str, cache: Path, listener: Callable[[str, int, int], None]) -> Path:
-    """Return an embedded model's folder in this cache, trained first if absent; `listener` gets (what, done, total)."""
-    maker, name = _maker(model)
-    return maker.ensure(name, cache, listener)
+    The maker raises `UsageError` for a name that it does not know.
+    """
+    environment, _, name = model.partition(":")
+    return envs.attached(environment, "models"), name
 
 
 def learning_rate(model: str) -> float | None:
     """Return an embedded model's `LEARNING_RATE` for further training; None for other models."""
-    return getattr(_maker(model)[0], "LEARNING_RATE", None) if is_embedded(model) else None
-
-
-def _maker(model: str) -> tuple[ModelMaker, str]:
-    environment, _, name = model.partition(":")
-    return envs.attached(environment, "models"), name
+    return getattr(embedded(model)[0], "LEARNING_RATE", None) if is_embedded(model) else None
 
 
 VLLM = "vllm:"
@@ -124,19 +116,17 @@ class PolicyConfig(Settings):
     """Launches of one request, the first included."""
 
     @model_validator(mode="after")
-    def _check_prices(self) -> "PolicyConfig":
+    def _check(self) -> "PolicyConfig":
         prices = (self.usd_per_mtok_in, self.usd_per_mtok_cached_in, self.usd_per_mtok_out)
         if min(price or 0.0 for price in prices) < 0:
             raise ValueError("prices cannot be negative")
         if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):
             raise ValueError(f"base_url {self.base_url!r} is no address; it begins with http:// or https://")
-        return self
-
-    @model_validator(mode="after")
-    def _check_request(self) -> "PolicyConfig":
         sent = self.request | self.extra_body
+        # Without a limit of the answer its price has no upper bound, so no reservation could be made for it.
         if sent.get("max_tokens") is False and not isinstance(sent.get("max_completion_tokens"), int):
             raise ValueError("request leaves out max_tokens: give max_completion_tokens, so that answers have an end")
+        # One request is one answer in the ledger and in the cache, and a stream's usage comes only with its last event.
         if {"n", "stream", "messages"} & sent.keys():
             raise ValueError("request and extra_body cannot set n, stream or messages")
         return self
@@ -169,6 +159,7 @@ class PolicyConfig(Settings):
     def identity(self) -> dict[str, Any]:
         """Return the settings that affect answers, with a digest of the local folder or of the embedded recipe."""
         own = {**super().identity(), "weights": weights_identity(self)}
+        # Without options the fingerprint is that of a policy which was written before servers were started here.
         if not self.server.args:
             del own["server"]
         return own
@@ -197,11 +188,9 @@ class PolicyConfig(Settings):
 
 
 def prompt_bound(num_bytes: int) -> int:
-    """At most so many tokens has a prompt whose request takes this many bytes of JSON.
-
-    No tokenizer makes more tokens than there are UTF-8 bytes. The margin, 10 % and 512, is for what a chat template or
-    a provider adds.
-    """
+    """Return an upper bound of the prompt tokens of a request whose JSON has this many bytes."""
+    # No tokenizer makes more tokens than there are UTF-8 bytes. The margin, 10 % and 512, is for what a chat template
+    # or a provider adds.
     return num_bytes * 11 // 10 + 512
 
 
@@ -214,7 +203,8 @@ def weights_identity(config: PolicyConfig) -> str:
     if config.base_url is not None and not config.served:
         return "endpoint"
     if is_embedded(config.source):
-        return embedded_fingerprint(config.source)
+        maker, name = embedded(config.source)
+        return maker.recipe_fingerprint(name)
     for place in (config.model, config.model.partition(":")[2]):
         if place and Path(place).is_dir():
             return store.folder_sha256(Path(place))
@@ -270,10 +260,6 @@ class Sample:
     error: str | None = None
     policy_version: int | None = None
     """Optimiser steps that the weights had taken, where a server samples from a model under training."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields by name, for the cache of paid answers."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 class Policy(Protocol):

@@ -1,10 +1,10 @@
 """Conversations and tool calls as chat completions have them, and tool calls as model families write them.
 
 A recorded conversation holds calls in the text of its assistant messages (`stages.messages`). A server gets them as
-`tool_calls`, each answered by a message of role `tool` with its id, and beside them the tools that the source declared.
-What cannot be said so stays text, and its results come from the user: calls of undeclared tools (no `tools` at all),
-arguments that are no JSON object, calls without a result each. Reasoning is not sent: it was the student's own, and
-servers refuse it or leave it out. Pictures and sounds are gaps: a mark in the text says where one was.
+`tool_calls`, each answered by a message of role `tool` with its id, together with the tools that the source declared.
+What the protocol cannot express stays text, and its results come from the user: calls of undeclared tools (no `tools`
+at all), arguments that are no JSON object, calls without a result each. Reasoning is not sent: it was the student's
+own, and servers refuse it or leave it out. Pictures and sounds are gaps: a mark in the text shows where one was.
 """
 
 import json
@@ -25,58 +25,51 @@ EXTRAS: dict[str, Any] = {"seed": 1, "tools": [{"type": "function", "function": 
 
 
 def declared(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """Tools as chat completions declare them, from OpenAI's nested or flat form or Anthropic's.
+    """Return tools as chat completions declare them, from OpenAI's nested or flat form or Anthropic's.
 
-    One whose name no server would take is left out.
+    A tool whose name no server would take is left out.
     """
-    functions = [tool.get("function", tool) if isinstance(tool, dict) else {} for tool in tools]
-    return [
-        {"type": "function", "function": _function(function)}
-        for function in functions
-        if isinstance(function, dict) and NAME.fullmatch(str(function.get("name", "")))
-    ]
-
-
-def _function(function: dict[str, Any]) -> dict[str, Any]:
-    parameters = function.get("parameters") or function.get("input_schema") or NO_PARAMETERS
-    about = {"description": function["description"]} if isinstance(function.get("description"), str) else {}
-    return {"name": function["name"], **about, "parameters": parameters}
+    found: list[dict[str, Any]] = []
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not NAME.fullmatch(str(function.get("name", ""))):
+            continue
+        parameters = function.get("parameters") or function.get("input_schema") or NO_PARAMETERS
+        about = {"description": function["description"]} if isinstance(function.get("description"), str) else {}
+        declaration = {"name": function["name"], **about, "parameters": parameters}
+        found.append({"type": "function", "function": declaration})
+    return found
 
 
 def conversation(messages: Sequence[Message], *, with_tools: bool) -> list[dict[str, Any]]:
-    """Messages as a server reads them: no role, field or order that the protocol does not have."""
+    """Return messages as a server reads them: no role, field or order that the protocol does not have."""
     sent: list[dict[str, Any]] = []
     answering: list[str] = []
     for index, message in enumerate(messages):
         role, content = message["role"], message["content"]
         if role == "assistant":
             spoken = read(content)
+            calls = spoken.calls
             results = takewhile(lambda following: following["role"] == "tool", messages[index + 1 :])
-            native = with_tools and _sayable(spoken, sum(1 for _ in results))
-            answering = [f"call{len(sent):03d}{n:02d}" for n in range(len(spoken.calls))] if native else []
-            sent.append(_assistant(spoken, answering))
+            # Strict servers refuse a call without a result, a result without a call, and arguments that are no object.
+            native = with_tools and len(calls) == sum(1 for _ in results) > 0
+            native = native and all(NAME.fullmatch(call.name) and is_object(call.arguments) for call in calls)
+            if not native:
+                answering = []
+                sent.append({"role": "assistant", "content": write(Spoken(spoken.content, calls))})
+                continue
+            # Nine letters and digits: some servers, Mistral's among them, take no other ids.
+            answering = [f"call{len(sent):03d}{n:02d}" for n in range(len(calls))]
+            called = [
+                {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for name, call in zip(answering, calls, strict=True)
+            ]
+            sent.append({"role": "assistant", "content": spoken.content or None, "tool_calls": called})
         elif role == "tool" and answering:
             sent.append({"role": "tool", "tool_call_id": answering.pop(0), "content": content})
         else:
             sent.append({"role": role if role in ROLES else "user", "content": content})
     return sent
-
-
-def _sayable(spoken: Spoken, num_results: int) -> bool:
-    """Whether all calls of a message can be said natively: named and spelled as servers want, each with a result."""
-    calls = spoken.calls
-    return num_results == len(calls) > 0 and all(NAME.fullmatch(c.name) and is_object(c.arguments) for c in calls)
-
-
-def _assistant(spoken: Spoken, ids: Sequence[str]) -> dict[str, Any]:
-    """`ids`, nine letters and digits each (some servers want exactly that), name native calls; without any, text."""
-    if not ids:
-        return {"role": "assistant", "content": write(Spoken(spoken.content, spoken.calls))}
-    calls = [
-        {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for name, call in zip(ids, spoken.calls, strict=True)
-    ]
-    return {"role": "assistant", "content": spoken.content or None, "tool_calls": calls}
 
 
 # Below: the formats of five model families, for models whose server does not parse tool calls. Sources: the model cards
@@ -88,22 +81,23 @@ END = re.compile(r"(<\|(?:im_end|eot_id|eom_id|end_of_text|return|call|end)\|>|<
 
 
 def canonical(form: str, text: str) -> str:
-    """An answer in the format of a family as `stages.messages.write` writes it; "none" and "native" leave it alone."""
+    """Return an answer in a family's format as `stages.messages.write` writes it; other forms change nothing."""
     reader = FORMATS.get(form)
     return text if reader is None else write(reader(END.sub("", text)))
 
 
 def qwen3(text: str) -> Spoken:
-    """`<tool_call>`, a JSON object of name and arguments, `</tool_call>`; as often as there are calls."""
+    """Read `<tool_call>`, a JSON object of name and arguments, `</tool_call>`; as often as there are calls."""
     content, mark, rest = text.partition("<tool_call>")
     blocks = [block.partition("</tool_call>")[0] for block in rest.split("<tool_call>")] if mark else []
     return Spoken(content.strip("\n") if blocks else text, tuple(_call(block) for block in blocks))
 
 
 def llama3(text: str) -> Spoken:
-    """A JSON object of name and parameters alone, perhaps behind `<|python_tag|>`; several stand behind semicolons."""
+    """Read a JSON object of name and parameters, perhaps behind `<|python_tag|>`; semicolons separate several."""
     content, tag, rest = text.rpartition("<|python_tag|>")
     body = (rest if tag else text).strip()
+    # Without the tag an answer in JSON is a call only where the object begins as a call does.
     if not tag and not re.match(r'\{\s*"(name|type)"\s*:', body):
         return Spoken(text)
     objects = _objects(body, ";")
@@ -111,7 +105,7 @@ def llama3(text: str) -> Spoken:
 
 
 def mistral(text: str) -> Spoken:
-    """`[TOOL_CALLS]` before a JSON list of calls (v3), or before each name with `[ARGS]` and its arguments (v11)."""
+    """Read `[TOOL_CALLS]` before a JSON list of calls (v3), or before each name with `[ARGS]` and arguments (v11)."""
     content, mark, rest = text.partition("[TOOL_CALLS]")
     if not mark:
         return Spoken(text)
@@ -120,13 +114,19 @@ def mistral(text: str) -> Spoken:
         name, args, arguments = part.partition("[ARGS]")
         if args:
             calls.append(ToolCall(name.partition("[CALL_ID]")[0].strip(), arguments.strip()))
-        else:
-            calls += _listed(part)
+            continue
+        try:
+            found = json.loads(part)
+        except ValueError:
+            calls.append(_call(part))
+            continue
+        several = found if isinstance(found, list) else [found]
+        calls += [_call(json.dumps(one, ensure_ascii=False)) for one in several]
     return Spoken(content.strip(), tuple(calls))
 
 
 def deepseek(text: str) -> Spoken:
-    """Between marks of calls: `function`, a separator, the name and fenced JSON (V3), or name, separator, JSON."""
+    """Read calls between their marks: `function`, a separator, name and fenced JSON (V3), or name, separator, JSON."""
     content, mark, rest = text.partition("<｜tool▁calls▁begin｜>")
     if not mark:
         return Spoken(text)
@@ -140,7 +140,7 @@ def deepseek(text: str) -> Spoken:
 
 
 def gpt_oss(text: str) -> Spoken:
-    """Messages of harmony: analysis is reasoning, one `to=functions.NAME` is a call, everything else is content."""
+    """Read harmony's messages: analysis is reasoning, one `to=functions.NAME` is a call, everything else is content."""
     reasoning, content, calls = [], [], []
     for part in re.split(r"<\|start\|>|<\|end\|>|<\|call\|>|<\|return\|>", text):
         header, mark, body = part.partition("<|message|>")
@@ -166,7 +166,7 @@ FORMATS: dict[str, Callable[[str], Spoken]] = {
 
 
 def _call(text: str, arguments: str = "arguments") -> ToolCall:
-    """A call written as a JSON object; of another text the name is what stands there as one, or nothing."""
+    """Return a call written as a JSON object; in a malformed one the name is what looks like it, or empty."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -174,23 +174,12 @@ def _call(text: str, arguments: str = "arguments") -> ToolCall:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         named = re.search(r'"name"\s*:\s*"([^"]*)"', text)
         return ToolCall(named[1] if named else "", text.strip())
-    return ToolCall(value["name"], _text(value.get(arguments, {})))
-
-
-def _text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _listed(text: str) -> list[ToolCall]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return [_call(text)]
-    return [_call(json.dumps(one, ensure_ascii=False)) for one in (found if isinstance(found, list) else [found])]
+    given = value.get(arguments, {})
+    return ToolCall(value["name"], given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
 
 
 def _objects(text: str, between: str) -> list[str]:
-    """The JSON values that follow each other in a text; from where there is none, the rest as it is."""
+    """Return the JSON values that follow each other in a text; from where there is none, the rest unchanged."""
     found: list[str] = []
     at = 0
     while at < len(text):

@@ -5,7 +5,8 @@ durably before a request is sent, its answer is durable before that money is rel
 bill counts as possibly paid. A response 200 with an error inside (OpenRouter sends them) is an error too.
 
 `HostLimit` finds out how many requests a server takes at once, `WaitReport` reports what is waited for while a server
-is silent, `AnswerCache` stores paid answers, `EndpointPolicy` uses all three.
+is silent, `AnswerCache` stores paid answers, `EndpointPolicy` uses all three. Its `probe` finds out which request
+fields a server accepts.
 """
 
 import asyncio
@@ -15,7 +16,9 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +30,7 @@ from stages.errors import ComposerError, Incomplete, UsageError
 from stages.policy import background, client, dialect
 from stages.policy.base import PolicyConfig, Sample, Turn, prompt_bound
 from stages.policy.client import Broken, Client, Rejected, Response, Retryable, Unreachable
+from stages.policy.dialect import EXTRAS
 from stages.redaction import redacted_bytes
 from stages.runs import store
 from stages.runs.artifact import Interrupted, Listener
@@ -108,6 +112,7 @@ def host_limit(base_url: str) -> HostLimit:
 QUIET_S = 10.0
 
 
+@dataclass
 class WaitReport:
     """The requests of one policy in flight, with the time of each, reported while a server is silent.
 
@@ -115,17 +120,20 @@ class WaitReport:
     `QUIET_S`, the listener gets a line about it as progress of 0 in 0 units.
     """
 
-    def __init__(self, whom: str, listener: Listener | None, quiet_s: float) -> None:
-        self._whom, self._listener, self._quiet_s = whom, listener, quiet_s
-        self._sent: dict[object, tuple[float, datetime]] = {}
-        self._watching: asyncio.Task[None] | None = None
+    whom: str
+    """Model and server, for the line."""
+    listener: Listener | None
+    quiet_s: float
+    _sent: dict[object, tuple[float, datetime]] = field(default_factory=dict)
+    """For each request the monotonic time since when it is in flight, and the time of day."""
+    _watching: asyncio.Task[None] | None = None
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Count a request as in flight until the block ends."""
         name = object()
         self._sent[name] = time.monotonic(), datetime.now().astimezone()
-        if self._listener is not None and self._watching is None:
+        if self.listener is not None and self._watching is None:
             self._watching = asyncio.create_task(self._watch())
         try:
             yield
@@ -134,12 +142,12 @@ class WaitReport:
 
     async def _watch(self) -> None:
         while self._sent:
-            await asyncio.sleep(self._quiet_s)
+            await asyncio.sleep(self.quiet_s)
             sent, since = min(self._sent.values(), default=(time.monotonic(), None))
-            if since is not None and time.monotonic() - sent >= self._quiet_s and self._listener is not None:
+            if since is not None and time.monotonic() - sent >= self.quiet_s and self.listener is not None:
                 count = f"{len(self._sent)} answer{'s' if len(self._sent) > 1 else ''}"
                 with suppress(Interrupted):  # the stage gets the same interrupt at its next report
-                    self._listener(f"waiting for {count} of {self._whom}, the oldest since {since:%H:%M:%S}", 0, 0)
+                    self.listener(f"waiting for {count} of {self.whom}, the oldest since {since:%H:%M:%S}", 0, 0)
         self._watching = None
 
 
@@ -154,14 +162,15 @@ class AnswerCache:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # A connection may be used by any thread, but by one at a time.
         self._locks = {"read": threading.Lock(), "write": threading.Lock()}
-        self._writer = self._connect(path)
-        self._writer.execute("PRAGMA journal_mode=WAL")
+        # timeout: seconds that a write waits for one of another process. isolation_level None: transactions begin where
+        # they are written below, not before the first statement.
+        connect = partial(sqlite3.connect, path, check_same_thread=False, timeout=30, isolation_level=None)
+        self._writer: sqlite3.Connection = connect()
+        self._writer.execute("PRAGMA journal_mode=WAL")  # readers do not wait for a writer
         self._writer.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer BLOB NOT NULL)")
-        self._reader = self._connect(path)
-
-    def _connect(self, path: Path) -> sqlite3.Connection:
-        return sqlite3.connect(path, check_same_thread=False, timeout=30, isolation_level=None)
+        self._reader: sqlite3.Connection = connect()
 
     def get(self, key: str) -> dict[str, Any] | None:
         """Return the answer under a key, or None."""
@@ -172,6 +181,7 @@ class AnswerCache:
     def put_all(self, answers: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """Store answers durably before returning; an answer that a key already has stays."""
         with self._locks["write"]:
+            # IMMEDIATE takes the write lock here, where `timeout` applies: upgrading a read lock fails at once.
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 rows = [(key, redacted_bytes(store.encode(answer))) for key, answer in answers]
@@ -182,8 +192,25 @@ class AnswerCache:
             self._writer.execute("COMMIT")
 
 
+QUESTION = [{"role": "user", "content": "Answer with the word OK."}]
+LONGEST = 16
+"""Tokens of the probe's answer at most."""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Which request fields a server accepts; None where that is unknown. `error`: its answer to a plain question."""
+
+    seed: bool | None = None
+    tools: bool | None = None
+    logprobs: bool | None = None
+    capture_level: str | None = None
+    error: str | None = None
+
+
 MAX_WAIT_S = 120.0
 BACKOFF = tenacity.wait_exponential(0.5, max=8.0) + tenacity.wait_random(0.0, 0.5)
+"""Waits as openai's own client has them: 0.5 s, doubled up to 8 s, with jitter."""
 Request = dict[str, Any]
 
 
@@ -220,7 +247,7 @@ class EndpointPolicy:
         self._store_answer = GroupCommit(self.cache.put_all)
         self._in_flight: set[asyncio.Task[Sample]] = set()
         self._waits = WaitReport(f"{config.model} at {config.base_url}", listener, quiet_s)
-        self._accepted: client.Accepted | None = None
+        self._accepted: Accepted | None = None
 
     @classmethod
     def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "EndpointPolicy":
@@ -240,13 +267,39 @@ class EndpointPolicy:
 
     def facts(self) -> dict[str, Any]:
         """Return server and model name, and the result of the capability probe; never the key."""
-        found = {"accepts": self._accepted.as_dict()} if self._accepted else {}
+        found = {"accepts": asdict(self._accepted)} if self._accepted else {}
         return {"model": self.config.model, "base_url": self.config.base_url, **found}
 
-    async def probe(self) -> client.Accepted:
-        """Find out once which request fields the server accepts; later requests leave out the others."""
-        if self._accepted is None:
-            self._accepted = await client.probe(self, self.request(Turn([], 0), plain=True))
+    async def probe(self) -> Accepted:
+        """Find out once which of `EXTRAS` the server accepts; later requests leave out the others.
+
+        One call has all of them; after a rejection one call per field. The calls are paid from the run's budget like
+        every other; a rejection is free.
+        """
+        if self._accepted is not None:
+            return self._accepted
+        plain = self.request(Turn([], 0), plain=True)
+        plain["messages"] = QUESTION
+        for name in {"max_tokens", "max_completion_tokens"} & plain.keys():
+            plain[name] = min(plain[name], LONGEST)
+        wanted = {name: value for name, value in EXTRAS.items() if self.config.request.get(name) is not False}
+        answered = (None, "no_text")  # error types of requests whose fields were accepted
+        sample = await self.send(plain | wanted, 0)
+        known: dict[str, bool | None] = dict.fromkeys(wanted, True if sample.error_type in answered else None)
+        if sample.error_type == "rejected":
+            alone = {name: await self.send(plain | {name: value}, 0) for name, value in wanted.items()}
+            known = {name: one.error_type in answered for name, one in alone.items()}
+            # Perhaps none of the fields is at fault, but the model's name or the settings: ask without any.
+            refused = None if any(known.values()) else await self.send(plain, 0)
+            if refused is not None and refused.error_type is not None:
+                self._accepted = Accepted(error=refused.error)
+                return self._accepted
+            sample = alone.get("logprobs", sample)
+        if None in known.values():
+            self._accepted = Accepted(error=sample.error)
+        else:
+            level = "logprobs" if sample.logprobs else "text"
+            self._accepted = Accepted(known.get("seed"), known.get("tools"), known.get("logprobs"), level)
         return self._accepted
 
     async def ask(self, turn: Turn) -> Sample:
@@ -258,6 +311,7 @@ class EndpointPolicy:
 
     def cache_key(self, request: Request, seed: int) -> str:
         """Return the cache key of a request; `seed` distinguishes samples where the request has no seed field."""
+        # Without a seed in the key all samples of a state would be the answer to the first of them.
         unsent = {} if "seed" in request else {"sample": seed}
         return store.digest({"base_url": self.config.base_url, **request, **unsent})
 
@@ -278,7 +332,7 @@ class EndpointPolicy:
                     attempt = launch.retry_state.attempt_number
                     return await self._launch_when_free(key, request, attempt)
         except Rejected as error:
-            return Sample(error_type=error.kind, error=str(error), attempts=attempt, **error.told)
+            return Sample(error_type=error.kind, error=str(error), attempts=attempt, **error.usage)
         except Retryable as error:
             return Sample(error_type=error.kind, error=f"{error} (after {attempt} attempts)", attempts=attempt)
         raise AssertionError("tenacity ends with a result or an error")
@@ -290,7 +344,7 @@ class EndpointPolicy:
 
     def request(self, turn: Turn, *, plain: bool = False) -> Request:
         """Return the request body for a turn; `plain`: without the fields that a server may not accept."""
-        refused = dict.fromkeys(dialect.EXTRAS if plain else self._accepted.refused if self._accepted else [], False)
+        refused = {name: False for name in EXTRAS if plain or getattr(self._accepted, name, None) is False}
         settings = self.config.request | refused
         tools = [] if settings.get("tools") is False else dialect.declared(turn.tools)
         ours = {
@@ -324,30 +378,31 @@ class EndpointPolicy:
         except BaseException:
             self._slots.release()
             raise
+        # A request that was sent may be billed, so it is not cancelled with its caller; `drain` waits for it.
         task = asyncio.create_task(self._launch(key, request, bound, reservation, attempt))
         self._in_flight.add(task)
-        task.add_done_callback(self._finish)
+        task.add_done_callback(self._in_flight.discard)
+        # Retrieve the exception, which asyncio would print: the caller may be gone, and the ledger records the failure.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return await asyncio.shield(task)
-
-    def _finish(self, task: "asyncio.Task[Sample]") -> None:
-        self._in_flight.discard(task)
-        if not task.cancelled():
-            task.exception()  # retrieve it: the caller may be gone, and the ledger records the failed call
 
     async def _launch(
         self, key: str, request: Request, bound: tuple[int, int], reservation: Reservation, attempt: int
     ) -> Sample:
         """Send once, store the answer, then release the rest of the reservation."""
+        # The order matters for a kill between two lines: the reservation is on disk before the request is sent, and the
+        # answer before money is released, so that nothing is paid without an entry and no answer is bought twice.
         try:
             response, latency_s = await self._send(request, reservation)
             sample = client.read(response.body, self.config, bound, latency_s=latency_s, attempts=attempt)
         except (Retryable, Rejected) as error:
+            # Without a bill the server may have done the work: the bound counts as possibly spent.
             await self.budget.settle(reservation, error.billed_usd)
             raise
         except ComposerError:
             await self.budget.settle(reservation, 0.0)
             raise
-        await self._store_answer((key, sample.as_dict()))
+        await self._store_answer((key, vars(sample)))
         await self.budget.settle(reservation, sample.cost_usd)
         return sample
 
@@ -358,9 +413,9 @@ class EndpointPolicy:
             await self.budget.record(reservation)
             started = time.monotonic()
             with self._waits.waiting():
-                response = await self.client.post(request, self.config.timeout_s)
+                response = await self.client.ask("/chat/completions", request, self.config.timeout_s)
             if response.status != 200:
-                wait_s = client.seconds(response.headers.get("retry-after"))
+                wait_s = client.retry_after_s(response.headers.get("retry-after"))
                 pushed_back = response.status in client.PUSHES_BACK
                 raise client.classified(response, self.config, wait_s)
             return response, time.monotonic() - started
@@ -374,6 +429,7 @@ class EndpointPolicy:
                 "connection", f"{self.config.base_url} closed the connection ({error})", billed_usd=None
             ) from None
         finally:
+            # A longer wait ends the run (`_pause`), so the host is not closed to others for it.
             self._host.leave(pushed_back=pushed_back, wait_s=wait_s if (wait_s or 0.0) <= MAX_WAIT_S else None)
             self._slots.release()
 

@@ -43,11 +43,15 @@ def sample_batch(
     """
     device = next(model.parameters()).device
     ids, mask, rows = _left_pad_distinct(prompts, pad_id, device)  # [U, P], [U, P], [B]
-    uniforms = torch.stack([_uniforms(seed, max_tokens) for seed in seeds]).to(device)  # [B, max_tokens]
+    # A generator per row, on the CPU in float64: a row's draws depend neither on the batch nor on the device.
+    generators = [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
+    drawn = [torch.rand(max_tokens, dtype=torch.float64, generator=generator) for generator in generators]
+    uniforms = torch.stack(drawn).to(device)  # [B, max_tokens]
     ends = torch.tensor(sorted(end_ids), device=device)
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)  # padding on the left does not shift positions
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
     cache, logits = out.past_key_values, out.logits[rows, -1]  # [B, V]
+    # Equal prompts were computed once; from here on every row has its own copy in the cache.
     cache.batch_select_indices(rows)
     mask, positions = mask[rows], positions[rows, -1:]
     alive = torch.ones(len(prompts), dtype=torch.bool, device=device)
@@ -64,7 +68,13 @@ def sample_batch(
         logits = model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         ).logits[:, -1]
-    return _rows(torch.stack(tokens, 1), torch.stack(logps, 1))
+    sampled, values = torch.stack(tokens, 1), torch.stack(logps, 1)  # [B, T]; NaN after the end token of a row
+    lengths = (~values.isnan()).sum(-1).tolist()
+    # Rounding can make the log-prob of a near-certain token slightly positive.
+    return [
+        (row[:n], [min(p, 0.0) for p in logp_row[:n]])
+        for row, logp_row, n in zip(sampled.tolist(), values.tolist(), lengths, strict=True)
+    ]
 
 
 def draw(
@@ -75,14 +85,11 @@ def draw(
     if temperature == 0:
         token = logp.argmax(-1)
     else:
+        # In float64: a float32 sum over a vocabulary of 150,000 drops rare tokens. Its last value, not 1, is the total.
         cumulative = logp.double().exp().cumsum(-1)
         target = uniform[:, None] * cumulative[:, -1:]
         token = torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
     return token, logp.gather(-1, token[:, None]).squeeze(-1)
-
-
-def _uniforms(seed: int, count: int) -> Float[Tensor, " count"]:
-    return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed % 2**63))
 
 
 def _left_pad_distinct(
@@ -96,14 +103,6 @@ def _left_pad_distinct(
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in distinct]
     rows = [order[tuple(prompt)] for prompt in prompts]
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device), torch.tensor(rows, device=device)
-
-
-def _rows(tokens: Int[Tensor, "B T"], logps: Float[Tensor, "B T"]) -> list[tuple[list[int], list[float]]]:
-    lengths = (~logps.isnan()).sum(-1).tolist()
-    return [
-        (row[:n], [min(p, 0.0) for p in values[:n]])
-        for row, values, n in zip(tokens.tolist(), logps.tolist(), lengths, strict=True)
-    ]
 
 
 def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = None) -> Any:
@@ -142,7 +141,7 @@ def prompt_ids(tokenizer: Any, turn: Turn) -> list[int]:
 
 
 def end_ids(generation_config: Any, tokenizer: Any) -> set[int]:
-    """Return the token ids that end an answer."""
+    """Return the token ids that end an answer: those of the generation config, and the tokenizer's own."""
     declared = generation_config.eos_token_id
     more = declared if isinstance(declared, list) else [declared]
     return {i for i in (*more, tokenizer.eos_token_id) if i is not None}
@@ -187,26 +186,25 @@ class LocalPolicy:
         self._end_ids = end_ids(model.generation_config, tokenizer)
 
     @classmethod
-    def load(cls, config: PolicyConfig, *, cache: Path, listener: Listener) -> "LocalPolicy":
-        """Load the configured model and its tokenizer; an adapter is not merged into its base, as in training."""
-        model, tokenizer = load_model(config, cache=cache, listener=listener, merged=False)
-        return cls(model.eval(), tokenizer, config)
-
-    @classmethod
-    def open(cls, config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> "LocalPolicy":
-        """Open the policy with `load`; a local model costs no money, so the budget is not used."""
+    def open(
+        cls, config: PolicyConfig, *, cache: Path, listener: Listener, budget: Budget | None = None
+    ) -> "LocalPolicy":
+        """Load the configured model and its tokenizer; a local model costs no money, so the budget is not used."""
         del budget
         if config.tool_calls == "native":
             raise UsageError(
                 "policy.tool_calls is native, but no server reads the calls of a model in this process. "
                 "Give the family whose format it writes: qwen3, llama3, mistral, deepseek or gpt-oss."
             )
-        return cls.load(config, cache=cache, listener=listener)
+        # An adapter is not merged into its base, as in training: merged weights are rounded to the base's type.
+        model, tokenizer = load_model(config, cache=cache, listener=listener, merged=False)
+        return cls(model.eval(), tokenizer, config)
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
         """Return the answers of a batch of turns, sampled together."""
         started = time.monotonic()
         prompts = [prompt_ids(self.tokenizer, turn) for turn in turns]
+        # The model may be one under training: without dropout, and afterwards as it was.
         was_training = self.model.training
         self.model.eval()
         drawn = sample_batch(
@@ -219,17 +217,18 @@ class LocalPolicy:
             pad_id=pad_id(self.tokenizer),
         )
         self.model.train(was_training)
-        latency = (time.monotonic() - started) / len(turns)
-        return [self._sample(prompt, ids, logps, latency) for prompt, (ids, logps) in zip(prompts, drawn, strict=True)]
+        about = {
+            "logprob_kind": "processed" if self.config.temperature else "raw",
+            "latency_s": (time.monotonic() - started) / len(turns),  # of an answer: its share of the batch
+        }
+        return [
+            token_sample(self.tokenizer, self._end_ids, prompt, ids, self.config.tool_calls, logprobs=logps, **about)
+            for prompt, (ids, logps) in zip(prompts, drawn, strict=True)
+        ]
 
     def count_tokens(self, turn: Turn) -> int:
         """Return the number of tokens in a turn's prompt."""
         return len(prompt_ids(self.tokenizer, turn))
-
-    def _sample(self, prompt: list[int], ids: list[int], logps: list[float], latency: float) -> Sample:
-        kind = "processed" if self.config.temperature else "raw"
-        more = {"logprobs": logps, "logprob_kind": kind, "latency_s": latency}
-        return token_sample(self.tokenizer, self._end_ids, prompt, ids, self.config.tool_calls, **more)
 
     def facts(self) -> dict[str, Any]:
         """Return model name, digests of tokenizer and chat template, and the number of parameters."""
@@ -248,35 +247,32 @@ def load_model(
     """
     source = resolve(config, cache=cache, listener=listener)
     if adapters.is_adapter(source):
-        return _on_its_base(Path(source), config, cache=cache, listener=listener, merged=merged)
+        from peft import PeftModel
+
+        below, commit = adapters.base_of(Path(source), config)
+        base_model, tokenizer = load_model(below, cache=cache, listener=listener, revision=commit)
+        adapted = PeftModel.from_pretrained(base_model, source)
+        # peft freezes the base's weights; training from a merged model trains them all. get_base_model keeps the
+        # adapter's layers in place.
+        return adapted.merge_and_unload().requires_grad_(True) if merged else adapted.get_base_model(), tokenizer
     tokenizer = load_tokenizer(source, config, revision)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             source,
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
             revision=revision,
-            use_safetensors=True,
+            use_safetensors=True,  # a pickle can run code while it is read
         )
     except (OSError, ValueError) as error:
         raise not_loaded(config, error) from None
     return model.to(device(config.device)), tokenizer
 
 
-def _on_its_base(
-    folder: Path, config: PolicyConfig, *, cache: Path, listener: Listener, merged: bool
-) -> tuple[Any, Any]:
-    from peft import PeftModel
-
-    start, revision = adapters.base_of(folder, config)
-    start_model, tokenizer = load_model(start, cache=cache, listener=listener, revision=revision)
-    adapted = PeftModel.from_pretrained(start_model, folder)
-    return adapted.merge_and_unload().requires_grad_(True) if merged else adapted.get_base_model(), tokenizer
-
-
 def resolve(config: PolicyConfig, *, cache: Path, listener: Listener) -> str:
     """Return the argument of `from_pretrained`: a folder or a hub id."""
     if base.is_embedded(config.model):
-        return str(base.embedded_folder(config.model, cache, listener))
+        maker, name = base.embedded(config.model)
+        return str(maker.ensure(name, cache, listener))
     return str(Path(config.model).expanduser()) if Path(config.model).expanduser().is_dir() else config.model
 
 

@@ -1,4 +1,4 @@
-"""Whether a model can be had, before anything is paid for: a server knows it, or a folder holds it whole."""
+"""Check whether a model is available before anything is paid for: a server lists it, or its folder is complete."""
 
 from pathlib import Path
 from pkgutil import resolve_name
@@ -8,19 +8,25 @@ import orjson
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.policy import KINDS, adapters, background, base, kind_of
 from stages.policy.base import PolicyConfig, weights_identity
-from stages.policy.client import Broken, Client, Response, Unreachable
+from stages.policy.client import CONNECT_S, Broken, Client, Response, Unreachable
 
 REFUSED = (401, 403)
 
 
 def check(config: PolicyConfig) -> str:
-    """One line about the model; raises what opening it would raise, without loading weights or paying for an answer."""
+    """Return a line about the model; raise what opening it would raise, but load no weights and pay for no answer."""
     weights_identity(config)
     kind = kind_of(config)
     if kind == "endpoint":
         return _server(config)
     if config.served:
-        return _served(config)
+        held = check(config.in_process())  # the tokenizer is read in this process in any case
+        if config.base_url is not None:
+            _listed(config)
+            return f"{held}; {config.base_url}, which is to sample from it, answers"
+        from stages.policy import vllm
+
+        return f"{held}; {vllm.require_interpreter(config)}, which is to serve it, is there"
     if kind != "local":
         resolve_name(opener) if isinstance(opener := KINDS[kind], str) else None
         return f"model {config.model}: of the kind {kind!r}, which opens it itself"
@@ -29,20 +35,13 @@ def check(config: PolicyConfig) -> str:
     return _weights(config)
 
 
-def _served(config: PolicyConfig) -> str:
-    """Its tokenizer is read here, too; the server answers, or there is a vLLM to start."""
-    held = check(config.in_process())
-    if config.base_url is not None:
-        _listed(config)
-        return f"{held}; {config.base_url}, which is to sample from it, answers"
-    from stages.policy import vllm
-
-    return f"{held}; {vllm.require_interpreter(config)}, which is to serve it, is there"
-
-
 def _server(config: PolicyConfig) -> str:
+    """Return a line about a model of a server; `UsageError` when the server lists models, and not this one."""
     response = _listed(config)
-    names = _names(response)
+    try:
+        names = [str(row["id"]) for row in orjson.loads(response.body)["data"]] if response.status == 200 else []
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        names = []  # servers need not have a list of models
     if names and config.model not in names:
         raise UsageError(
             f"{config.base_url} has no model {config.model!r}; it lists {len(names)}, for example {names[0]!r}. "
@@ -53,9 +52,10 @@ def _server(config: PolicyConfig) -> str:
 
 
 def _listed(config: PolicyConfig) -> Response:
+    """Return the response to a request for the list of models, which is free and needs the key."""
     client = Client(str(config.base_url), config.key())
     try:
-        response = background.run(client.models())
+        response = background.run(client.ask("/models", None, CONNECT_S))
     except (Unreachable, Broken, TimeoutError) as error:
         raise InfrastructureError(
             f"{config.base_url} does not answer ({error or 'no answer in time'}). Start the server, or check base_url."
@@ -66,16 +66,8 @@ def _listed(config: PolicyConfig) -> Response:
     return response
 
 
-def _names(response: Response) -> list[str]:
-    """The ids in a list of models; none where there is no such list."""
-    try:
-        return [str(row["id"]) for row in orjson.loads(response.body)["data"]] if response.status == 200 else []
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return []
-
-
 def _weights(config: PolicyConfig) -> str:
-    """Its tokenizer is read, as loading would read it first; of weights only that there are some."""
+    """Return a line about a folder or hub id: its tokenizer is read, of its weights only whether there are any."""
     from stages.policy.local import load_tokenizer, resolve
 
     source = resolve(config, cache=Path(), listener=lambda what, done, total: None)

@@ -55,14 +55,14 @@ class ModelServer:
     ) -> None:
         self.title, self.log, self.restarts = title, log, 0
         self._command, self._environment, self._listener, self._check = command, environment, listener, check
-        self._port = port or free_port()
+        if not port:
+            # Another program may take the port before the server binds it; then `start` reports the server's log.
+            with socket.socket() as listening:
+                listening.bind(("127.0.0.1", 0))
+                port = int(listening.getsockname()[1])
+        self._port, self.url = port, f"http://127.0.0.1:{port}/v1"  # root of the OpenAI-compatible server
         self._process: subprocess.Popen[bytes] | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """Return the root URL of the OpenAI-compatible server."""
-        return f"http://127.0.0.1:{self._port}/v1"
 
     def alive(self) -> bool:
         """Return whether the server's process runs."""
@@ -75,7 +75,27 @@ class ModelServer:
 
     def start(self) -> None:
         """Start the server and return when it answers."""
-        self._launch()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            # A session of its own: Ctrl-C in the terminal reaches this process alone, which then ends the whole group.
+            self._process = subprocess.Popen(
+                list(self._command(self._port)),
+                env=dict(self._environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        self._keeper = subprocess.Popen(
+            ["sh", "-c", KEEPER, str(self._process.pid), f"{GRACE_S:g}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             self._wait()
         except BaseException:
@@ -101,7 +121,12 @@ class ModelServer:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)
             deadline = time.monotonic() + GRACE_S
-            while time.monotonic() < deadline and _group_lives(self._process):
+            while time.monotonic() < deadline:
+                self._process.poll()  # a dead leader that was not waited for would count as a member of its group
+                try:
+                    os.killpg(self._process.pid, 0)
+                except (ProcessLookupError, PermissionError):
+                    break
                 time.sleep(0.05)
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -112,31 +137,15 @@ class ModelServer:
             self._keeper.wait()
         self._process = self._keeper = None
 
-    def _launch(self) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            self._process = subprocess.Popen(
-                list(self._command(self._port)),
-                env=dict(self._environment),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        finally:
-            os.close(log)
-        self._keeper = subprocess.Popen(
-            ["sh", "-c", KEEPER, str(self._process.pid), f"{GRACE_S:g}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
     def _wait(self) -> None:
         started = time.monotonic()
-        while not self._answers():
+        while True:
+            # An error of the connection is the usual answer of a server that still loads its model.
+            with suppress(urllib.error.URLError, OSError):
+                got = urllib.request.urlopen(f"{self.url}/models", timeout=5)  # noqa: S310 (our own address)
+                with got:
+                    if got.status == 200:
+                        return
             self._check()
             waited = time.monotonic() - started
             if not self.alive():
@@ -151,30 +160,9 @@ class ModelServer:
             self._listener(f"s of waiting for the server of {self.title}", int(waited), int(START_S))
             time.sleep(POLL_S)
 
-    def _answers(self) -> bool:
-        with suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"{self.url}/models", timeout=5) as got:  # noqa: S310 (our own address)
-            return bool(got.status == 200)
-        return False
-
     def _tail(self) -> str:
         lines = (store.read_bytes(self.log) or b"").decode(errors="replace").splitlines()
         return " / ".join(line.strip() for line in lines[-TAIL:] if line.strip()) or "(empty)"
-
-
-def free_port() -> int:
-    """Return a TCP port of this machine that is free now."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
-def _group_lives(process: subprocess.Popen[bytes]) -> bool:
-    process.poll()  # a dead leader that nobody waited for would count as a member
-    try:
-        os.killpg(process.pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -194,6 +182,7 @@ class ScoringLock:
     @asynccontextmanager
     async def sampling(self) -> AsyncIterator[None]:
         """Hold the server together with other sampling requests."""
+        # Taking `_turn` first keeps sampling requests from overtaking a scoring request that waits for `_idle`.
         async with self._turn:
             self._under_way += 1
             self._idle.clear()
@@ -212,23 +201,16 @@ class ScoringLock:
             yield
 
 
-class NoScoringLock:
-    """The same interface for servers that take all requests at once."""
-
-    @asynccontextmanager
-    async def sampling(self) -> AsyncIterator[None]:
-        """Do not wait."""
-        yield
-
-    scoring = sampling
-
-
 SCORING_LOCKS: dict[str, ScoringLock] = {}
 
 
-def scoring_lock(base_url: str, device: str) -> ScoringLock | NoScoringLock:
-    """Return the lock of a server, one per process and server; `device` is where models run on this machine."""
+def scoring_lock(base_url: str, device: str) -> ScoringLock | None:
+    """Return the lock of a server, one per process and server; None for a server that takes all requests at once.
+
+    device: where models run on this machine.
+    """
     parts = urlsplit(base_url)
+    # What a server on another machine runs on is not known; one with a GPU must not be slowed down.
     if device != "cpu" or parts.hostname not in LOOPBACK:
-        return NoScoringLock()
+        return None
     return SCORING_LOCKS.setdefault(parts.netloc, ScoringLock())

@@ -5,12 +5,12 @@ share it.
 """
 
 from collections.abc import Sequence
-from typing import Self
+from contextlib import AbstractContextManager
 
 from stages.errors import UsageError
 from stages.policy import Policy, open_policy
 from stages.policy.base import PolicyConfig, weights_identity
-from stages.policy.server import ModelServer, ScoringLock, scoring_lock
+from stages.policy.server import ModelServer, scoring_lock
 from stages.runs import store
 from stages.runs.artifact import RunWriter
 
@@ -25,10 +25,10 @@ def needs_exclusive_server(config: PolicyConfig) -> bool:
         return config.served
     from stages.policy.local import device
 
-    return isinstance(scoring_lock(config.base_url, device(config.device)), ScoringLock)
+    return scoring_lock(config.base_url, device(config.device)) is not None
 
 
-class Serving:
+class Serving(AbstractContextManager["Serving"]):
     """Context manager that opens a stage's policies and ends the servers it started.
 
     policies: all that will be opened, so that a server has room for the adapters of each. rank: rank of the adapter
@@ -40,9 +40,6 @@ class Serving:
         self._server: ModelServer | None = None
         self._serves = ""
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         if self._server is not None:
             self._server.stop()
@@ -51,15 +48,10 @@ class Serving:
         """Open the policy, on a server started here where the model needs one and has no address."""
         if not config.served or config.base_url is not None:
             return open_policy(config, cache=self._out.cache, budget=self._out.budget, listener=self._out.progress)
-        from stages.policy.vllm import VllmPolicy
-
-        server = self._serving(config)
-        return VllmPolicy.connect(config, server.url, cache=self._out.cache, listener=self._out.progress, server=server)
-
-    def _serving(self, config: PolicyConfig) -> ModelServer:
         from stages.policy import vllm
 
-        if self._out.worker:
+        out = self._out
+        if out.worker:
             raise UsageError(
                 f"A worker cannot start a model server, and {config.model} has no address. Start one for all workers "
                 "with `composer serve`, and give it as base_url."
@@ -69,11 +61,14 @@ class Serving:
         if self._server is None or self._serves != serves:
             if self._server is not None:
                 self._server.stop()
+            # Forget the old server before the new one starts: an error on the way must not leave its name behind.
             self._server, self._serves = None, serves
-            out = self._out
-            log = out.path / "logs" / "vllm.log"
+            # The rank is fixed at the start of a server, so it is the largest of all adapters that will be opened.
             rank = max([self._rank, *(vllm.rank_of(config.source) for config in self._policies)])
+            log = out.path / "logs" / "vllm.log"
             self._server = vllm.start(
                 config, log, cache=out.cache, rank=rank, listener=out.progress, check=out.raise_if_stopped
             )
-        return self._server
+        return vllm.VllmPolicy.connect(
+            config, self._server.url, cache=out.cache, listener=out.progress, server=self._server
+        )

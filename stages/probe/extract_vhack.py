@@ -171,7 +171,7 @@ def _measuring(config: Config) -> "Measuring":
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Measure the pairs, extract the direction and validate it; `UsageError` where memory would not suffice."""
-    from stages.probe.directions.extraction import PairGradients, extract, save_pair_rows
+    from stages.probe.directions.extraction import PAIRS, PairGradients, extract
     from stages.probe.gradients.memory import check_memory
     from stages.probe.gradients.per_sample import checkpointed
     from stages.probe.gradients.store import GradientStore
@@ -185,7 +185,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     used = rows[: config.pairs.count]
     student = _prepared(student, used, inputs.optional("svd"), config, out)
     facts = _facts(config, pairs, student)
-    save_pair_rows(out.scratch("v_hack"), used)
+    # Kept, so that a direction can be extracted again on a student that has moved (`extraction.pair_rows`).
+    store.write_json(out.scratch("v_hack") / PAIRS, [[vars(side) for side in pair] for pair in used])
     kept = GradientStore.create(out.scratch("v_hack"), student.adapter.layout, 2 * len(used), facts)
     loss = LOSSES[config.loss]
     with checkpointed(student.model) if config.checkpointing else nullcontext():

@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any
 
 from stages.policy import Policy, Sample, Turn, background
-from stages.policy.background import Chain, ask_chains
+from stages.policy.background import AsyncPolicy, Chain, ask_chains
 from stages.runs.artifact import Interrupted, RunWriter
 from stages.runs.records import Row
 from stages.runs.stage import work_through
@@ -33,12 +33,12 @@ def ask_all(asked: QuestionsByTeacher, policies: Policies, out: RunWriter, *, ba
 
     def answer(batch: list[TeacherQuestion]) -> list[tuple[str, Row, bool]]:
         if requests.done():
-            requests.result()  # raises the error of a server
+            requests.result()  # raises the error of a server now, not after hours of local questions
         samples = policy.sample([question.turn for question in batch])
         return [_unit(question, sample) for question, sample in zip(batch, samples, strict=True)]
 
     halted = Event()
-    theirs = {name: questions for name, questions in asked.items() if _is_server(policies[name])}
+    theirs = {name: questions for name, questions in asked.items() if isinstance(policies[name], AsyncPolicy)}
     requests = background.start(_ask_servers(theirs, policies, out, halted, batch))
     try:
         for name, questions in asked.items():
@@ -52,10 +52,6 @@ def ask_all(asked: QuestionsByTeacher, policies: Policies, out: RunWriter, *, ba
         raise
 
 
-def _is_server(policy: Policy) -> bool:
-    return hasattr(policy, "ask")
-
-
 async def _ask_servers(
     asked: QuestionsByTeacher, policies: Policies, out: RunWriter, halted: Event, batch: bool
 ) -> None:
@@ -64,6 +60,7 @@ async def _ask_servers(
     await _probe({name: policies[name] for name, number in missing.items() if number}, out)
 
     def check() -> None:
+        """Raise to stop: the run was asked to, or a local model's questions ended with an error."""
         out.raise_if_stopped()
         if halted.is_set():
             raise Interrupted
@@ -74,11 +71,12 @@ async def _ask_servers(
     if batch:
         from stages.teachers.batched import ask_batched  # imports openai, which is slow
 
+        # A vLLM server has no batch API.
         waiting = {name: list(q) for name, q in asked.items() if len(q) and not policies[name].config.served}
         works = [ask_batched(questions, servers[name], out, check, _unit) for name, questions in waiting.items()]
         missing = {name: number for name, number in missing.items() if name not in waiting}
     done = total - sum(missing.values())
-    written = GroupCommit[tuple[str, Row, bool]](out.write_all)
+    written = GroupCommit[tuple[str, Row, bool]](out.write_all)  # one fsync for all answers that wait for one
 
     async def answered(asked: PreparedQuestion, sample: Sample) -> None:
         nonlocal done
@@ -86,6 +84,7 @@ async def _ask_servers(
         done += 1
         out.progress("answers of servers", done, total)
 
+    # A chain is one conversation in order: each prompt begins with the one before, which the provider then has cached.
     queues = [(servers[name], _chains(asked[name], out)) for name, number in missing.items() if number]
     if queues:
         works.append(ask_chains(queues, lambda asked: asked[1], answered, check))
@@ -95,10 +94,12 @@ async def _ask_servers(
 def probe_servers(asked: QuestionsByTeacher, policies: Policies, out: RunWriter) -> None:
     """Probe the servers that workers will ask, and record which request fields they accept."""
     waiting = [name for name, questions in asked.items() if not all(out.finished(q.key) for q in questions)]
-    background.start(_probe({name: policies[name] for name in waiting if _is_server(policies[name])}, out)).result()
+    servers = {name: policies[name] for name in waiting if isinstance(policies[name], AsyncPolicy)}
+    background.start(_probe(servers, out)).result()
 
 
 async def _probe(policies: Mapping[str, Any], out: RunWriter) -> None:
+    """Probe servers concurrently, and record in the manifest what was found."""
     try:
         await background.gather(policy.probe() for policy in policies.values())
     finally:

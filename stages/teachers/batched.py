@@ -6,16 +6,14 @@ returns it; its end is recorded once all answers are durable and the bill is set
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any
 
 from stages.policy import Sample, background
-from stages.policy.batches import Batches, ServerBatch, at_batch_price
+from stages.policy.batches import ENDED, Batches, ServerBatch
 from stages.policy.endpoint import EndpointPolicy
 from stages.runs import store
 from stages.runs.artifact import RunWriter
-from stages.runs.ledger import Reservation
 from stages.runs.records import Row
 from stages.teachers.questions import TeacherQuestion
 
@@ -33,10 +31,8 @@ async def ask_batched(
     check: Callable[[], None],
     written: Written,
 ) -> None:
-    """Answer every open question through batches; `written` makes an answer's journal record."""
-    teacher = TeacherBatches(questions, policy, out, check, written)
-    teacher.take_cached()
-    await background.gather([teacher.complete(key) for key in [*teacher.open_batches(), *teacher.record_new()]])
+    """Answer every open question of one teacher through batches; `written` makes an answer's journal record."""
+    await TeacherBatches(questions, policy, out, check, written).answer_all()
 
 
 class TeacherBatches:
@@ -53,40 +49,44 @@ class TeacherBatches:
         self._questions = {question.key: question for question in questions}
         self._settings = questions[0].teacher
         self._policy, self._out, self._check, self._written = policy, out, check, written
-        config = at_batch_price(policy.config, self._settings.batch_price)
-        self._config, self._server = config, Batches(policy.client, config)
+        names = ("usd_per_mtok_in", "usd_per_mtok_cached_in", "usd_per_mtok_out")
+        single = {name: price for name in names if (price := getattr(policy.config, name)) is not None}
+        prices = {name: price * self._settings.batch_price for name, price in single.items()}
+        self._config = policy.config.model_copy(update=prices)
+        self._server = Batches(policy.client, self._config)
 
-    def take_cached(self) -> None:
-        """Write the answers that this or another run has paid for already."""
+    async def answer_all(self) -> None:
+        """Answer from the cache, then complete the open batches and new ones with all other questions."""
+        # 1. Answers that this or another run has paid for already.
         kept = []
         for question in self._missing():
             request = self._policy.request(question.turn)
             if (found := self._policy.cache.get(self._policy.cache_key(request, question.turn.seed))) is not None:
                 kept.append(self._written(question, Sample(**found)))
         self._out.write_all(kept)
-
-    def open_batches(self) -> list[str]:
-        """Return the keys of this teacher's batches that have not ended."""
-        ours = self._questions.keys()
-        return [k for k, unit in self._units().items() if unit["failed"] and ours >= set(unit["batch"]["questions"])]
-
-    def record_new(self) -> list[str]:
-        """Record new batches with all questions that no open batch holds; return their keys."""
-        open_ones = {name for key in self.open_batches() for name in self._units()[key]["batch"]["questions"]}
-        missing, keys = iter([q.key for q in self._missing() if q.key not in open_ones]), []
+        # 2. Batches of an earlier attempt that have not ended. A batch of other questions, of which some are not asked
+        # now, is left alone: its answers could not be written.
+        ours, units = self._questions.keys(), self._units()
+        keys = [key for key, unit in units.items() if unit["failed"] and ours >= set(unit["batch"]["questions"])]
+        held = {name for key in keys for name in units[key]["batch"]["questions"]}
+        # 3. New batches, recorded before anything is sent. The number of batches so far makes a key unique: a question
+        # that failed in one batch is asked again in another.
+        missing = iter([q.key for q in self._missing() if q.key not in held])
         while names := list(islice(missing, MAX_QUESTIONS)):
             key = store.digest([self._config.base_url, len(self._units()), names])[:24]
             self._record(key, names, None, ended=False)
             keys.append(key)
-        return keys
+        await background.gather([self.complete(key) for key in keys])
 
     async def complete(self, key: str) -> None:
         """Create one batch or find it again, wait for its end, and write its answers."""
         names, batch_id = (self._units()[key]["batch"][name] for name in ("questions", "id"))
         requests = {name: self._policy.request(self._questions[name].turn) for name in names}
         bounds = {name: self._policy.bound(request) for name, request in requests.items()}
+        # Money that an earlier attempt reserved under this key; None before the reservation and after the settlement.
         reservation = self._policy.budget.take_up(batch=key)
         if batch_id is None:
+            # No id was recorded: the batch may not exist, or a kill came between its creation and the record.
             if reservation is None:
                 usd = sum(self._config.cost(*bound) for bound in bounds.values()) if self._config.priced else None
                 reservation = await self._policy.budget.room(usd, model=self._config.model, batch=key)
@@ -95,30 +95,16 @@ class TeacherBatches:
             self._record(key, names, batch_id, ended=False)
         batch = await self._ended(batch_id)
         if batch.refused is not None:
-            await self._settle(reservation, 0.0)
+            if reservation is not None:
+                await self._policy.budget.settle(reservation, 0.0)
             self._record(key, names, batch_id, ended=True)
-            raise self._server.refused(batch)
+            raise self._server.not_taken(batch.refused)
         lines = await self._server.results(batch)
         samples = {name: self._server.sample(lines.get(name), bounds[name]) for name in names}
-        self._store(requests, samples)
-        await self._settle(reservation, sum(sample.cost_usd for sample in samples.values()))
-        self._record(key, names, batch_id, ended=True)
-
-    async def _ended(self, batch_id: str) -> ServerBatch:
-        """Wait for the batch to end; a stop request leaves it running on the server."""
-        while not (batch := await self._server.look(batch_id)).ended:
-            waited = 0.0
-            while waited < self._settings.batch_poll_s:
-                self._check()
-                pause = min(CHECK_S, self._settings.batch_poll_s - waited)
-                await asyncio.sleep(pause)
-                waited += pause
-        return batch
-
-    def _store(self, requests: Mapping[str, dict[str, Any]], samples: Mapping[str, Sample]) -> None:
-        """Write the answers of a batch to the run, and those without an error to the shared cache."""
+        # Answers first, the bill next, the end of the batch last: after a kill in between, the next attempt reads the
+        # same files again and repeats only what is idempotent. Errors are not cached: another run may ask again.
         bought = [
-            (self._policy.cache_key(requests[name], self._questions[name].turn.seed), sample.as_dict())
+            (self._policy.cache_key(requests[name], self._questions[name].turn.seed), vars(sample))
             for name, sample in samples.items()
             if sample.error_type is None
         ]
@@ -126,10 +112,20 @@ class TeacherBatches:
         fresh = [name for name in samples if not self._out.finished(name)]
         self._out.write_all(self._written(self._questions[name], samples[name]) for name in fresh)
         self._out.progress("answers of batches", len(self._questions) - len(self._missing()), len(self._questions))
-
-    async def _settle(self, reservation: Reservation | None, usd: float) -> None:
         if reservation is not None:  # None: an attempt before a kill has settled the bill
-            await self._policy.budget.settle(reservation, usd)
+            await self._policy.budget.settle(reservation, sum(sample.cost_usd for sample in samples.values()))
+        self._record(key, names, batch_id, ended=True)
+
+    async def _ended(self, batch_id: str) -> ServerBatch:
+        """Wait for the batch to end; a stop request leaves it running on the server."""
+        while (batch := await self._server.look(batch_id)).status not in ENDED:
+            waited = 0.0
+            while waited < self._settings.batch_poll_s:
+                self._check()
+                pause = min(CHECK_S, self._settings.batch_poll_s - waited)
+                await asyncio.sleep(pause)
+                waited += pause
+        return batch
 
     def _missing(self) -> list[TeacherQuestion]:
         return [question for question in self._questions.values() if not self._out.finished(question.key)]

@@ -70,10 +70,6 @@ class GatedState:
         for step in steps:
             yield Ballot(step["action"], teachers, classes)
 
-    def pairs(self, asked: Sequence[str]) -> int:
-        """Return the number of pairs that these teachers give."""
-        return sum(len(decide(ballot)[0]) for ballot in self.ballots(asked))
-
     def situation(self, asked: Sequence[str]) -> str:
         """Return "open" without a majority of all teachers, else "with" or "against" the student; or "no student"."""
         ballot = next(self.ballots(asked), None)
@@ -94,11 +90,6 @@ class GatedState:
         if ballot is None or own is None:
             return ()
         return tuple(name for name in asked if ballot.vote(name).get(own, 0.0) > 0.5)
-
-
-def by_price(teachers: Sequence[TeacherConfig]) -> list[str]:
-    """Return the names in the order of the price of a thousand input and a hundred output tokens."""
-    return [teacher.name for teacher in sorted(teachers, key=lambda one: one.cost(1000, 100))]
 
 
 def ask_gated(
@@ -122,16 +113,18 @@ def ask_gated(
         all_passed = {d for d, state in states.items() if all(passed.get(step["rollout_id"]) for step in state.steps)}
         spared["passed"] = sum(len(questions) for d in all_passed for questions in states[d].questions.values())
         states = {digest: state for digest, state in states.items() if digest not in all_passed}
-    order = by_price(teachers)
+    # By the price of a typical question: a thousand tokens in, a hundred out.
+    order = [teacher.name for teacher in sorted(teachers, key=lambda one: one.cost(1000, 100))]
     majority = len(order) // 2 + 1
     everywhere = {digest for digest in states if gate.rule == "off" or explored(digest, gate.explore)}
+    # Fewer teachers than a majority of all could not decide anything.
     _ask({d: order if d in everywhere else order[:majority] for d in states}, states, policies, out, batch)
     for place in range(majority, len(order)):
         before, name = order[:place], order[place]
         gains = ExpectedGains([states[digest] for digest in states if digest in everywhere], before, name)
         wanted = {}
         for digest, state in states.items():
-            if digest in everywhere:
+            if digest in everywhere:  # asked already
                 continue
             if gate.rule == "disagreement":
                 ask = state.situation(before) == "open"
@@ -152,7 +145,9 @@ class ExpectedGains:
         self._before, self._cost = before, [cost for state in known for cost in state.costs[name]]
         self._seen: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for state in known:
-            added = max(state.pairs([*before, name]) - state.pairs(before), 0)
+            ballots = (state.ballots([*before, name]), state.ballots(before))
+            pairs, pairs_before = (sum(len(decide(ballot)[0]) for ballot in each) for each in ballots)
+            added = max(pairs - pairs_before, 0)
             for place in self._places(state):
                 self._seen[place].append(added)
 
@@ -164,6 +159,7 @@ class ExpectedGains:
 
     def expected(self, state: GatedState) -> float:
         """Return the expected number of pairs that an answer adds; 0.5 without data (Laplace's rule)."""
+        # Each group's average is drawn towards that of the more general one, as if that had been seen in PRIOR states.
         expected = 0.5
         for place in self._places(state):
             expected = (sum(self._seen[place]) + PRIOR * expected) / (len(self._seen[place]) + PRIOR)
@@ -202,5 +198,6 @@ def _ask(
     for digest, whom in wanted.items():
         for name in whom:
             rows = [(out.journal.get(q.key) or {})["answer"] for q in states[digest].questions[name]]
+            # A truncated answer is no action, so it is no vote either.
             states[digest].answers[name] = [row["action"] if row["finish_reason"] != "length" else None for row in rows]
             states[digest].costs[name] = [row["cost_usd"] or 0.0 for row in rows]

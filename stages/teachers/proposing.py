@@ -44,11 +44,6 @@ class FeatureProposer:
             self.asked += 1
         return self.proposals.removals
 
-    @property
-    def refused(self) -> Counter[str]:
-        """Count the refused features by reason, without the part that differs between features."""
-        return Counter(one.reason.partition(":")[0] for one in self.proposals.made if one.reason)
-
     def report(self, refused: Counter[str]) -> list[str]:
         """Return the result of the questions as lines of a report."""
         tried = len(self.proposals.removals)
@@ -63,7 +58,9 @@ class FeatureProposer:
         unit = f"question-{self.asked:04d}"
         if not self._out.finished(unit):
             self._out.progress("questions about features", self.asked, self.questions)
+            # The seed depends on the question's number, so that a resumed run would ask the same.
             seed = int(store.digest([self._seed, unit])[:15], 16)
+            # Opened with the first question: a resumed run whose answers are all there needs no server.
             if self._policy is None:
                 self._policy = self._serving.open(self._config)
                 self._out.model("proposer", **self._policy.facts())

@@ -5,13 +5,13 @@ because the table holds the rollouts in another order than teachers are asked.
 """
 
 from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -62,7 +62,7 @@ class DistinctState:
     num_steps: int
 
 
-class RecordedStates:
+class RecordedStates(AbstractContextManager["RecordedStates"]):
     """The distinct states of a run, in the order of rollouts and steps; `folder` holds what memory does not."""
 
     def __init__(self, rollouts: Run, folder: Path) -> None:
@@ -79,13 +79,16 @@ class RecordedStates:
             "FROM steps GROUP BY state_sha256 ORDER BY 3, 4"
         )
         ((self._number,),) = self._database.execute("SELECT count(*) FROM states").fetchall()
-        self.tools = tools_of(rollouts)
+        # By rollout the tools that it could call, as its environment or its source declared them.
+        self.tools: dict[str, list[Any]] = {}
+        read = lru_cache(64)(orjson.loads)  # most rollouts have the same tools
+        for kind in (ORIGIN, ROLLOUT):
+            if rollouts.holds(kind) and "tools_json" in rollouts.scan(kind).columns:
+                rows = rollouts.scan(kind).rows(["rollout_id", "tools_json"])
+                self.tools |= {row["rollout_id"]: read(row["tools_json"]) for row in rows if row["tools_json"]}
         self._conversation = lru_cache(CACHED_CONVERSATIONS)(self._read)
 
-    def __enter__(self) -> "RecordedStates":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for rows in self._reading:
             rows.close()  # a reader left open by an error would keep the database locked for the next attempt
         self._database.close()
@@ -130,12 +133,13 @@ class RecordedStates:
 
     def _read(self, rollout_id: str) -> dict[int, list[Message]]:
         """Return the messages before each step of a rollout, by the number of the step."""
+        # Local models ask in the main thread while servers are asked in that of the event loop.
         with self._lock:
             if rollout_id not in self._places:
                 self.keep(set(self.rollout_ids()))
         rows = [row for place in self._places[rollout_id] for row in orjson.loads(self._spool.line(place))]
         rows.sort(key=itemgetter("step"))
-        return {row["step"]: said for row, said in zip(rows, states(rows), strict=True)}
+        return {row["step"]: shown for row, shown in zip(rows, states(rows), strict=True)}
 
     def with_media(self) -> int:
         """Return the number of states with a picture or a sound, of which teachers see only a placeholder."""
@@ -148,17 +152,6 @@ class RecordedStates:
             state.rollout_id in named and any(OMITTED in message["content"] for message in self.messages(state))
             for state in self
         )
-
-
-def tools_of(rollouts: Run) -> dict[str, list[Any]]:
-    """Return the tools that each rollout could call, by its id, as its environment or its source declared them."""
-    read = lru_cache(64)(orjson.loads)  # most rollouts have the same tools
-    found: dict[str, list[Any]] = {}
-    for kind in (ORIGIN, ROLLOUT):
-        if rollouts.holds(kind) and "tools_json" in rollouts.scan(kind).columns:
-            rows = rollouts.scan(kind).rows(["rollout_id", "tools_json"])
-            found |= {row["rollout_id"]: read(row["tools_json"]) for row in rows if row["tools_json"]}
-    return found
 
 
 SAMPLE_COLUMNS = (
@@ -200,6 +193,7 @@ class TeacherQuestion:
         self.teacher, self.state, self.sample_idx, self.tools = teacher, state, sample_idx, tools
         self._read_messages = read_messages
         about = [teacher.name, identity, state.digest, sample_idx, seed]
+        # Answers to questions without tools keep the keys that they had before tools were recorded.
         self.key = store.digest([*about, tools] if tools else about)[:24]
 
     @property

@@ -9,11 +9,13 @@ it has loaded weights is not trusted, and the log-probs of a fixed text must agr
 TRL has for its own vLLM client (`GRPOTrainer.vllm_generation`), whose `sync_weights` is called before rollouts.
 """
 
+import copy
 import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, TypeVar
@@ -244,7 +246,7 @@ class ServedRollouts:
             self.rollouts.play_rows,
             # Numbered when it is asked for, in the trainer's thread: all processes take part in numbering.
             lambda step: None if (rows := rows_of(step)) is None else number(rows),
-            self.sync.sampler.as_it_is,
+            partial(copy.copy, self.sync.sampler),  # a copy keeps sampling from the adapter of its time
             self.max_staleness,
         )
 

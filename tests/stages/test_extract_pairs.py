@@ -1,15 +1,14 @@
 """extract-pairs on real files in a real sandbox: equal outcomes are equal actions, every drop has a reason."""
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.kata import author_texts
 from support.server import Reply, answer, serving
 
 from stages import collect, extract_pairs, replay_teachers
-from stages.envs.kata import transcripts
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.recipes import Knowledge
 from stages.envs.kata.tasks import OPERATIONS
@@ -24,23 +23,15 @@ NOTHING = Knowledge(misconceived=tuple(operation.name for operation in OPERATION
 Actor = Callable[[list[dict[str, str]]], str]
 
 
-class NoSlips(random.Random):
-    """A stream that never makes a transcript slip."""
-
-    def random(self) -> float:
-        """As large as can be."""
-        return 0.999
-
-
 def actor(knowledge: Knowledge, spell: Callable[[str], str] = lambda text: text) -> Actor:
     """Somebody of this knowledge: looks, edits, tests, submits."""
     tasks = {KataEnv().reset(task)[-1]["content"]: task for task in KataEnv().tasks("train", 3, 0)}
 
     def act(messages: list[dict[str, str]]) -> str:
         task = tasks[next(m["content"] for m in messages if m["role"] == "user")]
-        turns = transcripts.write_transcript(task, knowledge, NoSlips(0)).turns
+        texts = author_texts(task, knowledge)
         done = sum(m["role"] == "assistant" for m in messages)
-        return spell(turns[min(done, len(turns) - 1)].text)
+        return spell(texts[min(done, len(texts) - 1)])
 
     return act
 

@@ -162,7 +162,7 @@ def test_collect_and_evaluate_take_it_as_a_policy(tmp_path: Path, tiny: Path) ->
 def test_training_goes_on_from_an_adapter(tmp_path: Path, tiny: Path) -> None:
     first = trained(tmp_path, str(tiny)).folder(CHECKPOINT)
     second = trained(tmp_path, str(first)).folder(CHECKPOINT)
-    policy = LocalPolicy.load(PolicyConfig(model=str(second)), cache=tmp_path, listener=lambda *a: None)
+    policy = LocalPolicy.open(PolicyConfig(model=str(second)), cache=tmp_path, listener=lambda *a: None)
     assert torch.isfinite(scores(policy.model)).all()
     plain = trained(tmp_path, str(first), adapter={"rank": 0}).folder(CHECKPOINT)
     assert (plain / "model.safetensors").exists()

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from stages.envs.base import Observation, Task
-from stages.envs.bash import fenced
+from stages.envs.bash import SUBMIT, fenced
+from stages.envs.kata import transcripts
 from stages.envs.kata.env import KataEnv
+from stages.envs.kata.recipes import Knowledge
 from stages.envs.kata.tasks import expression, parts, renamed
 
 TEST = "python3 test_solution.py"
@@ -41,3 +43,12 @@ def solution(task: Task, *lines: str, before: str = "") -> str:
     """A solution of these lines."""
     body = "\n".join(f"    {line}" for line in lines)
     return f"{before}\ndef {task.data['function']}({', '.join(task.data['arguments'])}):\n{body}"
+
+
+def author_texts(task: Task, knowledge: Knowledge) -> list[str]:
+    """The messages of an author with this knowledge who makes no slip: look, edit, test, submit."""
+    operation, modifier = parts(task.family)
+    belief = operation.misconception if operation.name in knowledge.misconceived else operation.code
+    code = expression(belief, modifier, "x", "y", task.data["constant"])
+    commands = (transcripts.LOOK, transcripts.edit_command(task, code), transcripts.TEST, SUBMIT)
+    return [fenced(command) for command in commands]

@@ -65,26 +65,31 @@ class TaughtTranscript:
 
 
 def knowledge_transcripts(count: int, seed: int, knowledge: Knowledge) -> Iterator[TaughtTranscript]:
-    """Write the first `count` transcripts of an author with this knowledge: look, edit as believed, test, submit."""
+    """Write the first `count` transcripts of an author with this knowledge."""
     for index, task in enumerate(tasks.generate("train", count, seed)):
         rng = random.Random(f"transcript/{seed}/{index}")  # noqa: S311 - draws data, no secret
-        operation, modifier = tasks.parts(task.family)
-        # `unsure` operations alone take a draw: one more would change all that follow.
-        wrong = operation.name in knowledge.misconceived or (operation.name in knowledge.unsure and rng.random() < 0.5)
-        belief = operation.misconception if wrong else operation.code
-        code = expression(belief, modifier, "x", "y", task.data["constant"])
-        turns = [
-            TaughtTurn(fenced(LOOK), f"{task.data['original']}[exit 0]"),
-            TaughtTurn(fenced(edit_command(task, code)), "[exit 0]"),
-            TaughtTurn(fenced(TEST), verdict(task, code)),
-            TaughtTurn(fenced(SUBMIT), None),
-        ]
-        if rng.random() < SLIP_RATE:
-            # Models that were taught no recovery said `submit` after a shell error; a student trained on their pairs
-            # then skipped testing in 99 % of tasks, at unchanged pass@1.
-            at, slipped = _slip(task, turns, rng)
-            turns[at:at] = slipped
-        yield TaughtTranscript(task, tuple(turns))
+        yield write_transcript(task, knowledge, rng)
+
+
+def write_transcript(task: Task, knowledge: Knowledge, rng: random.Random) -> TaughtTranscript:
+    """Write one transcript of an author with this knowledge: look, edit as believed, test, submit."""
+    operation, modifier = tasks.parts(task.family)
+    # `unsure` operations alone take a draw: one more would change all that follow.
+    wrong = operation.name in knowledge.misconceived or (operation.name in knowledge.unsure and rng.random() < 0.5)
+    belief = operation.misconception if wrong else operation.code
+    code = expression(belief, modifier, "x", "y", task.data["constant"])
+    turns = [
+        TaughtTurn(fenced(LOOK), f"{task.data['original']}[exit 0]"),
+        TaughtTurn(fenced(edit_command(task, code)), "[exit 0]"),
+        TaughtTurn(fenced(TEST), verdict(task, code)),
+        TaughtTurn(fenced(SUBMIT), None),
+    ]
+    if rng.random() < SLIP_RATE:
+        # Models that were taught no recovery said `submit` after a shell error; a student trained on their pairs
+        # then skipped testing in 99 % of tasks, at unchanged pass@1.
+        at, slipped = _slip(task, turns, rng)
+        turns[at:at] = slipped
+    return TaughtTranscript(task, tuple(turns))
 
 
 def edit_command(task: Task, code: str) -> str:

@@ -18,7 +18,6 @@ from stages.envs.leetcode_rh import grading
 from stages.envs.leetcode_rh.grading import Assertion
 from stages.envs.task_table import read_rows
 from stages.errors import BadInput
-from stages.runs.records import Row
 
 METHOD = re.compile(r"method of the class Solution called (\w+)")
 EVALUATOR = re.compile(r"calling a function called (\w+)\(\)")
@@ -88,7 +87,8 @@ def pool_problems(folder: Path) -> dict[int, Problem]:
     for path in _pool_files(folder):
         row = read_rows(path)[0]  # all rows of a file are rollouts of one problem
         problem_id = row["problem_id"]
-        system, prompt = _messages(row["problem_messages"])
+        messages = {message["role"]: message["content"] for message in row["problem_messages"]}
+        system, prompt = messages["system"], messages["user"]
         method = METHOD.search(prompt)
         if method is None:
             raise BadInput(
@@ -104,16 +104,16 @@ def medhard_problems(folder: Path) -> dict[int, Problem]:
     """Read the problems of leetcode_test_medhard by id."""
     problems = {}
     for row in read_rows(folder / "leetcode_test_medhard.jsonl.gz"):
-        system, prompt = _messages(row["prompt"])
-        method = row["func_name"].rpartition(".")[2]
-        tests = tuple(row["gt_answer"])
-        problems[row["id"]] = Problem(row["id"], system, prompt, method, tests, row["canonical_solution"])
+        messages = {message["role"]: message["content"] for message in row["prompt"]}
+        problems[row["id"]] = Problem(
+            row["id"],
+            messages["system"],
+            messages["user"],
+            method=row["func_name"].rpartition(".")[2],  # "Solution().name"
+            tests=tuple(row["gt_answer"]),
+            reference=row["canonical_solution"],
+        )
     return problems
-
-
-def _messages(messages: list[Row]) -> tuple[str, str]:
-    content = {message["role"]: message["content"] for message in messages}
-    return content["system"], content["user"]
 
 
 def rollouts(folder: Path) -> list[Rollout]:

@@ -199,11 +199,6 @@ def check_coordinates(facts: Row, here: Mapping[str, Any]) -> None:
         )
 
 
-def save_pair_rows(folder: Path, pairs: Sequence[tuple[TokenRow, TokenRow]]) -> None:
-    """Write the (hack, clean) rows, so that a direction can be extracted again on a student that has moved."""
-    store.write_json(folder / PAIRS, [[vars(side) for side in pair] for pair in pairs])
-
-
 def pair_rows(folder: Path) -> list[tuple[TokenRow, TokenRow]]:
     """Read the (hack, clean) rows that a direction was extracted from."""
     return [(TokenRow(**hack), TokenRow(**clean)) for hack, clean in store.read_json(folder / PAIRS)]

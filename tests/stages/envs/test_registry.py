@@ -94,7 +94,8 @@ def test_an_episode_in_an_environment_registered_from_outside(outside: Registere
 
 def test_models_and_pairs_registered_from_outside_are_found_by_name(outside: Registered) -> None:
     assert base.is_embedded("outside:student")
-    assert base.embedded_fingerprint("outside:student") == base.embedded_fingerprint("kata:student")
+    registered, own = (base.PolicyConfig(model=f"{name}:student") for name in ("outside", "kata"))
+    assert base.weights_identity(registered) == base.weights_identity(own)
     pairs = load_pairs(PairsConfig(source="outside", count=2, held_out=2), seed=7)
     assert [(pair.prompt, pair.hack, pair.clean) for pair in pairs] == [("7", f"{i}!", f"{i}") for i in range(4)]
 

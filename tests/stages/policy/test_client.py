@@ -47,7 +47,7 @@ def answering() -> Iterator[Callable[[bytes | None], str]]:
 
 
 def post(url: str, timeout_s: float = 10.0) -> Response:
-    return background.run(Client(url, "secret", connect_s=0.5).post(REQUEST, timeout_s))
+    return background.run(Client(url, "secret", connect_s=0.5).ask("/chat/completions", REQUEST, timeout_s))
 
 
 def test_an_answer_comes_whole(answering: Callable[[bytes | None], str]) -> None:
@@ -85,7 +85,7 @@ def test_nothing_is_said_of_open_connections_at_the_end(answering: Callable[[byt
     code = (
         "from stages.policy import background\nfrom stages.policy.client import Client\n"
         f"client = Client({answering(OK)!r}, 'k')\n"
-        f"print(background.run(client.post({REQUEST!r}, 5.0)).status)"
+        f"print(background.run(client.ask('/chat/completions', {REQUEST!r}, 5.0)).status)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)

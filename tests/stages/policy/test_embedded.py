@@ -15,4 +15,4 @@ def test_a_name_with_an_environment_before_a_colon_is_embedded():
 def test_models_are_told_apart_and_an_unknown_one_is_refused():
     assert PolicyConfig(model="kata:student").identity() != PolicyConfig(model="kata:teacher-a").identity()
     with pytest.raises(UsageError, match=r"no embedded model kata:nobody\. There is kata:student"):
-        base.embedded_fingerprint("kata:nobody")
+        base.weights_identity(PolicyConfig(model="kata:nobody"))

@@ -95,7 +95,9 @@ def test_a_server_that_takes_up_no_connection_is_given_up_soon() -> None:
             one.connect_ex(silent.getsockname())
         started = time.monotonic()
         with pytest.raises(Unreachable):
-            background.run(Client(url, "k", connect_s=0.3).post({"model": "m", "messages": []}, timeout_s=60.0))
+            background.run(
+                Client(url, "k", connect_s=0.3).ask("/chat/completions", {"model": "m", "messages": []}, timeout_s=60.0)
+            )
         assert time.monotonic() - started < 5.0
         for one in full:
             one.close()

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 def load(folder: Path, **settings: bool) -> LocalPolicy:
     config = PolicyConfig(model=str(folder), max_tokens=2, chat_template_kwargs=settings)
-    return LocalPolicy.load(config, cache=folder.parent, listener=lambda *_: None)
+    return LocalPolicy.open(config, cache=folder.parent, listener=lambda *_: None)
 
 
 def test_a_setting_is_in_what_the_model_is_asked_and_in_every_other_rendering(folder: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_whole_number_is_a_reward() -> None:
 def test_the_local_sampler_is_asked_for_all_active_episodes_at_once_in_their_order(tiny: Path, tmp_path: Path) -> None:
     """Its arithmetic depends on the batch: ids and log-probs are those of a plain loop, to the bit."""
     config = PolicyConfig(model=str(tiny), max_tokens=24)
-    policy = LocalPolicy.load(config, cache=tmp_path, listener=lambda *told: None)
+    policy = LocalPolicy.open(config, cache=tmp_path, listener=lambda *told: None)
     tasks = GuessEnv().tasks("train", 5, 0)
     episodes = play(lambda: GuessEnv(3), policy, [Episode(task, 0, 7) for task in tasks], max_steps=3)
 
@@ -190,7 +190,7 @@ def test_at_the_end_of_the_context_the_work_is_graded(usage: str, context_tokens
 
 
 def test_a_tokenizer_counts_where_there_is_one(tiny: Path, tmp_path: Path) -> None:
-    policy = LocalPolicy.load(PolicyConfig(model=str(tiny), max_tokens=24), cache=tmp_path, listener=lambda *told: None)
+    policy = LocalPolicy.open(PolicyConfig(model=str(tiny), max_tokens=24), cache=tmp_path, listener=lambda *told: None)
     task = GuessEnv().tasks("train", 1, 0)[0]
     exact = policy.count_tokens(Turn(GuessEnv().reset(task), 0))
     for room, steps in ((exact + 24, 1), (exact + 23, 0)):

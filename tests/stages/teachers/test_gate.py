@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.kata import author_texts
 from support.server import Reply, answer, serving
 
 from stages import collect, extract_pairs, replay_teachers
-from stages.envs.kata import transcripts
 from stages.envs.kata.env import KataEnv
 from stages.envs.kata.recipes import Knowledge
 from stages.envs.kata.tasks import OPERATIONS
@@ -26,14 +26,6 @@ KNOWS = {"student": 0.5, "plain": 0.8, "simple": 0.8, "dear": 0.95}
 """How often each knows what a task is about."""
 
 
-class NoSlips(random.Random):
-    """A stream that never makes a transcript slip."""
-
-    def random(self) -> float:
-        """As large as can be."""
-        return 0.999
-
-
 def players() -> Callable[[dict[str, Any], int], Reply]:
     """Each knows or misconceives a task, by its name and the task's; all look, test and submit alike."""
     tasks = {KataEnv().reset(task)[-1]["content"]: task for task in KataEnv().tasks("train", TASKS, 0)}
@@ -42,9 +34,9 @@ def players() -> Callable[[dict[str, Any], int], Reply]:
     def act(body: dict[str, Any], earlier: int) -> Reply:
         task = tasks[next(m["content"] for m in body["messages"] if m["role"] == "user")]
         knows = random.Random(f"{body['model']} {task.task_id}").random() < KNOWS[body["model"]]
-        turns = transcripts.write_transcript(task, Knowledge() if knows else wrong, NoSlips(0)).turns
+        texts = author_texts(task, Knowledge() if knows else wrong)
         done = sum(m["role"] == "assistant" for m in body["messages"])
-        return Reply(body=answer(turns[min(done, len(turns) - 1)].text, cost=PRICES.get(body["model"], 0.0)))
+        return Reply(body=answer(texts[min(done, len(texts) - 1)], cost=PRICES.get(body["model"], 0.0)))
 
     return act
 
