@@ -159,14 +159,17 @@ def sentence_and_code(error: BaseException) -> tuple[str, int]:
 
     if isinstance(error, (KeyboardInterrupt, Interrupted)):
         number = int(getattr(error, "signal_number", signal.SIGINT))
-        what = "Stopped by SIGTERM" if number == signal.SIGTERM else "Interrupted"
         # 128 + the signal's number, as a shell reports a process that the signal ended.
-        return f"{what}. Everything finished is saved; the same command with --resume goes on.", 128 + number
+        return (
+            "Stopped by SIGTERM." if number == signal.SIGTERM else "Interrupted."
+        ) + " Everything finished is saved; the same command with --resume goes on.", 128 + number
     if isinstance(error, ComposerError):
         return str(error), error.exit_code
     if isinstance(error, OSError) and error.filename is not None:
-        place = f"{error.filename} cannot be read or written ({error.strerror})"
-        return f"{place}. Check the path and its permissions.", USAGE
+        return (
+            f"{error.filename} cannot be read or written ({error.strerror}). Check the path and its permissions.",
+            USAGE,
+        )
     # An unexpected exception of a stage has a note that names its log.
     notes = " ".join(getattr(error, "__notes__", ())) or "Run it again with -v."
     first = (str(error).splitlines() or [""])[0]

@@ -21,8 +21,8 @@ RAISED = {"ComposerError", "UsageError", "BadInput", "Incomplete", "Infrastructu
 """What is raised with a sentence for people. `Retryable` and `Rejected` are what a server did: a row's `error`."""
 VALIDATORS = {"model_validator", "field_validator"}
 """Their `ValueError` is shown as a refused setting."""
-SENTENCES = {("composer_cli/printing.py", "sentence")}
-"""Functions whose results are shown as they are."""
+SENTENCES = {("composer_cli/printing.py", "sentence_and_code")}
+"""Functions whose results, or the first of them, are shown as they are."""
 HOLE = "…"
 AT_LEAST = 6
 """Letters and more that an entry must give, so that it tells one message from another."""
@@ -69,7 +69,8 @@ def _said(name: str, tree: ast.Module) -> Iterator[tuple[int, ast.expr]]:
         if isinstance(node, ast.FunctionDef) and _validates(node):
             yield from ((n.lineno, n.exc.args[0]) for n in ast.walk(node) if _value_error(n))
         if isinstance(node, ast.FunctionDef) and (name, node.name) in SENTENCES:
-            yield from ((n.lineno, n.value) for n in ast.walk(node) if isinstance(n, ast.Return) and n.value)
+            returned = [n.value for n in ast.walk(node) if isinstance(n, ast.Return) and n.value]
+            yield from ((value.lineno, value.elts[0] if isinstance(value, ast.Tuple) else value) for value in returned)
 
 
 def _validates(node: ast.FunctionDef) -> bool:

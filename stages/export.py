@@ -44,12 +44,16 @@ class Config(StageConfig):
 
     def check(self) -> list[str]:
         """Return a line about the token for sending; `UsageError` without one, and for another format than hub."""
-        if not self.repo:
+        if not self.sends():
             return []
-        if self.format != hub.FORMAT:
-            raise UsageError(f"repo={self.repo} goes with the format hub, not {self.format}. Leave it out.")
         hub.token(self.api_key_env)
         return [f"{self.api_key_env} holds a token for {self.repo}"]
+
+    def sends(self) -> bool:
+        """Return whether the folder is sent, which needs the token; `UsageError` for another format than hub."""
+        if self.repo and self.format != hub.FORMAT:
+            raise UsageError(f"repo={self.repo} goes with the format hub, not {self.format}. Leave it out.")
+        return bool(self.repo)
 
     def label(self) -> str:
         """Return the format."""
@@ -74,7 +78,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         _export_merged(inputs.optional("checkpoint"), out)
         return
     if config.format == hub.FORMAT:
-        secret = hub.token(config.api_key_env) if config.repo else ""  # refused before anything is written
+        secret = hub.token(config.api_key_env) if config.sends() else ""  # refused before anything is written
         published = hub.one_run(inputs)
         folder = hub.export_run(published, out)
         if secret:
