@@ -11,6 +11,7 @@ here, and how bytes become durable in `stages.runs.store`:
     logs/, scratch/  tracebacks and log backends; data that only a resumed attempt needs
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import platform
@@ -150,6 +151,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     store.write_json(folder / "manifest.json", manifest.model_dump(mode="json"))
 
 
+# Cached: git takes 35 ms a call, and the modules of this process are those of its start.
+@functools.cache
 def program_versions() -> tuple[dict[str, str], dict[str, str | None]]:
     """Return the versions of packages that can change results, and of this program's code.
 
