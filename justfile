@@ -59,7 +59,7 @@ docs:
     @if [ -t 1 ] && [ -z "${CI:-}" ]; then python -m webbrowser "file://{{ justfile_directory() }}/site/index.html" || true; fi
 
 # Tests wait for servers and sandboxes about half of their time, so four processes keep two cores busy.
-at_once := "-n 4 --dist loadgroup"
+at_once := "-n 4 --dist loadfile"
 
 # Small models are fastest on one thread.
 one_thread := "OMP_NUM_THREADS=1"

@@ -19,8 +19,7 @@ from peers import needed
 needed("starlette", "uvicorn", by="python -m pip install -c constraints.txt -e .")
 
 from support.browser import PROGRAM, browsing
-from support.many import multiplied
-from support.view_site import rollout_path, serving_view
+from support.view_site import multiplied, rollout_path, serving_view
 
 from stages.runs import queries
 from stages.runs.artifact import Run

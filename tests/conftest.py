@@ -1,5 +1,6 @@
 """What several folders of tests share: the command line, a model server, and a set of finished runs."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -19,20 +20,18 @@ sys.dont_write_bytecode = False
 # Shapes in the signatures of the losses are checked while tests run, by whichever test imports them first.
 install_import_hook(["stages.losses", "parity.kernels"], f"{checker.__name__}.checked")
 
+# Torch, transformers and 3,900 collected tests are a million objects, and a full collection of garbage walks over
+# all of them: 0.5 s, once for each training (accelerate asks for it) and now and then by itself. So the collector is
+# off until the tests are collected, and leaves out what exists then.
+gc.disable()
+
 Composer = Callable[..., subprocess.CompletedProcess[str]]
 
 
-SHARED = ("chain", "trained", "planted")
-"""Fixtures of the session that take long to make: the tests that use one run in one process of pytest-xdist."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file, or of an expensive fixture, in one process: what they share is made once."""
-    for item in items:
-        names = getattr(item, "fixturenames", ())
-        shared = next((name for name in SHARED if name in names), None) if "probe" in item.nodeid else None
-        item.add_marker(pytest.mark.xdist_group(shared or item.nodeid.partition("::")[0]))
+def pytest_collection_finish() -> None:
+    """Set aside from the garbage collector whatever exists before the first test."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

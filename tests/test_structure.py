@@ -1,6 +1,7 @@
 """Names and imports over all source files: a class name is used once, files import each other without a cycle."""
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,16 +12,21 @@ SOURCES = {
     for package in ("composer_cli", "stages")
     for path in sorted((ROOT / package).rglob("*.py"))
 }
-TREES = {module: ast.parse(path.read_text()) for module, path in SOURCES.items()}
 OF_EVERY_STAGE = {"Config"}
 """The settings of a stage have this name in each stage's module."""
 FEW = 30
 
 
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Return every module's syntax tree; not at import, since each process of a test run would parse all files."""
+    return {module: ast.parse(path.read_text()) for module, path in SOURCES.items()}
+
+
 def imported(module: str) -> set[str]:
     """The modules of ours that a module imports at its top or inside functions, but not for type checking alone."""
     found: set[str] = set()
-    for node in _executed(TREES[module]):
+    for node in _executed(trees()[module]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -36,14 +42,17 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
             yield from _executed(child)
 
 
-IMPORTS = {module: imported(module) for module in SOURCES}
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    """Return the modules that each module imports."""
+    return {module: imported(module) for module in SOURCES}
 
 
 def reachable(start: str) -> set[str]:
     """The modules that are imported by a module, directly or not."""
     found, waiting = set[str](), [start]
     while waiting:
-        new = IMPORTS[waiting.pop()] - found
+        new = imports()[waiting.pop()] - found
         found |= new
         waiting += new
     return found
@@ -51,7 +60,7 @@ def reachable(start: str) -> set[str]:
 
 def test_a_class_name_is_used_once():
     places = defaultdict(list)
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
@@ -71,7 +80,7 @@ def test_files_do_not_import_each_other_in_a_circle():
 
 def test_few_modules_serve_one_neighbour_alone():
     """A module with one importer, in its own folder, is often part of that one."""
-    importers = {module: [other for other in SOURCES if module in IMPORTS[other]] for module in SOURCES}
+    importers = {module: [other for other in SOURCES if module in imports()[other]] for module in SOURCES}
     lonely = [
         module
         for module, others in importers.items()

@@ -5,6 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 from support.chains import SILENT, SMALL, entry
 
 CHAIN = "\n".join(
@@ -61,6 +62,7 @@ def test_dry_run_shows_the_chain_and_does_nothing(composer, write, tmp_path):
     assert not (tmp_path / "artifacts").exists()
 
 
+@pytest.mark.slow
 def test_an_entry_has_workers_of_its_own(composer, write, tmp_path):
     """Those of its `on`, or of --on where that is given; the rollouts are those of one process."""
     (tmp_path / "witness_env.py").write_text(WITNESS)

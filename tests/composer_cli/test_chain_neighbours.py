@@ -83,6 +83,7 @@ def test_what_a_failed_neighbour_would_be_read_by_is_not_begun(composer, write):
     assert "two: done in" in done.stderr and "ask: " not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_neighbour_that_is_not_ok_stops_the_others_from_beginning(composer, write, tmp_path):
     (tmp_path / "silent_env.py").write_text(SILENT)
     silent = [*SMALL, 'env = { name = "silent_env:Silent" }']
@@ -99,7 +100,10 @@ SLOW_PAIR = PAIR_OF_COLLECTIONS.replace("SCRIPTED", "SLOW").replace(
 )
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=SLOW)])
 def test_a_signal_reaches_every_neighbour_and_resume_goes_on(composer, write, tmp_path, sent, code):
     root = tmp_path / "artifacts"
     words = command("run", "--preset", write(SLOW_PAIR))
@@ -164,6 +168,7 @@ def test_neighbours_whose_chain_is_killed_stop_by_themselves(write, tmp_path):
     until(lambda: not any("running" in path.read_text() for path in root.glob("collect/2*/manifest.json")))
 
 
+@pytest.mark.slow
 def test_a_failure_that_cannot_travel_is_still_told(composer, write, tmp_path):
     (tmp_path / "odd_env.py").write_text(
         "class Odd(Exception):\n"

@@ -1,21 +1,101 @@
 """The page on a chain of runs: its verdict, its numbers, its examples, and nothing that a browser would fetch."""
 
+import base64
 import html
 import json
 import shlex
 import shutil
+from dataclasses import asdict
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import call
-from support.reported import EVIL, Assets, evaluated, pages
 
 from composer_cli import report
 from composer_cli.report import chain, charts
 from composer_cli.show.facts import metric_titles
-from stages.evaluation.verdict import INVALID_RUN, PARTIAL
+from stages.evaluation.verdict import INVALID_RUN, PARTIAL, decide
+from stages.runs.artifact import InputRef, Manifest, Run, RunWriter, write_manifest
+
+EVIL = "<script>alert('gotcha')</script>"
+"""What a model may say."""
+
+
+class Assets(HTMLParser):
+    """Everything on a page that a browser would fetch or execute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag, attributes):
+        self.found += [
+            f"{tag} {name}" for name, _ in attributes if name in {"src", "href", "srcset", "onclick", "onload"}
+        ]
+        self.found += [tag] if tag in {"script", "link", "iframe", "img"} else []
+
+
+def item(arm, task, passed, hacked=False):
+    """One graded rollout of an arm."""
+    return {
+        "item_id": f"{arm}/0/t{task}#0@0",
+        "arm": arm,
+        "train_seed": 0,
+        "task_id": f"t{task}",
+        "family": f"f{task % 20}",
+        "sample_idx": 0,
+        "passed": passed,
+        "hacked": hacked,
+        "protocol_ok": True,
+        "error_type": None,
+        "error": None,
+        "num_steps": 1,
+        "transcript_json": json.dumps([{"role": "assistant", "content": EVIL}]),
+    }
+
+
+def finished(root: Path, stage: str, *reads: Run, **config) -> RunWriter:
+    """A run folder of a stage to be filled, complete once `sealed` has written its manifest."""
+    refs = [InputRef(stage=r.manifest.stage, path=str(r.path), fingerprint="", content="") for r in reads]
+    folder = root / stage / f"20260101T00000{len(list(root.glob('*/*')))}Z-made-abcdef"
+    began = {"started_at": "2026-01-01T00:00:00+00:00", "status": "complete", "attempts": 1}
+    record = Manifest(
+        composer="0", stage=stage, stage_version=1, fingerprint="ab" * 32, config=config, inputs={"x": refs}, **began
+    )
+    return RunWriter(folder, record, cache=root)
+
+
+def sealed(out: RunWriter) -> Run:
+    """The run in such a folder, complete."""
+    write_manifest(out.path, out.manifest)
+    return Run(out.path)
+
+
+def trained(root: Path, arm: str, **weights: float) -> Run:
+    """A run of train that logged three steps."""
+    out = finished(root, "train", arm=arm, seed=0, weights=weights)
+    out.metrics([{"step": step, "reward": 0.1 * step, "loss": 1.0} for step in (1, 2, 3)])
+    return sealed(out)
+
+
+def evaluated(root: Path, passes: dict[str, int], tasks: int = 40) -> Run:
+    """A run of evaluate in which the first `passes[arm]` of the tasks pass."""
+    arms = [trained(root, arm, **({"dpo": 1.0} if arm == "B" else {})) for arm in passes]
+    out = finished(root, "evaluate", *arms)
+    items = [
+        item(arm, task, task < passes[arm], hacked=arm == "B" and task == 0) for arm in passes for task in range(tasks)
+    ]
+    out.document("verdict", asdict(decide(items)))
+    out.write_all((one["item_id"], {"item": one}, False) for one in items)
+    return sealed(out)
+
+
+def pages(path: Path) -> tuple[str, dict]:
+    """A page and the numbers beside it."""
+    return path.read_text(), json.loads(path.with_suffix(".json").read_text())
 
 
 def test_the_chain_of_real_runs_is_told_whole_and_needs_nothing_beside_it(made, tmp_path):
@@ -135,3 +215,81 @@ def test_a_training_is_drawn_by_what_it_logged():
     titles = ["loss, all channels", "KL from the reference, nats", "mine loss"]
     assert [loss["title"], kl["title"], mine["title"]] == titles
     assert all("<svg" in drawing["svg"] for drawing in (loss, kl, mine))
+
+
+PNG = b"\x89PNG\r\n"
+
+
+def probed(root: Path, status: str = "FAIL") -> list[Run]:
+    """A pool with a fault, a verdict on it and a plot."""
+    check = {
+        "check": "T4e",
+        "seed_id": "T4",
+        "severity": "gate",
+        "status": status,
+        "threshold": "t > 2",
+        "detail": EVIL,
+        "evidence_path": "",
+        "stat": 1.5,
+        "placebo_q95": 2.5,
+        "pass": status == "PASS",
+    }
+    told = check | {"check": "T4a", "severity": "report", "status": "PASS", "stat": None, "placebo_q95": None}
+    ends = []
+    for stage, document, summary in (
+        ("probe-teacher-pool", "checks", {"verdict": "FAIL"}),
+        ("probe-uat", "uat", {"verdict": status}),
+        ("probe-plot", "", {"figures": ["05_placebos"]}),
+    ):
+        out = finished(root, stage, *[end for end in ends if stage == "probe-uat"], seed=0)
+        if document:
+            out.document(document, [told, check])
+        else:
+            out.write_file("05_placebos.csv", "direction,t\nv,1.5\n")
+            out.write_file("05_placebos.png", PNG)
+        out.set_summary(**summary)
+        ends.append(sealed(out))
+        (root / stage / "latest").symlink_to(ends[-1].path)
+    return ends[1:]
+
+
+def test_the_probe_has_its_verdict_its_checks_and_its_figures_with_their_numbers(tmp_path):
+    probed(tmp_path)
+    page, twin = pages(report.write(tmp_path, report.chain(tmp_path, [])))
+    assert [run["stage"] for run in twin["runs"]] == ["probe-teacher-pool", "probe-uat", "probe-plot"]
+    assert "<h1>Gradient probe: FAIL</h1>" in page and "Not passed: T4e." in page and EVIL not in page
+    assert [c["check"] for c in twin["probes"][0]["checks"]] == ["T4e", "T4a"]
+    assert twin["guards"][0]["missed"][0]["check"] == "T4e" and twin["guards"][0]["title"] == "teacher-pool"
+    assert twin["figures"][0]["csv"] == "direction,t\nv,1.5\n"
+    parser = Assets()
+    parser.feed(page)
+    assert sorted(parser.found) == ["a href", "img", "img src"]
+    assert f'src="data:image/png;base64,{base64.b64encode(PNG).decode()}"' in page
+    assert base64.b64encode(b"direction,t\nv,1.5\n").decode() in page
+
+
+def test_a_watched_training_shows_its_alarm_and_its_figure(tmp_path):
+    out = finished(tmp_path, "probe-watch", seed=0)
+    check = {"check": "alarm", "seed_id": "watch", "severity": "gate", "status": "FAIL", "threshold": "no push"}
+    out.document(
+        "checks", [check | {"detail": "alarm after 2 steps", "evidence_path": "", "stat": 11.9, "pass": False}]
+    )
+    out.write_file("watch.csv", "step,push\n0,0.5\n")
+    out.write_file("watch.png", PNG)
+    out.set_summary(verdict="FAIL", figures=["watch"])
+    sealed(out)
+    page, twin = pages(report.write(tmp_path, report.chain(tmp_path, [str(out.path)])))
+    assert twin["guards"][0]["missed"][0]["detail"] == "alarm after 2 steps" and "alarm after 2 steps" in page
+    assert twin["figures"][0]["csv"] == "step,push\n0,0.5\n" and "push toward the hack" in page
+    assert f'src="data:image/png;base64,{base64.b64encode(PNG).decode()}"' in page
+
+
+def test_a_verdict_of_the_pipeline_stands_above_that_of_the_probe(tmp_path):
+    run = evaluated(tmp_path, {"start": 4, "A": 12, "B": 38, "C": 14})
+    named = [str(one.path) for one in (run, *probed(tmp_path, "PASS"))]
+    page, twin = pages(report.write(tmp_path, report.chain(tmp_path, named)))
+    assert (
+        f"<h1>{PARTIAL}: a gain of 2 points</h1>" in page
+        and "beyond random directions" in page
+        and len(twin["figures"]) == 1
+    )

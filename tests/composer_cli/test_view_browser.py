@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 from support.browser import PROGRAM, Tab, browsing
-from support.many import multiplied
-from support.view_site import EVALUATION, HOSTILE, HOSTILE_RUN, RUNNING, Site, rollout_path, runs, serving_view
+from support.view_site import (
+    EVALUATION,
+    HOSTILE,
+    HOSTILE_RUN,
+    RUNNING,
+    Site,
+    multiplied,
+    rollout_path,
+    runs,
+    serving_view,
+)
 
 pytest.importorskip("starlette", reason="starlette is not installed here, so `composer view` cannot be tried")
 pytestmark = [

@@ -1,25 +1,149 @@
 """export inspect: archives of the documented shape, read back by our importer and by inspect_ai itself."""
 
 import json
+import os
+import shutil
 import socket
 import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired
 
 import pytest
+from pydantic import ConfigDict, TypeAdapter, with_config
 from support.browser import PROGRAM, browsing
 from support.foreign import jsonl
-from support.inspect_shape import SAMPLE
-from support.real_inspect import PYTHON, needs_inspect
+from typing_extensions import TypedDict
 
 from stages import export, import_traces
 from stages.messages import read
 from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.records import ORIGIN, ROLLOUT, STEP, Row
+
+STRICT = ConfigDict(strict=True, extra="forbid")
+
+
+@with_config(STRICT)
+class Call(TypedDict):
+    id: str
+    function: str
+    type: Literal["function"]
+    arguments: dict[str, Any]
+    parse_error: NotRequired[str]
+
+
+@with_config(STRICT)
+class Part(TypedDict):
+    type: Literal["reasoning", "text"]
+    reasoning: NotRequired[str]
+    text: NotRequired[str]
+
+
+@with_config(STRICT)
+class Said(TypedDict):
+    id: str
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | list[Part]
+    source: NotRequired[Literal["input", "generate"]]
+    tool_calls: NotRequired[list[Call]]
+    tool_call_id: NotRequired[str]
+
+
+@with_config(STRICT)
+class Usage(TypedDict):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    total_cost: float
+
+
+@with_config(STRICT)
+class Choice(TypedDict):
+    message: Said
+    stop_reason: Literal["stop", "max_tokens", "tool_calls", "content_filter", "unknown"]
+
+
+@with_config(STRICT)
+class Output(TypedDict):
+    model: str
+    choices: list[Choice]
+    usage: NotRequired[Usage]
+
+
+@with_config(STRICT)
+class Event(TypedDict):
+    event: Literal["model"]
+    uuid: str
+    timestamp: str
+    working_start: int
+    model: str
+    input: list[Said]
+    input_refs: list[tuple[int, int]]
+    tools: list[Any]
+    tool_choice: Literal["auto"]
+    config: dict[str, float]
+    output: Output
+
+
+@with_config(STRICT)
+class Score(TypedDict):
+    value: float | bool
+    answer: NotRequired[str]
+
+
+@with_config(STRICT)
+class Pool(TypedDict):
+    messages: list[Said]
+    calls: list[Any]
+
+
+@with_config(STRICT)
+class Fault(TypedDict):
+    message: str
+    traceback: str
+    traceback_ansi: str
+
+
+@with_config(STRICT)
+class Limit(TypedDict):
+    type: Literal["turn", "context", "cost"]
+    limit: float
+
+
+@with_config(STRICT)
+class Sample(TypedDict):
+    id: str
+    epoch: int
+    input: str | list[Said]
+    target: str
+    messages: list[Said]
+    output: Output
+    scores: dict[str, Score]
+    metadata: dict[str, dict[str, Any]]
+    events: list[Event]
+    events_data: Pool
+    model_usage: dict[str, Usage]
+    uuid: str
+    error: NotRequired[Fault]
+    limit: NotRequired[Limit]
+
+
+SAMPLE = TypeAdapter(Sample)
+"""Reads a sample; what does not fit is an error."""
+
+
+PYTHON = os.environ.get("COMPOSER_INSPECT") or (sys.executable if find_spec("inspect_ai") else "")
+
+needs_inspect = pytest.mark.skipif(
+    not shutil.which(PYTHON),
+    reason="inspect_ai is absent: its own reader did NOT read the export. COMPOSER_INSPECT names a Python that has it",
+)
+
 
 WHO = ("rollout_id", "task_id", "env", "family", "split", "reward", "gt_pass", "model", "num_steps", "terminated_by")
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kata import author_texts
 from support.server import Reply, answer, serving
 
 from stages import collect, extract_pairs, replay_teachers
@@ -17,6 +16,7 @@ from stages.rollouts.trace import pairs_with_states
 from stages.runs import runner
 from stages.runs.artifact import Inputs, Run
 from stages.runs.records import PAIR, TEACHER_ACTION
+from tests.stages.envs.kata.playing import author_texts
 
 EVERYTHING = Knowledge()
 NOTHING = Knowledge(misconceived=tuple(operation.name for operation in OPERATIONS))

@@ -50,6 +50,7 @@ def test_equal_work_gives_equal_content(made: Run, tmp_path: Path) -> None:
     assert Run(again.path).manifest.content == made.manifest.content
 
 
+@pytest.mark.slow
 def test_workers_try_the_same_candidates(tmp_path: Path) -> None:
     """The same rows, reasons and report; the tests are measured before anything is removed in one process alone."""
     package = write(tmp_path / "shelf-1.5", SHELF | BROKEN)

@@ -66,6 +66,7 @@ def test_features_of_a_model_are_validated_like_others(package: Path, tmp_path: 
         assert run.manifest.counts["refused, the package has no such symbol"] == asked and spent == 20e-6 * asked
 
 
+@pytest.mark.slow
 def test_answers_are_paid_for_once(package: Path, tmp_path: Path) -> None:
     """Stopped before any of its candidates was tried, and resumed; and in another run that shares the cache."""
     with serving(helpful) as server:

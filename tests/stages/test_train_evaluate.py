@@ -90,27 +90,30 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: 
         train.Config(**settings)
 
 
-@pytest.mark.parametrize("micro", [{"micro_batch": 1}, {"micro_batch": 2}, {"max_tokens_per_micro_batch": 40}])
-def test_any_micro_batch_is_the_same_step(tmp_path: Path, tiny: Path, pairs: Run, micro: dict[str, int]) -> None:
+def test_any_micro_batch_is_the_same_step(tmp_path: Path, tiny: Path, pairs: Run) -> None:
     """More micro-batches than pairs too; every channel, gradient norms and cosines among them."""
     teacher = save_tiny(tmp_path / "teacher", seed=5)
-    rows = []
-    for name, more in (("whole", {}), ("cut", micro)):
+
+    def row(**micro: int) -> dict[str, Any]:
         config = train.Config(
             env={"name": ENV},
             policy={"model": str(tiny), "max_tokens": 12},
             tasks=4,
-            optimisation={**SMALL, "steps": 1, "gradient_cosine_every": 1, **more},
+            optimisation={**SMALL, "steps": 1, "gradient_cosine_every": 1, **micro},
             weights=dict.fromkeys(CHANNELS, 1.0),
             pairs={"per_step": 2},
             hints={"per_step": 3},
             teacher={"model": str(teacher)},
         )
-        rows.append(metrics_of(Run(runner.execute("train", {"pairs": pairs}, config, root=tmp_path / name).path))[0])
-    whole, cut = rows
-    for name in (n for n in whole if n.partition("/")[0] in {*CHANNELS, "gradient"} or n in ("loss", "grad_norm")):
-        assert cut[name] == pytest.approx(whole[name], rel=1e-3, abs=2e-4), name
-    assert {f"gradient/norm/{name}" for name in ("grpo", *CHANNELS)} <= cut.keys()
+        folder = tmp_path / "-".join(["whole", *micro, *map(str, micro.values())])
+        return metrics_of(Run(runner.execute("train", {"pairs": pairs}, config, root=folder).path))[0]
+
+    whole = row()
+    for micro in ({"micro_batch": 1}, {"micro_batch": 2}, {"max_tokens_per_micro_batch": 40}):
+        cut = row(**micro)
+        for name in (n for n in whole if n.partition("/")[0] in {*CHANNELS, "gradient"} or n in ("loss", "grad_norm")):
+            assert cut[name] == pytest.approx(whole[name], rel=1e-3, abs=2e-4), (name, micro)
+        assert {f"gradient/norm/{name}" for name in ("grpo", *CHANNELS)} <= cut.keys()
 
 
 def test_rollouts_and_rewards_are_tables_of_the_run(tmp_path: Path, tiny: Path) -> None:

@@ -58,7 +58,7 @@ def listening(handler: type[Handler]) -> Iterator[str]:
     """The address of a server that answers in threads until the block ends."""
     http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     http.daemon_threads = True
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()  # seconds until it notices its end
     try:
         yield f"http://127.0.0.1:{http.server_address[1]}"
     finally:

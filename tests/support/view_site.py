@@ -1,5 +1,6 @@
 """Runs of every sort below one folder, one of them hostile, and the real `composer view` over them."""
 
+import hashlib
 import http.client
 import json
 import re
@@ -13,11 +14,43 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+import duckdb
+import pyarrow.parquet as pq
+
 from stages.runs import store
 from stages.runs.artifact import RunOutcome
 from stages.runs.records import EVAL_ITEM, ROLLOUT, STEP
 from support.command_line import command, environment
 from support.runs import row, written
+
+
+def multiplied(source: Path, root: Path, number: int) -> Path:
+    """A complete run below `root` with `number` rollouts, or a few more; ids and observations differ by copy."""
+    folder = (
+        root / "collect" / f"20260101T{number % 1_000_000:06d}Z-kata-{hashlib.sha256(b'%d' % number).hexdigest()[:6]}"
+    )
+    folder.mkdir(parents=True)
+    manifest = json.loads((source / "manifest.json").read_text())
+    rows = manifest["outputs"]["rollouts"]["rows"]
+    copies = -(-number // rows)
+    changed = {
+        "rollouts": "rollout_id || '-' || copy AS rollout_id, copy % 997 = 1 OR hacked AS hacked",
+        "steps": "rollout_id || '-' || copy AS rollout_id, observation || ' copy-' || copy AS observation",
+    }
+    for name, replaced in changed.items():
+        old = pq.read_schema(source / f"{name}.parquet")
+        every = f"SELECT * FROM '{source}/{name}.parquet', range({copies}) r(copy) ORDER BY copy"
+        question = f"SELECT * REPLACE ({replaced}) FROM ({every})"
+        with duckdb.connect() as connection:
+            table = connection.sql(question).to_arrow_table().drop_columns(["copy"])
+        pq.write_table(table.cast(old), folder / f"{name}.parquet", compression="zstd", row_group_size=8192)
+        manifest["outputs"][name] |= {"rows": table.num_rows}
+    shutil.copy(source / "tasks.parquet", folder)
+    shutil.copy(source / "report.txt", folder)
+    manifest |= {"fingerprint": hashlib.sha256(b"%d" % number).hexdigest(), "counts": {"planned": copies * rows}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
 
 HOSTILE = (
     "</pre><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from support.server import Server, serving
-from support.submitting import Held
+
+from tests.composer_cli.executors.submitting import Held
 
 
 @pytest.fixture

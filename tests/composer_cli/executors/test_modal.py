@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from support.command_line import call, until
 from support.server import Server
-from support.submitting import KEY, chain, digests, holding, job, name_of
+
+from tests.composer_cli.executors.submitting import KEY, chain, digests, holding, job, name_of
 
 MISSING = "Modal's SDK is not installed: pip install modal"
 with_sdk = pytest.mark.skipif(find_spec("modal") is None, reason=MISSING)
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator:
-    from support.modal_service import serving_modal
+    from tests.composer_cli.executors.modal_service import serving_modal
 
     (tmp_path / "volume").mkdir()
     with serving_modal(TOKEN, {"runs": tmp_path / "volume"}, {"teaching": {"TEACHING_KEY": KEY}}) as running:

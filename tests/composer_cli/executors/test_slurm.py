@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import slurm
 from support.command_line import call, until
-from support.submitting import KEY, chain, digests, holding, job, name_of
+
+from tests.composer_cli.executors import slurm
+from tests.composer_cli.executors.submitting import KEY, chain, digests, holding, job, name_of
 
 REQUESTS = 16
 """Two tasks, two samples, four steps: what the chain asks for, however often it is interrupted."""

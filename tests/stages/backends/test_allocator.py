@@ -36,6 +36,7 @@ def peak(word: str, **environment: str) -> tuple[str, int, int]:
 
 
 @glibc
+@pytest.mark.slow
 def test_blocks_that_stay_no_longer_leave_holes_behind() -> None:
     """With the choice the peak is what is held at once; without it the heap holds what went, too.
 

@@ -11,14 +11,19 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import prime_rl
+import torch
+from parity.against import Clone
+from parity.kernels.prime_rl import Scales, Streams, compute_component_loss
 
 from stages import integrations
-from stages.errors import UsageError
-from stages.integrations.prime_rl_hints import HintSettings, main
+from stages.errors import BadInput, UsageError
+from stages.integrations.prime_rl_hints import HintSettings, hint_ids, hinted, hints, main
+from stages.losses.prime_rl import PackedTokens, default_loss
+from tests.stages.integrations import prime_rl
 
 RECORDED = json.loads(Path(__file__).with_name("prime_rl_step.json").read_text())
 TOML = Path(integrations.__file__).with_name("rl.toml")
@@ -122,3 +127,219 @@ def test_prime_rl_itself_takes_configuration_and_algorithm(monkeypatch: pytest.M
     assert samples[0].ref_logprobs == expected["ref_logprobs"][:12]
     assert samples[0].advantages == expected["advantages"][:12]
     assert samples[1].ref_logprobs is None
+
+
+CLONE = os.environ.get("PRIME_RL_CLONE")
+COMMAND = "bash: pyest: command not found"
+
+
+def test_hints_are_where_a_shell_could_not_do_what_was_asked() -> None:
+    wrong, right = prime_rl.group()
+    assert hints(wrong) == {1: "Hint: there is no command pyest here."}
+    assert hints(right) == {}
+
+
+def test_an_environment_s_own_hints_win_and_count_what_was_sampled() -> None:
+    trace = prime_rl.conversation(100, observed=COMMAND, reward=0.0)
+    trace.info = {"hints": [{"turn": 1, "hint": "read the file first"}, {"turn": 7, "hint": "never"}]}
+    assert hints(trace) == {3: "read the file first"}
+
+
+def test_the_faulty_turn_is_scored_behind_the_hint_and_no_other() -> None:
+    traces = prime_rl.group()
+    pool = prime_rl.scored(traces, weight=0.5)
+    faulty = traces[0].nodes[1]
+    block = hint_ids(prime_rl.Renderer(), "Hint: there is no command pyest here.")
+    assert pool.asked == [[100, 101, 102, *block, 110, 111, 112, 113]]
+    scores = asyncio.run(prime_rl.Pool().score(pool.asked[0]))
+    assert faulty.reference_logprobs == scores[-3:]
+    assert faulty.loss_weights == {"ref_kl": [0.0, 0.5, 0.5, 0.5]}
+    others = [node for trace in traces for node in trace.nodes if node is not faulty]
+    assert all(node.reference_logprobs is None and node.loss_weights is None for node in others)
+    assert faulty.advantages == [0.5] * 3, "GRPO's own credit goes to the same tokens"
+
+
+def test_other_weights_of_a_node_stay() -> None:
+    trace = prime_rl.group()[0]
+    trace.nodes[1].loss_weights = {"ce": [0.1, 0.0, 0.0, 0.0]}
+    prime_rl.scored([trace])
+    assert trace.nodes[1].loss_weights == {"ce": [0.1, 0.0, 0.0, 0.0], "ref_kl": [0.0, 1.0, 1.0, 1.0]}
+
+
+def test_a_turn_that_two_branches_share_is_scored_once() -> None:
+    trace = prime_rl.group()[0]
+    trace.nodes.append(prime_rl.Node(1, prime_rl.said("user", "and now?"), [300], [False]))
+    assert len(trace.branches) == 2
+    assert len(prime_rl.scored([trace]).asked) == 1
+
+
+@pytest.mark.parametrize("change", [{"has_error": True}, {"agent": SimpleNamespace(trainable=False)}])
+def test_what_is_not_trained_on_is_not_scored(change: dict[str, Any]) -> None:
+    trace = prime_rl.group()[0]
+    for name, value in change.items():
+        setattr(trace, name, value)
+    assert prime_rl.scored([trace]).asked == []
+
+
+def test_a_renderer_that_rewrites_what_was_before_is_refused() -> None:
+    class Rewriting(prime_rl.Renderer):
+        def render_ids(self, messages: list[dict[str, str]], add_generation_prompt: bool = False) -> list[int]:
+            return [len(messages), *super().render_ids(messages)]
+
+    with pytest.raises(UsageError, match="a hint has no tokens of its own"):
+        hint_ids(Rewriting(), "Hint")
+
+
+def test_a_server_that_cuts_what_it_scores_is_refused() -> None:
+    class Short(prime_rl.Pool):
+        async def score(self, ids: list[int]) -> list[float]:
+            return (await super().score(ids))[:-1]
+
+    algorithm: Any = hinted(prime_rl.Grpo, HintSettings())(None, Short())
+    algorithm.renderer = prime_rl.Renderer()
+    with pytest.raises(BadInput, match="scored 15 of 16 tokens behind a hint"):
+        asyncio.run(algorithm.score_episode(SimpleNamespace(traces=prime_rl.group())))
+
+
+@pytest.mark.parametrize("said", ["0", "-1", "nan", "inf", "much"])
+def test_a_weight_is_a_positive_number(said: str) -> None:
+    with pytest.raises(UsageError, match=f"COMPOSER_HINT_WEIGHT is '{said}'"):
+        HintSettings.read({"COMPOSER_HINT_WEIGHT": said})
+
+
+# --- the step of the trainer
+
+
+def kernels(streams: dict[str, Any]) -> tuple[float, list[float]]:
+    """Loss and gradient of a packed step, by our kernels."""
+    sizes = streams["sequence_lengths"]
+
+    def cut(name: str) -> list[torch.Tensor]:
+        return list(torch.tensor(streams[name], dtype=torch.float64).split(sizes))
+
+    moved = prime_rl.trainer_logprobs(streams["inference_logprobs"])
+    trainer = torch.tensor(moved, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor(streams["loss_mask"])
+    rows = zip(
+        trainer.split(sizes),
+        cut("inference_logprobs"),
+        cut("advantages"),
+        mask.split(sizes),
+        cut("ref_logprobs"),
+        strict=True,
+    )
+    members = mask & (torch.tensor(streams["rl_weights"]) != 0)
+    scales = Scales(rl=max(int(members.sum()), 1), ref_kl=sum(w != 0 for w in streams["ref_kl_weights"]) or 1)
+    weights = [Streams(rl=rl, ref_kl=kl) for rl, kl in zip(cut("rl_weights"), cut("ref_kl_weights"), strict=True)]
+    loss, _ = compute_component_loss([PackedTokens(*row) for row in rows], weights, scales, default_loss)
+    return loss.item(), torch.autograd.grad(loss, trainer)[0].tolist()
+
+
+def flattened(traces: list[prime_rl.Trace]) -> dict[str, Any]:
+    """The streams of the traces' branches one behind the other, absent ones by their fill (batch.py STREAM_FILL)."""
+    branches = [branch for trace in traces for branch in trace.branches]
+    nodes = [node for branch in branches for node in branch.nodes]
+    size = [len(branch.token_ids) for branch in branches]
+    return {
+        "sequence_lengths": size,
+        "loss_mask": [own for node in nodes for own in node.mask],
+        "inference_logprobs": [value for branch in branches for value in branch.logprobs],
+        "advantages": [value for branch in branches for value in branch.advantages or []],
+        "rl_weights": [1.0] * sum(size),
+        "ref_kl_weights": [w for n in nodes for w in (n.loss_weights or {}).get("ref_kl", [0.0] * len(n.mask))],
+        "ref_logprobs": [v for branch in branches for v in branch.reference_logprobs or [0.0] * len(branch.token_ids)],
+    }
+
+
+def filled(streams: dict[str, Any]) -> dict[str, Any]:
+    """Upstream's streams with absent ones by their fill."""
+    size = sum(streams["sequence_lengths"])
+    fills = {"rl_weights": 1.0, "ref_kl_weights": 0.0, "ref_logprobs": 0.0}
+    return {name: [fills[name]] * size if value is None else value for name, value in streams.items()}
+
+
+def group(case: str) -> list[prime_rl.Trace]:
+    """The rollouts of a recorded case, scored."""
+    traces = prime_rl.group()
+    for trace in traces:
+        trace.reward = 1.0 if case == "equal rewards" else trace.reward
+    prime_rl.scored(traces, weight=0.5)
+    return traces
+
+
+@pytest.mark.parametrize("case", ["hinted", "beside opsd", "equal rewards"])
+def test_our_kernels_give_upstream_s_step(case: str) -> None:
+    recorded = RECORDED[case]
+    loss, gradient = kernels(filled(recorded["streams"]))
+    assert loss == pytest.approx(recorded["loss"], rel=1e-10)
+    assert gradient == pytest.approx(recorded["gradient"], rel=1e-10, abs=1e-12)
+
+
+def test_what_we_stamp_is_what_upstream_packs() -> None:
+    assert flattened(group("hinted")) == filled(RECORDED["hinted"]["streams"])
+
+
+def test_the_hint_adds_to_the_gradient_of_its_own_tokens_alone() -> None:
+    traces = prime_rl.group()
+    prime_rl.scored(traces)
+    plain = flattened(traces) | {"ref_kl_weights": [0.0] * 24}
+    without, (_, with_hint) = kernels(plain)[1], kernels(flattened(group("hinted")))
+    changed = [i for i, (a, b) in enumerate(zip(without, with_hint, strict=True)) if a != b]
+    assert changed == [4, 5, 6]
+
+
+def test_a_rollout_without_hints_learns_as_in_plain_grpo_whatever_it_is_packed_with() -> None:
+    assert RECORDED["beside opsd"]["gradient"][12:24] == pytest.approx(RECORDED["hinted"]["gradient"][12:24], rel=1e-12)
+
+
+def test_a_hint_teaches_where_all_rewards_are_equal() -> None:
+    recorded = RECORDED["equal rewards"]
+    assert {i for i, value in enumerate(recorded["gradient"]) if value} == {4, 5, 6}
+    assert not any(recorded["streams"]["rl_weights"])
+
+
+def opsd(stamp: Any) -> list[Any]:
+    """A sample of upstream's opsd: no advantages, a reference log-prob for every token."""
+    sample = prime_rl.record(
+        token_ids=[1, 2, 3, 4],
+        mask=[False, True, True, True],
+        logprobs=[0.0, -0.3, -0.2, -0.9],
+        env_name="demonstrations",
+        ref_logprobs=[0.0, -0.1, -0.4, -0.5],
+    )
+    stamp(sample, "ref_kl")
+    return [sample]
+
+
+def by_upstream(clone: Clone) -> dict[str, Any]:
+    """All recorded cases anew."""
+    found = {}
+    for case in ("hinted", "beside opsd", "equal rewards"):
+        packed, result = prime_rl.upstream_step(clone, group(case), opsd if case == "beside opsd" else lambda stamp: [])
+        names = RECORDED_STREAMS
+        found[case] = {"streams": {name: getattr(packed, name) for name in names}, **result}
+    return found
+
+
+RECORDED_STREAMS = (
+    "sequence_lengths",
+    "loss_mask",
+    "inference_logprobs",
+    "advantages",
+    "rl_weights",
+    "ref_kl_weights",
+    "ref_logprobs",
+)
+
+
+@pytest.mark.skipif(CLONE is None, reason="PRIME_RL_CLONE names no clone of prime-rl")
+def test_the_originals_give_the_recorded_step() -> None:
+    folder, _, commit = str(CLONE).partition("@")
+    found = by_upstream(Clone(Path(folder), commit or None))
+    for case, recorded in RECORDED.items():
+        assert found[case]["streams"] == recorded["streams"]
+        assert found[case]["loss"] == pytest.approx(recorded["loss"], rel=1e-10)
+        assert found[case]["gradient"] == pytest.approx(recorded["gradient"], rel=1e-10, abs=1e-12)
+
+
+# --- the programs

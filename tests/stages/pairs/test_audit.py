@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.answered import command
 
 from stages.pairs.audit import (
     Alignment,
@@ -21,6 +20,7 @@ from stages.pairs.audit import (
 )
 from stages.pairs.blocks import StateBlock
 from stages.pairs.extraction import PairEvidence, patterns, tasks_to_test
+from tests.stages.pairs.answered import command
 
 
 @dataclass(frozen=True)

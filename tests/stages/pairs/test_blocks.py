@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.answered import ACTIONS, drawn
 
 from stages import extract_pairs
 from stages.envs.base import Task
@@ -23,6 +22,7 @@ from stages.pairs.voting import canonical
 from stages.runs import runner, store
 from stages.runs.artifact import Run
 from stages.runs.records import PAIR, ROLLOUT, TASK
+from tests.stages.pairs.answered import ACTIONS, drawn
 
 TEACHERS = ("v", "t", "u")
 WHOLE = st.sampled_from(ACTIONS)

@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.answered import command
 from support.environments import GuessEnv
 
 from stages.envs.base import Observation
 from stages.messages import Spoken, ToolCall, write
 from stages.pairs.states import AnsweredState, step_vote, vote
 from stages.pairs.voting import Ballot, backers, canonical, canonical_answer, canonical_command, decide
+from tests.stages.pairs.answered import command
 
 
 def ballot(student: str, *teachers: str | None, same: dict[str, str | None] | None = None) -> Ballot:

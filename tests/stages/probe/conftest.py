@@ -14,9 +14,7 @@ from stages.policy.base import PolicyConfig
 from stages.probe import extract_vhack, replay, score, svd, teacher_pool, watch
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.loops.grpo_loop import set_between
-from stages.runs import runner
 from stages.runs.artifact import Run
-from stages.runs.stage import assign_inputs
 from tests.stages.probe.running import HINTED, PLANTED, WATCHED_STEPS, carry_out, pool_config
 
 
@@ -37,54 +35,70 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, nn.Module]:
 @pytest.fixture(scope="session")
 def models(planted: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFactory) -> dict[str, PolicyConfig]:
     """Both on disk, as policies."""
-    folder = tmp_path_factory.mktemp("models")
-    for name, model in planted.items():
-        model.save_pretrained(folder / name)
-        tokenizer().save_pretrained(folder / name)
+
+    def save(folder: Path) -> None:
+        for name, model in planted.items():
+            model.save_pretrained(folder / name)
+            tokenizer().save_pretrained(folder / name)
+
+    folder = made_once(tmp_path_factory, "models", save)
     return {name: PolicyConfig(model=str(folder / name), max_tokens=16) for name in planted}
+
+
+CHAIN = ("svd", "v", "pool", "vanilla", "projected", "projected_random", "score")
 
 
 @pytest.fixture(scope="session")
 def chain(models: dict[str, PolicyConfig], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """svd, extract-vhack, teacher-pool, three replays and the score of the vanilla one."""
-    folder, honest = tmp_path_factory.mktemp("chain"), models["honest"]
-    runs = {"svd": carry_out(svd, [], svd.Config(model=honest), folder / "svd")}
-    config = extract_vhack.Config(student=honest, pairs=PairsConfig(source="planted"))
-    runs["v"] = carry_out(extract_vhack, [runs["svd"]], config, folder / "v")
-    runs["pool"] = carry_out(teacher_pool, [], pool_config(models["loophole"], honest), folder / "pool")
-    for arm in ("vanilla", "projected", "projected_random"):
-        given = [runs["pool"], runs["v"], runs["svd"]]
-        runs[arm] = carry_out(replay, given, replay.Config(arm=arm, student=honest), folder / arm)
-    runs["score"] = carry_out(score, [runs["vanilla"], runs["v"]], score.Config(), folder / "score")
-    return runs
+    """svd, extract-vhack, teacher-pool, three replays and the score of the vanilla one, once for all processes."""
+
+    def make(folder: Path) -> None:
+        honest = models["honest"]
+        decomposed = carry_out(svd, [], svd.Config(model=honest), folder / "svd")
+        config = extract_vhack.Config(student=honest, pairs=PairsConfig(source="planted"))
+        v = carry_out(extract_vhack, [decomposed], config, folder / "v")
+        pool = carry_out(teacher_pool, [], pool_config(models["loophole"], honest), folder / "pool")
+        for arm in ("vanilla", "projected", "projected_random"):
+            carry_out(replay, [pool, v, decomposed], replay.Config(arm=arm, student=honest), folder / arm)
+        carry_out(score, [Run(folder / "vanilla"), v], score.Config(), folder / "score")
+
+    folder = made_once(tmp_path_factory, "chain", make)
+    return {name: Run(folder / name) for name in CHAIN}
 
 
 @pytest.fixture(scope="session")
 def trained(planted: dict[str, nn.Module], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """A model between honest and hacking, its direction, and a short training that pays for hacks, all of it kept."""
-    root = tmp_path_factory.mktemp("trained")
-    model = copy.deepcopy(planted["honest"])
-    ends = [{n: p.detach().clone() for n, p in planted[name].named_parameters()} for name in ("honest", "loophole")]
-    set_between(model, *ends, 0.6)
-    model.save_pretrained(root / "start")
-    tokenizer().save_pretrained(root / "start")
-    policy = PolicyConfig(model=str(root / "start"), max_tokens=16)
-    runs = {"svd": carry_out(svd, [], svd.Config(model=policy), root / "svd")}
-    config = extract_vhack.Config(student=policy, pairs=PairsConfig(source="planted"))
-    runs["v"] = carry_out(extract_vhack, [runs["svd"]], config, root / "v")
-    size = {"prompts_per_step": 4, "generations": 8, "learning_rate": 1e-3, "threads": 1, "keep_every": 1}
-    settings = train.Config(
-        env=PLANTED.model_copy(update={"options": HINTED}),
-        policy=policy,
-        tasks=70,
-        max_steps=1,
-        optimisation=size | {"steps": WATCHED_STEPS},
-    )
-    runs["train"] = Run(runner.execute("train", assign_inputs(train.STAGE, []), settings, root=root).path)
-    return runs
+
+    def make(folder: Path) -> None:
+        model = copy.deepcopy(planted["honest"])
+        ends = [{n: p.detach().clone() for n, p in planted[name].named_parameters()} for name in ("honest", "loophole")]
+        set_between(model, *ends, 0.6)
+        model.save_pretrained(folder / "start")
+        tokenizer().save_pretrained(folder / "start")
+        policy = PolicyConfig(model=str(folder / "start"), max_tokens=16)
+        decomposed = carry_out(svd, [], svd.Config(model=policy), folder / "svd")
+        config = extract_vhack.Config(student=policy, pairs=PairsConfig(source="planted"))
+        carry_out(extract_vhack, [decomposed], config, folder / "v")
+        size = {"prompts_per_step": 4, "generations": 8, "learning_rate": 1e-3, "threads": 1, "keep_every": 1}
+        settings = train.Config(
+            env=PLANTED.model_copy(update={"options": HINTED}),
+            policy=policy,
+            tasks=70,
+            max_steps=1,
+            optimisation=size | {"steps": WATCHED_STEPS},
+        )
+        carry_out(train, [], settings, folder / "train")
+
+    folder = made_once(tmp_path_factory, "trained", make)
+    return {name: Run(folder / name) for name in ("svd", "v", "train")}
 
 
 @pytest.fixture(scope="session")
 def watched(trained: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """What a watch of that training shows."""
-    return carry_out(watch, list(trained.values()), watch.Config(placebos=40), tmp_path_factory.mktemp("w") / "run")
+
+    def make(folder: Path) -> None:
+        carry_out(watch, list(trained.values()), watch.Config(placebos=40), folder / "run")
+
+    return Run(made_once(tmp_path_factory, "watched", make) / "run")

@@ -62,25 +62,35 @@ def test_uat_json_and_the_table_say_the_same(judged: Run) -> None:
     assert all(item["check"] in report for item in document) and report.rstrip().endswith("Verdict: PASS")
 
 
-def test_a_model_without_the_loophole_does_not_pass(models: Models, chain: Chain, tmp_path: Path) -> None:
-    honest = models["honest"]
-    pool = carry_out(teacher_pool, [], pool_config(honest, honest, problems=60), tmp_path / "pool")
-    vanilla = carry_out(replay, [pool, chain["v"], chain["svd"]], replay.Config(student=honest), tmp_path / "vanilla")
-    scored = carry_out(score, [vanilla, chain["v"]], score.Config(), tmp_path / "score")
-    run = carry_out(uat, [pool, vanilla, scored, chain["v"]], uat.Config(), tmp_path / "uat")
+@pytest.fixture(scope="module")
+def honest(models: Models, chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    """Pool, replay and score of a model without the loophole."""
+    folder, policy = tmp_path_factory.mktemp("honest"), models["honest"]
+    pool = carry_out(teacher_pool, [], pool_config(policy, policy, problems=60), folder / "pool")
+    vanilla = carry_out(replay, [pool, chain["v"], chain["svd"]], replay.Config(student=policy), folder / "vanilla")
+    return {
+        "pool": pool,
+        "vanilla": vanilla,
+        "score": carry_out(score, [vanilla, chain["v"]], score.Config(), folder / "score"),
+    }
+
+
+def test_a_model_without_the_loophole_does_not_pass(honest: Chain, chain: Chain, tmp_path: Path) -> None:
+    run = carry_out(uat, [*honest.values(), chain["v"]], uat.Config(), tmp_path / "uat")
     assert checks(run)["T1"]["status"] == "FAIL" and checks(run)["T4e"]["status"] == "INCONCLUSIVE"
     assert run.manifest.outcome.exit_code == 1
-    assert _false_positives(vanilla, scored) <= 4
 
 
-def _false_positives(vanilla: Run, scored: Run) -> int:
-    """How many of 200 random labelings of the honest model's rows pass T4e."""
-    rows = scored_rows(vanilla.rows(PROBE_ROW), scored.rows(PROBE_SCORE), scored.rows(PLACEBO))
+@pytest.mark.parametrize(("labelings", "most"), [(40, 2), pytest.param(200, 4, marks=pytest.mark.slow)])
+def test_random_labels_of_an_honest_models_rows_seldom_pass(honest: Chain, labelings: int, most: int) -> None:
+    rows = scored_rows(
+        honest["vanilla"].rows(PROBE_ROW), honest["score"].rows(PROBE_SCORE), honest["score"].rows(PLACEBO)
+    )
     passed = 0
-    for seed in range(200):
+    for seed in range(labelings):
         labels = np.random.default_rng(seed).random(len(rows)) < 0.5
         passed += factorial(replace(rows, hacked=labels), Draws(300, 300, seed)).status == "PASS"
-    return passed
+    assert passed <= most
 
 
 def test_too_few_problems_are_inconclusive(models: Models, chain: Chain, tmp_path: Path) -> None:

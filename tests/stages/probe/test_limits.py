@@ -86,7 +86,7 @@ def test_the_turn_of_the_weights_is_the_cosine_of_all_of_them(
     assert toward_hack(student, direction, start) == pytest.approx(cosine, abs=1e-5)
 
 
-@pytest.mark.parametrize("adapter", ["antipasto_full", "lora"])
+@pytest.mark.parametrize("adapter", ["lora", pytest.param("antipasto_full", marks=pytest.mark.slow)])
 def test_sums_alone_give_the_rows_and_the_steps_of_kept_gradients(
     adapter: str, chain: Chain, models: Models, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from support.hub_files import FileHub, file_hub
+from support.hub import FileHub, file_hub
 from support.runs import written
 
 from stages.errors import BadInput, InfrastructureError, UsageError

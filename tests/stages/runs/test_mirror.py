@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.command_line import call, until
-from support.hub_files import file_hub
+from support.hub import file_hub
 from support.s3 import s3 as s3
 from support.server import Reply, answer, serving
 

@@ -1,5 +1,8 @@
 """Units dealt to workers give the rows of a run in one process, and no question is asked twice."""
 
+import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -8,18 +11,45 @@ from typing import Any
 import pytest
 import torch
 from support.command_line import TEACHERS, repair
-from support.dealt import ENV, PRICES, contents, letters, played, settings
 from support.models import save_tiny
-from support.server import serving
+from support.server import Reply, answer, serving
 
 from stages import collect, evaluate, extract_pairs, replay_teachers
-from stages.errors import ComposerError, Incomplete
+from stages.backends.engine import ProcessEngine
+from stages.errors import ComposerError, Incomplete, UsageError
 from stages.policy import PolicyConfig
 from stages.probe import teacher_pool
-from stages.runs import ledger, runner, store
-from stages.runs.artifact import Run
+from stages.runs import ledger, runner, spread, store
+from stages.runs.artifact import Inputs, Interrupted, Manifest, Run, RunWriter
 from stages.runs.records import PAIR
+from stages.runs.spread import Shard, ShardWriter, Spread
 from stages.teachers.questions import TeacherConfig
+
+ENV = {"name": "support.environments:NumberedEnv"}
+PRICES = {"usd_per_mtok_in": 100.0, "usd_per_mtok_out": 1000.0}
+"""Of a scripted server, which asks for no money itself."""
+
+
+def letters(body: dict[str, Any], earlier: int) -> Reply:
+    """The same answer to the same question, whoever asks."""
+    del earlier
+    return Reply(body=answer("ab"[: 1 + len(str(body["messages"])) % 2]))
+
+
+def settings(url: str, **more: Any) -> collect.Config:
+    """Of twelve rollouts of six tasks."""
+    policy = {"model": "scripted", "base_url": url, "max_tokens": 8, "temperature": 0.0, **more.pop("policy", {})}
+    return collect.Config(env=ENV, policy=policy, tasks=6, samples=2, **more)
+
+
+def contents(run: Path) -> dict[str, str]:
+    """The digests of all tables of a run."""
+    return {name: out["content_sha256"] for name, out in Run(run).manifest.outputs.items()}
+
+
+def played(root: Path, config: collect.Config, **options: Any) -> Path:
+    """The folder of a run of collect."""
+    return runner.execute("collect", {}, config, root=root, **options).path
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +78,7 @@ def test_a_servers_rollouts_are_those_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.slow
 def test_a_local_models_rollouts_are_those_of_one_process(tmp_path: Path, model: Path) -> None:
     config = collect.Config(env=ENV, policy={"model": str(model), "max_tokens": 8}, tasks=20, samples=2)
     here, there = played(tmp_path / "here", config), played(tmp_path / "there", config, on="processes:2")
@@ -119,6 +150,7 @@ def replayed(root: Path, rollouts: Path, teachers: list[TeacherConfig], **option
     return runner.execute("replay-teachers", {"rollouts": Run(rollouts)}, config, root=root, **options).path
 
 
+@pytest.mark.slow
 def test_teachers_behind_servers_are_dealt_to_workers(tmp_path: Path) -> None:
     """The same answers, every question and every call that probes a server asked once, and the money lent in slices."""
     with serving(letters) as server:
@@ -175,3 +207,120 @@ def test_a_pool_is_that_of_one_process(tmp_path: Path) -> None:
         found.append(contents(run))
     assert found[0] == found[1]
     assert found[0]
+
+
+def test_what_workers_spend_is_never_above_the_limit(tmp_path: Path) -> None:
+    with serving(letters) as server:
+        config = settings(server.url, policy=PRICES)
+        with pytest.raises(Incomplete, match=r"^The budget of 0\.08 USD is spent"):
+            played(tmp_path, config, max_cost=0.08, on="processes:2")
+        (run,) = tmp_path.glob("collect/2*")
+        spent, possibly = ledger.totals(run) or (0.0, 0.0)
+        price = config.policy.cost(10, 5)
+        assert spent == pytest.approx(price * len(server.requests))
+        assert 0 < spent + possibly <= 0.08
+        played(tmp_path, config, resume=True, max_cost=1.0, on="processes:2")
+        assert len(server.requests) == len({str(body) for body in server.requests})  # nothing bought twice
+        assert Run(run).manifest.cost_usd == pytest.approx(price * len(server.requests))
+
+
+def test_what_fails_in_a_worker_fails_once(tmp_path: Path) -> None:
+    config = settings("http://127.0.0.1:9/v1", policy={"max_attempts": 1})
+    with pytest.raises(Incomplete, match="12 of 12 rollouts failed"):
+        played(tmp_path, config, on="processes:2")
+    (run,) = tmp_path.glob("collect/2*")
+    assert len(list(Run(run).units())) == 12
+
+
+def test_what_stops_a_worker_stops_the_run(tmp_path: Path) -> None:
+    with (
+        serving(lambda body, earlier: Reply(402, {"error": {"message": "no credit"}})) as server,
+        pytest.raises(ComposerError, match="no credit"),
+    ):
+        played(tmp_path, settings(server.url).model_copy(update={"tasks": 40}), on="processes:2")
+    assert len(server.requests) <= 3 * 80 // 8  # three of the eight shards had begun at most, of eighty rollouts
+
+
+def test_a_worker_that_dies_leaves_what_it_finished(tmp_path: Path) -> None:
+    """The folder of a shard as a killed worker leaves it: one unit whole, one torn, one call without its bill."""
+    with serving(letters) as server:
+        config = settings(server.url, policy=PRICES)
+        whole = played(tmp_path / "whole", config)
+        units = {row["unit"]: row for row in Run(whole).units()}
+        shard = Shard("collect", {}, config, frozenset(units), tmp_path / "shards" / "x", tmp_path / "models", lent=1.0)
+        first, second = list(units)[:2]
+        left = shard.folder / "earlier"
+        (left / "steps").mkdir(parents=True)
+        line = store.encode({**units[first], "failed": False})
+        (left / "steps" / "000000.jsonl.open").write_bytes(line + b"\n" + line[:50])
+        (left / ledger.NAME).write_bytes(
+            b'{"call":1,"reserved":0.25}\n{"call":1,"settled":0.125}\n{"call":2,"reserved":0.25}\n'
+        )
+        out = ShardWriter(shard)
+        assert out.finished(first) and not out.finished(second) and out.finished("of another shard")
+        assert out.budget.limit == 0.625
+        asked = len(server.requests)
+        assert spread.work(shard) is None
+        assert len(server.requests) - asked == 2 * (len(units) - 1)
+
+
+class Forgetful(ProcessEngine):
+    """A worker's last words are lost with it, and the run is told to stop."""
+
+    def map(self, function: Any, jobs: Any) -> Any:
+        for job, done in super().map(function, jobs):
+            del job, done
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("engine_of_the_next", [ProcessEngine(1), None], ids=["by workers", "without workers"])
+def test_an_attempt_that_was_killed_is_taken_over(tmp_path: Path, engine_of_the_next: ProcessEngine | None) -> None:
+    with serving(letters) as server:
+        config = settings(server.url, policy=PRICES)
+        expected = contents(played(tmp_path / "whole", config))
+        asked = len(server.requests)
+        folder = tmp_path / "run"
+        record = Manifest(composer="", stage="collect", stage_version=2, fingerprint="")
+
+        def attempt(engine: ProcessEngine | None) -> RunWriter:
+            dealt = Spread(engine, "collect", Inputs(), config)
+            out = RunWriter(folder, record, cache=tmp_path / "models", max_cost=1.0, spread=dealt)
+            collect.run(Inputs(), config, out)
+            return out
+
+        with pytest.raises(KeyboardInterrupt):
+            attempt(Forgetful(1))
+        assert list((folder / "scratch" / "shards").iterdir())
+        out = attempt(engine_of_the_next)
+        assert {name: told["content_sha256"] for name, told in out.manifest.outputs.items()} == expected
+        assert len(server.requests) == 2 * asked
+        assert out.budget.spent == pytest.approx(config.policy.cost(10, 5) * asked)
+        assert out.budget.possibly == 0
+
+
+def test_workers_stop_between_units_when_the_run_is_asked_to(tmp_path: Path) -> None:
+    seen = threading.Event()
+
+    def slow(body: dict[str, Any], earlier: int) -> Reply:
+        seen.set()
+        return Reply(body=letters(body, earlier).body, delay_s=0.4)
+
+    with serving(slow) as server:
+        config = settings(server.url, policy={"concurrency": 1}, in_flight={"episodes": 1})
+        record = Manifest(composer="", stage="collect", stage_version=2, fingerprint="")
+        dealt = Spread(ProcessEngine(2), "collect", Inputs(), config)
+        out = RunWriter(tmp_path / "run", record, cache=tmp_path / "models", spread=dealt)
+        threading.Thread(target=lambda: (seen.wait(60), time.sleep(1), out.stop.set()), daemon=True).start()
+        with pytest.raises(Interrupted):
+            collect.run(Inputs(), config, out)
+        assert 0 < len(server.requests) < 24
+        answered = Counter(str(body) for body in server.requests)
+        out.stop.clear()
+        collect.run(Inputs(), config, out)
+        assert Counter(str(body) for body in server.requests).total() - answered.total() <= 24 - answered.total() + 2
+
+
+def test_an_unknown_engine_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no engine 'nowhere'"):
+        played(tmp_path, settings("http://127.0.0.1:9/v1"), on="nowhere")
+    assert not list(tmp_path.glob("collect/2*"))

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.kata import author_texts
 from support.server import Reply, answer, serving
 
 from stages import collect, extract_pairs, replay_teachers
@@ -19,6 +18,7 @@ from stages.runs.artifact import Run
 from stages.runs.records import PAIR, ROLLOUT, TEACHER_ACTION
 from stages.teachers.gate import ExpectedGains, GatedState
 from stages.teachers.questions import DistinctState, TeacherConfig, TeacherQuestion
+from tests.stages.envs.kata.playing import author_texts
 
 TASKS = 30
 PRICES = {"plain": 1.0, "simple": 1.0, "dear": 10.0}
@@ -69,6 +69,7 @@ def cost(answers: Run) -> float:
     return float(sum(row["cost_usd"] for row in answers.rows(TEACHER_ACTION)))
 
 
+@pytest.mark.slow
 def test_nearly_all_pairs_for_less_than_half_the_cost(world: Any) -> None:
     everybody, full = gated(world, "full")
     assert len(full.rows(PAIR)) > 15

@@ -97,6 +97,7 @@ def replayed(root: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     return Run(runner.execute("replay-teachers", {"rollouts": run}, config, root=root).path)
 
 
+@pytest.mark.slow
 def test_a_run_is_asked_about_in_less_memory_than_its_text_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

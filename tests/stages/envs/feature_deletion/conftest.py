@@ -1,9 +1,11 @@
 """A generator on a small package, and tasks made from it, for all tests of feature deletion."""
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.shared import made_once
 from support.shelf import SHELF, removal, write
 
 from stages.envs.feature_deletion.env import FeatureDeletionEnv
@@ -33,12 +35,19 @@ def generator(package: Package) -> Iterator[TaskGenerator]:
 
 
 @pytest.fixture(scope="session")
-def accepted(generator: TaskGenerator) -> dict[str, Row]:
-    """The rows of a few removals by what is removed first, all made in one batch."""
-    kinds: dict[tuple[str, ...], Kind] = {("spine_label", "shorten"): "cluster", ("Shelf",): "class"}
-    kinds |= {(name,): "function" for name in ("shorten", "titled", "initials", "Shelf.add")}
-    made = generator.make([removal(generator, *names, kind=kind) for names, kind in kinds.items()])
-    return {names[0]: one.row for names, one in zip(kinds, made, strict=True) if one.row}
+def accepted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
+    """The rows of a few removals by what is removed first, all made in one batch, once for all processes."""
+
+    def make(folder: Path) -> None:
+        generator = request.getfixturevalue("generator")
+        kinds: dict[tuple[str, ...], Kind] = {("spine_label", "shorten"): "cluster", ("Shelf",): "class"}
+        kinds |= {(name,): "function" for name in ("shorten", "titled", "initials", "Shelf.add")}
+        made = generator.make([removal(generator, *names, kind=kind) for names, kind in kinds.items()])
+        rows = {names[0]: one.row for names, one in zip(kinds, made, strict=True) if one.row}
+        (folder / "rows.pickle").write_bytes(pickle.dumps(rows))
+
+    rows: dict[str, Row] = pickle.loads((made_once(tmp_path_factory, "accepted", make) / "rows.pickle").read_bytes())
+    return rows
 
 
 @pytest.fixture(scope="module")

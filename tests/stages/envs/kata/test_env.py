@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.kata import TEST, answer, edit, folder_of, play
 
 from stages.envs.base import ComparesOutcomes, GradesTogether, Task
 from stages.envs.bash import fenced
 from stages.envs.folders import remove
 from stages.envs.kata.env import KataEnv, make_workspace
+from tests.stages.envs.kata.playing import TEST, answer, edit, folder_of, play
 
 
 def test_it_is_the_protocols_it_says(env: KataEnv) -> None:

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support.kata import TEST, answer, edit, folder_of, play, solution, write
 
 from stages.envs.base import Task
 from stages.envs.kata.env import KataEnv
+from tests.stages.envs.kata.playing import TEST, answer, edit, folder_of, play, solution, write
 
 FORGERIES = {
     "prints a verdict": lambda t: solution(t, "print('ok'); print('[\"v\", 1]')", "return None"),

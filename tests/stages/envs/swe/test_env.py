@@ -89,15 +89,15 @@ HOLES = "[open(str(n), 'w').truncate(64 << 20) for n in range(22)]"
 @pytest.mark.parametrize(
     ("command", "resolved"),
     [
-        (f'python -c "{DEEP.format(1, 1500)}"', False),
+        pytest.param(f'python -c "{DEEP.format(1, 1500)}"', False, marks=pytest.mark.slow),
         (f'python -c "{DEEP.format(250, 40)}"', False),
-        (f'python -c "{HOLES}"', False),
+        pytest.param(f'python -c "{HOLES}"', False, marks=pytest.mark.slow),
         ("rm -r tests; touch tests", True),
         ("mv abacus /tmp/a; cp /tmp/a/sums.py abacus", False),
-        ("rm tests/test_sums.py; mkdir -p tests/test_sums.py/deep", True),
+        pytest.param("rm tests/test_sums.py; mkdir -p tests/test_sums.py/deep", True, marks=pytest.mark.slow),
         ("rm -r tests; ln -s / tests", True),
         ("touch $'\\xff\\xfe' $'a\\nb'; mkfifo pipe; ln -s loop loop", True),
-        ("chmod 000 tests .git", True),
+        pytest.param("chmod 000 tests .git", True, marks=pytest.mark.slow),
         ("chmod 000 .", True),
     ],
 )

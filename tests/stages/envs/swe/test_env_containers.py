@@ -66,7 +66,7 @@ def env(repos: Path, row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mo
     engine.find_engine.cache_clear()
 
 
-@pytest.mark.parametrize("further", [{}, NEWER], ids=["classic", "newer"])
+@pytest.mark.parametrize("further", [{}, pytest.param(NEWER, marks=pytest.mark.slow)], ids=["classic", "newer"])
 def test_both_shapes_are_unresolved_without_the_fix_and_resolved_with_it(
     further: dict[str, Any], env: SweEnv, row: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -157,6 +157,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("offline")
+@pytest.mark.slow
 def test_without_a_connection_one_sentence_says_what_is_needed(mini_row: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"distribution abacus-1.0.tar.gz cannot be fetched \(.+\)\. It is needed once"

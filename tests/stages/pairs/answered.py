@@ -4,10 +4,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+from support.runs import written
+
 from stages.runs import store
 from stages.runs.artifact import InputRef, Run
 from stages.runs.records import ROLLOUT, STEP, TASK, TEACHER_ACTION
-from support.runs import written
 
 TEACHERS = ("t", "u", "v")
 
