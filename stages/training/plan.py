@@ -71,13 +71,14 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
 
     source = str(Path(policy.model).expanduser())
     if adapters.is_adapter(source):
         return model_shape(adapters.base_of(Path(source), policy)[0])
     try:
         config: Any = AutoConfig.from_pretrained(source if Path(source).is_dir() else policy.model)
-        with init_empty_weights():
+        with init_empty_weights(), no_init_weights():  # drawing weights that have no memory takes most of the time
             model: Any = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError):
         return None
