@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        sys.exit(_click_command()(words or ["--help"], prog_name="composer", standalone_mode=False))
+        sys.exit(click_command()(words or ["--help"], prog_name="composer", standalone_mode=False))
     except typer.TyperException as error:
         message = error.format_message()
         if "--json" in words:
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 @functools.cache
-def _click_command() -> Any:
+def click_command() -> Any:
     """Return the command of Click that typer makes of `app`, once a process: making it takes 0.1 s."""
     return typer.main.get_command(app)
 

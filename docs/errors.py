@@ -9,6 +9,7 @@ belongs to every message that holds these words in this order.
 """
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ class Message:
     place: str
 
 
+@functools.cache
 def messages() -> list[Message]:
     """All messages, in the order of the files."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sources()}

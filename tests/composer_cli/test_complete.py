@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import command, environment
+from support.matrices import few
 
 
 def offered(artifacts: Path, shell: str, line: str) -> str:
@@ -20,7 +21,7 @@ def offered(artifacts: Path, shell: str, line: str) -> str:
     return subprocess.run(command(), capture_output=True, text=True, env=env, timeout=300).stdout
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", few(["bash", "zsh", "fish"], ["bash"]))
 def test_runs_and_commands_are_offered(made: Path, shell: str) -> None:
     name = f"collect/{(made / 'collect' / 'latest').resolve().name}"
     assert name in offered(made, shell, "composer show collect/")

@@ -25,10 +25,9 @@ from support.models import save_tiny
 from support.server import Reply, answer, serving
 from support.shelf import SHELF, write
 from typer import TyperException
-from typer.main import get_command
 
 from composer_cli import launch, settings
-from composer_cli.app import app
+from composer_cli.app import click_command
 from composer_cli.stage_command import SHORTCUTS, read_positionals
 from stages import STAGES
 from stages.errors import UsageError
@@ -178,7 +177,7 @@ def check(words: list[str]) -> None:
     assert words[0] == "composer", f"nobody checks {words[0]}"
     name, command, rest = find(words[1:])
     given = command.make_context(
-        name, rest, parent=get_command(app).make_context("composer", [], resilient_parsing=True)
+        name, rest, parent=click_command().make_context("composer", [], resilient_parsing=True)
     ).params
     if name in STAGES:
         said, _ = read_positionals(name, given.get("words") or [])

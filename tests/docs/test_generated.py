@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from support.documents import BIN, DOCUMENTS, ROOT
-from typer.main import get_command
 
-from composer_cli.app import app
+from composer_cli.app import click_command
 from stages import STAGES
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")
@@ -26,7 +25,7 @@ def test_generated_parts_are_as_the_program_says() -> None:
 
 def test_every_command_is_documented() -> None:
     text = (ROOT / "README.md").read_text()
-    assert [name for name in get_command(app).commands if f"`composer {name}`" not in text] == []
+    assert [name for name in click_command().commands if f"`composer {name}`" not in text] == []
 
 
 def test_the_picture_shows_stages_that_exist() -> None:

@@ -10,9 +10,8 @@ from pkgutil import resolve_name
 
 import pytest
 from support.documents import BIN, DOCUMENTS, FENCE, ROOT, blocks, find
-from typer.main import get_command
 
-from composer_cli.app import app
+from composer_cli.app import click_command
 from composer_cli.executors.base import EXECUTORS, load
 from composer_cli.settings import known
 from stages import STAGES, envs
@@ -76,7 +75,7 @@ def _options(name: str) -> list[str]:
 @cache
 def options() -> frozenset[str]:
     """Every option of every command."""
-    every = [*get_command(app).commands.values(), *get_command(app).commands["probe"].commands.values()]
+    every = [*click_command().commands.values(), *click_command().commands["probe"].commands.values()]
     return frozenset(o for command in every for parameter in command.params for o in parameter.opts) | {
         "--help",
         "--version",

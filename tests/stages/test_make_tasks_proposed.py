@@ -50,6 +50,7 @@ def make(root: Path, config: make_tasks.Config, **more: Any) -> runner.Result:
     return runner.execute("tasks", {}, config, root=root / "artifacts", **more)
 
 
+@pytest.mark.slow
 def test_features_of_a_model_are_validated_like_others(package: Path, tmp_path: Path) -> None:
     with serving(helpful) as server:
         wanted = config(package, server, tasks=3, questions=6)

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from typer.main import get_command
-
-from composer_cli.app import app
+from composer_cli.app import click_command
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("docs/**/*.md"))]
@@ -57,7 +55,7 @@ def commands(block: str) -> list[list[str]]:
 
 def find(words: list[str]) -> tuple[str, Any, list[str]]:
     """The command that words name, and the words after its name; probe's commands go by their stage's name."""
-    commands_ = get_command(app).commands
+    commands_ = click_command().commands
     if words[0] == "probe" and len(words) > 1:
         return f"probe-{words[1]}", commands_["probe"].commands[words[1]], words[2:]
     return words[0], commands_[words[0]], words[1:]
