@@ -17,13 +17,22 @@ demo *ARGS:
 
 # Run lint and the tests, without those marked slow, or only the tests that are named: ./dev test tests/stages -k gate
 test *ARGS:
-    {{ if ARGS == "" { "just lint" } else { "true" } }}
-    {{ one_thread }} python -m pytest {{ at_once }} {{ if ARGS == "" { "-m 'not slow'" } else { ARGS } }}
+    @{{ if ARGS == "" { "just _lint-and-test \"-m 'not slow'\"" } else { pytest + " " + ARGS } }}
 
 # Run lint and all tests, also those that take minutes or start servers, engines and browsers.
-test-all *ARGS:
-    just lint
-    {{ one_thread }} python -m pytest {{ at_once }} {{ ARGS }}
+test-all *ARGS: (_lint-and-test ARGS)
+
+# Without a cache mypy takes a minute of one core, so the tests run meanwhile.
+_lint-and-test WORDS:
+    #!/bin/sh
+    just _style || exit
+    said=$(mktemp)
+    just _types >"$said" 2>&1 & types=$!
+    {{ pytest }} {{ WORDS }}
+    tests=$?
+    wait $types || { tests=1; cat "$said"; }
+    rm "$said"
+    exit $tests
 
 # Kill every stage with SIGKILL at random moments, so often in all, resume, and hold the artifacts against undisturbed ones.
 crash KILLS="100" *ARGS:
@@ -37,9 +46,13 @@ vllm:
     @echo "vLLM is installed in {{ justfile_directory() }}/.vllm, where policies vllm:... find it. Try: ./dev test -m vllm"
 
 # Check style, format, types and the direction of imports.
-lint:
+lint: _style _types
+
+_style:
     ruff check --quiet
     ruff format --check --quiet
+
+_types:
     mypy
     lint-imports --no-logo
 
@@ -60,6 +73,7 @@ docs:
 
 # Tests wait for servers and sandboxes about half of their time, so four processes keep two cores busy.
 at_once := "-n 4 --dist loadfile"
+pytest := one_thread + " python -m pytest " + at_once
 
 # Small models are fastest on one thread.
 one_thread := "OMP_NUM_THREADS=1"
