@@ -36,7 +36,7 @@ class OwnRollouts(ranks.Ranks):
 class OwnGradients(ranks.Ranks):
     """Broken on purpose: every process steps by its own gradients."""
 
-    def mean_gradients(self, parameters: Any) -> None:
+    def average_gradients(self, parameters: Any) -> None:
         """Left as they are."""
 
 
