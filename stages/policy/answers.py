@@ -89,15 +89,23 @@ class AnswerCache:
     def put_all(self, answers: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """Store answers durably before returning; an answer that a key already has stays, unless it is damaged."""
         rows = [(key, redacted_bytes(store.encode(answer))) for key, answer in answers]
-        file = self._files[-1]
+        file, why = self._files[-1], "an answer that was written there cannot be read"
         try:
             file.put(rows, self._bad_keys)
+            # A damaged index may hold a key without its row: SQLite then ignores what is inserted.
+            if all(self._readable(file, key) for key, _ in rows):
+                return
         except sqlite3.Error as error:
             if not _is_damage(error, file.path):
                 raise
-            self._report(f"{file.path} is damaged ({error}), so paid answers are kept in a new file beside it")
-            self._begin_another()
-            self._files[-1].put(rows, self._bad_keys)
+            why = str(error)
+        self._report(f"{file.path} is damaged ({why}), so paid answers are kept in a new file beside it")
+        self._begin_another()
+        self._files[-1].put(rows, self._bad_keys)
+
+    def _readable(self, file: "_File", key: str) -> bool:
+        row = file.get(key)
+        return row is not None and _verified(key, *row) is not None
 
     def _open(self, number: int) -> None:
         path = self._path if number == 1 else self._path.with_stem(f"{self._path.stem}-{number}")

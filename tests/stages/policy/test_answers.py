@@ -50,6 +50,10 @@ def asked_again(path: Path) -> list[str]:
     gone = [key for key, answer in found.items() if answer is None]
     assert all(Sample(**answer) == Sample(**ANSWERS[key]) for key, answer in found.items() if answer is not None)
     cache.put_all([(key, ANSWERS[key]) for key in gone])
+    # Writing into a damaged index can make SQLite lose other answers of that page: those are bought again, too.
+    later_gone = [key for key in ANSWERS if cache.get(key) is None]
+    cache.put_all([(key, ANSWERS[key]) for key in later_gone])
+    gone += later_gone
     assert all(cache.get(key) for key in ANSWERS)
     close(cache)
     later = AnswerCache(path)
