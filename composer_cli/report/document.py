@@ -178,7 +178,7 @@ def _toml(value: Any) -> str:
 
 
 def _evaluation(run: Run) -> dict[str, Any]:
-    """Return the verdict with every number behind it; differences as a list."""
+    """Return the verdict with every number behind it: differences in rates and in settings as lists."""
     verdict: dict[str, Any] = orjson.loads(run.read_file("verdict.json") or b"{}")
     pairs = (
         ("pass@1", verdict.get("baseline"), "gain"),
@@ -188,13 +188,28 @@ def _evaluation(run: Run) -> dict[str, Any]:
         ("protocol", verdict.get("baseline"), "protocol"),
     )
     differences = [
-        {"of": of, "title": f"{of}, {verdict['treatment']} \u2212 {other}", **verdict[key]}
+        {
+            "of": of,
+            "title": f"{of}, {verdict['treatment']} \u2212 {other}",
+            # a verdict from before sampling units counted families
+            "unit": "family",
+            "num_units": verdict[key].get("num_families"),
+            **verdict[key],
+        }
         for of, other, key in pairs
         if verdict.get(key)
     ]
     arms = sorted(verdict.get("arms", []), key=lambda arm: (arm["arm"] != "start", arm["arm"]))
     removal: dict[str, Any] | None = orjson.loads(run.read_file("projected.json") or b"null")
-    return {"run": runs.name(run.path), **verdict, "arms": arms, "differences": differences, "projected": removal}
+    settings = verdict.pop("differences", [])
+    return {
+        "run": runs.name(run.path),
+        **verdict,
+        "arms": arms,
+        "differences": differences,
+        "settings": settings,
+        "projected": removal,
+    }
 
 
 def _training(run: Run) -> dict[str, Any]:

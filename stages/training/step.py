@@ -12,7 +12,8 @@ A step is one generation of rollouts, trained in `_num_micro_batches` micro-batc
    over the processes, and transformers' trainer steps the optimiser.
 
 With every channel's weight at 0 and GRPO's at 1 nothing of TRL's loss is touched: loss and gradients are `torch.equal`
-to plain `GRPOTrainer`. With GRPO's weight at 0 rollouts are played and recorded but not scored. Terms: a micro-batch is TRL's, a part is what one forward and backward pass takes of it.
+to plain `GRPOTrainer`. With GRPO's weight at 0 rollouts are played and recorded, but not scored. Terms: a micro-batch
+is TRL's, a part is what one forward and backward pass takes of it.
 """
 
 import os
