@@ -141,10 +141,9 @@ def beside(what, found):
     """Claims on replicas beside synchronous training."""
     difference, error = found["beside_first"]["mean"], found["beside_first"]["se"]
     between = (difference - 1.96 * error, difference + 1.96 * error)
+    claim = f"{what}: loss of held-out rows less synchronous training's, interval over rows, not over seeds"
     return [
-        records.measured(
-            f"{what}: held-out loss less synchronous training's", difference, between, unit="nats", n=HELD_OUT
-        ),
+        records.measured(claim, difference, between, unit="nats", n=HELD_OUT),
         records.measured(f"{what}: less sent than all gradients to a server, times", found["less_own"], n=1),
     ]
 
