@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # a test imports this as a part of `benchmarks`
 import records
 
 from stages.envs.leetcode_rh.data import DEFAULT_EVALUATOR, Problem, Rollout, pool_problems, rollouts

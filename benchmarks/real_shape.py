@@ -41,6 +41,8 @@ WHAT = {
     "all": "GRPO, all six channels and a teacher",
 }
 MIB = 2**20
+THRESHOLD = os.environ.get("MALLOC_MMAP_THRESHOLD_")
+"""Of glibc: the size from which a block is mapped by itself; a training sets it (stages/backends/resources.py)."""
 
 
 def memory(field: str) -> int:
@@ -248,6 +250,7 @@ def main() -> None:
             print(f"      {longer:.2f} times TRL's processor time, {peak:.2f} times its peak")
             what = f"LoRA step of Qwen3-0.6B's shape, {asked.layers} layers, {WHAT[name]}"
             what += "" if asked.budget is None else f" in passes of {asked.budget} tokens"
+            what += f", MALLOC_MMAP_THRESHOLD_={THRESHOLD} for both" if THRESHOLD else ""
             claims = [
                 records.measured(f"{what}: peak memory beside TRL's GRPO", peak, n=1, goal="<= 1.1"),
                 records.measured(f"{what}: processor time beside TRL's GRPO", longer, n=asked.steps),

@@ -227,24 +227,26 @@ def _section(path: Path) -> str:
         place = circumstances.index((claim.command, claim.machine)) + 1
         when = f"{claim.date} at {claim.commit}, {kind} ({place})"
         lines.append(f"| {_cell(claim.claim)} | {_value(claim)} | {claim.n:,} | {_goal(claim)} | {when} |")
-    notes = [f"{i}. `{command}`: {machine}" for i, (command, machine) in enumerate(circumstances, 1)]
-    return "\n".join([*lines, "", *notes])
+    notes = [f"{i:3} {command}\n    {machine}" for i, (command, machine) in enumerate(circumstances, 1)]
+    return "\n".join([*lines, "", "```", *notes, "```"])
 
 
-def show(cog: Any, name: str, *claims: str) -> None:
-    """Print rows of a record where a document asks for them: all of its claims, or those that are named, in order.
+def show(cog: Any, wanted: str) -> None:
+    """Print a table of the claims that a document asks for, a line `NAME: claim` for each.
 
-    cog: the module of the block. A document that names a claim that was withdrawn ends the generation with an error.
+    cog: the module of the block. A claim that was withdrawn ends the generation with an error.
     """
-    path = _folder() / f"{name}.json"
-    held = {claim.claim: claim for claim in read(path)} if path.exists() else {}
-    for claim in claims or held:
-        if claim not in held:
+    cog.outl("| measured | value | goal |\n| --- | --- | --- |")
+    for line in wanted.strip().splitlines():
+        name, _, words = line.partition(": ")
+        path = _folder() / f"{name}.json"
+        held = {claim.claim: claim for claim in read(path)} if path.exists() else {}
+        if words not in held:
             cog.error(
-                f"{cog.inFile} quotes {claim!r}, which benchmarks/results/{path.name} does not hold: it was withdrawn "
-                f"or reworded. Take it out of {cog.inFile}, or measure it: python benchmarks/{name}.py"
+                f"{cog.inFile} asks for a claim that benchmarks/results/{path.name} does not hold, withdrawn or "
+                f"reworded: {words!r}. Delete the line from {cog.inFile}, or run ./dev bench {name}."
             )
-        cog.outl(f"| {_cell(claim)} | {_value(held[claim])} | {_goal(held[claim])} |")
+        cog.outl(f"| {_cell(words)} | {_value(held[words])} | {_goal(held[words])} |")
 
 
 def _cell(text: str) -> str:
@@ -269,4 +271,5 @@ def _goal(claim: Claim) -> str:
     if claim.goal is None:
         return ""
     sign, bound = claim.goal.split()
-    return f"{WORDS[sign]} {bound}: {'met' if claim.met else '**missed**'}"
+    met_alone = met(claim.goal, claim.value, claim.value)
+    return f"{WORDS[sign]} {bound}: {'met' if claim.met else '**not shown**' if met_alone else '**missed**'}"

@@ -114,18 +114,18 @@ def rollouts(number: int = 100, threads: int = 1) -> None:
     for name, commands in SCRIPTS.items():
         shown = [text.rpartition("[exit ")[0].rstrip() for text in ours(tasks[0], commands)]
         assert shown == [text.rstrip() for text in theirs(tasks[0], commands)], "both must do the same"
-        spent = dict.fromkeys((ours, theirs), 0.0)
+        spent: dict[Callable[[Task, list[str]], list[str]], list[float]] = {ours: [], theirs: []}
         for start in range(0, number, BLOCK):
-            for side in spent:
-                spent[side] += seconds(side, tasks[start : start + BLOCK], commands, threads)
-        our_rate, their_rate = (60 * number / spent[side] for side in spent)
+            for side, blocks in spent.items():
+                blocks.append(seconds(side, tasks[start : start + BLOCK], commands, threads))
+        our_rate, their_rate = (60 * number / sum(spent[side]) for side in (ours, theirs))
         print(
             f"{name:<12} {threads} threads  {our_rate:7.0f} rollouts a minute  {their_rate:7.0f} theirs  "
             f"ratio {our_rate / their_rate:4.2f}"
         )
         claim = f"kata rollouts, {SCRIPT[name]}, {threads} at a time: as many a minute as with mini-swe-agent, times"
-        goal = None if name == "20 commands" else ">= 2"
-        records.write(__file__, [records.measured(claim, our_rate / their_rate, n=number, goal=goal)])
+        faster, goal = records.ratio(spent[theirs], spent[ours]), None if name == "20 commands" else ">= 2"
+        records.write(__file__, [records.measured(claim, *faster, n=len(spent[ours]), goal=goal)])
 
 
 def seconds(side: Callable[[Task, list[str]], object], tasks: list[Task], commands: list[str], threads: int) -> float:
