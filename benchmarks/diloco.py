@@ -141,7 +141,7 @@ def beside(what, found):
     """Claims on replicas beside synchronous training."""
     difference, error = found["beside_first"]["mean"], found["beside_first"]["se"]
     between = (difference - 1.96 * error, difference + 1.96 * error)
-    claim = f"{what}: loss of held-out rows less synchronous training's, interval over rows, not over seeds"
+    claim = f"{what}: held-out loss less synchronous training's (interval over rows)"
     return [
         records.measured(claim, difference, between, unit="nats", n=HELD_OUT),
         records.measured(f"{what}: less sent than all gradients to a server, times", found["less_own"], n=1),
@@ -191,7 +191,9 @@ def main():
             }
         print(orjson.dumps(found | {"seed": asked.seed}).decode(), flush=True)
         if settings and asked.specs[0] == "synchronous":
-            records.write(__file__, beside(f"{spec}, {asked.steps} steps at {asked.rate:g}, seed {asked.seed}", found))
+            what = f"{settings.replicas} replicas in {settings.codec}, {asked.steps // settings.every} rounds"
+            what += f", outer step {settings.outer_learning_rate:g}/{settings.outer_momentum:g}"
+            records.write(__file__, beside(f"{what}, rate {asked.rate:g}, seed {asked.seed}", found))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Benchmarks say in one sentence what they lack, and keep what they measure in records that are checked as they are read."""
+"""Benchmarks say in one sentence what they lack, and keep what they measure in records, checked as they are read."""
 
 import ast
 import gzip
