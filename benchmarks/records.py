@@ -211,8 +211,15 @@ def read(path: Path) -> list[Claim]:
 
 
 def page() -> str:
-    """Return a section for each record, with a row for each of its claims."""
-    return "\n\n".join(_section(path) for path in sorted(_folder().glob("*.json")) if read(path))
+    """Return how many goals were met, then a section for each record, with a row for each of its claims."""
+    held = {path: claims for path in sorted(_folder().glob("*.json")) if (claims := read(path))}
+    goals = [_goal(claim).rpartition(": ")[2].strip("*") for claims in held.values() for claim in claims if claim.goal]
+    told = ", ".join(f"{goals.count(word)} {word}" for word in ("met", "not shown", "missed"))
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "records.write(" in path.read_text()}
+    without = sorted(scripts - {path.stem for path in held} - {"records"})
+    lines = [f"{sum(map(len, held.values()))} claims, {len(goals)} of them with a goal: {told}."]
+    lines += [f"Without a record at present: {', '.join(without)}."] if without else []
+    return "\n\n".join([" ".join(lines), *map(_section, held)])
 
 
 def _section(path: Path) -> str:
