@@ -84,10 +84,6 @@ class Config(PlayingConfig):
         """Return a sampling unit as the setting `units` declares it."""
         return unit if self.units == "auto" else replace(unit, fixed=self.units == "fixed")
 
-    def label(self) -> str:
-        """Return the environment and the arms."""
-        return f"{self.env.label()}-{self.treatment}-vs-{self.baseline}"
-
 
 def arms(inputs: Inputs, config: Config) -> list[Arm]:
     """Return every model to play. Raises `BadInput` when there is nothing to compare, or arms cannot be compared."""
@@ -97,7 +93,31 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
             "There is nothing to compare. Give trained arms or recorded rollouts with --from RUN, "
             "or models with --set policies.NAME.model=MODEL."
         )
-    return arms_to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
+    played = arms_to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
+    names = sorted({arm.name for arm in played} | _recorded(inputs, "model"))
+    compared = {"baseline": config.baseline, "treatment": config.treatment}
+    # Trained arms may be evaluated one by one: their names are the settings' own, and the rates of one are of use.
+    for setting, name in () if trained else compared.items():
+        if names and name not in names:
+            given = " ".join(f"--set {key}={each}" for key, each in zip(compared, names, strict=False))
+            raise BadInput(
+                f"The {setting} is to be the arm {name!r}, and the arms here are {', '.join(names)}. "
+                f"Name two of them, for example: {given}."
+            )
+    return played
+
+
+def _recorded(inputs: Inputs, column: str) -> set[str]:
+    """Return the values of a column (`model`, `env`) in the recorded rollouts; those of a training are no arm."""
+    runs = [run for run in inputs.many("recorded") if not run.holds(CHECKPOINT)]
+    return {str(row[column]) for run in runs for row in run.scan(ROLLOUT).rows([column]) if row[column]}
+
+
+def label(inputs: Inputs, config: Config) -> str:
+    """Return the environment, of recorded rollouts where no model is played, and the compared arms."""
+    played = inputs.many("arms") or config.policies
+    env = config.env.label() if played else "+".join(sorted(_recorded(inputs, "env")))
+    return f"{env}-{config.treatment}-vs-{config.baseline}"
 
 
 def arm_differences(inputs: Inputs, config: Config) -> tuple[ArmDifference, ...]:
@@ -150,7 +170,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
     parts = comparison.parts(len(tasks), config.looks) or [range(0)]
     taken: list[Look] = []
-    following = reporting.log_units(config.report_to, out, config.label())
+    following = reporting.log_units(config.report_to, out, out.manifest.label)
     with following, Serving(out, [arm.policy for arm in played]) as serving:
         for part, level in zip(parts, comparison.levels(len(parts)), strict=True):
             episodes = _episodes([tasks[index] for index in part], config)
@@ -267,6 +287,7 @@ STAGE = Stage(
     run=run,
     work=work,
     study=study,
+    label=label,
     limit_setting="tasks",
     shows_progress=True,
 )

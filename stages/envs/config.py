@@ -48,7 +48,7 @@ class EnvConfig(Settings):
         }
 
     def label(self) -> str:
-        """Return the name in a form that a folder may have."""
+        """Return the name without the dots and colons of an import path."""
         return self.name.replace(":", "-").replace(".", "-")
 
 

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Literal
 from pyarrow import RecordBatch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput, ComposerError, UsageError
 from stages.runs import ledger, parquet, store
 from stages.runs.journal import Journal
 from stages.runs.parquet import Scan
@@ -123,7 +123,7 @@ def find_folder(stage_folder: Path, label: str, fingerprint: str, out: Path | No
     if same:
         return (complete or same)[-1], True
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")  # folder names sort by time
-    return stage_folder / f"{stamp}-{label}-{fingerprint[:6]}", False
+    return stage_folder / f"{stamp}-{store.folder_name(label)}-{fingerprint[:6]}", False
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -328,6 +328,7 @@ class RunWriter:
         """Called with the running totals and the number of units after each write."""
         self._listen, self._spread = listener or (lambda what, done, total: None), spread
         self._lock = threading.Lock()
+        self._exported: set[str] = set()
         self._so_far = RunningTotals()
         self.journal = Journal(path / "steps", look=self._so_far.add)
 
@@ -377,7 +378,16 @@ class RunWriter:
         self.manifest.outputs[name] = {"file": name, "kind": str(CHECKPOINT), "rows": 1, **digests}
 
     def write_export(self, name: str, fill: Callable[[BinaryIO], int]) -> int:
-        """Write an output in another program's format; `fill` writes it, without keys, and returns its records."""
+        """Write an output in another program's format; `fill` writes it, without keys, and returns its records.
+
+        Raises `ComposerError` where this attempt has written a file of that name: the second would replace the first.
+        """
+        if name.casefold() in self._exported:
+            raise ComposerError(
+                f"Two files of this export are called {name}, and the second would replace the first. "
+                "Nothing was exported; report the names of the models and environments in the run."
+            )
+        self._exported.add(name.casefold())
         with store.sealing(self.path / name) as file:
             rows = fill(file)
         content = store.file_sha256(self.path / name)

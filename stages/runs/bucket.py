@@ -339,7 +339,8 @@ def local_folder(url: str, stage: str, cache: Path) -> Path:
     """Return the folder below `cache` for the run at an address."""
     url = url.rstrip("/")
     # The digest keeps apart runs of one name in two buckets; below it, the folder's parent is the stage, as everywhere.
-    return cache / store.digest(url)[:12] / stage / url.rpartition("/")[2]
+    # Both names are external text: the stage is what a manifest in the bucket says.
+    return cache / store.digest(url)[:12] / store.folder_name(stage) / store.folder_name(url.rpartition("/")[2])
 
 
 def download(bucket: ReadStore, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:

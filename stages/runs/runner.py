@@ -206,8 +206,9 @@ def resolve_run(
     # What determines results: the stage, its version, the settings that matter, and the content of the inputs (not
     # their paths, so that a moved or republished input changes nothing).
     contents = {name: [ref.content for ref in refs] for name, refs in inputs.refs().items()}
-    fingerprint = store.digest([stage, load_stage(stage).version, identity, contents])
-    folder, existing = artifact.find_folder(root / stage, config.label(), fingerprint, out)
+    loaded = load_stage(stage)
+    fingerprint = store.digest([stage, loaded.version, identity, contents])
+    folder, existing = artifact.find_folder(root / stage, loaded.label(inputs, config), fingerprint, out)
     return ResolvedRun(fingerprint, identity, folder, existing)
 
 
@@ -306,7 +307,7 @@ def _new_manifest(
         stage=stage,
         stage_version=load_stage(stage).version,
         fingerprint=fingerprint,
-        label=config.label(),
+        label=load_stage(stage).label(inputs, config),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         config=config.model_dump(mode="json"),
         identity=identity,
