@@ -224,7 +224,7 @@ def _reason(folder: Path, record: Manifest, versions: bool) -> str:
 
 
 def _damage(run: Run, check: Check) -> str:
-    """Return the first damaged file of a run in words; empty without one. Raises `BadInput` for an unreadable ledger."""
+    """Return the first damaged file of a run in words; empty without one."""
     if run.manifest.status == "complete":
         return run.damage(check) or ""
     if check == "bytes":  # an unfinished run has no digests yet; its units have checksums in their gzip files
