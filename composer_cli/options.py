@@ -107,6 +107,14 @@ Set = Annotated[
         autocompletion=complete_settings,
     ),
 ]
+Tune = Annotated[
+    str | None,
+    typer.Option(
+        "--tune",
+        metavar="KEY=V1,V2",
+        help="Train each arm once with every value and keep the best by tuning tasks.",
+    ),
+]
 Words = Annotated[list[str] | None, typer.Argument(hidden=True)]
 Env = Annotated[
     str | None,

@@ -26,7 +26,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.envs.base import Environment, Grade, Observation, Split, Task
+from stages.envs.base import Environment, Grade, Observation, SamplingUnit, Split, Task
 from stages.errors import UsageError
 from stages.messages import Message
 
@@ -37,16 +37,17 @@ __all__ = [
     "Message",
     "Observation",
     "Registered",
+    "SamplingUnit",
     "Split",
     "Task",
     "attached",
     "code_sha256",
-    "fixed_families",
     "foreign_file",
     "is_shipped",
     "load",
     "register",
     "same",
+    "sampling_unit",
     "takes",
 ]
 
@@ -126,9 +127,15 @@ def attached(name: str, what: Attachment) -> Any:
     return _imported(name, target)
 
 
-def fixed_families(name: str) -> bool:
-    """Return whether the families of an environment's tasks are fixed strata (see `base.Environment`), not a sample."""
-    return bool(getattr(_factory(name), "fixed_families", False))
+def sampling_unit(name: str) -> SamplingUnit:
+    """Return what is drawn independently of an environment's tasks; families, as a sample, where it does not say."""
+    found = getattr(_factory(name), "sampling_unit", SamplingUnit())
+    if not isinstance(found, SamplingUnit):
+        raise UsageError(
+            f"The environment {name!r} has a sampling_unit {found!r}, which is no stages.envs.SamplingUnit. "
+            'Write sampling_unit = SamplingUnit("repository", fixed=True), or leave it out.'
+        )
+    return found
 
 
 def code_sha256(name: str) -> str | None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 import orjson
 
 from stages.envs import bash, folders
-from stages.envs.base import Grade, Observation, Task
+from stages.envs.base import Grade, Observation, SamplingUnit, Task
 from stages.envs.bash import SUBMIT, ActionError, observation, parse_bash
 from stages.envs.folders import UnwieldyTree, remove
 from stages.envs.kata import tasks
@@ -176,6 +176,9 @@ class KataEnv:
     """
 
     name = "kata"
+    sampling_unit = SamplingUnit("operation", tasks.operation_of)
+    """A model that knows an operation solves it with most modifiers: in the demo pass rates differ with a standard
+    deviation of 39.8 points between operations and 5.3 between the two evaluated families of one operation."""
     tasks = staticmethod(tasks.generate)
     faults = staticmethod(bash.faults)
 
