@@ -92,6 +92,7 @@ def run(
     clean: options.Clean = False,
     dry_run: options.DryRun = False,
     max_cost: options.MaxCostEach = None,
+    trust: options.Trust = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
@@ -103,18 +104,22 @@ def run(
     from composer_cli.console import Console
     from composer_cli.executors import base, jobs
     from composer_cli.launch import RunOptions, require_one_process
+    from composer_cli.trust import require_trusted_servers
     from stages.policy.base import VLLM
 
     require_one_process("composer run")
     wanted = settings.load_preset(preset)
     model = settings.for_every_entry(wanted, "policy.model", policy, prefix=VLLM) if policy else []
-    layers = [*map(settings.read_file, config or []), *model, *map(settings.assignment, set_ or [])]
-    layers, on_settings = jobs.split_on(layers)
+    typed = [*map(settings.assignment, set_ or [])]
+    layers, on_settings = jobs.split_on([*map(settings.read_file, config or []), *model, *typed])
     configs = settings.configure_preset(wanted, layers)
+    for entry in wanted.stage:
+        trees = [tree[name] for tree in typed for name in (entry.stage, entry.title) if name in tree]
+        require_trusted_servers(entry.title, configs[entry.title], trees, trust=trust)
     if (executor := base.executor(on)) is not None:
         if tune:
             raise UsageError("--tune runs here, and --on submits a chain elsewhere. Tune without --on first.")
-        request = jobs.RunRequest(str(preset), config or [], policy, set_ or [], max_cost)
+        request = jobs.RunRequest(str(preset), config or [], policy, set_ or [], max_cost, trust)
         jobs.submit_or_show(
             on, executor, request, configs, on_settings, artifacts, clean=clean, dry_run=dry_run, json=json
         )
