@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import orjson
+import records
 import torch
 
 from stages.diloco.arrays import Fragments, shapes
@@ -136,6 +137,17 @@ def apart(start, examples, size, steps, rate, settings):
     return learners[0].model, places
 
 
+def beside(what, found):
+    """Claims on replicas beside synchronous training."""
+    difference, error = found["beside_first"]["mean"], found["beside_first"]["se"]
+    between = (difference - 1.96 * error, difference + 1.96 * error)
+    claim = f"{what}: held-out loss less synchronous training's (interval over rows)"
+    return [
+        records.measured(claim, difference, between, unit="nats", n=HELD_OUT),
+        records.measured(f"{what}: less sent than all gradients to a server, times", found["less_own"], n=1),
+    ]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("specs", nargs="*", default=SPECS)
@@ -178,6 +190,10 @@ def main():
                 "less_than_ring": asked.steps * whole * ring / sent,
             }
         print(orjson.dumps(found | {"seed": asked.seed}).decode(), flush=True)
+        if settings and asked.specs[0] == "synchronous":
+            what = f"{settings.replicas} replicas in {settings.codec}, {asked.steps // settings.every} rounds"
+            what += f", outer step {settings.outer_learning_rate:g}/{settings.outer_momentum:g}"
+            records.write(__file__, beside(f"{what}, rate {asked.rate:g}, seed {asked.seed}", found))
 
 
 if __name__ == "__main__":

@@ -118,6 +118,20 @@ def _group(annotation: Any) -> tuple[type[BaseModel] | None, str]:
     return group, "N." if origin in (list, tuple) else "NAME." if origin is dict else ""
 
 
+def parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a setting and all that it holds (settings models, dicts, lists), each with its dotted key."""
+    yield key, value
+    named: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, BaseModel):
+        named = ((field, getattr(value, field)) for field in type(value).model_fields)
+    elif isinstance(value, dict):
+        named = value.items()
+    elif isinstance(value, (list, tuple)):
+        named = enumerate(value)
+    for name, part in named:
+        yield from parts(f"{key}.{name}", part)
+
+
 def default_of(field: FieldInfo) -> Any:
     """Return the default of a setting; None where there is none."""
     return None if field.is_required() else field.get_default(call_default_factory=True)

@@ -52,13 +52,15 @@ class Kind:
 
 EVAL_ITEM = Kind(
     "eval_item",
-    2,
+    3,
     {
         "item_id": TEXT,
         "arm": TEXT,
         "train_seed": INT,
+        "pair_set": TEXT,  # since version 3: digest of the pairs that the arm learnt from
         "task_id": TEXT,
         "family": TEXT,
+        "unit": TEXT,  # since version 3: the environment's sampling unit
         "sample_idx": INT,
         "passed": BOOL,
         "gt_pass": BOOL,

@@ -188,7 +188,10 @@ class ResolvedRun:
         """Return the run in the folder as the result, if it is of this work, complete and undamaged."""
         if not self.existing:
             return None
-        found = Run(self.folder)
+        try:
+            found = Run(self.folder)
+        except BadInput:
+            return None
         same = found.manifest.fingerprint == self.fingerprint and found.manifest.status == "complete"
         return Result(self.folder, "complete", False, "up to date") if same and not found.damage() else None
 
@@ -206,14 +209,22 @@ def resolve_run(
     # What determines results: the stage, its version, the settings that matter, and the content of the inputs (not
     # their paths, so that a moved or republished input changes nothing).
     contents = {name: [ref.content for ref in refs] for name, refs in inputs.refs().items()}
-    fingerprint = store.digest([stage, load_stage(stage).version, identity, contents])
-    folder, existing = artifact.find_folder(root / stage, config.label(), fingerprint, out)
+    loaded = load_stage(stage)
+    fingerprint = store.digest([stage, loaded.version, identity, contents])
+    folder, existing = artifact.find_folder(root / stage, loaded.label(inputs, config), fingerprint, out)
     return ResolvedRun(fingerprint, identity, folder, existing)
 
 
 def _refuse_existing(resolved: ResolvedRun, *, resume: bool) -> None:
     """`UsageError` where the folder holds another run, or an unfinished one of this work that is not to be resumed."""
-    run = Run(resolved.folder)
+    try:
+        run = Run(resolved.folder)
+    except BadInput:
+        # The folder of a run ends with the fingerprint of its work: with it, the finished units are of use without the
+        # manifest. A folder that a user chose may hold other work.
+        if resume and resolved.folder.name.endswith(f"-{resolved.fingerprint[:6]}"):
+            return
+        raise
     found = run.manifest
     if found.fingerprint != resolved.fingerprint:
         changed = [
@@ -285,16 +296,30 @@ def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Input
     # The status on disk is `running` before the stage runs, and `_close` replaces it last: a kill at any point between
     # leaves a folder that `status` reports as ended without finishing, and that --resume continues.
     folder = resolved.folder
-    previous = artifact.read_manifest(folder) if (folder / "manifest.json").exists() else None
+    previous = _previous_manifest(folder)
     store.sweep(folder)
     record = previous or _new_manifest(stage, config, resolved.identity, resolved.fingerprint, inputs)
     record.status, record.reason, record.attempts = "running", "", record.attempts + 1
     record.packages, record.code = artifact.program_versions()
+    record.files = {}
     folder.mkdir(parents=True, exist_ok=True)
     artifact.write_manifest(folder, record)
     (folder / RESERVE).write_bytes(os.urandom(RESERVED_BYTES))  # its name begins with a dot: no output, never published
     store.write_json(folder / "config.json", record.config)
     return record
+
+
+def _previous_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of earlier attempts; None without one, and for an unreadable one, which is kept in `logs`."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        return None
+    try:
+        return artifact.read_manifest(folder)
+    except BadInput:
+        (folder / "logs").mkdir(exist_ok=True)
+        path.replace(folder / "logs" / f"damaged-manifest-{time.time_ns()}.json")
+        return None
 
 
 def _new_manifest(
@@ -306,7 +331,7 @@ def _new_manifest(
         stage=stage,
         stage_version=load_stage(stage).version,
         fingerprint=fingerprint,
-        label=config.label(),
+        label=load_stage(stage).label(inputs, config),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         config=config.model_dump(mode="json"),
         identity=identity,
@@ -367,6 +392,7 @@ def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
         if status == "complete":
             out.journal.seal()
             rmtree(out.path / "scratch", ignore_errors=True)
+            record.files = out.sealed_files()
         artifact.write_manifest(out.path, record)
     except OSError as error:
         if status == "complete":  # else the error that ended the run is being raised, and explains more

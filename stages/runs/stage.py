@@ -56,6 +56,8 @@ class Stage(Generic[ConfigT]):
     """Do the missing units and nothing else: workers call it (`--on`). None when units cannot be dealt to workers."""
     study: Callable[[Sequence[Run], ConfigT], tuple[Row, str]] | None = None
     """Simulate the planned run (`--plan`) from pilot runs, and return the numbers as JSON and as text."""
+    label: Callable[[Inputs, ConfigT], str] = lambda inputs, config: config.label()
+    """Return a word for the name of the run folder; by default the settings' own."""
     limit_setting: str | None = None
     """The setting that `--limit` sets; None when there is nothing to cut short."""
     shows_progress: bool = False
