@@ -27,6 +27,7 @@ from stages.envs import task_table
 from stages.envs.base import ComparesOutcomes, Environment, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import BadInput, Incomplete, UsageError
+from stages.evaluation.stats import plural
 from stages.pairs.audit import (
     PASSED_COLUMNS,
     OutcomeJudgement,
@@ -195,13 +196,14 @@ def _continue(pairs: PairBatches, rollouts: Run, tasks: dict[str, Task], config:
     out.manifest.tokens.update(
         prompt=sum(row["prompt_tokens"] for row in rows), completion=sum(row["completion_tokens"] for row in rows)
     )
-    fixed = envs.fixed_families(playing.env.name)
+    unit = envs.sampling_unit(playing.env.name)
     return Continued(
         pairs,
         rows,
         number,
-        unit_of=lambda task, family: task if fixed else family,
-        noun="tasks" if fixed else "families",
+        # Tasks, where the units are all there are: the result then holds for other tasks of these units.
+        unit_of=lambda task, family: task if unit.fixed else unit.of_family(family),
+        noun="tasks" if unit.fixed else plural(unit.noun),
     )
 
 

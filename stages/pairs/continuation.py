@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from stages.envs.base import Environment, Grade, Task
-from stages.evaluation.stats import ALPHA, paired_difference
+from stages.evaluation.stats import ALPHA, fewest_units, paired_difference
 from stages.messages import Message
 from stages.pairs.report import PairVerdict
 from stages.policy import Policy
@@ -49,8 +49,8 @@ MASKED = re.compile(r"\b\d+(?:\.\d+)?\s?(?:s|ms|seconds?)\b|\b0x[0-9a-f]{6,}\b")
 """Parts of an observation that differ between equal states: durations and memory addresses, as test reports have."""
 RELEVANT = 0.05
 """Smallest difference between the pass rates of chosen and rejected actions that makes pairs worth training on."""
-MIN_UNITS = 6
-"""Fewer cannot reject anything: sign flips over five have no p-value below 2 * 2**-5 = .0625."""
+MIN_UNITS = fewest_units(ALPHA)
+"""Six: sign flips over five have no p-value below 2 * 2**-5 = .0625."""
 MIN_TESTED = 0.5
 """Share of the pairs that has to be tested for a verdict: more that could not be restored may be of another kind."""
 PairBatches = Sequence[pa.RecordBatch]
