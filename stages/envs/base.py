@@ -108,6 +108,13 @@ class Grade:
     work: Work = Work()
     labels: Mapping[str, bool | str | None] = field(default_factory=dict)
 
+    @property
+    def passed(self) -> bool | None:
+        """Return the verdict of the hidden tests, else whether the reward is above 0, else None."""
+        if self.gt_pass is not None:
+            return self.gt_pass
+        return None if self.reward is None else self.reward > 0
+
 
 @dataclass(frozen=True)
 class SamplingUnit:

@@ -564,7 +564,7 @@ class RunningTotals:
             self._began, self._before = self.clock(), self.tokens
 
     def add(self, payload: Mapping[str, Any]) -> None:
-        """Add one unit's payload: a rollout, an evaluation item, an answer, or the rollouts of a training step."""
+        """Add one unit's payload: a rollout, an evaluation item, a continuation, an answer, a training step."""
         self.units += 1
         if "played" in payload:
             self._sums, self._name = {}, "reward of the last step"
@@ -575,6 +575,9 @@ class RunningTotals:
         elif isinstance(item := payload.get("item"), Mapping):
             self._name = "passed"
             self._unit(item, f"passed/{item.get('arm', '')}", "passed", "sampled_tokens")
+        elif isinstance(played := payload.get("continuation"), Mapping):
+            self._name = "passed"
+            self._unit(played, "passed", "passed", "completion_tokens")
         elif isinstance(answer := payload.get("answer"), Mapping):
             self.tokens += answer.get("completion_tokens") or 0
 

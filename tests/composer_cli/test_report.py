@@ -103,7 +103,7 @@ def test_the_chain_of_real_runs_is_told_whole_and_needs_nothing_beside_it(made, 
     done = call(root, "report", "extract-pairs")
     page, twin = pages(Path(done.stdout.strip()))
     assert [run["stage"] for run in twin["runs"]] == ["collect", "replay-teachers", "extract-pairs"]
-    for heading in ("trace stream clean", "teachers affordable", "signal in their disagreement", "numbers come from"):
+    for heading in ("trace stream clean", "teachers affordable", "pairs prefer what passes", "numbers come from"):
         assert heading in page
     assert f"{twin['extractions'][0]['pairs']} pairs from" in page and "actions well-formed" in page
     assert all(run["fingerprint"] in page for run in twin["runs"])
