@@ -1,4 +1,4 @@
-"""Streams and disks that cannot be written, and keys that no request can carry: one sentence and the right exit code."""
+"""Streams and disks that cannot be written, keys that no request can carry: one sentence, the right exit code."""
 
 import json
 import subprocess
@@ -71,7 +71,7 @@ def server_words(server):
 )
 def test_a_key_that_no_header_can_carry_is_refused(value, monkeypatch):
     monkeypatch.setattr("os.environ", {"SOME_API_KEY": value})
-    with pytest.raises(UsageError, match="SOME_API_KEY holds a .* so it is no key") as refused:
+    with pytest.raises(UsageError, match=r"SOME_API_KEY holds a .* so it is no key") as refused:
         secret_in("SOME_API_KEY")
     assert "sk-" not in str(refused.value)
 
