@@ -138,7 +138,7 @@ class ProcessEngine:
 
 def _serve(pipe: Connection, parent: int, threads: int) -> None:
     """Do jobs in a worker until the pipe is closed or the parent is gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
