@@ -54,7 +54,7 @@ def _interval(measured: Mapping[str, Any], mid: str, marks: Sequence[float]) -> 
 def curves(trainings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each logged metric its title, and a drawing with a line for every training that has it."""
     colour = colours(training["arm"] for training in trainings)
-    drawn = []
+    drawn: list[dict[str, Any]] = []
     for name, title in metric_titles([name for t in trainings for row in t["steps"] for name in row]).items():
         series = [(t, [(row["step"], row[name]) for row in t["steps"] if row.get(name) is not None]) for t in trainings]
         series = [(training, points) for training, points in series if len(points) > 1]
