@@ -173,7 +173,8 @@ def plan_in_words(plan: Plan) -> str:
     if plan.max_completion_tokens:
         parts.append(f"at most {plan.max_completion_tokens:,} sampled tokens")
     if plan.max_cost_usd:
-        parts.append(f"at most {plan.max_cost_usd:,.2f} USD for them")
+        bound = "less than 0.01" if plan.max_cost_usd < 0.01 else f"at most {plan.max_cost_usd:,.2f}"
+        parts.append(f"{bound} USD for them")
     return ", ".join([*parts, *plan.notes])
 
 

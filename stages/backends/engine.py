@@ -155,7 +155,7 @@ class ProcessEngine:
 def _serve(pipe: Connection, parent: int, threads: int, gpus: tuple[str, ...]) -> None:
     """Do jobs in a worker until the pipe is closed or the parent is gone."""
     os.environ.update(devices.restricted(gpus) if gpus else {})  # before any job imports torch
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 

@@ -186,7 +186,7 @@ def _factory(name: str) -> Callable[..., Environment]:
     missing = [method for method in METHODS if not callable(getattr(factory, method, None))]
     is_class = inspect.isclass(factory)
     if missing or not is_class:
-        lack = f"has no method {missing[0]}" if is_class else "is no class"
+        lack = f"lacks the methods {', '.join(missing)}" if is_class else "is no class"
         raise UsageError(
             f"{name!r} {lack}, so it is no environment. Give a class with {', '.join(METHODS)} "
             "(stages.envs.base.Environment)."

@@ -367,6 +367,15 @@ class Interrupted(Exception):
     signal_number: int = signal.SIGINT
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that stop a run: Ctrl-C, SIGTERM of schedulers, and SIGHUP of a terminal that was closed.
+
+    SIGHUP is left out where it is ignored: `nohup` asks for a program that outlives its terminal.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
 class RunWriter:
     """A run folder being written: finished units, tables, folders, counts, progress, and stop requests."""
 

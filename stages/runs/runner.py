@@ -13,6 +13,7 @@ import errno
 import os
 import shutil
 import signal
+import sqlite3
 import tempfile
 import threading
 import time
@@ -33,7 +34,7 @@ from stages.backends import devices, ranks
 from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.runs import artifact, store
-from stages.runs.artifact import Inputs, Interrupted, Listener, Manifest, Run, RunWriter, Status
+from stages.runs.artifact import Inputs, Interrupted, Listener, Manifest, Run, RunWriter, Status, stop_signals
 from stages.runs.bucket import Mirror
 from stages.runs.config import StageConfig
 from stages.runs.spread import Spread
@@ -43,8 +44,11 @@ DISTRIBUTION = "composer-post-training"
 RESERVE, RESERVED_BYTES = ".reserve", 32 * 1024
 """A file of random bytes that is deleted before the manifest is written for the last time: a run that fills the disk
 still has the space to record so. Random, since a file system that compresses would store zeros in no space."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C, and what Slurm, Kubernetes and a spot machine that goes away send."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Errors after which nothing can be written: a full disk, a user's quota (home folders of clusters), `ulimit -f`, a
+file system that became read-only, and one that fails."""
+SQLITE_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+"""The same in the cache of paid answers, as primary codes: SQLite's errors carry no errno."""
 MIN_FREE_BYTES = 64 * 2**20
 """A disk with less free space counts as full before a run begins."""
 
@@ -101,7 +105,10 @@ def execute(
         with engines as engine:
             # Processes of torchrun on this machine have a GPU each.
             device = devices.used(gpus * ranks.local_count()) if engine is None else engine.device
-            record = _begin(stage, config, resolved, inputs, device)
+            try:
+                record = _begin(stage, config, resolved, inputs, device)
+            except OSError as error:
+                raise (_disk_full(error, folder) or error) from None
             writer = RunWriter(
                 folder,
                 record,
@@ -272,7 +279,7 @@ def _check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise  # a full disk is reported as such, not as a folder without permission
         raise UsageError(
             f"Nothing can be written to {folder} ({error.strerror}). Choose another --artifacts or --out."
@@ -367,10 +374,10 @@ def _run(stage: Stage[Any], inputs: Inputs, config: StageConfig, out: RunWriter)
         reason = str(error)
         raise
     except BaseException as error:
+        if full := _disk_full(error, out.path):
+            reason = str(full)
+            raise full from error  # without a log: there is no room for it
         if isinstance(error, OSError):
-            if full := _disk_full(error, out.path):
-                reason = str(full)
-                raise full from error  # without a log: there is no room for it
             reason = str(error)
         elif isinstance(error, KeyboardInterrupt):  # a second Ctrl-C, or one where no handler is set (a thread)
             status, reason = "interrupted", "stopped by the user"
@@ -404,21 +411,26 @@ def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
             raise (_disk_full(error, out.path) or error) from None
 
 
-def _disk_full(error: OSError, folder: Path) -> ComposerError | None:
-    """Return the error to show for a full disk or quota; None for any other error."""
-    # EDQUOT: the quota of a user, as on the home folders of clusters.
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return None
-    return ComposerError(
-        f"The disk is full: {error}. Everything finished is saved in {folder}; free some room and rerun with --resume."
-    )
+def _disk_full(error: BaseException, folder: Path) -> ComposerError | None:
+    """Return the error to show where nothing can be written, also for an error that it caused; None for any other."""
+    cause: BaseException | None = error
+    while cause is not None:
+        code = getattr(cause, "sqlite_errorcode", None)  # extended: the primary code is in the low byte
+        if (isinstance(cause, OSError) and cause.errno in FULL) or (code is not None and code & 0xFF in SQLITE_FULL):
+            return ComposerError(
+                f"The disk is full or cannot be written: {cause}. Everything finished is saved in {folder}; free some "
+                "room (or raise `ulimit -f`) and rerun with --resume."
+            )
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return None
 
 
 @contextmanager
 def stop_on_signals(out: RunWriter) -> Iterator[list[int]]:
     """Ask the stage to stop between units at the first signal; a Ctrl-C after that raises KeyboardInterrupt at once.
 
-    SIGTERM may come often: schedulers send it to every process of a job, and it never cuts a unit off. The first
+    SIGTERM may come often: schedulers send it to every process of a job, and it never cuts a unit off. SIGHUP, which a
+    closed terminal sends, does the same, unless it is ignored as under nohup. The first
     signal also calls the handler that the caller had set, so that it can tell people. Yields a list to which the number
     of the first signal is added.
     """
@@ -426,21 +438,22 @@ def stop_on_signals(out: RunWriter) -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():  # where `signal.signal` raises ValueError
         yield caught
         return
-    previous: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+    previous: dict[int, Any] = {number: signal.getsignal(number) for number in stop_signals()}
 
     def stop_between_units(number: int, frame: object) -> None:
         caught.append(number)
         out.stop.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, lambda *again: None)
+        for again in previous.keys() - {signal.SIGINT}:
+            signal.signal(again, lambda *_: None)
         handler = previous[number]
         if callable(handler) and handler is not signal.default_int_handler:
             handler(number, frame)
 
-    for number in SIGNALS:
+    for number in previous:
         signal.signal(number, stop_between_units)
     try:
         yield caught
     finally:
-        for number in SIGNALS:
-            signal.signal(number, previous[number])
+        for number, handler in previous.items():
+            signal.signal(number, handler)
