@@ -101,6 +101,8 @@ class StageJob:
     config: StageConfig
     position: str = ""
     """The position in a chain: " (stage 3 of 7)"."""
+    gpus: int | None = None
+    """As `runner.execute` takes it."""
 
     def plan(self) -> Plan:
         """Return what would be done."""
@@ -129,6 +131,7 @@ class StageJob:
             max_cost=run_options.max_cost,
             listener=listener,
             on=run_options.on if load_stage(self.stage).work else None,
+            gpus=self.gpus,
             mirror=run_options.mirror,
         )
 

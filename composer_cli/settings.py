@@ -192,12 +192,18 @@ class PresetEntry(Settings):
     """Neighbours with the same word may run at the same time, each as soon as those that it reads have ended."""
     on: str = ""
     """Workers among whom its units are dealt, where `composer run` has no other --on."""
+    gpus: int | None = Field(None, ge=0)
+    """GPUs that it takes where there are any, or each of its workers; None: one if it loads a model, else none."""
     config: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def title(self) -> str:
         """Its name."""
         return self.name or self.stage
+
+    def gpus_for(self, config: StageConfig) -> int:
+        """Return the number of GPUs that it takes with these settings, where there are any."""
+        return int(config.uses_gpu()) if self.gpus is None else self.gpus
 
 
 class Preset(Settings):

@@ -76,6 +76,10 @@ class Config(PlayingConfig):
 
     planning: Planning = Field(Planning(), json_schema_extra={"affects_results": False})
 
+    def uses_gpu(self) -> bool:
+        """Return true: the trainings that are given bring models along."""
+        return True
+
     def sampling(self) -> SamplingUnit:
         """Return the sampling unit of the environment's tasks."""
         return self.declared(envs.sampling_unit(self.env.name))
