@@ -60,13 +60,17 @@ _types:
 parity *FILES:
     PYTHONPATH=tests python -m parity {{ FILES }}
 
-# Measure ourselves beside a peer: ./dev bench NAME, where benchmarks/NAME.py prints a ratio. The extra `bench` holds peers.
+# Run benchmarks/NAME.py, which keeps what it measures in benchmarks/results: ./dev bench NAME. The extra `bench` holds peers.
 bench NAME:
     python benchmarks/{{ NAME }}.py
 
+# Run or resume a registered experiment of docs/experiments, such as teacher-pairs, and compute its result.
+experiment NAME:
+    {{ one_thread }} python benchmarks/{{ replace(NAME, "-", "_") }}.py
+
 # Bring the generated parts of the documents up to date and build them as a site, which a terminal with a browser opens.
 docs:
-    PYTHONPATH=. cog -r README.md docs/architecture.md docs/environments.md
+    PYTHONPATH=. cog -r README.md docs/architecture.md docs/benchmarks.md docs/environments.md docs/replicas.md
     NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict
     @echo "{{ justfile_directory() }}/site/index.html"
     @if [ -t 1 ] && [ -z "${CI:-}" ]; then python -m webbrowser "file://{{ justfile_directory() }}/site/index.html" || true; fi

@@ -152,6 +152,10 @@ class PolicyConfig(Settings):
         """Return whether the model is sampled from a vLLM server."""
         return self.model.startswith(VLLM)
 
+    def uses_gpu(self) -> bool:
+        """Return whether the model is loaded by the process that samples from it, or by a server that it starts."""
+        return self.base_url is None and self.device != "cpu"
+
     def in_process(self) -> "PolicyConfig":
         """Return the settings of the same model loaded in this process."""
         return self.model_copy(update={"model": self.source, "base_url": None}) if self.served else self

@@ -57,6 +57,9 @@ LIVE_INTERVAL_S = 1.0
 MOST_GRADED_TOGETHER = 32
 """Episodes in one grading, for an environment that grades several at far less cost than one by one."""
 
+NOT_RESTORED = "not_restored"
+"""`Episode.terminated_by` where a recorded state was not reached again: there is nothing to grade then."""
+
 Result = TypeVar("Result")
 FinishedUnit = tuple[str, Mapping[str, Any], bool]
 """Key, payload and whether the episode failed."""
@@ -134,7 +137,8 @@ class Episode:
     """One rollout of one task: identity, transcript, steps, grade.
 
     `history`: how much of the transcript the policy is shown; the transcript itself is recorded in full. `summarising`:
-    the next answer is a summary. `tools`: those that the policy can call. `started`: on the monotonic clock.
+    the next answer is a summary. `tools`: those that the policy can call. `started`: on the monotonic clock. `prelude`
+    plays what comes before the policy's first turn, for example the actions that lead to a recorded state.
     """
 
     task: Task
@@ -150,6 +154,7 @@ class Episode:
     summarising: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
     started: float = 0.0
+    prelude: "Callable[[Episode, Environment, Rules], None] | None" = None
 
     @property
     def rollout_id(self) -> str:
@@ -194,6 +199,8 @@ def begin(rules: Rules, episode: Episode, environment: Environment) -> None:
         episode.tools = boundary.tools(environment)
     opening = _guarded(episode, environment, lambda: boundary.boundary_messages(environment.reset(episode.task)))
     episode.messages = opening or []
+    if episode.prelude is not None and episode.terminated_by is None:
+        episode.prelude(episode, environment, rules)
 
 
 def next_turn(episode: Episode, policy: Policy, rules: Rules) -> Turn | None:
@@ -294,7 +301,7 @@ def act(episode: Episode, environment: Environment, turn: Turn, sample: Sample, 
 
 def grade(pairs: Sequence[EpisodePair], pool: ThreadPoolExecutor | None = None) -> None:
     """Grade every episode without an error: in one call where the environment can, else one by one, in `pool`."""
-    played = [(episode, environment) for episode, environment in pairs if episode.error is None]
+    played = [pair for pair in pairs if pair[0].error is None and pair[0].terminated_by != NOT_RESTORED]
     if not played:
         return
     together = boundary.grades_together([environment for _, environment in played])
@@ -432,7 +439,8 @@ class _ConcurrentLoop:
                 planned = waiting.popleft()
                 self.check()
                 # A fresh Episode, so that the given ones stay empty and finished ones can be freed.
-                await self._play_one(Episode(planned.task, planned.sample_idx, planned.seed))
+                fresh = Episode(planned.task, planned.sample_idx, planned.seed, prelude=planned.prelude)
+                await self._play_one(fresh)
 
         await background.gather(player() for _ in range(num_players))
         await self.played.put(None)
@@ -555,11 +563,13 @@ def play_missing(
     config: PlayingConfig,
     out: RunWriter,
     what: str,
+    found: Any = None,
 ) -> None:
     """Play every episode whose unit (`key`) is not finished; write each with its `payload` as soon as it is graded.
 
     A policy on a server (`AsyncPolicy`) plays episodes independently of each other; any other, whose arithmetic
-    depends on the batch, plays fixed batches in lock step. The workers of the run play first, where there are any.
+    depends on the batch, plays fixed batches in lock step. The workers of the run play first, where there are any; they
+    get `found` (`RunWriter.spread`).
     """
 
     async def independently() -> None:
@@ -602,7 +612,7 @@ def play_missing(
             yield key(episode), payload(episode), episode.error is not None
 
     if isinstance(policy, AsyncPolicy):
-        out.spread([[key(episode)] for episode in episodes], what)
+        out.spread([[key(episode)] for episode in episodes], what, found)
         background.run(independently())
     else:
-        work_through(episodes, key, in_batch, policy=policy, out=out, what=what)
+        work_through(episodes, key, in_batch, policy=policy, out=out, what=what, found=found)

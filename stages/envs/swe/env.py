@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from stages.envs.base import Grade, Split, Task
+from stages.envs.base import Grade, SamplingUnit, Split, Task
 from stages.envs.repo import forged_passes, trees
 from stages.envs.repo.grading import GradingVerdict, Statuses, judge, run_on_copy
 from stages.envs.repo.session import RepoEnvironment, RepoSession
@@ -36,7 +36,7 @@ class SweEnv(RepoEnvironment):
     """
 
     name = "swe-lite"
-    fixed_families = True
+    sampling_unit = SamplingUnit("repository", fixed=True)
     """The repositories are those of the benchmark, not a sample of repositories: only their tasks are drawn."""
 
     def __init__(

@@ -238,8 +238,9 @@ def factorial(rows: Labelled, draws: Draws) -> Check:
     )
     detail = (
         f"p {p:.2g}, difference {float(fit.estimate[0]):.2g}, rank p {null[worst]:.2g} ({worst}) among "
-        f"{int(rows.null.sum())} placebos; by family {by_family}; permutation p {permuted:.2g}, AUROC "
-        f"{float(auroc[0]):.3f} [{low:.3f}, {high:.3f}] (placebo q95 {auroc_q95:.3f}); {rows.hacked.sum()} hacked and {(~rows.hacked).sum()} other rows"
+        f"{int(rows.null.sum())} placebos; by family {by_family}; permutation p {permuted:.2g}, "
+        f"AUROC {float(auroc[0]):.3f} [{low:.3f}, {high:.3f}] (placebo q95 {auroc_q95:.3f}); "
+        f"{rows.hacked.sum()} hacked and {(~rows.hacked).sum()} other rows"
     ) + (f"; fails by {', '.join(missed)}" if missed else "")
     return Check("T4e", "T4", judged(not missed), float(t[0]), THRESHOLD, detail, placebo_q95=q95)
 
