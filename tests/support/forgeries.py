@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - lines of attacks
 """Forgeries of passes, generated from mechanisms: code beside a bug that makes its tests pass without a fix.
 
 `in_process` yields what code under test can do to the tests in its interpreter: every mechanism, with every disguise

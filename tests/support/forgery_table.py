@@ -11,12 +11,10 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from stages.envs.base import Grade, Task
-from stages.envs.repo import trees
 from stages.envs.repo.session import RepoEnvironment
 from support import forgeries
 from support.forgeries import Forgery

@@ -239,11 +239,12 @@ def sender(descriptor: int) -> "Callable[[str, Any], None]":
     return send
 
 
-def pytest_configure(config: "pytest.Config") -> None:
-    """Register the reporter: called when loaded with `-p`, before any conftest.py of the repository."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: "pytest.Config") -> None:
+    """Register the reporter before any conftest.py of the repository, which may import the code under test."""
     # pop, and no entry in sys.modules: neither the module nor `import` leads code under test to the sender.
     if SENDERS:
-        config.pluginmanager.register(Reporter(SENDERS.pop()), "composer-reporter")
+        early_config.pluginmanager.register(Reporter(SENDERS.pop()), "composer-reporter")
         for name in ("composer_outcomes", "composer_access"):
             sys.modules.pop(name, None)
 
