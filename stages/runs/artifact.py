@@ -98,6 +98,8 @@ class Manifest(BaseModel):
     finished_at: str = ""
     attempts: int = 0
     seconds: float = 0.0
+    device: str = ""
+    """Where the newest attempt runs or ran: "cpu", "GPU 0, 1" as CUDA_VISIBLE_DEVICES names them; empty: not known."""
     config: dict[str, Any] = {}
     identity: dict[str, Any] = {}
     inputs: dict[str, list[InputRef]] = {}

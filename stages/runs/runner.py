@@ -30,7 +30,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from stages.backends import ranks
+from stages.backends import devices, ranks
 from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.runs import artifact, store
@@ -75,6 +75,7 @@ def execute(
     max_cost: float | None = None,
     listener: Listener | None = None,
     on: str | None = None,
+    gpus: int | None = None,
     mirror: Mirror | None = None,
 ) -> Result:
     """Bring a stage to completion and return its run.
@@ -83,10 +84,12 @@ def execute(
     incomplete) or `Interrupted`; everything finished is on disk in every case. Of several processes that torchrun
     started, rank 0 calls this and the others `execute_as_peer`.
 
-    on: the engine whose workers do the units (`stages.backends.engine.find_engine`). mirror: the run's place in a
-    bucket; `out` is its local folder then.
+    on: the engine whose workers do the units (`stages.backends.engine.find_engine`). gpus: how many the run takes
+    where there are any, or each of its workers; None for one if its settings load a model. mirror: the run's place in
+    a bucket; `out` is its local folder then.
     """
     inputs = Inputs(given)
+    gpus = int(config.uses_gpu()) if gpus is None else gpus
     resolved = resolve_run(stage, inputs, config, root=root, out=out)
     folder, loaded = resolved.folder, load_stage(stage)
     # Peers wait in `execute_as_peer` from here until `_run` lets them begin, or until this block ends without.
@@ -98,10 +101,12 @@ def execute(
         if resolved.existing and clean:
             _empty(folder)
         # The engine is opened before the manifest is written: one that cannot be reached leaves no run folder behind.
-        engines: AbstractContextManager[Engine | None] = nullcontext() if on is None else closing(find_engine(on))
+        engines: AbstractContextManager[Engine | None] = nullcontext() if on is None else closing(find_engine(on, gpus))
         with engines as engine:
+            # Processes of torchrun on this machine have a GPU each.
+            device = devices.used(gpus * ranks.local_count()) if engine is None else engine.device
             try:
-                record = _begin(stage, config, resolved, inputs)
+                record = _begin(stage, config, resolved, inputs, device)
             except OSError as error:
                 raise (_disk_full(error, folder) or error) from None
             writer = RunWriter(
@@ -298,7 +303,7 @@ def _point_latest(folder: Path, stage_folder: Path) -> None:
     temporary.replace(stage_folder / "latest")
 
 
-def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Inputs) -> Manifest:
+def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Inputs, device: str) -> Manifest:
     """Write a new manifest, or the earlier attempt's continued, with the status `running` before any work."""
     # The status on disk is `running` before the stage runs, and `_close` replaces it last: a kill at any point between
     # leaves a folder that `status` reports as ended without finishing, and that --resume continues.
@@ -308,7 +313,7 @@ def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Input
     record = previous or _new_manifest(stage, config, resolved.identity, resolved.fingerprint, inputs)
     record.status, record.reason, record.attempts = "running", "", record.attempts + 1
     record.packages, record.code = artifact.program_versions()
-    record.files = {}
+    record.device, record.files = device, {}
     folder.mkdir(parents=True, exist_ok=True)
     artifact.write_manifest(folder, record)
     (folder / RESERVE).write_bytes(os.urandom(RESERVED_BYTES))  # its name begins with a dot: no output, never published
