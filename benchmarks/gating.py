@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import records
 from tabulate import tabulate
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
@@ -45,6 +46,7 @@ from stages.teachers.gate import GatedState
 VALUES = (0.5, 1, 2, 5, 10, 20, 50, 100, 500)
 """USD a pair, in the unit of the prices."""
 SHARES = (0.5, 0.8, 0.9, 0.95, 1.0)
+ENOUGH = 0.95
 GATES: list[tuple[str, dict[str, Any]]] = [
     ("everybody", {}),
     ("disagreement", {"rule": "disagreement"}),
@@ -72,7 +74,7 @@ def main() -> None:
             *GATES,
             *((f"value, {usd:g} a pair", {"rule": "value", "usd_per_pair": usd}) for usd in arguments.usd_per_pair),
         ]
-        curve(rollouts, said, prices, gates, Path(folder))
+        curve(rollouts, said, prices, gates, Path(folder), arguments.student or arguments.run.name)
 
 
 def of_run(recorded: Run) -> tuple[Run, Said]:
@@ -139,9 +141,14 @@ def final(solution: str) -> str:
 
 
 def curve(
-    rollouts: Run, said: Said, prices: dict[str, float], gates: list[tuple[str, dict[str, Any]]], folder: Path
+    rollouts: Run,
+    said: Said,
+    prices: dict[str, float],
+    gates: list[tuple[str, dict[str, Any]]],
+    folder: Path,
+    student: str,
 ) -> None:
-    """Ask through every gate and print what each costs and leaves."""
+    """Ask through every gate and print what each costs and leaves; student: its name in the record."""
 
     def reply(body: dict[str, Any], earlier: int) -> Reply:
         text, reason = said[body["model"], store.digest(body["messages"])]
@@ -183,6 +190,14 @@ def curve(
     print()
     cells = [(name, *(f"{cost / full_cost:.3f}" for cost in costs)) for name, costs in limits.items()]
     print(tabulate(cells, ("of the cost for", *(f"{share:.0%} of the pairs" for share in SHARES)), tablefmt="github"))
+    cheapest = min(usd for _, usd, _, pairs in points if len(pairs & full) >= ENOUGH * len(full))
+    at_best = limits["known chances"][SHARES.index(ENOUGH)]
+    what = f"student {student}: share of the cost for {ENOUGH:.0%} of {len(full)} pairs"
+    claims = [
+        records.measured(f"{what}, cheapest gate", cheapest / full_cost, n=len(full), goal="<= 0.5"),
+        records.measured(f"{what}, a gate that knows every chance", at_best / full_cost, n=len(full)),
+    ]
+    records.write(__file__, claims)
 
 
 def bounds(rollouts: Run, answers: Run, prices: dict[str, float], folder: Path) -> dict[str, list[float]]:
