@@ -13,7 +13,17 @@ from typing import Annotated, Any
 import typer
 
 from composer_cli import commands, options, swe
-from composer_cli.printing import USAGE, as_sentences, say, tell_json
+from composer_cli.printing import (
+    FAILED,
+    USAGE,
+    as_sentences,
+    discard,
+    is_output_failure,
+    open_missing_streams,
+    say,
+    sentence_and_code,
+    tell_json,
+)
 from composer_cli.stage_command import RunCommand, StageCommand, command_function
 from stages import STAGES
 from stages.errors import UsageError
@@ -37,7 +47,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        sys.exit(click_command()(words or ["--help"], prog_name="composer", standalone_mode=False))
+        open_missing_streams()
+        code = click_command()(words or ["--help"], prog_name="composer", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
+    except BrokenPipeError:  # of --help and --version; commands have their own
+        discard(sys.stdout)
+        sys.exit(FAILED)
+    except (OSError, UsageError) as error:
+        if is_output_failure(error):
+            discard(sys.stdout)
+        sentence, code = sentence_and_code(error)
+        say(sentence)
+        sys.exit(code)
     except typer.TyperException as error:
         message = error.format_message()
         if "--json" in words:

@@ -101,6 +101,8 @@ class StageJob:
     config: StageConfig
     position: str = ""
     """The position in a chain: " (stage 3 of 7)"."""
+    gpus: int | None = None
+    """As `runner.execute` takes it."""
 
     def plan(self) -> Plan:
         """Return what would be done."""
@@ -129,6 +131,7 @@ class StageJob:
             max_cost=run_options.max_cost,
             listener=listener,
             on=run_options.on if load_stage(self.stage).work else None,
+            gpus=self.gpus,
             mirror=run_options.mirror,
         )
 
@@ -170,7 +173,8 @@ def plan_in_words(plan: Plan) -> str:
     if plan.max_completion_tokens:
         parts.append(f"at most {plan.max_completion_tokens:,} sampled tokens")
     if plan.max_cost_usd:
-        parts.append(f"at most {plan.max_cost_usd:,.2f} USD for them")
+        bound = "less than 0.01" if plan.max_cost_usd < 0.01 else f"at most {plan.max_cost_usd:,.2f}"
+        parts.append(f"{bound} USD for them")
     return ", ".join([*parts, *plan.notes])
 
 

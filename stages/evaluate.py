@@ -38,7 +38,7 @@ from stages.evaluation.planner import Planning
 from stages.evaluation.projected import ProjectionResult, projected
 from stages.evaluation.report import arms_chart, text_table
 from stages.evaluation.verdict import INVALID_RUN, EvalVerdict, Look, after_looks, decide
-from stages.policy import PolicyConfig
+from stages.policy import PolicyConfig, scripted
 from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
@@ -75,6 +75,10 @@ class Config(PlayingConfig):
     sample of possible ones, or all there are. `auto`: as the environment declares."""
 
     planning: Planning = Field(Planning(), json_schema_extra={"affects_results": False})
+
+    def uses_gpu(self) -> bool:
+        """Return true: the trainings that are given bring models along."""
+        return True
 
     def sampling(self) -> SamplingUnit:
         """Return the sampling unit of the environment's tasks."""
@@ -137,6 +141,8 @@ def arm_differences(inputs: Inputs, config: Config) -> tuple[ArmDifference, ...]
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the number of rollouts to play."""
     reporting.check(config.report_to)
+    for policy in config.policies.values():
+        scripted.check(policy, config.env.name)
     units = len(arms(inputs, config)) * config.tasks * config.samples
     looked = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
     return Plan(units=units, what="rollouts", notes=(*config.limits.notes(config.max_steps), *looked))

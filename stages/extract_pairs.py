@@ -79,6 +79,10 @@ class Config(StageConfig):
     """The model whose actions are judged in imported groups of several models; without it, each in turn."""
     signal: SignalConfig = SignalConfig()
 
+    def uses_gpu(self) -> bool:
+        """Return whether the policy that collected the rollouts continues them."""
+        return self.signal.rollouts > 0
+
     def label(self) -> str:
         """Return how actions are compared."""
         return f"by-{self.compare}"

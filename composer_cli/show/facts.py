@@ -181,12 +181,14 @@ def status_tables(runs: Sequence[RunLine], jobs: Sequence[dict[str, Any]]) -> st
             f"{line.done}/{line.planned}" if line.planned else "",
             f"{line.cost_usd:.2f}" if line.began else "",
             duration(line.seconds) if line.seconds else "",
+            visible_line(line.device),
             visible_line(line.reason),
         )
         for line in runs
     ]
-    sides = ("left", "left", "right", "right", "right", "right", "left")
-    tables = [aligned(cells, ("run", "status", "age", "units", "USD", "took", "reason"), sides)] if runs else []
+    sides = ("left", "left", "right", "right", "right", "right", "left", "left")
+    titles = ("run", "status", "age", "units", "USD", "took", "device", "reason")
+    tables = [aligned(cells, titles, sides)] if runs else []
     if jobs:
         rows = [(job["job"], job["on"], job["status"], age(job["age_s"]), visible_line(job["reason"])) for job in jobs]
         tables.append(aligned(rows, ("job", "on", "status", "age", "reason")))

@@ -159,6 +159,8 @@ class RunLine:
     planned: int = 0
     cost_usd: float = 0.0
     seconds: float = 0.0
+    device: str = ""
+    """Where it runs or ran; empty for a run of an older Composer."""
     reason: str = ""
 
 
@@ -190,6 +192,7 @@ def lines(root: Path, *, versions: bool = True, check: Check = "sizes") -> list[
             planned=planned,
             cost_usd=record.cost_usd,
             seconds=record.seconds,
+            device=record.device,
             reason="; ".join(filter(None, [damage, _reason(folder, record, versions)])),
         )
         found.append(line)

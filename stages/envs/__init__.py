@@ -43,6 +43,7 @@ __all__ = [
     "attached",
     "code_sha256",
     "foreign_file",
+    "has_solutions",
     "is_shipped",
     "load",
     "register",
@@ -109,6 +110,11 @@ def load(name: str, options: Mapping[str, Any]) -> Environment:
 def takes(name: str, option: str) -> bool:
     """Return whether the constructor of an environment has an option; one that executes nothing has no sandbox."""
     return option in inspect.signature(_factory(name)).parameters
+
+
+def has_solutions(name: str) -> bool:
+    """Return whether an environment implements `base.HasSolutions`."""
+    return callable(getattr(_factory(name), "solution", None))
 
 
 def same(one: str, other: str) -> bool:
@@ -186,7 +192,7 @@ def _factory(name: str) -> Callable[..., Environment]:
     missing = [method for method in METHODS if not callable(getattr(factory, method, None))]
     is_class = inspect.isclass(factory)
     if missing or not is_class:
-        lack = f"has no method {missing[0]}" if is_class else "is no class"
+        lack = f"lacks the methods {', '.join(missing)}" if is_class else "is no class"
         raise UsageError(
             f"{name!r} {lack}, so it is no environment. Give a class with {', '.join(METHODS)} "
             "(stages.envs.base.Environment)."

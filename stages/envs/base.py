@@ -181,6 +181,18 @@ class TakesCalls(Protocol):
 
 
 @runtime_checkable
+class HasSolutions(Protocol):
+    """An environment whose tasks come with a solution."""
+
+    def solution(self) -> Sequence[str]:
+        """Return the messages that solve the episode's task, in order, after `reset`.
+
+        Raises InfrastructureError for a task that has no solution.
+        """
+        ...
+
+
+@runtime_checkable
 class GradesTogether(Protocol):
     """An environment that grades several episodes at once, far more cheaply than one by one."""
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from pydantic import Field, model_validator
 
 from stages.envs import boundary
-from stages.envs.base import Environment, Grade, GradesTogether, Observation, Task
+from stages.envs.base import Environment, Grade, GradesTogether, HasSolutions, Observation, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import ComposerError, InfrastructureError
 from stages.messages import Message
@@ -106,13 +106,20 @@ NO_LIMITS = EpisodeLimits()
 class Rules:
     """How episodes are played: the most steps, the limits, the history shown to the policy.
 
-    `calls`: actions are tool calls.
+    `calls`: actions are tool calls. `solutions`: the policy plays the tasks' own solutions.
     """
 
     max_steps: int
     limits: EpisodeLimits = NO_LIMITS
     history: str = FULL
     calls: bool = False
+    solutions: bool = False
+
+    @classmethod
+    def of(cls, policy: Policy, max_steps: int, limits: EpisodeLimits, history: str) -> "Rules":
+        """Return the rules for a policy: whether it calls tools, and whether it plays the tasks' solutions."""
+        calls = policy.config.tool_calls != "none"
+        return cls(max_steps, limits, history, calls, getattr(policy, "plays_solutions", False))
 
 
 @dataclass
@@ -138,7 +145,8 @@ class Episode:
 
     `history`: how much of the transcript the policy is shown; the transcript itself is recorded in full. `summarising`:
     the next answer is a summary. `tools`: those that the policy can call. `started`: on the monotonic clock. `prelude`
-    plays what comes before the policy's first turn, for example the actions that lead to a recorded state.
+    plays what comes before the policy's first turn, for example the actions that lead to a recorded state. `solution`:
+    the actions of the task's own solution, where the policy plays them.
     """
 
     task: Task
@@ -155,6 +163,7 @@ class Episode:
     tools: tuple[Mapping[str, Any], ...] = ()
     started: float = 0.0
     prelude: "Callable[[Episode, Environment, Rules], None] | None" = None
+    solution: Sequence[str] = ()
 
     @property
     def rollout_id(self) -> str:
@@ -199,6 +208,8 @@ def begin(rules: Rules, episode: Episode, environment: Environment) -> None:
         episode.tools = boundary.tools(environment)
     opening = _guarded(episode, environment, lambda: boundary.boundary_messages(environment.reset(episode.task)))
     episode.messages = opening or []
+    if rules.solutions and opening is not None and isinstance(environment, HasSolutions):
+        episode.solution = _guarded(episode, environment, environment.solution) or ()
     if episode.prelude is not None and episode.terminated_by is None:
         episode.prelude(episode, environment, rules)
 
@@ -241,7 +252,9 @@ def _turn(episode: Episode) -> Turn:
         ids = [*(last.prompt_ids or []), *(last.completion_ids or [])]
     # 15 hexadecimal digits are 60 bits: a positive number that every server's int64 holds.
     seed = int(store.digest([episode.rollout_id, len(episode.steps)])[:15], 16)
-    return Turn(list(shown(episode.messages, episode.history)), seed, ids, episode.tools)
+    played = len(episode.steps)
+    action = episode.solution[played] if played < len(episode.solution) else None
+    return Turn(list(shown(episode.messages, episode.history)), seed, ids, episode.tools, action)
 
 
 def prompt_tokens(episode: Episode, turn: Turn, policy: Policy) -> int | None:
@@ -351,7 +364,7 @@ def play(
     before_turn: Callable[[], None] = lambda: None,
 ) -> list[Episode]:
     """Play all episodes in lock step and grade them; return the same objects, filled in."""
-    rules = Rules(max_steps, limits, history, policy.config.tool_calls != "none")
+    rules = Rules.of(policy, max_steps, limits, history)
     environments = [make() for _ in episodes]
     pairs = list(zip(episodes, environments, strict=True))
     try:
@@ -589,7 +602,7 @@ def play_missing(
             policy,
             missing,
             finished,
-            rules=Rules(config.max_steps, config.limits, config.history, policy.config.tool_calls != "none"),
+            rules=Rules.of(policy, config.max_steps, config.limits, config.history),
             in_flight=config.in_flight,
             check=out.raise_if_stopped,
             watch=lambda live: out.live(live, done, len(episodes)),

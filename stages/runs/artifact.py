@@ -98,6 +98,8 @@ class Manifest(BaseModel):
     finished_at: str = ""
     attempts: int = 0
     seconds: float = 0.0
+    device: str = ""
+    """Where the newest attempt runs or ran: "cpu", "GPU 0, 1" as CUDA_VISIBLE_DEVICES names them; empty: not known."""
     config: dict[str, Any] = {}
     identity: dict[str, Any] = {}
     inputs: dict[str, list[InputRef]] = {}
@@ -363,6 +365,15 @@ class Interrupted(Exception):
     """A signal asked the run to stop; finished units are saved. The exit code is 128 plus the signal's number."""
 
     signal_number: int = signal.SIGINT
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that stop a run: Ctrl-C, SIGTERM of schedulers, and SIGHUP of a terminal that was closed.
+
+    SIGHUP is left out where it is ignored: `nohup` asks for a program that outlives its terminal.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
 
 class RunWriter:

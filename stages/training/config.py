@@ -106,6 +106,10 @@ class Config(EnvStageConfig):
     """The model to distil from, for taid and eopd; it must share the student's tokenizer. `vllm:MODEL` with base_url is
     asked for the log-probs of the student's tokens, which is all that eopd needs with eopd.coefficient=0."""
 
+    def uses_gpu(self) -> bool:
+        """Return whether training takes a GPU: the model is trained in this process, whoever samples from it."""
+        return self.policy.in_process().uses_gpu() or super().uses_gpu()
+
     @model_validator(mode="after")
     def _check(self) -> "Config":
         if self.weights.grpo == 0 and not self.weights.active():

@@ -86,7 +86,11 @@ TABLE: list[tuple[list[str], int, str]] = [
     ([*COLLECT, "--env", "orjson:NoSuchClass"], 2, "could not be imported"),
     ([*COLLECT, "--env", "os:system", "-s", "env.options.command='true'"], 2, "standard library"),
     ([*COLLECT, "--env", "orjson:loads"], 2, "is no class, so it is no environment"),
-    ([*COLLECT, "--env", "pydantic:BaseModel"], 2, "has no method tasks, so it is no environment"),
+    (
+        [*COLLECT, "--env", "pydantic:BaseModel"],
+        2,
+        "lacks the methods tasks, reset, step, grade, close, so it is no environment",
+    ),
     ([*COLLECT, "--env", "json:"], 2, "json:"),
     ([*COLLECT, "--env", "json:dumps"], 2, "json:dumps"),
     ([*COLLECT, "--env", "bad_env:Broken"], 2, "bad_env.py, line"),

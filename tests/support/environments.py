@@ -63,6 +63,17 @@ class EndlessGuessEnv(GuessEnv):
         return [replace(task, task_id=f"{task.task_id}-{split}-{seed}") for task in made]
 
 
+class HalfSolvedEnv(GuessEnv):
+    """Only every second task has a solution."""
+
+    def solution(self) -> list[str]:
+        """The letter, as often as there are turns."""
+        assert self._task is not None
+        if self._task.data["letter"] == "b":
+            raise InfrastructureError(f"The task {self._task.task_id} has no solution.")
+        return ["a"] * self.turns
+
+
 class OneSplitEnv(GuessEnv):
     """The same tasks in both splits."""
 

@@ -24,7 +24,7 @@ from stages.envs import bash, folders
 from stages.envs.base import Grade, Observation, SamplingUnit, Task
 from stages.envs.bash import SUBMIT, ActionError, observation, parse_bash
 from stages.envs.folders import UnwieldyTree, remove
-from stages.envs.kata import tasks
+from stages.envs.kata import tasks, transcripts
 from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS
 from stages.envs.kata.transcripts import hinted
 from stages.errors import InfrastructureError, UsageError
@@ -190,6 +190,10 @@ class KataEnv:
         self.sandbox, self.max_chars, self.hint, self.reward = sandbox, max_chars, hint, reward
         self._folder: Path | None = None
         self._open: Sandbox | None = None
+
+    def solution(self) -> list[str]:
+        """Return the messages of an author who knows the operation: edit, test, submit."""
+        return transcripts.solution(self._task)
 
     def reset(self, task: Task) -> list[Message]:
         """Set up a fresh workspace and return the opening messages."""

@@ -133,6 +133,10 @@ class SweEnv(RepoEnvironment):
             return instance_runtime.local_runtime(row, self._kind, self._repos, self._venvs)
         return instance_runtime.container_runtime(row, engine.require_engine())
 
+    def _solved(self) -> trees.Changes | None:
+        patch = self._row.get("patch") or ""
+        return patched_files(self._open_session().delivered, patch) if patch else None
+
     def _graded(self, session: RepoSession) -> Grade:
         """Return the strict and the loose verdict, both with the instance's own tests.
 
