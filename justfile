@@ -64,6 +64,10 @@ parity *FILES:
 bench NAME:
     python benchmarks/{{ NAME }}.py
 
+# Run or resume a registered experiment of docs/experiments, such as teacher-pairs, and compute its result.
+experiment NAME:
+    {{ one_thread }} python benchmarks/{{ replace(NAME, "-", "_") }}.py
+
 # Bring the generated parts of the documents up to date and build them as a site, which a terminal with a browser opens.
 docs:
     PYTHONPATH=. cog -r README.md docs/architecture.md docs/benchmarks.md docs/environments.md docs/replicas.md docs/scale.md

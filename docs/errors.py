@@ -22,7 +22,7 @@ RAISED = {"ComposerError", "UsageError", "BadInput", "Incomplete", "Infrastructu
 """What is raised with a sentence for people. `Retryable` and `Rejected` are what a server did: a row's `error`."""
 VALIDATORS = {"model_validator", "field_validator"}
 """Their `ValueError` is shown as a refused setting."""
-SENTENCES = {("composer_cli/printing.py", "sentence_and_code")}
+SENTENCES = {("composer_cli/printing.py", "sentence_and_code"), ("composer_cli/settings.py", "_problem")}
 """Functions whose results, or the first of them, are shown as they are."""
 HOLE = "…"
 AT_LEAST = 6

@@ -92,7 +92,15 @@ class EnvStageConfig(StageConfig):
         return {**self.env.options, **({"sandbox": self.sandbox} if envs.takes(self.env.name, "sandbox") else {})}
 
     def check(self) -> list[str]:
-        """Make the environment, run a real command in its sandbox, draw its tasks, and report all three."""
+        """Make the environment, run a real command in its sandbox, draw its tasks, and report all three.
+
+        An environment that does not ship with Composer is code of its author: it is found, and not imported.
+        """
+        if ":" in self.env.name or (self.env.name in envs.ENVIRONMENTS and not envs.is_shipped(self.env.name)):
+            if (path := envs.foreign_file(self.env.name)) is None:
+                raise UsageError(f"The environment {self.env.name!r} could not be imported: there is no such module.")
+            unseen = f"environment {self.env.name}: the run imports {path}; a dry run executes no code but Composer's"
+            return [unseen, *super().check()]
         drawn = self.draw(self.opener(), getattr(self, "tasks", 1))
         shown = f"environment {self.env.name}: {len(drawn)} of its {self.env.split} tasks drawn"
         sandbox = f", a command run under {self.sandbox}" if envs.takes(self.env.name, "sandbox") else ""

@@ -10,6 +10,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -20,11 +21,15 @@ import pyarrow.parquet as pq
 
 from stages.errors import BadInput
 from stages.formats.base import Drop, Numbered
-from stages.formats.reports import stem
+from stages.formats.reports import SB_CLI, stem
 from stages.runs import store
+from stages.runs.artifact import Run
 
 READABLE = (".json", ".jsonl", ".ndjson", ".traj", ".eval", ".parquet", ".gz")
-OF_A_RUN = ("report.json", "results.json", "result.json", "results/results.json", "logs/*/report.json")
+OF_A_RUN = (
+    *("report.json", "results.json", "result.json", "results/results.json", "logs/*/report.json"),
+    f"{SB_CLI}/*.json",
+)
 """Where harnesses leave reports, below the folder of a run."""
 BESIDE = ("metadata.json", "{stem}.metadata.json", "{stem}.report.json", *OF_A_RUN)
 PARTS = {"role", "prompt_token_ids", "kind"}
@@ -63,15 +68,26 @@ class Source:
             try:
                 # With pre_buffer, pyarrow would hold the file in memory by its end.
                 for batch in pq.ParquetFile(self.path, pre_buffer=False).iter_batches(1024):
-                    for row in batch.to_pylist():
+                    for row in self._rows(batch, number):
                         number += 1
-                        yield number, row
+                        yield row
             except (pa.ArrowException, OSError) as error:
                 yield self.make_drop(number + 1, "damaged_file", str(error))
         elif head.startswith(b"PK\x03\x04"):
             yield from self._archive_samples()
         else:
             yield from self._json_records()
+
+    def _rows(self, batch: pa.RecordBatch, before: int) -> Iterator[Numbered | Drop]:
+        """Yield the rows of a batch with their numbers; one that holds text which is no UTF-8 is a drop."""
+        try:
+            yield from enumerate(batch.to_pylist(), before + 1)
+        except UnicodeDecodeError:  # a column of text is not checked when it is read
+            for at in range(len(batch)):
+                try:
+                    yield before + at + 1, batch.slice(at, 1).to_pylist()[0]
+                except UnicodeDecodeError as error:
+                    yield self.make_drop(before + at + 1, "not_utf8", str(error))
 
     def make_drop(self, line: int, reason: str, detail: str) -> Drop:
         """Return the drop of the record at a line of this file, with the name of the reason and the reason in words."""
@@ -198,11 +214,26 @@ def _matching(path: Path) -> list[Source]:
     if path.is_dir():
         folder = path.resolve()
         inside = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in READABLE)
+        inside = _without_own(inside)
         asked = [Source(p.resolve(), f"{folder.name}/{p.relative_to(path)}", "", root=folder) for p in inside]
         return asked + _beside(folder.parent, OF_A_RUN) if asked else []
     if any(character in path.name for character in "*?["):
         return [found for match in sorted(path.parent.glob(path.name)) for found in _matching(match)]
     return []
+
+
+def _without_own(files: Sequence[Path]) -> list[Path]:
+    """Leave out the files by which Composer describes a run: of a run folder only what an export wrote is foreign."""
+    exported: dict[Path, set[Path]] = {}
+    for path in files:
+        if path.name == "manifest.json":
+            with suppress(BadInput):  # a manifest of another program
+                outputs = Run(path.parent).manifest.outputs.values()
+                foreign = [out["file"] for out in outputs if out["kind"].startswith("foreign/")]
+                exported[path.parent] = {path.parent / name for name in foreign}
+    # A run folder may lie in the folder of another one: the nearest counts.
+    runs = {path: next((folder for folder in path.parents if folder in exported), None) for path in files}
+    return [path for path, run in runs.items() if run is None or path in exported[run]]
 
 
 def _beside(folder: Path, names: Sequence[str]) -> list[Source]:

@@ -388,6 +388,8 @@ CPU_CONTEXT = 8192
 """Longest context on a CPU unless asked otherwise: without chunked prefill a whole prompt is one batch."""
 CPU_OPTIONS = {"enforce-eager": True, "no-enable-chunked-prefill": True, "max-num-batched-tokens": CPU_CONTEXT}
 """On a CPU a request with a seed ends vLLM 0.32 where prompts are cut into chunks."""
+UTILISATION = 0.92
+"""Part of a GPU that a server takes without --gpu-memory-utilization (vLLM, vllm/config/cache.py)."""
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -453,6 +455,17 @@ def interpreter(server: Server) -> str | None:
                 raise UsageError(f"The interpreter {named}, which is to run vLLM, does not exist. Correct its path.")
             return named
     return str(OWN) if OWN.exists() else None
+
+
+def memory_utilisation(server: Server) -> float:
+    """Return the part of a GPU's memory that a server with these options takes."""
+    return float(server.args.get("gpu-memory-utilization", UTILISATION))
+
+
+def cpu_cache_bytes() -> int:
+    """Return the memory of a server's KV cache on a CPU."""
+    name = "VLLM_CPU_KVCACHE_SPACE"
+    return int(float(os.environ.get(name, CPU_ENVIRONMENT[name])) * 2**30)
 
 
 def base_of(config: PolicyConfig) -> tuple[PolicyConfig, str | None]:

@@ -33,6 +33,10 @@ class Config(StageConfig):
     checkpointing: bool = Field(False, json_schema_extra={"affects_results": False})
     """Keep one activation a layer: less memory, one more forward pass."""
 
+    def uses_gpu(self) -> bool:
+        """Return true: the training that is given brings its model along."""
+        return True
+
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the checkpoints and the memory."""

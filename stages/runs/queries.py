@@ -265,7 +265,7 @@ def _require_one_select(connection: duckdb.DuckDBPyConnection, sql: str) -> None
     try:
         statements = connection.extract_statements(sql)
     except duckdb.Error as error:
-        raise UsageError(f"That question cannot be answered: {str(error).splitlines()[0]}") from None
+        raise UsageError(f"That question cannot be answered: {str(error).splitlines()[0]}. Ask in SQL.") from None
     if not statements:
         raise UsageError("The question is empty. Ask in SQL, such as: select run, status from runs.")
     kinds = [statement.type.name for statement in statements]

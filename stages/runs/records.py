@@ -52,13 +52,15 @@ class Kind:
 
 EVAL_ITEM = Kind(
     "eval_item",
-    2,
+    3,
     {
         "item_id": TEXT,
         "arm": TEXT,
         "train_seed": INT,
+        "pair_set": TEXT,  # since version 3: digest of the pairs that the arm learnt from
         "task_id": TEXT,
         "family": TEXT,
+        "unit": TEXT,  # since version 3: the environment's sampling unit
         "sample_idx": INT,
         "passed": BOOL,
         "gt_pass": BOOL,
@@ -213,6 +215,39 @@ STATE = Kind(
 `kept_messages` messages and `kept_token_ids` ids of that state are kept, and these are added. `before_id` is null for a
 first state; token ids are null where they are not known. A state that several rollouts reached has one row, with the
 first of them, unless token ids are known, which may differ."""
+
+CONTINUATION = Kind(
+    "continuation",
+    1,
+    {
+        "continuation_id": TEXT,
+        "state_sha256": TEXT,
+        "rollout_id": TEXT,
+        "step": INT,
+        "task_id": TEXT,
+        "family": TEXT,
+        "action": TEXT,
+        "sample_idx": INT,
+        "seed": INT,
+        "num_steps": INT,
+        "passed": BOOL,
+        "reward": FLOAT,
+        "terminated_by": TEXT,
+        "transcript_json": TEXT,
+        "error_type": TEXT,
+        "error": TEXT,
+        "prompt_tokens": INT,
+        "completion_tokens": INT,
+        "cost_usd": FLOAT,
+        "wall_s": FLOAT,
+    },
+    frozenset({"wall_s"}),
+)
+"""An action of a pair, played in the recorded state in place of the step `step` of `rollout_id`, and how the policy's
+episode went on: `num_steps` and `transcript_json` count and hold what came from this action on. Pairs name the action
+by their `state_sha256` with `chosen` or `rejected`. An action that ends the episode has sample 0 alone. `passed` is
+null where the environment could not grade the episode, and where the state could not be restored: `terminated_by` is
+"not_restored" then, and `error` the reason."""
 
 
 # The gradient probe.
@@ -488,7 +523,7 @@ are null in the other tables. `effective`: whether it entered a training batch. 
 no column."""
 
 _OUTCOMES = (EVAL_ITEM, TRAINING_REWARD, HINT, DIFFICULTY, SELECTION, CHECKPOINT)
-_PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, STATE, ORIGIN, *_OUTCOMES)
+_PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, STATE, CONTINUATION, ORIGIN, *_OUTCOMES)
 PROBE_KINDS = (POOL_ROW, PROBE_ROW, SVD_MODULE, DIRECTION, PROBE_SCORE, PLACEBO, PROBE_CHECK, TRAJECTORY, WATCHED)
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_PIPELINE, *PROBE_KINDS)}
 

@@ -145,16 +145,18 @@ def work_through(
     policy: Batched,
     out: RunWriter,
     what: str,
+    found: Any = None,
 ) -> None:
     """Do every unit that is not finished and write (key, payload, failed) of each.
 
-    Where the run has workers, they do it, a batch or more each. `units` is iterated twice and may be lazy.
+    Where the run has workers, they do it, a batch or more each, with `found` (`RunWriter.spread`). `units` is iterated
+    twice and may be lazy.
     """
     local = policy.capture_level == "tokens"
     # A fixed size for a local model: its arithmetic depends on the shape of a batch, and so would the results.
     size = BATCH if local else policy.batch_size
     keys = [key(unit) for unit in units]
-    out.spread(blocks(keys, size), what)
+    out.spread(blocks(keys, size), what, found)
     total, waiting = len(keys), iter(units)
     for start in range(0, total, size):
         batch = list(islice(waiting, size))

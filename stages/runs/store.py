@@ -17,7 +17,7 @@ import threading
 import time
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -86,12 +86,12 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def folder_sha256(folder: Path) -> str:
-    """Return the SHA-256 over the relative names and bytes of all files below a folder, in hex.
+def folder_digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below a folder by its relative name, in hex.
 
     A process hashes an unchanged file once, because a model's files may be gigabytes.
     """
-    found = []
+    found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         status = path.stat()
         # ctime rather than mtime, which programs can set. A file that was changed within the last clock tick may keep
@@ -99,8 +99,18 @@ def folder_sha256(folder: Path) -> str:
         stamp = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
         is_young = time.time() - status.st_ctime < CTIME_MARGIN_S
         sha256 = file_sha256(path) if is_young else _cached_sha256(path.absolute(), stamp)
-        found.append([str(path.relative_to(folder)), sha256])
-    return digest(found)
+        found[str(path.relative_to(folder))] = sha256
+    return found
+
+
+def folder_sha256(folder: Path) -> str:
+    """Return the SHA-256 over the relative names and digests of all files below a folder, in hex."""
+    return digest_of_files(folder_digests(folder))
+
+
+def digest_of_files(digests: Mapping[str, str]) -> str:
+    """Return the SHA-256 over names and digests of files, in their order."""
+    return digest([list(entry) for entry in digests.items()])
 
 
 @cache

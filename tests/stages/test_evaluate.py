@@ -72,8 +72,8 @@ def test_recorded_rollouts_are_arms(tmp_path, url):
     assert {item["arm"] for item in run.rows(EVAL_ITEM)} == {"right", "wrong"}
     assert verdict["gain"]["estimate"] == 1.0 and verdict["gain"]["num_tasks"] == 14
     assert "fixed" not in verdict["gain"]["method"]
-    _, fixed = evaluated(tmp_path, inputs, baseline="wrong", treatment="right", control=None, families="fixed")
-    assert "their families fixed" in fixed["gain"]["method"]
+    _, fixed = evaluated(tmp_path, inputs, baseline="wrong", treatment="right", control=None, units="fixed")
+    assert "tasks within fixed strata" in fixed["gain"]["method"]
 
 
 def test_recorded_rollouts_of_other_tasks_are_compared_on_what_is_shared(tmp_path, url):

@@ -101,6 +101,9 @@ class FeatureDeletionEnv(RepoEnvironment):
         )
         return [{"role": "system", "content": self._system}, {"role": "user", "content": task.prompt}]
 
+    def _solved(self) -> trees.Changes | None:
+        return {edit["path"]: trees.read(self._package.root, edit["path"]) for edit in self._row["edits"]}
+
     def _graded(self, session: RepoSession) -> Grade:
         """Return the strict and the loose verdict.
 

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, Self
 import orjson
 
 from stages.envs import bash, folders
-from stages.envs.base import Grade, Observation, Task
+from stages.envs.base import Grade, Observation, SamplingUnit, Task
 from stages.envs.bash import SUBMIT, ActionError, observation, parse_bash
 from stages.envs.folders import UnwieldyTree, remove
-from stages.envs.kata import tasks
+from stages.envs.kata import tasks, transcripts
 from stages.envs.kata.tasks import SOLUTION, WORKSPACE_TESTS
 from stages.envs.kata.transcripts import hinted
 from stages.errors import InfrastructureError, UsageError
@@ -176,6 +176,9 @@ class KataEnv:
     """
 
     name = "kata"
+    sampling_unit = SamplingUnit("operation", tasks.operation_of)
+    """A model that knows an operation solves it with most modifiers: in the demo pass rates differ with a standard
+    deviation of 39.8 points between operations and 5.3 between the two evaluated families of one operation."""
     tasks = staticmethod(tasks.generate)
     faults = staticmethod(bash.faults)
 
@@ -187,6 +190,10 @@ class KataEnv:
         self.sandbox, self.max_chars, self.hint, self.reward = sandbox, max_chars, hint, reward
         self._folder: Path | None = None
         self._open: Sandbox | None = None
+
+    def solution(self) -> list[str]:
+        """Return the messages of an author who knows the operation: edit, test, submit."""
+        return transcripts.solution(self._task)
 
     def reset(self, task: Task) -> list[Message]:
         """Set up a fresh workspace and return the opening messages."""

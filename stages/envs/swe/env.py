@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from stages.envs.base import Grade, Split, Task
+from stages.envs.base import Grade, SamplingUnit, Split, Task
 from stages.envs.repo import forged_passes, trees
 from stages.envs.repo.grading import GradingVerdict, Statuses, judge, run_on_copy
 from stages.envs.repo.session import RepoEnvironment, RepoSession
@@ -36,7 +36,7 @@ class SweEnv(RepoEnvironment):
     """
 
     name = "swe-lite"
-    fixed_families = True
+    sampling_unit = SamplingUnit("repository", fixed=True)
     """The repositories are those of the benchmark, not a sample of repositories: only their tasks are drawn."""
 
     def __init__(
@@ -132,6 +132,10 @@ class SweEnv(RepoEnvironment):
         if self._local:
             return instance_runtime.local_runtime(row, self._kind, self._repos, self._venvs)
         return instance_runtime.container_runtime(row, engine.require_engine())
+
+    def _solved(self) -> trees.Changes | None:
+        patch = self._row.get("patch") or ""
+        return patched_files(self._open_session().delivered, patch) if patch else None
 
     def _graded(self, session: RepoSession) -> Grade:
         """Return the strict and the loose verdict, both with the instance's own tests.

@@ -203,3 +203,12 @@ def test_every_episode_of_a_large_batch_keeps_its_tree(row: dict[str, Any], repo
     for runtime in runtimes:
         runtime.close()
     assert sum(runtime.delivered.exists() for runtime in runtimes) == instance_runtime.IDLE
+
+
+def test_its_own_solution_resolves_it(env: SweEnv, task: Task) -> None:
+    env.reset(task)
+    stops = [env.step(action).stop for action in env.solution()]
+    assert stops == [None, "submitted"] and env.grade().gt_pass
+    env.reset(replace(task, data={**task.data, "patch": ""}))
+    with pytest.raises(InfrastructureError, match="has no solution"):
+        env.solution()
