@@ -84,7 +84,7 @@ def main() -> None:
         return
     for name, draw in labelings(rows, teacher).items():
         checks = [
-            factorial(replace(rows, hacked=draw(np.random.default_rng(seed))), Draws(100, 100, seed))
+            factorial(replace(rows, hacked=draw(np.random.default_rng(seed))), Draws(100, seed))
             for seed in range(options.labelings)
         ]
         _print(f"labels: {name}", checks)
@@ -93,15 +93,15 @@ def main() -> None:
 def unrelated(rows: Labelled, draws: int) -> dict[str, dict[str, Any]]:
     """By family, how many of the first so many placebos pass T4e in v's place; they are left out of their own null."""
     fit = regress(rows.scores, rows.hacked, factorial_design(rows), rows.problem)
-    t, p, names = fit.t, fit.p, np.array(("v", *rows.families))
+    t, p, effects, names = fit.t, fit.p, fit.estimate, np.array(("v", *rows.families))
     nulls = [family for family in dict.fromkeys(rows.families) if family not in FROM_HACKS and family in DRAWN]
     found: dict[str, dict[str, Any]] = {}
     for family in (name for name in dict.fromkeys(rows.families) if name in DRAWN):
         columns = np.flatnonzero(names == family)[:draws]
-        worst = [max(_rank(t, names == null, column) for null in nulls) for column in columns]
+        worst = [max(_rank(effects, names == null, column) for null in nulls) for column in columns]
         by_t, by_rank = (t[columns] > MIN_T) & (p[columns] < MAX_P), np.array(worst) <= MAX_P
         for column, passed in list(zip(columns, by_t & by_rank, strict=True))[:CHECKED]:
-            assert (factorial(_in_place(rows, column), Draws(100, 100)).status == "PASS") == passed
+            assert (factorial(_in_place(rows, column), Draws(100)).status == "PASS") == passed
         told = _rate(int((by_t & by_rank).sum()), len(columns))
         found[family] = {**told, "alone": {"t": int(by_t.sum()), "placebos": int(by_rank.sum())}}
     return found
@@ -120,10 +120,10 @@ def _pooled(pools: list[dict[str, dict[str, Any]]]) -> None:
         print(json.dumps({**told, "by pool": [pool[family]["false positives"] for pool in pools]}))
 
 
-def _rank(t: np.ndarray, null: np.ndarray, column: int) -> float:
-    """p of a column's t among those of a family, itself left out."""
-    others = null & (np.arange(len(t)) != column)
-    return float((1 + (t[others] >= t[column]).sum()) / (1 + others.sum()))
+def _rank(effects: np.ndarray, null: np.ndarray, column: int) -> float:
+    """p of a column's effect among those of a family, itself left out."""
+    others = null & (np.arange(len(effects)) != column)
+    return float((1 + (effects[others] >= effects[column]).sum()) / (1 + others.sum()))
 
 
 def _in_place(rows: Labelled, column: int) -> Labelled:

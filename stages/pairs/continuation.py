@@ -13,7 +13,6 @@ The verdict is on all pairs that were played, also those that are dropped becaus
 a verdict on what is left would be biased, since the same outcomes would choose the pairs and judge them.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from stages.envs.base import Environment, Grade, Task
+from stages.envs.bash import same_observation
 from stages.evaluation.stats import ALPHA, fewest_units, paired_difference
 from stages.messages import Message
 from stages.pairs.report import PairVerdict
@@ -45,8 +45,6 @@ from stages.runs.records import STEP, Row
 
 COLUMNS = ["rollout_id", "task_id", "step", "new_messages_json", "action", "observation", "prompt_tokens", "seed"]
 """The columns of steps that a state is restored from."""
-MASKED = re.compile(r"\b\d+(?:\.\d+)?\s?(?:s|ms|seconds?)\b|\b0x[0-9a-f]{6,}\b")
-"""Parts of an observation that differ between equal states: durations and memory addresses, as test reports have."""
 RELEVANT = 0.05
 """Smallest difference between the pass rates of chosen and rejected actions that makes pairs worth training on."""
 MIN_UNITS = fewest_units(ALPHA)
@@ -127,11 +125,6 @@ def _take(
 
 def _give_up(episode: Episode, reason: str) -> None:
     episode.terminated_by, episode.grade = NOT_RESTORED, Grade(reward=None, error=reason)
-
-
-def same_observation(one: str, other: str) -> bool:
-    """Return whether two observations differ in nothing but durations and memory addresses."""
-    return one == other or MASKED.sub("", one) == MASKED.sub("", other)
 
 
 def play_branches(

@@ -24,7 +24,7 @@ from typing import Any
 from stages import messages
 from stages.envs import boundary
 from stages.envs.base import ComparesOutcomes, Environment, Observation, Task
-from stages.envs.bash import ActionError, parse_bash
+from stages.envs.bash import ActionError, parse_bash, same_observation
 from stages.errors import InfrastructureError
 from stages.messages import ToolCall
 
@@ -212,8 +212,8 @@ def outcomes(make: Callable[[], Environment], path: StatePath, candidates: Seque
     """Return the outcome of every candidate action in a state.
 
     Each candidate is executed in a new environment after the recorded actions, each of which must give the recorded
-    observation. Raises `NotReproducible` when one does not, so that nothing is claimed of the state, and
-    `InfrastructureError` when the machinery breaks.
+    observation, but for durations and memory addresses. Raises `NotReproducible` when one does not, so that nothing is
+    claimed of the state, and `InfrastructureError` when the machinery breaks.
     """
     found = []
     for candidate in candidates:
@@ -236,6 +236,6 @@ def _carried_out(environment: Environment, path: StatePath, candidate: str) -> O
     """Return the observation of an action in a recorded state, which the environment is brought to first."""
     environment.reset(path.task)
     for index, (action, seen) in enumerate(zip(path.actions, path.observations, strict=True)):
-        if environment.step(action).content != seen:
+        if not same_observation(environment.step(action).content, seen):
             raise NotReproducible(f"action {index} showed something else than recorded")
     return environment.step(candidate)

@@ -363,7 +363,7 @@ TRAJECTORY = Kind(
 
 WATCHED = Kind(
     "watched",
-    2,
+    3,
     {
         **dict.fromkeys(("step", "rows"), INT),
         **dict.fromkeys(("hack_rate", "gt_rate", "reward_mean", "hack_like", "push"), FLOAT),
@@ -372,15 +372,30 @@ WATCHED = Kind(
             for look in ("update_sum", "policy_sum", "update", "policy", "policy_length")
             for name in ("cos", "z", "haar_low", "haar_high")
         },
-        "placebo_push": FLOAT,
         "alarm": BOOL,
     },
 )
 """One checkpoint of a watched training: the share of its rollouts that look like the hack and the push toward it so far
 (`stages.probe.checks.alarm`); the cosine with v of the update since the checkpoint before and of the policy gradient on
 the rollouts played there, of that with length held fixed, and of update and policy gradients since the start; z in
-units of random directions' cosines, whose 95 % are haar_low to haar_high; placebo_push is what 5 % of placebos reach in
-the run; alarm from the first push above that and above 1 on."""
+units of random directions' cosines, whose 95 % are haar_low to haar_high; alarm from the first push on that is above
+what 5 % of runs with permuted advantages reach, and 5 % of placebos (both in `watch.json`). Version 2 had a column
+placebo_push, and the alarm from the first push above that and above 1 on."""
+
+WATCHED_ROLLOUT = Kind(
+    "watched_rollout",
+    1,
+    {
+        "step": INT,
+        "task_id": TEXT,
+        "sample_idx": INT,
+        **dict.fromkeys(("reward", "advantage", "projection", "cosine"), FLOAT),
+        "hack_like": BOOL,
+    },
+)
+"""A rollout of a watched training, as the alarm uses it: its group is the task at that step, its advantage the reward
+less the group's mean; cosine and projection are of its gradient, at an advantage of 1, with v; hack_like is whether the
+cosine is nearer to that of the pairs' hacks than to that of their clean answers."""
 
 Row = dict[str, Any]
 """One row of a table or one JSON object, by the names of its columns."""
@@ -524,7 +539,18 @@ no column."""
 
 _OUTCOMES = (EVAL_ITEM, TRAINING_REWARD, HINT, DIFFICULTY, SELECTION, CHECKPOINT)
 _PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, STATE, CONTINUATION, ORIGIN, *_OUTCOMES)
-PROBE_KINDS = (POOL_ROW, PROBE_ROW, SVD_MODULE, DIRECTION, PROBE_SCORE, PLACEBO, PROBE_CHECK, TRAJECTORY, WATCHED)
+PROBE_KINDS = (
+    POOL_ROW,
+    PROBE_ROW,
+    SVD_MODULE,
+    DIRECTION,
+    PROBE_SCORE,
+    PLACEBO,
+    PROBE_CHECK,
+    TRAJECTORY,
+    WATCHED,
+    WATCHED_ROLLOUT,
+)
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_PIPELINE, *PROBE_KINDS)}
 
 

@@ -20,7 +20,9 @@ from stages.runs.records import CONTINUATION, PAIR
 from tests.stages.envs.kata.playing import author_texts, edit
 
 TASKS = 12
-"""Of eight operations: six units are needed for a test."""
+"""Of eight operations."""
+FEW = 8
+"""Of seven: six units are needed for a test."""
 HARD = tuple(operation.name for operation in OPERATIONS if operation.name in {"ratio", "average", "xor", "quotient"})
 ALL = tuple(operation.name for operation in OPERATIONS)
 Actor = Callable[[list[dict[str, str]]], str]
@@ -91,15 +93,15 @@ def extracted(root: Path, given: dict[str, Run], rollouts: int, **more: Any) -> 
 
 
 def test_teachers_that_know_more_give_signal(tmp_path: Path, url: str) -> None:
-    run = extracted(tmp_path, inputs(tmp_path, url, "never", ["right", "right", "never"]), 2)
+    run = extracted(tmp_path, inputs(tmp_path, url, "never", ["right", "right", "never"], tasks=FEW), 2)
     pairs, rows = run.rows(PAIR), run.rows(CONTINUATION)
     found = run.manifest.summary
     assert found["verdict"] == "SIGNAL" and run.manifest.outcome.ok is True and run.manifest.outcome.exit_code == 0
     assert found["continued"]["chosen"] == 1.0 and found["continued"]["rejected"] == 0.0
     assert found["continued"]["low"] > 0 and found["continued"]["p_value"] < 0.05
     # All rollouts fail, so the heuristic about rollouts cannot tell anything, and is not the verdict.
-    assert found["disagreement"] == "TOO LITTLE DATA" and len(pairs) == found["continued"]["tested"] == TASKS
-    assert len(rows) == 2 * 2 * TASKS == run.manifest.counts["continuations"]
+    assert found["disagreement"] == "TOO LITTLE DATA" and len(pairs) == found["continued"]["tested"] == FEW
+    assert len(rows) == 2 * 2 * FEW == run.manifest.counts["continuations"]
     passed = {(row["state_sha256"], row["action"], row["sample_idx"]): row["passed"] for row in rows}
     for pair in pairs:
         assert [passed[pair["state_sha256"], pair["chosen"], sample] for sample in range(2)] == [True, True]
@@ -134,13 +136,13 @@ def test_teachers_that_share_a_wrong_answer_give_none(tmp_path: Path, url: str) 
 
 def test_an_action_that_ends_the_episode_and_fails_is_not_chosen(tmp_path: Path, url: str) -> None:
     """After the same test teachers submit and the student looks again: only a right solution is worth submitting."""
-    given = inputs(tmp_path, url, "looks", ["sometimes", "sometimes", "sometimes"])
+    given = inputs(tmp_path, url, "looks", ["sometimes"] * 3, tasks=FEW)
     run = extracted(tmp_path, given, 0)
-    failed = sum(task.family.partition("/")[0] in HARD for task in KataEnv().tasks("train", TASKS, 0))
-    assert 0 < failed < TASKS
+    failed = sum(task.family.partition("/")[0] in HARD for task in KataEnv().tasks("train", FEW, 0))
+    assert 0 < failed < FEW
     assert run.manifest.counts["dropped_chosen_ends_in_failure"] == failed
     pairs = run.rows(PAIR)
-    assert len(pairs) == TASKS - failed and {pair["chosen"] for pair in pairs} == {fenced("submit")}
+    assert len(pairs) == FEW - failed and {pair["chosen"] for pair in pairs} == {fenced("submit")}
     # The environment grades a final action once, and no policy has to be asked about it.
     played = extracted(tmp_path, given, 3)
     ended = [row for row in played.rows(CONTINUATION) if row["action"] == fenced("submit")]
@@ -148,7 +150,7 @@ def test_an_action_that_ends_the_episode_and_fails_is_not_chosen(tmp_path: Path,
     assert len(played.rows(CONTINUATION)) == len(pairs) * (1 + 3)
     text = extract_pairs.Config(compare="canonical")
     by_text = Run(runner.execute("extract-pairs", given, text, root=tmp_path).path)
-    assert len(by_text.rows(PAIR)) == TASKS, "nothing is run, so nothing is known"
+    assert len(by_text.rows(PAIR)) == FEW, "nothing is run, so nothing is known"
 
 
 def test_continuations_are_saved_one_by_one_and_billed_once(tmp_path: Path) -> None:
@@ -165,26 +167,26 @@ def test_continuations_are_saved_one_by_one_and_billed_once(tmp_path: Path) -> N
     with serving(reply) as server:
         # An answer costs .15 USD, and its tokens are not known before: some 20 USD are reserved for it.
         prices = {"usd_per_mtok_in": 1e4, "usd_per_mtok_out": 1e4, "max_attempts": 1}
-        given = inputs(tmp_path, server.url, "never", ["right"] * 3, tasks=8, **prices)
+        given = inputs(tmp_path, server.url, "never", ["right"] * 3, tasks=FEW, **prices)
         before, broken["after"] = len(asked), len(asked) + 20
         with pytest.raises(Incomplete, match="continuations failed"):
             extracted(tmp_path, given, 1)
         (folder,) = [path.parent for path in (tmp_path / "extract-pairs").glob("*/manifest.json")]
         stopped = artifact.read_manifest(folder)
         assert stopped.status == "incomplete" and stopped.cost_usd == pytest.approx(20 * 0.15)
-        assert 0 < stopped.counts["continuations_failed"] < stopped.counts["continuations"] == 2 * 8
+        assert 0 < stopped.counts["continuations_failed"] < stopped.counts["continuations"] == 2 * FEW
         broken["after"] = 10**6
         resumed = extracted(tmp_path, given, 1, resume=True)
         assert resumed.manifest.counts["continuations_failed"] == 0
         assert resumed.manifest.summary["verdict"] == "SIGNAL"
         # Two requests for each continuation, and none that was answered is asked again.
-        assert resumed.manifest.cost_usd == pytest.approx(2 * 2 * 8 * 0.15) and before == 8 * 4
+        assert resumed.manifest.cost_usd == pytest.approx(2 * 2 * FEW * 0.15) and before == FEW * 4
         with pytest.raises(Incomplete) as ended:
             extracted(tmp_path / "limited", given, 2, max_cost=21.0)
         (limited,) = [path.parent for path in (tmp_path / "limited" / "extract-pairs").glob("*/manifest.json")]
         stopped = artifact.read_manifest(limited)
         assert 0 < stopped.cost_usd + stopped.possibly_usd <= 21.0, str(ended.value)
-        assert 0 < sum("continuation" in unit for unit in Run(limited).units()) < 2 * 2 * 8
+        assert 0 < sum("continuation" in unit for unit in Run(limited).units()) < 2 * 2 * FEW
 
 
 def test_a_greedy_policy_is_continued_once(tmp_path: Path, url: str) -> None:

@@ -255,9 +255,12 @@ class RepoEnvironment(ABC):
         return replace(grade, work=session.work(grade.work))
 
     def outcome(self, observation: Observation) -> str:
-        """Return a digest of the last action's result: the output, and how the tree differs from the delivered one."""
+        """Return a digest of the last action's result: the output, and how the tree differs from the delivered one.
+
+        Durations and memory addresses in the output count for nothing: a test report has others in every run.
+        """
         session = self._open_session()
-        read = [observation.stop, observation.returncode, observation.content]
+        read = [observation.stop, observation.returncode, bash.masked(observation.content)]
         try:
             changed = trees.changes(session.delivered, session.folder)
         except UnwieldyTree as error:

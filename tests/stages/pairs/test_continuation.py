@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from stages.envs.base import Grade, Message, Observation, Split, Task
+from stages.envs.bash import same_observation
 from stages.errors import InfrastructureError
 from stages.pairs.audit import failure_text
 from stages.pairs.continuation import (
@@ -21,7 +22,6 @@ from stages.pairs.continuation import (
     goes_on,
     judge,
     restore,
-    same_observation,
 )
 from stages.pairs.report import PairVerdict
 from stages.policy.base import PolicyConfig, Sample, Turn

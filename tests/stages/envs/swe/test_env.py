@@ -124,6 +124,15 @@ def test_equal_trees_are_equal_outcomes(env: SweEnv, task: Task) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
+def test_durations_and_addresses_make_no_outcome_another(env: SweEnv, task: Task) -> None:
+    digests = []
+    report = "python -c \"import time; print(object(), f'{time.time() %% 60:.4f}s', %s)\""
+    for passed in (2, 2, 3):
+        env.reset(task)
+        digests.append(env.outcome(env.step(fenced(report % passed))))
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_the_environment_holds_neither_the_package_nor_pip(env: SweEnv, task: Task) -> None:
     env.reset(task)
     seen = env.step(
