@@ -274,6 +274,9 @@ class ComposedTrainer(GRPOTrainer):
         self._prompts: list[dict[str, Any]] = []
         self._unused_episodes: list[OwnEpisode] = []
         self._scored: tuple[Tensor, Tensor] | None = None
+        # A process trains on one GPU; the Trainer would split each batch over all that it sees (transformers 5.23,
+        # trainer.py: DataParallel where args.n_gpu > 1), and leave the channels' rows on the first.
+        trl["args"]._n_gpu = min(trl["args"].n_gpu, 1)
         super().__init__(
             model=policy.model,
             processing_class=policy.tokenizer,
