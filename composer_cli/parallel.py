@@ -151,10 +151,9 @@ class Neighbours:
     def _begin(self, watch: Watch, interrupts: Sequence[int]) -> None:
         """Begin what is ready, in order, as there is room for it; what was done before has ended immediately."""
         while not (interrupts or self._refused or len(self._working) >= self._cores):
-            if (found := self._next()) is None:
+            if (found := self.choose()) is None:
                 return
             entry, gpus = found
-            self._waiting.remove(entry)
             try:
                 job = entry.job(self.results)
                 if (done := job.completed(self._run_options)) is not None:
@@ -171,18 +170,19 @@ class Neighbours:
                 self._pool.give_back(gpus)
                 self.errors.append(error)
 
-    def _next(self) -> tuple[WaitingEntry, tuple[str, ...]] | None:
-        """Return the first entry that can begin, and the GPUs that it takes; None where there is none."""
+    def choose(self) -> tuple[WaitingEntry, tuple[str, ...]] | None:
+        """Take the first entry that can begin, with its GPUs; None where there is none."""
         in_line = False
         for one in self._waiting:
             if not self.results.keys() >= set(one.reads):
                 continue
-            if not self._pool.needs(one.gpus):
-                return one, ()
             # Where the first waits for GPUs, those behind it wait as well: else one that needs several would wait for
             # all that need fewer.
-            if not in_line and (taken := self._pool.take(one.gpus)) is not None:
-                return one, taken
+            if in_line and self._pool.needs(one.gpus):
+                continue
+            if (gpus := self._pool.take(one.gpus)) is not None:
+                self._waiting.remove(one)
+                return one, gpus
             in_line = True
         return None
 

@@ -93,7 +93,7 @@ def start_server(
     from stages.policy import vllm
     from stages.training.plan import RANK  # the adapter rank of trainings on this server by default
 
-    if vllm.interpreter(config.server) is not None:
+    if vllm.interpreter(config) is not None:
         log = logs / "vllm.log"
         cache = artifacts / "models"
         server = vllm.start(config, log, cache=cache, rank=RANK, port=port, listener=listener, check=lambda: None)

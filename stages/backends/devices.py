@@ -15,9 +15,11 @@ from stages.errors import UsageError
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 COUNT = "COMPOSER_GPUS"
 """Environment variable with the number of GPUs to assume instead of those that torch finds, to rehearse placement."""
-DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
-"""Files of NVIDIA's driver, of its driver under WSL, and of AMD's. A container without GPUs lacks them, where
-/proc/driver/nvidia would be its host's."""
+NVIDIA = (Path("/dev/nvidiactl"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
+"""Files of NVIDIA's driver, the second under WSL. A container without GPUs lacks them, where /proc/driver/nvidia would
+be its host's."""
+DRIVERS = (*NVIDIA, Path("/dev/kfd"))
+"""With that of AMD's driver."""
 
 
 def visible(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -50,6 +52,11 @@ def _count(environment: Mapping[str, str]) -> int:
 
     # Counted through NVML, without a CUDA context, which would take memory of the first GPU. It heeds the variable.
     return torch.cuda.device_count()
+
+
+def has_nvidia(environment: Mapping[str, str] = os.environ, driver: Sequence[Path] = NVIDIA) -> bool:
+    """Return whether a program with a CUDA of its own would find a GPU here, whatever our torch is built for."""
+    return any(path.exists() for path in driver) and bool(_names(environment.get(VISIBLE, "0")))
 
 
 def used(gpus: int, names: Sequence[str] | None = None) -> str:

@@ -109,12 +109,6 @@ TRUNCATED = {"vllm_importance_sampling_mode": "token_truncate"}
 """How TRL corrects for the policy of a server unless asked otherwise: weights of tokens, cut off above."""
 
 
-def on_one_gpu(made: GRPOConfig) -> GRPOConfig:
-    """Return the configuration for one GPU a process: the Trainer would split each batch over all that it sees."""
-    made._n_gpu = min(made.n_gpu, 1)  # transformers 5.23, trainer.py: DataParallel where args.n_gpu > 1
-    return made
-
-
 def checked_config(own: Mapping[str, Any], given: Mapping[str, Any]) -> GRPOConfig:
     """Return TRL's configuration of our fields and the user's; `UsageError` for a user's field that TRL cannot use."""
     known = [field.name for field in fields(GRPOConfig) if field.init]
@@ -140,7 +134,6 @@ def checked_config(own: Mapping[str, Any], given: Mapping[str, Any]) -> GRPOConf
                 alone.append(key)
         refused = ", ".join(f"trl.{key} = {given[key]!r}" for key in alone or given)
         raise UsageError(f"TRL refuses {refused}: {str(error).strip().splitlines()[0]}") from None
-    made = on_one_gpu(made)
     # A dataclass checks no types: "0.1" for a number would fail in the first step, or silently mean something else.
     hints = get_type_hints(GRPOConfig)
     for key in given:

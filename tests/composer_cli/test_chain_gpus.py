@@ -9,10 +9,14 @@ import pytest
 from support.chains import SMALL, entry
 
 from composer_cli import chain, settings
+from composer_cli.console import Console
+from composer_cli.launch import RunOptions
+from composer_cli.parallel import Neighbours, WaitingEntry
 from composer_cli.show import facts, runs
 from composer_cli.show.runs import RunLine
 from stages.errors import UsageError
 
+CORES = len(os.sched_getaffinity(0))
 ONE_MIG = {"COMPOSER_GPUS": "8", "CUDA_VISIBLE_DEVICES": "MIG-5d3e"}
 
 
@@ -39,6 +43,31 @@ def test_entries_queue_for_the_gpu_and_others_do_not(composer, write, tmp_path):
     assert "device" in shown[0] and sum("MIG-5d3e" in line for line in shown) == 2
 
 
+def test_each_entry_sees_its_own_gpu_alone(composer, write):
+    text = "".join(
+        on_gpus(entry("collect", name, *SMALL, f"seed = {seed}", parallel="all"), 1)
+        for seed, name in enumerate(("one", "two"))
+    )
+    text = text.replace("SCRIPTED", "SLOW")
+    done = composer("run", "--preset", write(text), "--json", COMPOSER_GPUS="8", CUDA_VISIBLE_DEVICES="3,MIG-5d3e")
+    assert done.returncode == 0, done.stderr
+    paths = [Path(found["path"]) for found in json.loads(done.stdout)["entries"].values()]
+    written = [json.loads((path / "manifest.json").read_text())["device"] for path in paths]
+    assert written == (["GPU 3", "MIG-5d3e"] if CORES > 1 else ["GPU 3", "GPU 3"])
+
+
+def test_an_entry_that_needs_several_is_not_overtaken(tmp_path, monkeypatch):
+    monkeypatch.setenv("COMPOSER_GPUS", "2")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    waiting = [
+        WaitingEntry(name, "collect", reads, gpus, lambda results: None)
+        for name, gpus, reads in (("a", 1, ["a"]), ("b", 1, []), ("c", 2, []), ("d", 1, []), ("e", 0, []))
+    ]
+    neighbours = Neighbours(waiting, {}, RunOptions(tmp_path), Console(quiet=True), lambda title, result: None)
+    begun = [neighbours.choose() for _ in range(3)]
+    assert begun == [(waiting[1], ("0",)), (waiting[4], ()), None], "d waits behind c, a for itself, e for nothing"
+
+
 def test_more_gpus_than_there_are_are_refused_before_anything_runs(composer, write, tmp_path):
     text = entry("collect", "one", *SMALL) + on_gpus(entry("collect", "large", *SMALL, "seed = 1"), 2)
     for words in ([], ["--dry-run"]):
@@ -56,9 +85,6 @@ def placed(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> lis
 
 
 TRAININGS = "".join(entry("train", f"seed-{n}", f"seed = {n}", parallel="train") for n in range(12))
-
-
-CORES = len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(

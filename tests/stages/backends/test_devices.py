@@ -95,3 +95,10 @@ def test_this_machine_is_asked_by_default(monkeypatch):
     monkeypatch.setenv(devices.VISIBLE, "5,6")
     assert visible() == visible(os.environ) == tuple(Pool().names) == ("5", "6")
     assert devices.used(1) == "GPU 5"
+
+
+def test_a_driver_without_a_visible_gpu_is_no_gpu(tmp_path):
+    driver, none = [tmp_path], [tmp_path / "no-driver"]
+    assert devices.has_nvidia({}, driver) and devices.has_nvidia({devices.VISIBLE: "MIG-5d3e"}, driver)
+    assert not devices.has_nvidia({devices.VISIBLE: ""}, driver)
+    assert not devices.has_nvidia({}, none)

@@ -103,6 +103,24 @@ def test_zero_weights_are_plain_grpo_bit_for_bit(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours[1], theirs[1], strict=True))
 
 
+def test_a_process_that_sees_several_gpus_trains_on_one(tmp_path: Path) -> None:
+    """What transformers finds on a machine with eight, where it would split each batch over all of them."""
+    trainer = composed(tmp_path)
+    several = arguments(tmp_path)
+    several["args"]._n_gpu = 8
+    made = ComposedTrainer(
+        policy=policy(),
+        rollouts=rollouts(),
+        channels=trainer.channels,
+        channel_rows=lambda e, s: ChannelBatch(),
+        gradient_cosine_every=0,
+        **several,
+    )
+    assert made.args.n_gpu == 1 and trainer.args.n_gpu == 0
+    made.train()
+    assert not isinstance(made.model_wrapped, torch.nn.DataParallel)
+
+
 def test_grpo_counts_by_its_weight(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"max_grad_norm": 1e9})  # clipping would undo the weight
     whole, half = (
