@@ -93,6 +93,8 @@ def test_a_step_of_all_channels_waits_for_what_is_listed_alone() -> None:
 def test_the_probe_copies_a_batch_at_once(sums: bool) -> None:
     call = f'probe("lora", sums={sums})'
     found = rehearse(call)[call]
-    assert found["refold"]["waits"] == {}
-    assert sum(found["copies"].values()) <= 24
-    assert found["launches"] < 1400  # with a row of logits a launch they were 3,757 and 3,104
+    assert sum(found["refold"]["waits"].values()) == 1  # by Linear they were 14
+    # A batch's own tokens are counted, and six sums a row are fetched; by module there were 46 copies, and 35.
+    assert sum(found["waits"].values()) <= 2
+    assert sum(found["copies"].values()) <= 9
+    assert found["launches"] < 1000  # token by token they were 3,757 and 3,104
