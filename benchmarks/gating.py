@@ -37,6 +37,7 @@ from support.server import Reply, answer, serving
 from stages import extract_pairs, import_traces, replay_teachers
 from stages.messages import Message, Spoken, ToolCall, write
 from stages.pairs.states import AnsweredStates
+from stages.pairs.voting import decide
 from stages.policy import dialect
 from stages.runs import runner, store
 from stages.runs.artifact import Run
@@ -209,10 +210,10 @@ def bounds(rollouts: Run, answers: Run, prices: dict[str, float], folder: Path) 
         for state in states:
             asked = [name for name in order if state.teachers[name]]
             told = GatedState({name: [] for name in order}, state.steps, state.teachers)
-            before = told.pairs(order[:-1])
+            before = pairs_of(told, order[:-1])
             base, sure = base + sum(prices[name] for name in asked[:-1]), sure + before
             alike = (told.situation(order[:-1]), told.company(order[:-1]))
-            gained[alike].append(max(told.pairs(order) - before, 0))
+            gained[alike].append(max(pairs_of(told, order) - before, 0))
     all_pairs = sure + sum(map(sum, gained.values()))
     alone = sorted((gain for gains in gained.values() for gain in gains), reverse=True)
     by_chance = sorted((sum(gains) / len(gains) for gains in gained.values() for _ in gains), reverse=True)
@@ -220,6 +221,11 @@ def bounds(rollouts: Run, answers: Run, prices: dict[str, float], folder: Path) 
         name: [base + dearest * asked_for(curve_of, share * all_pairs - sure) for share in SHARES]
         for name, curve_of in (("known pairs", alone), ("known chances", by_chance))
     }
+
+
+def pairs_of(state: GatedState, asked: Sequence[str]) -> int:
+    """How many pairs the answers of these teachers give."""
+    return sum(len(decide(ballot)[0]) for ballot in state.ballots(asked))
 
 
 def asked_for(gains: Sequence[float], wanted: float) -> int:

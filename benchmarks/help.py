@@ -68,7 +68,7 @@ def main() -> None:
         print(f"| `{name}` | {' | '.join(cells)} |")
         if name != "trl":
             processor = ([cpu for _, cpu in rounds_of] for rounds_of in (pairs, times["trl"]))
-            claim = f"`{name} --help`: processor time beside `trl --help`"
+            claim = f"{name} --help: processor time beside trl --help"
             claims.append(records.measured(claim, *records.ratio(*processor), n=rounds))
     records.write(__file__, claims)
 

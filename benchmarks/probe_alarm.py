@@ -5,7 +5,7 @@
 The trainings are those of tests/probe_faults/simulated_trainings.py: ten checkpoints of eight groups of eight rollouts.
 Prints a line for each kind of training and level: the share of runs with an alarm and its Monte-Carlo standard error,
 the share with p at most the level (permutations alone, without the placebos), the share that the rule before gave
-(a push above 1 and above the placebos), and the median checkpoint of the alarms.
+(a push above 1 and above the placebos), and the median checkpoint of the alarms; the rates of alarms are recorded.
 """
 
 import argparse
@@ -14,7 +14,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from scipy.stats import binomtest
+
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+import records
 from probe_faults.simulated_trainings import HACKS, NULLS, rates
 
 LEVELS = (0.01, 0.05)
@@ -40,6 +43,10 @@ def main() -> None:
             told |= {"p <= level": round(found.p, 4), "push above 1": round(found.above_one, 4)}
             told |= {"untested": round(found.untested, 4), "median checkpoint": found.median_at}
             print(json.dumps(told), flush=True)
+            within = binomtest(round(found.alarms * found.runs), found.runs).proportion_ci()
+            claim = f"alarms at the level of {100 * level:g} %, simulated trainings, {name}"
+            between = (100 * within.low, 100 * within.high)
+            records.write(__file__, [records.measured(claim, 100 * found.alarms, between, n=found.runs, unit="%")])
 
 
 if __name__ == "__main__":

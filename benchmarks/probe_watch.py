@@ -98,7 +98,7 @@ def watched(
         "risen": next(risen, None),
         "hacks": [round(row["hack_rate"], 2) for row in rows],
         "largest push": round(max(row["push"] for row in rows), 2),
-        "threshold": round(run.manifest.summary["threshold"], 2),
+        **{name: run.manifest.summary[name] for name in ("threshold", "p", "untested")},
     }
 
 

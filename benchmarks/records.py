@@ -210,6 +210,17 @@ def read(path: Path) -> list[Claim]:
     return claims
 
 
+def show_all(cog: Any) -> None:
+    """Print the page of all records; one that cannot be used ends the generation with an error.
+
+    cog: the module of the block in the document.
+    """
+    try:
+        cog.outl(page())
+    except Unreadable as error:
+        cog.error(str(error))
+
+
 def page() -> str:
     """Return how many goals were met, then a section for each record, with a row for each of its claims."""
     held = {path: claims for path in sorted(_folder().glob("*.json")) if (claims := read(path))}
@@ -241,13 +252,16 @@ def _section(path: Path) -> str:
 def show(cog: Any, wanted: str) -> None:
     """Print a table of the claims that a document asks for, a line `NAME: claim` for each.
 
-    cog: the module of the block. A claim that was withdrawn ends the generation with an error.
+    cog: the module of the block. A claim that was withdrawn, or a record that cannot be used, ends the generation.
     """
     cog.outl("| measured | value | goal |\n| --- | --- | --- |")
     for line in wanted.strip().splitlines():
         name, _, words = line.partition(": ")
         path = _folder() / f"{name}.json"
-        held = {claim.claim: claim for claim in read(path)} if path.exists() else {}
+        try:
+            held = {claim.claim: claim for claim in read(path)} if path.exists() else {}
+        except Unreadable as error:
+            cog.error(str(error))
         if words not in held:
             cog.error(
                 f"{cog.inFile} asks for a claim that benchmarks/results/{path.name} does not hold, withdrawn or "

@@ -211,6 +211,19 @@ def test_a_ratio_has_an_interval_of_rounds_drawn_together() -> None:
 
 
 @pytest.mark.slow
+def test_benchmarks_use_what_the_program_has() -> None:
+    """They are run seldom, so a renamed or removed part of the program would go unseen: mypy sees it."""
+    words = [sys.executable, "-m", "mypy", "--check-untyped-defs", "--allow-untyped-defs", "--ignore-missing-imports"]
+    words += ["--explicit-package-bases", "--follow-imports", "silent", *map(str, SCRIPTS)]
+    env = {**os.environ, "MYPYPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "benchmarks")])}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=env)
+    assert "Found " in done.stdout or done.returncode == 0, f"{done.stdout}{done.stderr}"
+    foreign = ("does not explicitly export", '"Parameter" has no attribute "grad_sample"')  # the latter is opacus'
+    of_names = [line for line in done.stdout.splitlines() if line.endswith(("[attr-defined]", "[call-arg]"))]
+    assert [line for line in of_names if not any(words in line for words in foreign)] == []
+
+
+@pytest.mark.slow
 def test_gating_serves_recorded_rollouts_again(tmp_path: Path) -> None:
     """Two cheap models agree against the student in all questions but the last, where the dear one joins the first."""
     queries = {"student": "cccc", "cheap": "aaab", "other": "aaac", "dear": "aaab"}

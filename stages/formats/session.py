@@ -12,7 +12,6 @@ those of its task, only the import decides, file after file.
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 
 import orjson
@@ -33,6 +32,9 @@ from stages.runs import store
 from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 
+BATCH_CHARACTERS = 16 * 2**20
+"""Characters after which a batch is written, however few its units."""
+LONG_COLUMNS = ("new_messages_json", "action", "observation")
 LONG = 120
 """Characters from which what two rollouts say is not alike by chance."""
 BATCH = 64
@@ -175,8 +177,16 @@ class ImportSession:
         self.counts.append(count)
         units, is_last = self._units(source, reader, count), False
         while not is_last:
-            batch = list(islice(units, BATCH))
-            is_last = len(batch) < BATCH
+            batch, size = list[tuple[str, ImportedPayload]](), 0
+            for unit, payload in units:
+                batch.append((unit, payload))
+                size += sum(
+                    len(row["observation"] or "") + len(row["new_messages_json"] or "") for row in payload["steps"]
+                )
+                if len(batch) == BATCH or size > BATCH_CHARACTERS:
+                    break
+            else:
+                is_last = True
             self.out.raise_if_stopped()
             # The ids of rollouts are the same in every attempt, and an earlier one may have written this unit.
             self.out.write_all([(unit, payload, False) for unit, payload in batch if not self.out.finished(unit)])

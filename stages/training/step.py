@@ -40,7 +40,7 @@ from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import Episode
 from stages.runs.artifact import RunWriter
 from stages.training.channels import CHANNELS, ChannelLoss, ChannelSettings
-from stages.training.channels.base import State
+from stages.training.channels.base import State, floats
 from stages.training.config import GRPO, ChannelWeights
 from stages.training.data import EpisodeRows, OwnEpisode, PairRows, PairSource, TokenPair, own_episode
 from stages.training.hints import Hint, HintedRows, HintedTurn, SelfTeacher, hinted_turns
@@ -480,10 +480,11 @@ class StepReport:
             return self
         total = StepReport(self._names[1:])
         portable = {}  # without tensors on a device: unpickled elsewhere, they would claim the sender's device
+        measured = [metric for loss in self.losses.values() for metric in loss.metrics.values()]
+        numbers = iter(floats([value for metric in measured for value in (metric.total, metric.count)]))
         for name, loss in self.losses.items():
             metrics = {
-                key: replace(metric, total=float(metric.total), count=float(metric.count))
-                for key, metric in loss.metrics.items()
+                key: replace(metric, total=next(numbers), count=next(numbers)) for key, metric in loss.metrics.items()
             }
             portable[name] = replace(loss, loss=loss.loss.cpu(), metrics=metrics)
         for losses in ranks.gather(portable):
@@ -502,16 +503,14 @@ class StepReport:
         Names: `NAME/loss`, `NAME/denominator`, `NAME/KEY`, `gradient/norm/dpo`, `gradient/cosine/grpo~dpo`. The cosine
         with a gradient of norm zero is NaN: it has no direction.
         """
-        values: dict[str, float] = {}
+        values: dict[str, float | Tensor] = {}
         for name in self._names:
             if (channel := self.losses.get(name)) is not None:
-                values |= {f"{name}/loss": float(channel.loss), f"{name}/denominator": float(channel.denominator)}
-                values |= {f"{name}/{key}": float(value) for key, value in channel.metrics.items()}
+                values |= {f"{name}/loss": channel.loss, f"{name}/denominator": channel.denominator}
+                values |= {f"{name}/{key}": metric.value() for key, metric in channel.metrics.items()}
         gradients = {name: self.gradients[name] for name in self._names if name in self.gradients}
         norms = {name: gradient.norm() for name, gradient in gradients.items()}
-        values |= {f"gradient/norm/{name}": float(norm) for name, norm in norms.items()}
-        for a, b in combinations(gradients, 2):
-            scale = norms[a] * norms[b]
-            cosine = float(gradients[a] @ gradients[b] / scale) if scale > 0 else float("nan")
-            values[f"gradient/cosine/{a}~{b}"] = cosine
-        return values
+        values |= {f"gradient/norm/{name}": norm for name, norm in norms.items()}
+        for a, b in combinations(gradients, 2):  # 0 / 0 is NaN
+            values[f"gradient/cosine/{a}~{b}"] = gradients[a] @ gradients[b] / (norms[a] * norms[b])
+        return dict(zip(values, floats(list(values.values())), strict=True))

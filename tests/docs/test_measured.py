@@ -76,6 +76,18 @@ def test_a_record_that_is_withdrawn_disappears_with_its_section(tmp_path: Path) 
     )
 
 
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.name)
+def test_a_record_that_cannot_be_used_ends_the_generation_in_one_sentence(tmp_path: Path, path: Path) -> None:
+    shutil.copytree(RECORDS, tmp_path / "results")
+    name = asked_for(path)[0][0] if asked_for(path) else "pairs"
+    claims = json.loads((tmp_path / "results" / f"{name}.json").read_text())
+    claims[0]["value"] = "fast"
+    (tmp_path / "results" / f"{name}.json").write_text(json.dumps(claims))
+    done = generated(tmp_path, path)
+    (line,) = f"{done.stdout}{done.stderr}".removeprefix(f"Cogging {path.name}").strip().splitlines()
+    assert done.returncode != 0 and f"{name}.json, claim 1: value: Input should be a valid number" in line
+
+
 def test_the_page_has_a_row_for_every_claim() -> None:
     rows = (ROOT / "docs" / "benchmarks.md").read_text().splitlines()
     for path in RECORDS.glob("*.json"):

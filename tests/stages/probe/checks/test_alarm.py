@@ -46,13 +46,14 @@ def test_a_rollout_counts_where_it_is_nearer_to_hacks_than_to_clean_answers_and_
 def test_the_p_and_the_quantile_are_those_of_all_permutations_of_a_small_run() -> None:
     """Two checkpoints of one group of four, so that all 24 * 24 permutations can be counted."""
     first = rollouts([1, 0, 0, 1], [0.5, 0.1, -0.2, -0.4], [0] * 4)
-    second = rollouts([1, 1, 0, 0], [0.6, 0.2, -0.3, -0.5], [0] * 4)
+    second = rollouts([1, 1, 0, 0], [0.25, -0.05, -0.1, -0.1], [0] * 4)
     pushes = [[sum(np.array(p)[one.hack_like]) for p in permutations(one.advantages)] for one in (first, second)]
     null = np.array([max(a, a + b) for a in pushes[0] for b in pushes[1]])
     observed = max(first.push, first.push + second.push)
     found = judged(first, second, draws=20_000)
-    assert found.push == pytest.approx([0.1, 0.9])
-    assert found.p == pytest.approx((null >= observed - 1e-9).mean(), abs=0.01)
+    assert found.push == pytest.approx([0.1, 0.3])
+    # The push at the end alone would have p .28.
+    assert found.p == pytest.approx((null >= observed - 1e-9).mean(), abs=0.01) == pytest.approx(0.36, abs=0.01)
     assert found.quantile == pytest.approx(np.quantile(null, 0.95, method="inverted_cdf"))
     assert found.smallest_p == pytest.approx((null >= null.max() - 1e-9).mean())
 
