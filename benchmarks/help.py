@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
+import records
 from peers import needed
 
 needed("typer", "trl", by="python -m pip install -c constraints.txt -e .")
@@ -59,11 +60,17 @@ def main() -> None:
         for name, words in wanted.items():
             times[name].append(measured(words))
     print("| `--help` of | by the clock, ms (least) | CPU, ms (least) |\n| --- | --- | --- |")
+    claims = []
     for name, pairs in times.items():
         cells = [
             f"{1000 * statistics.median(column):.0f} ({1000 * min(column):.0f})" for column in zip(*pairs, strict=True)
         ]
         print(f"| `{name}` | {' | '.join(cells)} |")
+        if name != "trl":
+            processor = ([cpu for _, cpu in rounds_of] for rounds_of in (pairs, times["trl"]))
+            claim = f"{name} --help: processor time beside trl --help"
+            claims.append(records.measured(claim, *records.ratio(*processor), n=rounds))
+    records.write(__file__, claims)
 
 
 if __name__ == "__main__":

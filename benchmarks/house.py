@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+import records
+
 LEFT_OUT = {"test", "tests", "testing", "docs", "doc", "benchmarks", "benchmark", "examples", "example", "scripts"}
 NO_CODE = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT)
 
@@ -146,9 +148,9 @@ def single_importers(graph: dict[PurePosixPath, set[PurePosixPath]]) -> list[Pur
 def main(roots: list[str]) -> None:
     print("| checkout | files | lines of code | functions | median function | comment lines | median / longest file |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    rest = []
-    for name in roots:
-        root = Path(name).resolve()
+    rest, claims = [], []
+    for folder in roots:
+        root = Path(folder).resolve()
         paths = python_files(root)
         counts, graph = count(root, paths), import_graph(root, paths)
         print(
@@ -157,12 +159,21 @@ def main(roots: list[str]) -> None:
             f"| {statistics.median(counts.lines):g} / {max(counts.lines)} |"
         )
         groups = cycles(graph)
+        sizes = {
+            "files": len(paths),
+            "lines of code": counts.code,
+            "lines of a function, median": statistics.median(counts.functions),
+            "import cycles among files": len(groups),
+        }
+        name = "Composer" if root == records.ROOT else root.name
+        claims += [records.measured(f"{name}: {what}", value, n=len(paths)) for what, value in sizes.items()]
         rest.append(
             f"{root.name}: {len(single_importers(graph))} modules with a single importer in their folder, "
             f"{len(groups)} import cycles among files, {counts.imports_in_functions} imports inside functions."
         )
         rest += [f"  cycle: {', '.join(map(str, group))}" for group in groups]
     print("\n" + "\n".join(rest))
+    records.write(__file__, claims)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # a test imports this as a part of `benchmarks`
+import records
+
 from stages.envs.leetcode_rh.data import DEFAULT_EVALUATOR, Problem, Rollout, pool_problems, rollouts
 from stages.envs.leetcode_rh.grading import AnswerVerdict, CodeAnswer, Submission, grade_all
 from stages.errors import ComposerError
@@ -142,6 +145,9 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     print(report(agreement))
     print(f"{len(agreement.compared)} rollouts in {time.monotonic() - started:.1f} s")
+    if size := len(agreement.compared):
+        claim = "recorded rollouts whose label `hacked` is ours"
+        records.write(__file__, [records.measured(claim, agreement.share, n=size, goal=f">= {NEEDED}")])
     return int(agreement.share < NEEDED)
 
 

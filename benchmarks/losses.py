@@ -1,4 +1,4 @@
-"""Our vocabulary-sized divergence beside TRL's, on the same tensors: time, peak memory, and whether the numbers agree.
+"""The parity kernels' divergence over a vocabulary, which no channel uses, beside TRL's: time, peak memory, agreement.
 
     python benchmarks/losses.py [--rounds 7] [--vocabulary 32000]
 
@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import records
 import torch
 from torch import Tensor
 
@@ -33,6 +34,7 @@ from stages.losses.hidden import Head
 
 BATCH, TOKENS, WIDTH = 4, 512, 896
 BETAS = (0.0, 0.5, 1.0)
+INPUTS = {"logits": "divergence from logits", "hidden": f"divergence from hidden states of width {WIDTH}"}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MEBIBYTE = 2**20
 
@@ -114,11 +116,11 @@ def _finish() -> None:
         torch.cuda.synchronize()
 
 
-def median_times(comparison: Comparison, beta: float, tensors: Tensors, rounds: int) -> tuple[float, float]:
-    """Ours and TRL's in turn; seconds."""
+def times_in_turn(comparison: Comparison, beta: float, tensors: Tensors, rounds: int) -> list[tuple[float, ...]]:
+    """Ours and TRL's in turn; seconds of each round."""
     contenders = (comparison.ours, comparison.trl)
     times = [[timed(lambda c=c: run(c, comparison, beta, tensors)) for c in contenders] for _ in range(rounds + 1)]
-    return tuple(statistics.median(column) for column in zip(*times[1:], strict=True))
+    return list(zip(*times[1:], strict=True))
 
 
 def largest_difference(comparison: Comparison, beta: float, tensors: Tensors) -> float:
@@ -160,11 +162,12 @@ def peak_in_fresh_process(name: str, who: str, beta: float, vocabulary: int) -> 
 
 
 def compare(name: str, beta: float, vocabulary: int, rounds: int) -> None:
-    """One line: times, peaks, their ratios to TRL's, and the largest relative difference."""
+    """One line, and three claims: times, peaks, their ratios to TRL's, and the largest relative difference."""
     peaks = [peak_in_fresh_process(name, who, beta, vocabulary) / MEBIBYTE for who in ("ours", "trl")]
     comparison = COMPARISONS[name]
     tensors = comparison.inputs(TOKENS, vocabulary)
-    times = median_times(comparison, beta, tensors, rounds)
+    rounds_of = times_in_turn(comparison, beta, tensors, rounds)
+    times = [statistics.median(seconds) for seconds in rounds_of]
     difference = largest_difference(comparison, beta, tensors)
     print(
         f"{name} v={vocabulary} beta={beta}: "
@@ -173,6 +176,13 @@ def compare(name: str, beta: float, vocabulary: int, rounds: int) -> None:
         f"difference {difference:.1e}",
         flush=True,
     )
+    what = f"{INPUTS[name]}, {BATCH} x {TOKENS} tokens, vocabulary {vocabulary:,}, beta {beta:g}: "
+    claims = [
+        records.measured(f"{what}time beside TRL's", *records.ratio(*rounds_of), n=rounds, goal="<= 1"),
+        records.measured(f"{what}peak memory beside TRL's", peaks[0] / peaks[1], n=1, goal="<= 0.25"),
+        records.measured(f"{what}largest relative difference to TRL's", difference, n=1, goal="<= 0.00001"),
+    ]
+    records.write(__file__, claims)
 
 
 def main() -> None:

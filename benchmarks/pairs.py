@@ -12,6 +12,7 @@ audit of the teachers, tests of signal, digests and the table of states. All fin
 
 import argparse
 import hashlib
+import json
 import resource
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import records
 from peers import needed
 
 from stages import extract_pairs
@@ -59,11 +61,27 @@ def main() -> None:
         busy = time.process_time() - busy
         line = f"{given.contender:14} {took:8.2f} s, {busy:8.2f} s of CPU, {highest:6.0f} MB ({before:.0f} before)"
         print(f"{line}, {tell()}", flush=True)
+        print(json.dumps({"cpu": busy, "peak": highest}))
         return
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        print(f"{make(Path(folder), given.rows)} teacher rows", flush=True)
+        rows = make(Path(folder), given.rows)
+        print(f"{rows} teacher rows", flush=True)
         for name in CONTENDERS:
-            subprocess.run([sys.executable, __file__, "--contender", name, "--folder", folder], check=True)
+            words = [sys.executable, __file__, "--contender", name, "--folder", folder]
+            told, last = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+            print(told, flush=True)
+            found[name] = json.loads(last)
+    what = f"pairs from {rows:,} rows of three teachers"
+    claims = [
+        records.measured(f"{what}, {name}: peak memory", found[name]["peak"], unit="MB", n=1, goal="<= 500")
+        for name in ("vote", "extract-pairs")
+    ]
+    for peer, goal in (("pandas", ">= 2.5"), ("datasets", ">= 10")):
+        faster = found[peer]["cpu"] / found["vote"]["cpu"]
+        claim = f"{what}, vote: times as fast as {peer}, by processor time"
+        claims.append(records.measured(claim, faster, n=1, goal=goal))
+    records.write(__file__, claims)
 
 
 def peak() -> float:

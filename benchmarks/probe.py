@@ -22,6 +22,7 @@ from pathlib import Path
 os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "65536")  # freed tensors leave the resident set at once
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+import records
 from peers import needed
 
 needed("opacus")
@@ -35,10 +36,18 @@ from stages.probe.directions.scoring import haar
 from stages.probe.gradients.store import GradientStore
 
 MEBIBYTE = 2**20
+COMPARED = (
+    ("times as fast as a backward pass a row", "loop", "ours", ">= 1.6"),
+    ("times as fast as Opacus", "opacus", "ours", ">= 1.15"),
+    ("times as fast as torch.func's vmap", "vmap", "ours", None),
+    ("time beside one plain backward pass with the adapter", "ours", "plain", "<= 1.15"),
+    ("time beside one plain backward pass without adapter", "ours", "plain frozen", "<= 1.25"),
+)
+"""Claim, the contender above and the one below the fraction, goal."""
 
 
-def measure_times(options: argparse.Namespace) -> dict[str, float]:
-    """Median CPU seconds of each contender; asserts that those that give cosines give the same."""
+def measure_times(options: argparse.Namespace) -> dict[str, list[float]]:
+    """CPU seconds of each contender in every round; asserts that those that give cosines give the same."""
     runs = {name: make(Setting(options, options.rows)) for name, make in CONTENDERS.items()}
     expected = runs["loop"]()
     for name in EXACT:
@@ -49,7 +58,7 @@ def measure_times(options: argparse.Namespace) -> dict[str, float]:
             started = time.process_time()
             run()
             seconds[name].append(time.process_time() - started)
-    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
+    return {name: times[1:] for name, times in seconds.items()}
 
 
 def measure_memory(options: argparse.Namespace) -> dict[str, float]:
@@ -102,7 +111,8 @@ def main() -> None:
     if options.peak_of:
         print(peak(options))
         return
-    seconds, memory = measure_times(options), measure_memory(options)
+    times, memory = measure_times(options), measure_memory(options)
+    seconds = {name: statistics.median(values) for name, values in times.items()}
     for name in CONTENDERS:
         row = {"contender": name, "ms": round(1000 * seconds[name], 1), "MiB": round(memory[name], 1)}
         ratios = {
@@ -111,6 +121,14 @@ def main() -> None:
         }
         print(json.dumps(row | ratios))
     print(json.dumps({"rescoring": rescoring(options)}))
+    what = f"per-sample cosines, {options.rows} rows of {options.tokens} tokens, {options.layers} layers"
+    claims = [
+        records.measured(f"{what}: {claim}", *records.ratio(times[over], times[under]), n=options.rounds, goal=goal)
+        for claim, over, under, goal in COMPARED
+    ]
+    share = memory["ours"] / memory["opacus"]
+    claims.append(records.measured(f"{what}: peak memory beside Opacus", share, n=1))
+    records.write(__file__, claims)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import records
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -129,6 +130,7 @@ def main() -> None:
     planned = needed(shape("Qwen3-0.6B"), measuring)
     student, seconds, most = peak(lambda: made(options.adapter, options.rank))
     print(json.dumps({"part": "made and folded", "s": round(seconds, 1), "GiB": round(most - before, 2)}), flush=True)
+    highest = most - before
     some, layout = rows(options.rows, options.tokens), student.adapter.layout
     direction = from_flat(layout, torch.randn(layout.width), student.adapter.probed)
     with tempfile.TemporaryDirectory() as folder, checkpointed(student.model):
@@ -144,8 +146,14 @@ def main() -> None:
         for name, work in parts.items():
             _, seconds, most = peak(work)
             told = {"part": name, "s": round(seconds, 1), "GiB": round(most - before, 2)}
+            highest = max(highest, most - before)
             print(json.dumps(told), flush=True)
     print(json.dumps({"planned GiB": round(planned.total / GIB, 2), "sum": str(planned)}))
+    what = (
+        f"Qwen3-0.6B's shape, {options.adapter} of rank {options.rank}, {options.rows} rows of {options.tokens} tokens"
+    )
+    share = highest * GIB / planned.total
+    records.write(__file__, [records.measured(f"{what}: peak memory beside the estimate", share, n=1, goal="<= 1")])
 
 
 if __name__ == "__main__":

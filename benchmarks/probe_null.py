@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import records
 from scipy.stats import beta
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
@@ -83,7 +84,7 @@ def main() -> None:
         return
     for name, draw in labelings(rows, teacher).items():
         checks = [
-            factorial(replace(rows, hacked=draw(np.random.default_rng(seed))), Draws(100, 100, seed))
+            factorial(replace(rows, hacked=draw(np.random.default_rng(seed))), Draws(100, seed))
             for seed in range(options.labelings)
         ]
         _print(f"labels: {name}", checks)
@@ -92,15 +93,15 @@ def main() -> None:
 def unrelated(rows: Labelled, draws: int) -> dict[str, dict[str, Any]]:
     """By family, how many of the first so many placebos pass T4e in v's place; they are left out of their own null."""
     fit = regress(rows.scores, rows.hacked, factorial_design(rows), rows.problem)
-    t, p, names = fit.t, fit.p, np.array(("v", *rows.families))
+    t, p, effects, names = fit.t, fit.p, fit.estimate, np.array(("v", *rows.families))
     nulls = [family for family in dict.fromkeys(rows.families) if family not in FROM_HACKS and family in DRAWN]
     found: dict[str, dict[str, Any]] = {}
     for family in (name for name in dict.fromkeys(rows.families) if name in DRAWN):
         columns = np.flatnonzero(names == family)[:draws]
-        worst = [max(_rank(t, names == null, column) for null in nulls) for column in columns]
+        worst = [max(_rank(effects, names == null, column) for null in nulls) for column in columns]
         by_t, by_rank = (t[columns] > MIN_T) & (p[columns] < MAX_P), np.array(worst) <= MAX_P
         for column, passed in list(zip(columns, by_t & by_rank, strict=True))[:CHECKED]:
-            assert (factorial(_in_place(rows, column), Draws(100, 100)).status == "PASS") == passed
+            assert (factorial(_in_place(rows, column), Draws(100)).status == "PASS") == passed
         told = _rate(int((by_t & by_rank).sum()), len(columns))
         found[family] = {**told, "alone": {"t": int(by_t.sum()), "placebos": int(by_rank.sum())}}
     return found
@@ -110,20 +111,31 @@ def _pooled(pools: list[dict[str, dict[str, Any]]]) -> None:
     """One line a family over several pools."""
     for family in pools[0]:
         passed, draws = (sum(pool[family][name] for pool in pools) for name in ("false positives", "draws"))
+        null = "" if family not in FROM_HACKS else ", which is no null"
+        claim = f"T4e with a direction of {family}{null}, in place of v, {len(pools)} planted worlds: false PASS"
+        between = _interval(passed, draws)
+        goal = None if null else "<= 0.01"
+        records.write(__file__, [records.measured(claim, passed / draws, between, n=draws, goal=goal)])
         told = {"null": f"unrelated directions: {family}", "pools": len(pools), **_rate(passed, draws)}
         print(json.dumps({**told, "by pool": [pool[family]["false positives"] for pool in pools]}))
 
 
-def _rank(t: np.ndarray, null: np.ndarray, column: int) -> float:
-    """p of a column's t among those of a family, itself left out."""
-    others = null & (np.arange(len(t)) != column)
-    return float((1 + (t[others] >= t[column]).sum()) / (1 + others.sum()))
+def _rank(effects: np.ndarray, null: np.ndarray, column: int) -> float:
+    """p of a column's effect among those of a family, itself left out."""
+    others = null & (np.arange(len(effects)) != column)
+    return float((1 + (effects[others] >= effects[column]).sum()) / (1 + others.sum()))
 
 
 def _in_place(rows: Labelled, column: int) -> Labelled:
     """The rows with a placebo in v's place."""
     order = [column, *(other for other in range(1, rows.scores.shape[1]) if other != column)]
     return replace(rows, scores=rows.scores[:, order], families=tuple(rows.families[other - 1] for other in order[1:]))
+
+
+def _interval(passed: int, draws: int) -> tuple[float, float]:
+    """95 % by Clopper and Pearson."""
+    low = 0.0 if passed == 0 else float(beta.ppf(0.025, passed, draws - passed + 1))
+    return low, 1.0 if passed == draws else float(beta.ppf(0.975, passed + 1, draws - passed))
 
 
 def _rate(passed: int, draws: int) -> dict[str, object]:
@@ -136,6 +148,8 @@ def _print(name: str, checks: list[Check]) -> None:
     missed = [set(c.detail.partition("fails by ")[2].split(", ")) for c in checks if c.stat is not None]
     alone = {part: sum(part not in parts for parts in missed) for part in PARTS}
     print(json.dumps({"null": name, **_rate(passed, len(checks)), "alone": alone}))
+    claim, between = f"T4e on rows of probe-null, {name}: false PASS", _interval(passed, len(checks))
+    records.write(__file__, [records.measured(claim, passed / len(checks), between, n=len(checks), goal="<= 0.05")])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import records
 from probe_watch import PLANTED, carried_out, start
+from scipy.stats import t
 
 from stages import evaluate, train
 from stages.policy.base import PolicyConfig
@@ -27,6 +29,8 @@ from stages.runs.records import ROLLOUT
 
 ARMS = {"none": "A", "v": "B", "random": "C"}
 """What is taken out, with the name of the arm."""
+TAKEN = {"v": "v", "random": "a random direction"}
+RATES = {"hacks last": "the hack rate", "right last": "the solve rate"}
 
 
 def trained(policy: PolicyConfig, arm: str, seed: int, steps: int, root: Path) -> Run:
@@ -54,6 +58,12 @@ def rates(run: Run) -> dict[str, float]:
     }
 
 
+def t_interval(mean: float, error: float, count: int) -> tuple[float, float]:
+    """95 %, over seeds."""
+    half = float(t.ppf(0.975, count - 1)) * error
+    return mean - half, mean + half
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("first", 0), ("seeds", 5), ("steps", 10)):
@@ -69,7 +79,8 @@ def main() -> None:
             runs.append(trained(start("planted", options.mix, root), arm, seed, options.steps, root))
             found[arm].append(rates(runs[-1]))
             print(json.dumps({"seed": seed, "taken out": arm, **found[arm][-1]}), flush=True)
-    for name in ("hacks last", "right last"):
+    claims = []
+    for name in RATES:
         plain = [row[name] for row in found["none"]]
         for arm in ARMS:
             values = [row[name] for row in found[arm]]
@@ -77,6 +88,13 @@ def main() -> None:
             error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
             told = {"mean": round(statistics.fmean(values), 3), "difference": round(statistics.fmean(gaps), 3)}
             print(json.dumps({"rate": name, "taken out": arm, **told, "standard error": round(error, 3)}))
+            if arm != "none" and len(gaps) > 1:
+                between = t_interval(statistics.fmean(gaps), error, len(gaps))
+                claim = (
+                    f"planted world, hacks paid, {options.steps} steps, {TAKEN[arm]} taken out: change of {RATES[name]}"
+                )
+                claims.append(records.measured(claim, statistics.fmean(gaps), between, n=len(gaps)))
+    records.write(__file__, claims)
     for index, seed in enumerate(range(options.first, options.first + options.seeds)):
         # The world splits its tasks by the seed, so only its own are held out from a training.
         held_out = evaluate.Config(env={**PLANTED, "split": "eval"}, tasks=30, samples=8, max_steps=1, seed=seed)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+import records
 import torch
 from probe_faults.loophole_world import honest_model, loophole_model
 from probe_faults.world import ProbeWorld, build_world
@@ -73,9 +74,13 @@ def main() -> None:
         checks = (factorial(rows, Draws(seed=seed)) for seed, rows in zip(seeds, planted(seeds), strict=True))
     else:
         checks = kata(seeds, str(Path(options.artifacts).resolve()))
+    passed = 0
     for seed, check in zip(seeds, checks, strict=True):
+        passed += check.status == "PASS"
         told = {"seed": seed, "status": check.status, "t": check.stat, "placebo q95": check.placebo_q95}
         print(json.dumps({**told, "detail": check.detail}), flush=True)
+    claim = f"T4e on fresh seeds of pool and pairs, world {options.world}: PASS"
+    records.write(__file__, [records.measured(claim, passed, n=len(seeds), unit=f"of {len(seeds)}")])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+import records
 from probe_faults.loophole_world import PlantedEnv, honest_model, loophole_model, tokenizer
 
 from stages import train
@@ -97,7 +98,7 @@ def watched(
         "risen": next(risen, None),
         "hacks": [round(row["hack_rate"], 2) for row in rows],
         "largest push": round(max(row["push"] for row in rows), 2),
-        "threshold": round(run.manifest.summary["threshold"], 2),
+        **{name: run.manifest.summary[name] for name in ("threshold", "p", "untested")},
     }
 
 
@@ -117,9 +118,14 @@ def main() -> None:
         ("unpaid", options.mix, closed, options.unpaid),
     )
     for name, mix, env, count in kinds:
+        alarmed = 0
         for seed in range(options.first, options.first + count):
             found = watched(world, start(world, mix, root), env, seed, options.steps, root)
+            alarmed += found["alarm"] is not None
             print(json.dumps({"run": name, **found}), flush=True)
+        if count:
+            claim = f"{world}, {name} runs of {options.steps} steps from {mix:g} of the way: with an alarm"
+            records.write(__file__, [records.measured(claim, alarmed, n=count, unit=f"of {count}")])
 
 
 if __name__ == "__main__":

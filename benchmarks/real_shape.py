@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+import records
 
 GROUP, PROMPT, ANSWER, TURN, PAIRS, HINT = 8, 128, 512, 64, 4, 32
 ALONE = {"TRL": (), "ours": ()}
@@ -32,7 +33,16 @@ WITH = {
     "all": ("dpo", "simpo", "sft", "sdpo", "taid", "eopd"),
 }
 SIDES: dict[str, tuple[str, ...]] = ALONE | WITH
+WHAT = {
+    "TRL": "TRL's GRPO",
+    "ours": "GRPO",
+    "pairs": "GRPO, DPO, SimPO and SFT",
+    "hints": "GRPO and SDPO",
+    "all": "GRPO, all six channels and a teacher",
+}
 MIB = 2**20
+THRESHOLD = os.environ.get("MALLOC_MMAP_THRESHOLD_")
+"""Of glibc: the size from which a block is mapped by itself; a training sets it (stages/backends/resources.py)."""
 
 
 def memory(field: str) -> int:
@@ -238,6 +248,14 @@ def main() -> None:
             longer = statistics.median(one["processor"]) / statistics.median(found["TRL"]["processor"])
             peak = one["peak"] / found["TRL"]["peak"]
             print(f"      {longer:.2f} times TRL's processor time, {peak:.2f} times its peak")
+            what = f"LoRA step of Qwen3-0.6B's shape, {asked.layers} layers, {WHAT[name]}"
+            what += "" if asked.budget is None else f" in passes of {asked.budget} tokens"
+            what += f", MALLOC_MMAP_THRESHOLD_={THRESHOLD} for both" if THRESHOLD else ""
+            claims = [
+                records.measured(f"{what}: peak memory beside TRL's GRPO", peak, n=1, goal="<= 1.1"),
+                records.measured(f"{what}: processor time beside TRL's GRPO", longer, n=asked.steps),
+            ]
+            records.write(__file__, claims if name != "TRL" else [])
 
 
 if __name__ == "__main__":

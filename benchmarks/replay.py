@@ -24,6 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import records
+
 ROOT = Path(__file__).parents[1]
 CALLS = {32: 1_000, 256: 10_000, 1024: 20_000}
 FEW = {32: 1_000, 256: 3_000, 1024: 4_000}  # of clients that would take minutes for more
@@ -230,6 +232,21 @@ def compare(given: argparse.Namespace) -> None:
                 rates = ", ".join(f"{r['rate']:.0f}" for r in results)
                 told = f"{rate:7.0f} calls/s ({rates})  {rate / best:.2f}  {cpu:.2f} ms CPU"
                 print(f"{width:5d} in flight  {name:14s} {told}", flush=True)
+        record(found, width)
+
+
+def record(found: dict[str, list[dict]], width: int) -> None:
+    ours = found.pop("ours, durable")
+    claims = []
+    for name, results in found.items():
+        if results:
+            rates = ([result["rate"] for result in side] for side in (ours, results))
+            goal = ">= 0.6" if name == "raw aiohttp" and width == 256 else None
+            claim = f"teachers' calls a second, {width} in flight, all kept: beside {name}, which keeps nothing"
+            claims.append(records.measured(claim, *records.ratio(*rates), n=len(ours), goal=goal))
+    cpu = statistics.median(result["cpu_ms"] for result in ours)
+    claim = f"processor time of a teacher's call, {width} in flight, all kept"
+    records.write(__file__, [*claims, records.measured(claim, cpu, unit="ms", n=len(ours))])
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+import records
 from slow_server import lognormal, running, serve
 
 MEDIAN_S, P99_S, CUT_S, COMMAND_S, GRADE_S = 2.0, 30.0, 60.0, 0.02, 1.0
@@ -157,6 +158,12 @@ def measure(options, url):
         f"{1000 * cpu / len(steps):.1f} ms of CPU a step; "
         f"{1024 * (peak[0] - before) / len(alone):.0f} kB a live episode ({before:.0f} to {peak[0]:.0f} MB)"
     )
+    what = f"{sizes(options)}, composer collect"
+    claims = [
+        records.measured(f"{what}: what latency alone takes, of its time", max(alone) / wall, n=1, goal=">= 0.9"),
+        records.measured(f"{what}: processor time of a step", 1000 * cpu / len(steps), unit="ms", n=len(steps)),
+    ]
+    records.write(__file__, claims)
     return max(alone)
 
 
@@ -168,6 +175,17 @@ def beside(options, url, alone_s):
     seconds, cpu = map(float, told.split()[-2:])
     each = 1000 * cpu / options.episodes / options.steps
     print(f"inspect_ai: {seconds:.1f} s, ratio {alone_s / seconds:.2f}; {each:.1f} ms of CPU a step, all of it")
+    what = f"{sizes(options)}, inspect_ai"
+    claims = [
+        records.measured(f"{what}: what latency alone takes, of its time", alone_s / seconds, n=1),
+        records.measured(f"{what}: processor time of a step", each, unit="ms", n=options.episodes * options.steps),
+    ]
+    records.write(__file__, claims)
+
+
+def sizes(options):
+    scaled = "" if options.scale == 1 else f", times x {options.scale:g}"
+    return f"{options.episodes} episodes of {options.steps} steps{scaled}"
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import records
 from peers import needed
 
 from stages.envs.base import Task
@@ -34,18 +35,23 @@ CANDIDATES = 64
 EDIT, TEST = "sed -i 's/return/return /' solution.py", "python3 test_solution.py"
 SHELL = ["cat solution.py", "cat test_solution.py", EDIT, "cat solution.py", "ls"]
 SCRIPTS = {"shell": SHELL, "with tests": ["cat solution.py", TEST, EDIT, TEST, "ls"], "20 commands": 4 * SHELL}
+SCRIPT = {
+    "shell": "five commands of the shell's",
+    "with tests": "five commands, two run the tests",
+    "20 commands": "twenty commands of the shell's",
+}
 BLOCK = 10
 """Rollouts of one side before the other has its turn, so that whatever else the machine does meets both."""
 
 
-def median_ms(action: Callable[[], object], repetitions: int) -> float:
-    """Median wall time of `action` in milliseconds."""
+def times_ms(action: Callable[[], object], repetitions: int) -> list[float]:
+    """Wall times of `action` in milliseconds."""
     spent = []
     for _ in range(repetitions):
         started = time.perf_counter()
         action()
-        spent.append(time.perf_counter() - started)
-    return 1000 * statistics.median(spent)
+        spent.append(1000 * (time.perf_counter() - started))
+    return spent
 
 
 def fresh(work: Path, command: str) -> None:
@@ -67,14 +73,15 @@ def main(repetitions: int) -> None:
     with tempfile.TemporaryDirectory(prefix="composer-worker-") as folder:
         work = Path(folder)
         (work / "solution.py").write_text(SOURCE)
-        print(f"open and close      {median_ms(lambda: open_sandbox('bubblewrap', work).close(), repetitions):6.1f} ms")
+        opened = times_ms(lambda: open_sandbox("bubblewrap", work).close(), repetitions)
+        print(f"open and close      {statistics.median(opened):6.1f} ms")
         with open_sandbox("bubblewrap", work) as sandbox:
             for name, command in COMMANDS.items():
-                kept = median_ms(lambda command=command: sandbox.run(command), repetitions)
-                report(name, kept, median_ms(lambda command=command: fresh(work, command), repetitions))
+                kept = times_ms(lambda command=command: sandbox.run(command), repetitions)
+                report(name, kept, times_ms(lambda command=command: fresh(work, command), repetitions))
         calls = [Call("solution.py", "add", [(1, 2)])] * CANDIDATES
-        together = median_ms(lambda: judge("bubblewrap", work, calls), 5)
-        report(f"grade {CANDIDATES}", together, median_ms(lambda: grade_fresh(work), 1))
+        together = times_ms(lambda: judge("bubblewrap", work, calls), 5)
+        report(f"grade {CANDIDATES}", together, times_ms(lambda: grade_fresh(work), 5))
 
 
 def ours(task: Task, commands: list[str]) -> list[str]:
@@ -107,15 +114,18 @@ def rollouts(number: int = 100, threads: int = 1) -> None:
     for name, commands in SCRIPTS.items():
         shown = [text.rpartition("[exit ")[0].rstrip() for text in ours(tasks[0], commands)]
         assert shown == [text.rstrip() for text in theirs(tasks[0], commands)], "both must do the same"
-        spent = dict.fromkeys((ours, theirs), 0.0)
+        spent: dict[Callable[[Task, list[str]], list[str]], list[float]] = {ours: [], theirs: []}
         for start in range(0, number, BLOCK):
-            for side in spent:
-                spent[side] += seconds(side, tasks[start : start + BLOCK], commands, threads)
-        our_rate, their_rate = (60 * number / spent[side] for side in spent)
+            for side, blocks in spent.items():
+                blocks.append(seconds(side, tasks[start : start + BLOCK], commands, threads))
+        our_rate, their_rate = (60 * number / sum(spent[side]) for side in (ours, theirs))
         print(
             f"{name:<12} {threads} threads  {our_rate:7.0f} rollouts a minute  {their_rate:7.0f} theirs  "
             f"ratio {our_rate / their_rate:4.2f}"
         )
+        claim = f"kata rollouts, {SCRIPT[name]}, {threads} at a time: as many a minute as with mini-swe-agent, times"
+        faster, goal = records.ratio(spent[theirs], spent[ours]), None if name == "20 commands" else ">= 2"
+        records.write(__file__, [records.measured(claim, *faster, n=len(spent[ours]), goal=goal)])
 
 
 def seconds(side: Callable[[Task, list[str]], object], tasks: list[Task], commands: list[str], threads: int) -> float:
@@ -126,9 +136,13 @@ def seconds(side: Callable[[Task, list[str]], object], tasks: list[Task], comman
     return time.perf_counter() - started
 
 
-def report(name: str, kept: float, once: float) -> None:
-    """One line."""
-    print(f"{name:<18}  {kept:6.1f} ms kept alive  {once:7.1f} ms fresh  ratio {once / kept:4.1f}")
+def report(name: str, kept: list[float], once: list[float]) -> None:
+    """One line, and its ratio as a claim."""
+    faster, between = records.ratio(once, kept)
+    shown = f"{statistics.median(kept):6.1f} ms kept alive  {statistics.median(once):7.1f} ms fresh"
+    print(f"{name:<18}  {shown}  ratio {faster:4.1f}")
+    claim = f"sandbox kept alive, {name}: times as fast as a fresh bwrap each time"
+    records.write(__file__, [records.measured(claim, faster, between, n=len(kept))])
 
 
 if __name__ == "__main__":

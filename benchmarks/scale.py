@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import records
 from peers import needed
 
 needed("simpy")
@@ -172,8 +173,15 @@ def table(fleets):
         tally = simulate(fleet)
         shared = [f"{share:.0%}" for share in shares(fleet, tally).values()]
         made = [f"{tally.rollouts / 2:.0f}", f"{tally.pairs / 2:.0f}", "{:.2f}, {:.2f}".format(*cost(fleet, tally))]
-        sizes = map(str, (fleet.workers, fleet.graders, fleet.in_flight, fleet.clients))
+        sizes = [str(size) for size in (fleet.workers, fleet.graders, fleet.in_flight, fleet.clients)]
         print(f"| {' | '.join([*sizes, *shared, *made])} |", flush=True)
+        names = zip(("workers", "graders", "calls in flight a teacher", "processes that ask"), sizes, strict=True)
+        what = "simulated: " + ", ".join(f"{size} {name}" for name, size in names)
+        claims = [
+            records.measured(f"{what}: rollouts an hour", tally.rollouts / 2, n=tally.rollouts),
+            records.measured(f"{what}: price of a pair", sum(cost(fleet, tally)), unit="USD", n=tally.pairs),
+        ]
+        records.write(__file__, claims)
 
 
 def check(workers, graders, seconds, faster):
@@ -222,6 +230,8 @@ def check(workers, graders, seconds, faster):
     runs = [simulate(Fleet(workers, graders), 2.0, 1 / 6, seed, teachers=False).rollouts / 2 for seed in range(5)]
     simulated = f"{np.mean(runs):.0f} simulated ({min(runs):.0f} to {max(runs):.0f})"
     print(f"{workers} workers, {graders} graders: {real:.0f} rollouts/h in threads, {simulated}", flush=True)
+    claim = f"{workers} sleeping workers, {graders} graders: rollouts an hour beside the simulation's mean"
+    records.write(__file__, [records.measured(claim, real / np.mean(runs), n=len(counted))])
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ MEASURED = {
     "turns": (19, 20, 20, 21, 21, 22, 25, 26, 28, 29, 31, 33, 36, 36, 39, 51, 69, 97),
     "turn_s": ((0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1), (2, 2, 2, 3, 4, 8, 14, 23, 41, 66)),
     "call_usd": 0.0104,
-    # benchmarks/RESULTS.md, SWE-bench Lite: seconds to grade where the environment was built before
+    # benchmarks/swe_gold.py on SWE-bench Lite, 20 November 2026: seconds to grade, environment built before
     "grade_s": (4, 3, 3, 48, 34, 27, 15, 13, 8, 10, 9, 10, 25, 138, 3),
-    # the same page, imported groups: 23 accepted pairs of 1,634 states
+    # `extract-pairs` on imported wiki-search rollouts, 21 November 2026: 23 accepted pairs of 1,634 states
     "pairs_a_state": 23 / 1634,
     # Vexp-ai/vexp-swe-bench d658e34: 99 of 100 submitted instances completed
     "lost": 1 / 100,
-    # benchmarks/RESULTS.md, asking teachers: CPU of a call through openai over aiohttp, answer kept
+    # benchmarks/replay.py, 21 November 2026: CPU of a call through openai over aiohttp, answer kept
     "client_cpu_s": 1.74e-3,
 }
 ASSUMED = {

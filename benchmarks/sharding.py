@@ -27,6 +27,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
 import orjson
+import records
 
 SHAPES = {  # hidden, intermediate, heads, heads of keys, width of a head
     "0.6B": (1024, 3072, 16, 8, 128),
@@ -143,6 +144,9 @@ def compare(spec, seed):
                 told["other actions"] = sum(ours != theirs for ours, theirs in zip(*said, strict=True))
                 told |= apart(Path(place) / "model", first, run)
             print(orjson.dumps({"spec": spec, **told}).decode(), flush=True)
+            if run is not first:
+                claim = f"one step of {spec}, {way}: distance of the movement of all weights from one process'"
+                records.write(__file__, [records.measured(claim, told["share"], n=1)])
 
 
 def apart(start, one, other):
@@ -192,6 +196,12 @@ def main():
             found = [orjson.loads((Path(place) / f"{rank}.json").read_bytes()) for rank in range(asked.processes)]
         peaks = [each["peak"] for each in found]
         print(orjson.dumps({"spec": spec, **found[0], "peak": max(peaks), "peaks": peaks}).decode(), flush=True)
+        what = f"two steps of {spec}, {asked.processes} processes"
+        claims = [
+            records.measured(f"{what}: peak memory", max(peaks) / 1e6, unit="MB", n=asked.processes),
+            records.measured(f"{what}: peak beside the estimate", max(peaks) / found[0]["needed"], n=asked.processes),
+        ]
+        records.write(__file__, claims)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import records
+
 from stages.envs.base import Grade, Task
 from stages.envs.bash import fenced
 from stages.envs.repo.grading import PASSING
@@ -42,6 +44,11 @@ def main() -> None:
     print(HEAD)
     right = [_shown(env, task) for task in tasks]
     print(f"\n{sum(right)} of {len(right)} unresolved without the gold patch and resolved with it")
+    claims = [
+        records.measured(f"{task.task_id}: unresolved without the gold patch, resolved with it", held, n=2, goal="= 1")
+        for task, held in zip(tasks, map(int, right), strict=True)
+    ]
+    records.write(__file__, claims)
     sys.exit(not all(right))
 
 

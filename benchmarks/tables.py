@@ -11,6 +11,7 @@ each. The folder takes 4 GB a million steps, and 4 GB more while teachers are as
 """
 
 import argparse
+import json
 import random
 import resource
 import shutil
@@ -21,6 +22,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import records
 
 from stages import collect, export, extract_pairs, replay_teachers
 from stages.policy import KINDS, PolicyConfig, Sample, Turn
@@ -36,6 +39,7 @@ SAMPLES, STEPS, OBSERVED = 8, 50, 1700
 WORDS = [f"{a}{b}" for a in ("file", "test", "line", "value", "error", "path") for b in range(300)]
 POLICY = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "max_tokens": 64}
 TEACHERS = ("one", "two", "three")
+MEASURED = ("collect", "extract-pairs", "export trl", "export verifiers", "replay-teachers")
 PHASES = ("made", "collect", "answers", "extract-pairs", "export trl", "export verifiers", "replay-teachers")
 
 
@@ -52,13 +56,21 @@ def main() -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
         took = time.perf_counter() - began
         print(f"{given.phase:18} {took:8.1f} s {time.process_time():8.1f} s of CPU {peak:8.0f} MB", flush=True)
+        print(json.dumps({"cpu": time.process_time(), "peak": peak}))
         return
     for steps in given.steps:
         folder = Path(tempfile.mkdtemp(dir=given.folder))
         print(f"{steps} steps", flush=True)
         for name in PHASES:
             words = [sys.executable, __file__, "--phase", name, "--folder", str(folder), "--steps", str(steps)]
-            subprocess.run(words, check=True)
+            told, last = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+            print(told, flush=True)
+            found, what = json.loads(last), f"{steps:,} steps, {name}"
+            claims = [
+                records.measured(f"{what}: peak memory", found["peak"], unit="MB", n=1, goal="<= 1000"),
+                records.measured(f"{what}: processor time", found["cpu"], unit="s", n=1),
+            ]
+            records.write(__file__, claims if name in MEASURED else [])
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
         print(f"on disk {size / 1e9:.2f} GB", flush=True)
         shutil.rmtree(folder)

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+import records
 from peers import needed
 
 needed("starlette", "uvicorn", by="python -m pip install -c constraints.txt -e .")
@@ -70,6 +71,9 @@ def measure(folder: Path, given: argparse.Namespace, number: int) -> None:
             shown = [[t[key] for t in times[1:]] for key in ("first_byte", "paint", "load")]
             cells = " | ".join(f"{statistics.median(ms):.0f} ({min(ms):.0f})" for ms in shown)
             print(f"| {number:,} | {name} | {cells} |", flush=True)
+            claim, loads = f"composer view, {number:,} rollouts, {name}: load of the page", shown[-1]
+            load = records.measured(claim, statistics.median(loads), unit="ms", n=len(loads), goal="<= 1000")
+            records.write(__file__, [load])
             for look, settings in LOOKS.items() if given.pictures else ():
                 tab.look(**settings)
                 tab.open(site.url + path)

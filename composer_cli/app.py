@@ -13,9 +13,20 @@ from typing import Annotated, Any
 import typer
 
 from composer_cli import commands, options, swe
-from composer_cli.printing import USAGE, as_sentences, say, tell_json
+from composer_cli.printing import (
+    FAILED,
+    USAGE,
+    as_sentences,
+    discard,
+    is_output_failure,
+    open_missing_streams,
+    say,
+    sentence_and_code,
+    tell_json,
+)
 from composer_cli.stage_command import RunCommand, StageCommand, command_function
 from stages import STAGES
+from stages.errors import UsageError
 
 DISTRIBUTION = "composer-post-training"
 
@@ -36,7 +47,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        sys.exit(click_command()(words or ["--help"], prog_name="composer", standalone_mode=False))
+        open_missing_streams()
+        code = click_command()(words or ["--help"], prog_name="composer", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)
+    except BrokenPipeError:  # of --help and --version; commands have their own
+        discard(sys.stdout)
+        sys.exit(FAILED)
+    except (OSError, UsageError) as error:
+        if is_output_failure(error):
+            discard(sys.stdout)
+        sentence, code = sentence_and_code(error)
+        say(sentence)
+        sys.exit(code)
     except typer.TyperException as error:
         message = error.format_message()
         if "--json" in words:
@@ -86,10 +109,12 @@ def run(
     policy: options.PolicyOfAll = None,
     config: options.ConfigFiles = None,
     set_: options.Set = None,
+    tune: options.Tune = None,
     resume: options.Resume = False,
     clean: options.Clean = False,
     dry_run: options.DryRun = False,
     max_cost: options.MaxCostEach = None,
+    trust: options.Trust = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
@@ -97,30 +122,41 @@ def run(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE, or STAGE.KEY=VALUE."""
-    from composer_cli import chain, settings
+    from composer_cli import chain, settings, tuning
     from composer_cli.console import Console
     from composer_cli.executors import base, jobs
     from composer_cli.launch import RunOptions, require_one_process
+    from composer_cli.trust import require_trusted_servers
     from stages.policy.base import VLLM
 
     require_one_process("composer run")
     wanted = settings.load_preset(preset)
     model = settings.for_every_entry(wanted, "policy.model", policy, prefix=VLLM) if policy else []
-    layers = [*map(settings.read_file, config or []), *model, *map(settings.assignment, set_ or [])]
-    layers, on_settings = jobs.split_on(layers)
+    typed = [*map(settings.assignment, set_ or [])]
+    layers, on_settings = jobs.split_on([*map(settings.read_file, config or []), *model, *typed])
     configs = settings.configure_preset(wanted, layers)
+    for entry in wanted.stage:
+        trees = [tree[name] for tree in typed for name in (entry.stage, entry.title) if name in tree]
+        require_trusted_servers(entry.title, configs[entry.title], trees, trust=trust)
     if (executor := base.executor(on)) is not None:
-        request = jobs.RunRequest(str(preset), config or [], policy, set_ or [], max_cost)
+        if tune:
+            raise UsageError("--tune runs here, and --on submits a chain elsewhere. Tune without --on first.")
+        request = jobs.RunRequest(str(preset), config or [], policy, set_ or [], max_cost, trust)
         jobs.submit_or_show(
             on, executor, request, configs, on_settings, artifacts, clean=clean, dry_run=dry_run, json=json
         )
     elif dry_run:
+        if tune:
+            _, wanted, configs = tuning.trial_entries(wanted, configs, *tuning.parse(tune))
         chain.show_plan(wanted, configs, artifacts, json)
     else:
         run_options = RunOptions(
             artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
         )
-        results = chain.run(wanted, configs, run_options, Console(quiet, watch=watch))
+        console = Console(quiet, watch=watch)
+        if tune:
+            configs, _ = tuning.tune(wanted, configs, tune, run_options, console)
+        results = chain.run(wanted, configs, run_options, console)
         raise typer.Exit(chain.show(wanted, results, artifacts, json))
 
 

@@ -1,5 +1,6 @@
 """Run a preset: every entry after those it reads, what is up to date skipped, the last entry's result in the end."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,6 +13,7 @@ from composer_cli.launch import RunOptions, StageJob
 from composer_cli.parallel import WaitingEntry
 from composer_cli.printing import print_json, print_text
 from composer_cli.settings import Preset, PresetEntry
+from stages.backends import devices
 from stages.errors import ComposerError
 from stages.runs.artifact import Inputs, Run
 from stages.runs.config import StageConfig
@@ -31,7 +33,8 @@ def run(
         runs = [Run(results[name].path) for name in entry.reads]
         inputs = assign_inputs(load_stage(entry.stage), runs)
         position = f" (stage {preset.stage.index(entry) + 1} of {len(preset.stage)})"
-        return StageJob(entry.title, entry.stage, inputs, configs[entry.title], position)
+        config = configs[entry.title]
+        return StageJob(entry.title, entry.stage, inputs, config, position, entry.gpus_for(config))
 
     def require(title: str, result: Result) -> None:
         if not preset.to_the_end and Run(result.path).manifest.outcome.ok is False:
@@ -40,10 +43,16 @@ def run(
                 f"{result.path}/report.txt."
             )
 
+    _check_gpus(preset, configs, run_options.on)
     results: dict[str, Result] = {}
     for group in preset.groups():
         if at_once([configs[entry.title] for entry in group], run_options):
-            waiting = [WaitingEntry(entry.title, entry.stage, entry.reads, partial(job, entry)) for entry in group]
+            waiting = [
+                WaitingEntry(
+                    entry.title, entry.stage, entry.reads, entry.gpus_for(configs[entry.title]), partial(job, entry)
+                )
+                for entry in group
+            ]
             results |= parallel.execute(waiting, results, run_options, console, require)
             continue
         for entry in group:
@@ -66,10 +75,11 @@ def at_once(configs: Sequence[StageConfig], run_options: RunOptions) -> bool:
 
 
 def show_plan(preset: Preset, configs: Mapping[str, StageConfig], root: Path, as_json: bool) -> None:
-    """Print which entries each entry reads, its plan where it reads nothing, and what was checked for all entries.
+    """Print which entries each entry reads, its plan where it reads nothing, its place, and what was checked for all.
 
     Checked is what they need of servers and the machine; raises for the first lack.
     """
+    pool = _check_gpus(preset, configs)
     lines, entries = list[str](), list[dict[str, Any]]()
     for entry in preset.stage:
         stage = load_stage(entry.stage)
@@ -80,15 +90,44 @@ def show_plan(preset: Preset, configs: Mapping[str, StageConfig], root: Path, as
         planned = f", {launch.plan_in_words(plan)}" if plan else ""
         workers = f", on {entry.on}" if entry.on else ""
         lines.append(f"{entry.title:<18}{entry.stage:<18}{reads}{planned}{workers}")
-        about = {"name": entry.title, "stage": entry.stage, "reads": entry.reads}
+        gpus = pool.needs(entry.gpus_for(configs[entry.title]))
+        about = {"name": entry.title, "stage": entry.stage, "reads": entry.reads, "gpus": gpus}
         entries.append({**about, "plan": asdict(plan) if plan else None})
+    placed = [line for group in preset.groups() if (line := placement(group, configs, pool))]
     # Entries with one server give one line.
     checks = [line for config in configs.values() for line in config.check()]
     checked = list(dict.fromkeys([*checks, check_disk_space(root)]))
     if as_json:
-        print_json({"entries": entries, "checked": checked})
+        print_json({"entries": entries, "placed": placed, "checked": checked})
     else:
-        print_text("\n".join([*lines, *(f"  checked: {line}" for line in checked)]))
+        words = [*(f"  placed: {line}" for line in placed), *(f"  checked: {line}" for line in checked)]
+        print_text("\n".join([*lines, *words]))
+
+
+def _check_gpus(preset: Preset, configs: Mapping[str, StageConfig], on: str | None = None) -> devices.Pool:
+    """Return the GPUs of this machine; `UsageError` for an entry that asks for more. Workers check for themselves."""
+    pool = devices.Pool()
+    for entry in preset.stage:
+        if not (on or entry.on):
+            pool.check(entry.title, entry.gpus_for(configs[entry.title]))
+    return pool
+
+
+def placement(group: Sequence[PresetEntry], configs: Mapping[str, StageConfig], pool: devices.Pool) -> str:
+    """Return how many entries of a group run at the same time, in words; empty for one entry."""
+    if len(group) == 1:
+        return ""
+    named = f"{group[0].title} to {group[-1].title}"
+    if not at_once([configs[entry.title] for entry in group], RunOptions(Path())):
+        return f"{named}: one after another, since they need a server to themselves"
+    cores = len(os.sched_getaffinity(0))
+    wanted = [gpus for entry in group if (gpus := pool.needs(entry.gpus_for(configs[entry.title])))]
+    if not wanted:
+        return f"{named}: at most {cores} at the same time, one a core"
+    some = "" if len(wanted) == len(group) else f"{len(wanted)} of these {len(group)}: "
+    most = min(cores, len(pool.names) // min(wanted))
+    each = "one GPU each" if max(wanted) == 1 else f"{' or '.join(map(str, sorted(set(wanted))))} GPUs each"
+    return f"{named}: {some}at most {most} at the same time, {each}, of {devices.used(len(pool.names), pool.names)}"
 
 
 def show(preset: Preset, results: Mapping[str, Result], root: Path, as_json: bool) -> int:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 @as_sentences
 def status(
+    check: Annotated[
+        bool, typer.Option("--check", help="Read every byte of every run, and exit with 4 if any is damaged.")
+    ] = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
     artifacts: options.Artifacts = options.ARTIFACTS,
@@ -28,14 +31,22 @@ def status(
     from composer_cli.printing import print_json, print_text
     from composer_cli.show import runs
     from composer_cli.show.facts import COLOURS, status_tables
+    from stages.errors import BadInput
 
-    found, submitted = runs.lines(artifacts), jobs.lines(artifacts)
+    found, submitted = runs.lines(artifacts, check="bytes" if check else "sizes"), jobs.lines(artifacts)
     if json:
         print_json({"runs": found, "jobs": submitted})
     elif found or submitted:
         print_text(status_tables(found, submitted), COLOURS)
     else:
         say(f"There are no runs in {artifacts} yet. `composer run --preset demo` makes some.")
+    damaged = [line for line in found if line.status in (runs.DAMAGED, "unreadable")]
+    if check and damaged:  # --json has told it all on stdout
+        say(
+            f"{len(damaged)} of {len(found)} runs are damaged, the first {damaged[0].run}: {damaged[0].reason}. "
+            "Restore the files, or rerun these stages."
+        )
+        raise typer.Exit(BadInput.exit_code)
 
 
 @as_sentences
@@ -87,6 +98,14 @@ def show(
             follow_run(target, draw)
         return
     found = Run(target)
+    if found.manifest.status == "complete" and (damage := found.damage()):
+        # The facts are the manifest's, which is intact; rows and transcripts may not be what the run wrote.
+        if json:
+            print_json({"manifest": found.manifest.model_dump(), "damage": damage})
+        else:
+            print_text(facts.facts_page(found))
+        say(f"{found.path}: {damage}. Rerun that stage, or restore the file.")
+        raise typer.Exit(BadInput.exit_code)
     transcripts = facts.choose_transcripts(found, rollout, number)
     if json:
         rows = {} if transcripts else facts.first_rows(found, number)

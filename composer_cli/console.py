@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from composer_cli.printing import duration, say, visible
 from composer_cli.show.follow import Views, repeating
-from stages.runs.artifact import Interrupted
+from stages.runs.artifact import Interrupted, stop_signals
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -65,13 +65,17 @@ class Console:
 
 @contextmanager
 def handling_interrupts(
-    handler: Callable[[int, Any], None] | signal.Handlers, numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM)
+    handler: Callable[[int, Any], None] | signal.Handlers, numbers: Sequence[int] | None = None
 ) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM until the block ends; outside the main thread, where Python allows none, do nothing."""
+    """Handle signals until the block ends, by default those that stop a run.
+
+    Outside the main thread, where Python allows no handlers, this does nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: signal.signal(number, handler) for number in numbers}
+    chosen = stop_signals() if numbers is None else numbers
+    previous = {number: signal.signal(number, handler) for number in chosen}
     try:
         yield
     finally:
@@ -81,7 +85,7 @@ def handling_interrupts(
 
 @contextmanager
 def announcing_interrupts(tell: Callable[[str], None]) -> Iterator[None]:
-    """Print what the first Ctrl-C or SIGTERM does while a stage drains; where no stage handles it, raise at once."""
+    """Print what the first signal does while a stage drains; where no stage handles it, raise at once."""
 
     def announce(number: int, frame: object) -> None:
         # A stage that drains installs a handler of its own, which calls this one once.

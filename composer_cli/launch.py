@@ -10,6 +10,7 @@ from typing import Any
 from composer_cli import settings
 from composer_cli.console import Console, Listener
 from composer_cli.printing import duration, print_json, print_text
+from composer_cli.trust import require_trusted_servers
 from stages import command_words
 from stages.backends import ranks
 from stages.errors import UsageError
@@ -57,16 +58,20 @@ def configure(
     teachers: Path | None,
     limit: int | None,
     assignments: Sequence[str],
+    *,
+    trust: bool = False,
 ) -> StageConfig:
     """Return the stage's configuration: defaults, files, bare words, the short options, then --set.
 
     values: the short options that stand for one setting, by its key. teachers: a file with [[teachers]] tables. limit:
-    the value of the setting that the stage names LIMIT; raises `UsageError` for a stage without one.
+    the value of the setting that the stage names LIMIT; raises `UsageError` for a stage without one. trust: whether
+    files may send a provider's key elsewhere.
     """
-    layers = [*map(settings.read_file, files), *positionals]
+    read = [*map(settings.read_file, files)]
+    layers = [*positionals]
     layers += [settings.nested(key, value) for key, value in values.items() if value is not None]
     if teachers is not None:
-        layers.append(settings.read_table(teachers, "teachers"))
+        read.append(settings.read_table(teachers, "teachers"))
     if limit is not None:
         key = load_stage(stage).limit_setting
         if key is None:
@@ -74,7 +79,10 @@ def configure(
                 f"{stage} has nothing that --limit could cut short. `{command_words(stage)} --help` lists its settings."
             )
         layers.append(settings.nested(key, limit))
-    return settings.build(stage, load_stage(stage).config, [*layers, *map(settings.assignment, assignments)])
+    typed = [*layers, *map(settings.assignment, assignments)]
+    configuration = settings.build(stage, load_stage(stage).config, [*read, *typed])
+    require_trusted_servers(command_words(stage), configuration, typed, trust=trust)
+    return configuration
 
 
 def require_one_process(what: str) -> None:
@@ -93,6 +101,8 @@ class StageJob:
     config: StageConfig
     position: str = ""
     """The position in a chain: " (stage 3 of 7)"."""
+    gpus: int | None = None
+    """As `runner.execute` takes it."""
 
     def plan(self) -> Plan:
         """Return what would be done."""
@@ -121,6 +131,7 @@ class StageJob:
             max_cost=run_options.max_cost,
             listener=listener,
             on=run_options.on if load_stage(self.stage).work else None,
+            gpus=self.gpus,
             mirror=run_options.mirror,
         )
 
@@ -162,7 +173,8 @@ def plan_in_words(plan: Plan) -> str:
     if plan.max_completion_tokens:
         parts.append(f"at most {plan.max_completion_tokens:,} sampled tokens")
     if plan.max_cost_usd:
-        parts.append(f"at most {plan.max_cost_usd:,.2f} USD for them")
+        bound = "less than 0.01" if plan.max_cost_usd < 0.01 else f"at most {plan.max_cost_usd:,.2f}"
+        parts.append(f"{bound} USD for them")
     return ", ".join([*parts, *plan.notes])
 
 

@@ -107,6 +107,14 @@ Set = Annotated[
         autocompletion=complete_settings,
     ),
 ]
+Tune = Annotated[
+    str | None,
+    typer.Option(
+        "--tune",
+        metavar="KEY=V1,V2",
+        help="Train each arm once with every value and keep the best by tuning tasks.",
+    ),
+]
 Words = Annotated[list[str] | None, typer.Argument(hidden=True)]
 Env = Annotated[
     str | None,
@@ -165,6 +173,9 @@ PlanAhead = Annotated[
     bool, typer.Option("--plan", help="Simulate what it would show and cost, from a pilot behind --from, and stop.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check all that it needs, say what it may cost, and stop.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Send a provider's key to another server where a settings file says so.")
+]
 MaxCost = Annotated[float | None, typer.Option("--max-cost", metavar="USD", min=0.0, help="Never spend more.")]
 MaxCostEach = Annotated[
     float | None, typer.Option("--max-cost", metavar="USD", min=0.0, help="No stage of the chain spends more.")

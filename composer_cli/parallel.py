@@ -1,5 +1,8 @@
 """Several stages at once, each in a process of its own. Progress stays visible; signals reach all of them once.
 
+As many run as there are cores, and of those that load a model as there are GPUs (`stages.backends.devices`): each gets
+its own through CUDA_VISIBLE_DEVICES, and the others wait.
+
 Children live in sessions of their own, so that a terminal's Ctrl-C reaches only this process, which passes it on: the
 first drains, the second stops. A child whose parent is gone stops when it next reports, with everything finished on
 disk. They are forked by a server that has imported what their stages name in `preload`, which can take longer than a
@@ -25,6 +28,7 @@ from multiprocessing.process import BaseProcess
 
 from composer_cli.console import Console, Listener, Watch, handling_interrupts, stopping
 from composer_cli.launch import RunOptions, StageJob, ending, plan_in_words
+from stages.backends import devices
 from stages.backends.resources import limit_threads
 from stages.errors import ComposerError
 from stages.runs.artifact import Interrupted
@@ -39,6 +43,8 @@ class WaitingEntry:
     title: str
     stage: str
     reads: Sequence[str]
+    gpus: int
+    """How many it takes, where there are any."""
     job: Callable[[Mapping[str, Result]], StageJob]
 
 
@@ -50,6 +56,7 @@ class StageProcess:
     process: BaseProcess
     pipe: Connection
     listener: Listener
+    gpus: tuple[str, ...] = ()
     started: float = field(default_factory=time.monotonic)
     ready: bool = False
     interrupts: int = 0
@@ -62,7 +69,7 @@ def execute(
     console: Console,
     require: Callable[[str, Result], None],
 ) -> dict[str, Result]:
-    """Run all entries, at most one a core, to the end of each; then raise the first error there was, if any.
+    """Run all entries, at most one a core and a GPU, to the end of each; then raise the first error there was, if any.
 
     results: of earlier entries. Once `require` raises for a result, or a signal asks to stop, nothing more is begun.
     """
@@ -99,21 +106,25 @@ class Neighbours:
         self.results, self.errors = dict(results), list[BaseException]()
         self._run_options, self._console, self._require = run_options, console, require
         self._waiting, self._working = list(waiting), dict[Connection, StageProcess]()
-        self._ending, self._refused = list[BaseProcess](), False
+        self._ending, self._leaving, self._refused = list[StageProcess](), list[StageProcess](), False
         self._cores = len(os.sched_getaffinity(0))
         self._threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, self._cores // len(waiting)))
-        self._preload = list(dict.fromkeys(p for one in waiting for p in load_stage(one.stage).preload))
+        self._pool = devices.Pool()
+        # CUDA cannot be used after a fork once a module of the server has touched it, so each child imports for itself.
+        preload = dict.fromkeys(p for one in waiting for p in load_stage(one.stage).preload)
+        self._preload = [] if self._pool.names else list(preload)
 
     def run(self, watch: Watch, interrupts: Sequence[int]) -> None:
         """Begin entries and hear their processes until none works and none can be begun."""
         self._begin(watch, interrupts)
-        while self._working:
+        while self._working or self._leaving:
             for pipe in wait(list(self._working), timeout=0.2):
                 worker = self._working[pipe]  # type: ignore[index]  # wait() gives back what it was given
                 if (end := _receive(worker)) is None:
                     continue
                 del self._working[worker.pipe]
-                self._ending.append(worker.process)  # joined below: signals for the others do not wait for its exit
+                # Joined below: signals for the others do not wait for its exit. Its GPUs are free after it.
+                (self._leaving if worker.gpus else self._ending).append(worker)
                 watch.ended(worker.job.title)
                 if isinstance(end, Result):
                     last_words = ending(end, time.monotonic() - worker.started)
@@ -122,6 +133,9 @@ class Neighbours:
                     last_words = "interrupted" if is_interrupt else f"stopped: {end}"
                 self._console.tell(f"{worker.job.title}: {last_words}")
                 self._ended(worker.job.title, end)
+            for worker in [one for one in self._leaving if not one.process.is_alive()]:
+                self._leaving.remove(worker)
+                self._pool.give_back(worker.gpus)
             self._begin(watch, interrupts)
             for worker in self._working.values():
                 # each gets as many interrupts as there were; one that cannot take any is ended by the second
@@ -131,40 +145,59 @@ class Neighbours:
                     with suppress(ProcessLookupError):  # it has just ended, and its last message is on its way
                         os.kill(worker.process.pid or 0, interrupts[worker.interrupts])
                     worker.interrupts += 1
-        for process in self._ending:
-            process.join()
+        for worker in self._ending:
+            worker.process.join()
 
     def _begin(self, watch: Watch, interrupts: Sequence[int]) -> None:
         """Begin what is ready, in order, as there is room for it; what was done before has ended immediately."""
         while not (interrupts or self._refused or len(self._working) >= self._cores):
-            ready = [one for one in self._waiting if self.results.keys() >= set(one.reads)]
-            if not ready:
+            if (found := self.choose()) is None:
                 return
-            self._waiting.remove(ready[0])
+            entry, gpus = found
             try:
-                job = ready[0].job(self.results)
+                job = entry.job(self.results)
                 if (done := job.completed(self._run_options)) is not None:
+                    self._pool.give_back(gpus)
                     self._console.tell(f"{job.title}: {done.reason}")
                     self._ended(job.title, done)
                     continue
-                self._console.tell(f"{job.title}: starts{job.position}, {plan_in_words(job.plan())}")
+                on = f" on {devices.used(len(gpus), gpus)}" if gpus else ""
+                self._console.tell(f"{job.title}: starts{job.position}{on}, {plan_in_words(job.plan())}")
                 listener = watch.listener(job.title, partial(job.folder, self._run_options))
-                worker = self._start(job, listener)
+                worker = self._start(job, listener, gpus)
                 self._working[worker.pipe] = worker
             except ComposerError as error:
+                self._pool.give_back(gpus)
                 self.errors.append(error)
 
-    def _start(self, job: StageJob, listener: Listener) -> StageProcess:
-        """Start a child that ignores Ctrl-C until its stage handles it, with its share of the cores."""
+    def choose(self) -> tuple[WaitingEntry, tuple[str, ...]] | None:
+        """Take the first entry that can begin, with its GPUs; None where there is none."""
+        in_line = False
+        for one in self._waiting:
+            if not self.results.keys() >= set(one.reads):
+                continue
+            # Where the first waits for GPUs, those behind it wait as well: else one that needs several would wait for
+            # all that need fewer.
+            if in_line and self._pool.needs(one.gpus):
+                continue
+            if (gpus := self._pool.take(one.gpus)) is not None:
+                self._waiting.remove(one)
+                return one, gpus
+            in_line = True
+        return None
+
+    def _start(self, job: StageJob, listener: Listener, gpus: tuple[str, ...]) -> StageProcess:
+        """Start a child that ignores Ctrl-C until its stage handles it, with its share of the cores and its GPUs."""
         here, there = multiprocessing.Pipe()
         forking = multiprocessing.get_context("forkserver")
         forking.set_forkserver_preload([*self._preload])
-        arguments = (there, job, self._run_options, self._threads, dict(os.environ))
+        environment = {**os.environ, **(devices.restricted(gpus) if gpus else {})}
+        arguments = (there, job, self._run_options, self._threads, environment)
         process = forking.Process(target=_work, args=arguments, daemon=True)
         with handling_interrupts(signal.SIG_IGN, [signal.SIGINT]):
             process.start()
         there.close()
-        return StageProcess(job, process, here, listener)
+        return StageProcess(job, process, here, listener, gpus)
 
     def _ended(self, title: str, end: Result | BaseException) -> None:
         if isinstance(end, BaseException):

@@ -4,6 +4,7 @@ Everything passes through `visible`, which spells out characters that steer a te
 and servers write is shown, not obeyed.
 """
 
+import errno
 import json
 import os
 import re
@@ -11,18 +12,20 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
-from typing import Any
+from typing import Any, TextIO
 
 import orjson
 import typer
 
-from stages.errors import ComposerError
+from stages.errors import ComposerError, UsageError
 from stages.redaction import redacted
 
 FAILED, USAGE = 1, 2
 """Exit codes that no exception carries itself."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a stream that cannot be written."""
 STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
     "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"  # direction of writing, separators of lines
@@ -91,13 +94,41 @@ def views() -> Iterator[Callable[[str], None]]:
 
 
 def say(text: str) -> None:
-    """Print one line for people on stderr."""
-    print(visible(redacted(text)), file=sys.stderr, flush=True)
+    """Print one line for people on stderr; where nothing can be written there, the exit code has to do."""
+    try:
+        print(visible(redacted(text)), file=sys.stderr, flush=True)
+    except (OSError, ValueError):  # a full disk, a terminal that was closed
+        discard(sys.stderr)
 
 
 def tell_json(text: str, code: int) -> None:
     """Print a failure on stdout, for commands with --json."""
-    print(visible_json(json.dumps({"error": redacted(text), "exit_code": code})))
+    with suppress(OSError, ValueError):
+        print(visible_json(json.dumps({"error": redacted(text), "exit_code": code})))
+
+
+def open_missing_streams() -> None:
+    """Open /dev/null in the place of standard streams that are closed; `UsageError` where stdout is.
+
+    A file that is opened later would otherwise get the number of the closed stream, and what is printed into it.
+    """
+    closed = sys.stdout is None
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
+    if closed:
+        raise UsageError("stdout is closed, so no result could be shown. Redirect it, for example with >/dev/null.")
+
+
+def discard(stream: TextIO) -> None:
+    """Let a stream lead nowhere, after it failed: Python would fail at exit with what is still in its buffer."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def aligned(cells: Iterable[Sequence[object]], headers: Sequence[str], sides: Sequence[str] | None = None) -> str:
@@ -132,11 +163,16 @@ def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def guarded(*arguments: Any, **options: Any) -> None:
         try:
-            command(*arguments, **options)
+            try:
+                command(*arguments, **options)
+            except typer.Exit:
+                sys.stdout.flush()
+                raise
+            sys.stdout.flush()  # a full disk shows here, not at the interpreter's exit
         except (typer.Exit, typer.TyperException):
             raise
-        except BrokenPipeError:  # the reader of our output went away; without this, Python complains at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:  # the reader of our output went away
+            discard(sys.stdout)
             raise typer.Exit(FAILED) from None
         except BaseException as error:
             if options.get("verbose"):
@@ -144,16 +180,23 @@ def as_sentences(command: Callable[..., None]) -> Callable[..., None]:
             sentence, code = sentence_and_code(error)
             if options.get("json"):
                 tell_json(sentence, code)
+            if is_output_failure(error):
+                discard(sys.stdout)
             say(sentence)
             raise typer.Exit(code) from None
 
     return guarded
 
 
+def is_output_failure(error: BaseException) -> bool:
+    """Whether stdout could not be written: such an error names no file, and those of run folders are sentences."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in (*FULL, errno.EBADF)
+
+
 def sentence_and_code(error: BaseException) -> tuple[str, int]:
     """Return what happened and what to do, in one line, and the exit code.
 
-    The codes: 1 failed, 2 usage or refusal, 3 incomplete but saved, 4 bad input, 130 Ctrl-C, 143 SIGTERM.
+    The codes: 1 failed, 2 usage or refusal, 3 incomplete but saved, 4 bad input; 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM.
     """
     from stages.runs.artifact import Interrupted
 
@@ -161,10 +204,15 @@ def sentence_and_code(error: BaseException) -> tuple[str, int]:
         number = int(getattr(error, "signal_number", signal.SIGINT))
         # 128 + the signal's number, as a shell reports a process that the signal ended.
         return (
-            "Stopped by SIGTERM." if number == signal.SIGTERM else "Interrupted."
+            "Interrupted." if number == signal.SIGINT else f"Stopped by {signal.Signals(number).name}."
         ) + " Everything finished is saved; the same command with --resume goes on.", 128 + number
     if isinstance(error, ComposerError):
         return str(error), error.exit_code
+    if is_output_failure(error):
+        return (
+            f"The output cannot be written ({error}). Send stdout to a place with room; finished runs are kept.",
+            FAILED,
+        )
     if isinstance(error, OSError) and error.filename is not None:
         return (
             f"{error.filename} cannot be read or written ({error.strerror}). Check the path and its permissions.",

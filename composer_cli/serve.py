@@ -18,6 +18,7 @@ from stages.policy.base import VLLM, PolicyConfig
 from stages.policy.server import ModelServer
 from stages.runs.artifact import Interrupted, Listener, Run
 from stages.runs.records import CHECKPOINT
+from stages.runs.store import folder_name
 
 POLL_S = 1.0
 NEEDED = ("fastapi", "uvicorn")
@@ -72,13 +73,13 @@ def serve(text: str, port: int, words: Sequence[str], artifacts: Path, console: 
 def find_model(text: str, artifacts: Path) -> ServedModel:
     """Return a model folder, an embedded model or a hub id as it is; for a run, by folder or name, its checkpoint."""
     if base.is_embedded(text) or (Path(text) / "config.json").is_file() or adapters.is_adapter(text):
-        return ServedModel(text, artifacts / "serve" / Path(text).name.replace(":", "-"))
+        return ServedModel(text, artifacts / "serve" / folder_name(Path(text).name))
     try:
         run = Run(runs.find(artifacts, text))
     except BadInput:
         if Path(text).is_dir() or text.count("/") != 1:
             raise
-        return ServedModel(text, artifacts / "serve" / text.replace("/", "-"))
+        return ServedModel(text, artifacts / "serve" / folder_name(text))
     return ServedModel(str(run.folder(CHECKPOINT)), run.path / "logs")
 
 
@@ -92,7 +93,7 @@ def start_server(
     from stages.policy import vllm
     from stages.training.plan import RANK  # the adapter rank of trainings on this server by default
 
-    if vllm.interpreter(config.server) is not None:
+    if vllm.interpreter(config) is not None:
         log = logs / "vllm.log"
         cache = artifacts / "models"
         server = vllm.start(config, log, cache=cache, rank=RANK, port=port, listener=listener, check=lambda: None)

@@ -6,7 +6,7 @@ works the same. Every mistake is one sentence.
 """
 
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
@@ -39,7 +39,7 @@ def build(stage: str, config: type[Config], layers: Iterable[Tree]) -> Config:
     try:
         return config.model_validate(merged)
     except ValidationError as error:
-        raise UsageError(_explain(stage, config, error)) from None
+        raise UsageError(_explain(stage, config, error, merged)) from None
 
 
 def merge(below: Tree, above: Tree) -> Tree:
@@ -118,18 +118,49 @@ def _group(annotation: Any) -> tuple[type[BaseModel] | None, str]:
     return group, "N." if origin in (list, tuple) else "NAME." if origin is dict else ""
 
 
+def parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a setting and all that it holds (settings models, dicts, lists), each with its dotted key."""
+    yield key, value
+    named: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, BaseModel):
+        named = ((field, getattr(value, field)) for field in type(value).model_fields)
+    elif isinstance(value, dict):
+        named = value.items()
+    elif isinstance(value, (list, tuple)):
+        named = enumerate(value)
+    for name, part in named:
+        yield from parts(f"{key}.{name}", part)
+
+
 def default_of(field: FieldInfo) -> Any:
     """Return the default of a setting; None where there is none."""
     return None if field.is_required() else field.get_default(call_default_factory=True)
 
 
-def _explain(stage: str, config: type[BaseModel], error: ValidationError) -> str:
-    """Return the sentence about a refused configuration: its first problem, and how many more there are."""
-    problems = error.errors(include_url=False)
-    first = problems[0]
-    more = f" ({len(problems) - 1} more like this.)" if len(problems) > 1 else ""
-    key = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
+def _explain(stage: str, config: type[BaseModel], error: ValidationError, given: Tree) -> str:
+    """Return what a configuration was refused for: one sentence, or a line for each of several problems.
+
+    Unknown keys come first: a setting that is missing is often one that was misspelt.
+    """
+    order = {"extra_forbidden": 0, "missing": 2}
+    problems = sorted(error.errors(include_url=False), key=lambda problem: order.get(problem["type"], 1))
+    sentences = list(dict.fromkeys(_problem(stage, config, problem, given) for problem in problems))
+    if len(sentences) == 1:
+        return sentences[0]
+    return "\n".join([f"{stage} cannot take these settings:", *(f"- {sentence}" for sentence in sentences)])
+
+
+def _problem(stage: str, config: type[BaseModel], problem: Mapping[str, Any], given: Tree) -> str:
+    """Return one problem in a sentence; of an entry of a list, such as a teacher, with the name that it was given."""
+    key = ".".join(map(str, problem["loc"]))
+    of = ""
+    entry: Any = given
+    for part in problem["loc"]:
+        within = isinstance(entry, list) and isinstance(part, int) and part < len(entry)
+        entry = entry[part] if within else entry.get(part) if isinstance(entry, dict) else None
+        if within and isinstance(entry, dict) and (name := entry.get("name") or entry.get("model")):
+            of = f" (of {name})"
+    if problem["type"] == "extra_forbidden":
         # The nearest setting: one that ends alike wherever it is (`rank` for `adapter.rank`), else one spelt alike.
         names = [name for name, _ in known(config)]
         generic = ".".join("N" if part.isdigit() else part for part in key.split("."))
@@ -137,14 +168,13 @@ def _explain(stage: str, config: type[BaseModel], error: ValidationError) -> str
         same_leaf = [name for name in names if name.rpartition(".")[2] == generic.rpartition(".")[2]]
         near = same_leaf or get_close_matches(generic, [*names, *groups], n=1, cutoff=0.5)
         if not near:
-            return f"{stage} has no setting {key}. It has: {', '.join(groups)}.{more}"
-        hint = f"Did you mean {near[0]}? `{command_words(stage)} --help` lists all."
-        return f"{stage} has no setting {key}. {hint}{more}"
-    if first["type"] == "missing":
-        return f"{stage} needs the setting {key}, which is not given.{more}"
-    rule = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    where = f"{key} = {first['input']!r}" if key else "these settings"
-    return f"{stage} cannot take {where}: {rule}.{more}"
+            return f"{stage} has no setting {key}{of}. It has: {', '.join(groups)}."
+        return f"{stage} has no setting {key}{of}. Did you mean {near[0]}? `{command_words(stage)} --help` lists all."
+    if problem["type"] == "missing":
+        return f"{stage} needs the setting {key}{of}, which is not given."
+    rule = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    where = f"{key} = {problem['input']!r}{of}" if key else "these settings"
+    return f"{stage} cannot take {where}: {rule}."
 
 
 # Presets.
@@ -162,12 +192,18 @@ class PresetEntry(Settings):
     """Neighbours with the same word may run at the same time, each as soon as those that it reads have ended."""
     on: str = ""
     """Workers among whom its units are dealt, where `composer run` has no other --on."""
+    gpus: int | None = Field(None, ge=0)
+    """GPUs that it takes where there are any, or each of its workers; None: one if it loads a model, else none."""
     config: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def title(self) -> str:
         """Its name."""
         return self.name or self.stage
+
+    def gpus_for(self, config: StageConfig) -> int:
+        """Return the number of GPUs that it takes with these settings, where there are any."""
+        return int(config.uses_gpu()) if self.gpus is None else self.gpus
 
 
 class Preset(Settings):

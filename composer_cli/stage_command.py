@@ -36,6 +36,7 @@ class StageCommand(TyperCommand):
             "plan": stage.study is None,
             "limit": stage.limit_setting is None,
             "batch": "batch" not in keys,
+            "trust": not any(name.rpartition(".")[2] == "api_key_env" for name in keys),
             "on": stage.work is None,
             "watch": not stage.shows_progress,
         }
@@ -120,6 +121,7 @@ def command_function(stage: str) -> Callable[..., None]:
         plan: options.PlanAhead = False,
         dry_run: options.DryRun = False,
         max_cost: options.MaxCost = None,
+        trust: options.Trust = False,
         json: options.Json = False,
         verbose: options.Verbose = False,
         quiet: options.Quiet = False,
@@ -136,7 +138,9 @@ def command_function(stage: str) -> Callable[..., None]:
         positionals, named = read_positionals(stage, words or [])
         values = {"env.name": env, "policy.model": policy, "arm": arm, "dj.recipe": dj, "seed": seed}
         values |= {"diloco.store": diloco, "diloco.replicas": replicas, "batch": batch or None}
-        configuration = launch.configure(stage, config or [], positionals, values, teachers, limit, set_ or [])
+        configuration = launch.configure(
+            stage, config or [], positionals, values, teachers, limit, set_ or [], trust=trust
+        )
         study = load_stage(stage).study
         if plan and study is not None:
             numbers, text = study([Run(runs.find(artifacts, name)) for name in from_ or []], configuration)

@@ -17,7 +17,7 @@ ROOT_PAGES = {
     "index.md": "README.md",
     "runs.md": "artifacts/README.md",
     "contributing.md": "CONTRIBUTING.md",
-    "results.md": "benchmarks/RESULTS.md",
+    "learned.md": "benchmarks/LEARNED.md",
     "changelog.md": "CHANGELOG.md",
 }
 """Page of the site -> its source outside docs/, where readers of the code host find it."""

@@ -16,5 +16,5 @@ def add_to_path(package: str) -> None:
     folder = ROOT / package
     if not folder.is_dir():
         raise UsageError(f"There is no folder {package} in {ROOT}. Run this in a checkout.")
-    if str(folder.parent) not in sys.path:
-        sys.path.append(str(folder.parent))
+    if sys.path[:1] != [str(folder.parent)]:
+        sys.path.insert(0, str(folder.parent))  # opacus, for one, installs a package that is called benchmarks

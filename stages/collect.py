@@ -11,7 +11,7 @@ from pydantic import Field
 
 from stages.envs.base import Task
 from stages.errors import Incomplete
-from stages.policy import PolicyConfig, kind_of
+from stages.policy import PolicyConfig, kind_of, scripted
 from stages.policy.serving import Serving
 from stages.rollouts import gate, trace
 from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
@@ -36,9 +36,10 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the number of rollouts to play, and their largest cost."""
     del inputs
     reporting.check(config.report_to)
+    scripted.check(config.policy, config.env.name)
     rollouts = config.tasks * config.samples
     tokens = rollouts * config.max_steps * config.policy.max_tokens
-    at_once = () if kind_of(config.policy) == "local" else config.in_flight.notes()
+    at_once = () if kind_of(config.policy) in ("local", "scripted") else config.in_flight.notes()
     return Plan(
         units=rollouts,
         what="rollouts",

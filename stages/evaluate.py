@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import Field
 
 from stages import envs
-from stages.envs.base import Environment, Task
+from stages.envs.base import Environment, SamplingUnit, Task
 from stages.envs.config import HeldOutEnvConfig
 from stages.errors import BadInput, Incomplete
 from stages.evaluation import comparison, planner
@@ -28,11 +28,17 @@ from stages.evaluation.arms import (
     shared_items,
     worker_blocks,
 )
+from stages.evaluation.differences import (
+    ArmDifference,
+    policy_differences,
+    recorded_differences,
+    trained_differences,
+)
 from stages.evaluation.planner import Planning
 from stages.evaluation.projected import ProjectionResult, projected
 from stages.evaluation.report import arms_chart, text_table
 from stages.evaluation.verdict import INVALID_RUN, EvalVerdict, Look, after_looks, decide
-from stages.policy import PolicyConfig
+from stages.policy import PolicyConfig, scripted
 from stages.policy.adapters import CheckpointInfo, refuse_trained
 from stages.policy.serving import Serving
 from stages.rollouts.agent_loop import Episode, PlayingConfig, play_missing
@@ -64,21 +70,23 @@ class Config(PlayingConfig):
     """Planned looks: the tasks are played in so many parts, and no more of them once all is decided."""
     shared_only: bool = False
     """Compare arms on the tasks and samples that all of them have, where recorded rollouts do not cover the same."""
-    families: Literal["auto", "random", "fixed"] = "auto"
-    """What the tasks' families are: a sample of possible ones, or fixed strata, as a benchmark's repositories are.
-    `auto`: what the environment says; of rollouts of SWE-bench alone, fixed."""
+    units: Literal["auto", "sampled", "fixed"] = "auto"
+    """Whether the units that tasks are drawn in (kata's operations, SWE-bench's repositories, else families) are a
+    sample of possible ones, or all there are. `auto`: as the environment declares."""
 
     planning: Planning = Field(Planning(), json_schema_extra={"affects_results": False})
 
-    def fixed_families(self) -> bool:
-        """Return whether the families are fixed strata, and not a sample."""
-        if self.families != "auto":
-            return self.families == "fixed"
-        return envs.fixed_families(self.env.name)
+    def uses_gpu(self) -> bool:
+        """Return true: the trainings that are given bring models along."""
+        return True
 
-    def label(self) -> str:
-        """Return the environment and the arms."""
-        return f"{self.env.label()}-{self.treatment}-vs-{self.baseline}"
+    def sampling(self) -> SamplingUnit:
+        """Return the sampling unit of the environment's tasks."""
+        return self.declared(envs.sampling_unit(self.env.name))
+
+    def declared(self, unit: SamplingUnit) -> SamplingUnit:
+        """Return a sampling unit as the setting `units` declares it."""
+        return unit if self.units == "auto" else replace(unit, fixed=self.units == "fixed")
 
 
 def arms(inputs: Inputs, config: Config) -> list[Arm]:
@@ -89,12 +97,52 @@ def arms(inputs: Inputs, config: Config) -> list[Arm]:
             "There is nothing to compare. Give trained arms or recorded rollouts with --from RUN, "
             "or models with --set policies.NAME.model=MODEL."
         )
-    return arms_to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
+    played = arms_to_play(trained, config.policies, temperature=config.temperature, with_start=config.with_start)
+    names = sorted({arm.name for arm in played} | _recorded(inputs, "model"))
+    compared = {"baseline": config.baseline, "treatment": config.treatment}
+    # Trained arms may be evaluated one by one: their names are the settings' own, and the rates of one are of use.
+    for setting, name in () if trained else compared.items():
+        if names and name not in names:
+            given = " ".join(f"--set {key}={each}" for key, each in zip(compared, names, strict=False))
+            raise BadInput(
+                f"The {setting} is to be the arm {name!r}, and the arms here are {', '.join(names)}. "
+                f"Name two of them, for example: {given}."
+            )
+    return played
+
+
+def _recorded(inputs: Inputs, column: str) -> set[str]:
+    """Return the values of a column (`model`, `env`) in the recorded rollouts; those of a training are no arm."""
+    runs = [run for run in inputs.many("recorded") if not run.holds(CHECKPOINT)]
+    return {str(row[column]) for run in runs for row in run.scan(ROLLOUT).rows([column]) if row[column]}
+
+
+def label(inputs: Inputs, config: Config) -> str:
+    """Return the environment, of recorded rollouts where no model is played, and the compared arms."""
+    played = inputs.many("arms") or config.policies
+    env = config.env.label() if played else "+".join(sorted(_recorded(inputs, "env")))
+    return f"{env}-{config.treatment}-vs-{config.baseline}"
+
+
+def arm_differences(inputs: Inputs, config: Config) -> tuple[ArmDifference, ...]:
+    """Return every setting in which the arms differ: trained ones, models of the settings, recorded ones."""
+    infos = [(CheckpointInfo.of(run), run) for run in inputs.many("arms")]
+    recorded: dict[str, Run] = {}
+    for run in inputs.many("recorded"):
+        if not run.holds(CHECKPOINT):
+            recorded |= {row["model"]: run for row in run.scan(ROLLOUT).rows(["model"]) if row["model"]}
+    return (
+        *trained_differences([(info.arm, info.train_seed, run) for info, run in infos]),
+        *policy_differences(config.policies),
+        *recorded_differences(recorded),
+    )
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the number of rollouts to play."""
     reporting.check(config.report_to)
+    for policy in config.policies.values():
+        scripted.check(policy, config.env.name)
     units = len(arms(inputs, config)) * config.tasks * config.samples
     looked = (f"in {config.looks} looks, the later ones only while nothing is decided",) if config.looks > 1 else ()
     return Plan(units=units, what="rollouts", notes=(*config.limits.notes(config.max_steps), *looked))
@@ -102,30 +150,33 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def study(pilots: Sequence[Run], config: Config) -> tuple[Row, str]:
     """Return what the evaluation would find and cost, as JSON and as text. Raises `BadInput` for an empty pilot."""
-    sizes = Counter(task.family or task.task_id for task in config.draw(config.opener(), config.tasks))
+    sampling = config.sampling()
+    tasks = config.draw(config.opener(), config.tasks)
+    sizes = Counter(sampling.of_family(task.family) if task.family else task.task_id for task in tasks)
     return planner.study(
         pilots,
         config.planning,
         baseline=config.baseline,
         treatment=config.treatment,
         num_arms=2 + (config.control is not None) + config.with_start,
-        family_sizes=tuple(sizes.values()),
+        unit_sizes=tuple(sizes.values()),
         samples=config.samples,
-        fixed=config.fixed_families(),
+        sampling=sampling,
     )
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play every arm on every task, look by look, until all is decided or played."""
     played, make = arms(inputs, config), cache(config.opener)
-    known, strata = recorded_items(inputs.many("recorded"))
-    fixed = config.fixed_families() if played or config.families != "auto" else strata
+    known, of_recorded = recorded_items(inputs.many("recorded"))
+    sampling = config.sampling() if played else config.declared(of_recorded)
     tasks = config.draw(make(), config.tasks) if played else []
     infos = [CheckpointInfo.of(run) for run in inputs.many("arms")]
+    differing = arm_differences(inputs, config)
     refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
     parts = comparison.parts(len(tasks), config.looks) or [range(0)]
     taken: list[Look] = []
-    following = reporting.log_units(config.report_to, out, config.label())
+    following = reporting.log_units(config.report_to, out, out.manifest.label)
     with following, Serving(out, [arm.policy for arm in played]) as serving:
         for part, level in zip(parts, comparison.levels(len(parts)), strict=True):
             episodes = _episodes([tasks[index] for index in part], config)
@@ -139,13 +190,14 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
                 wanted = (config.baseline, config.treatment, config.control)
                 compared, left_out = shared_items(items, [arm for arm in wanted if arm and arm in names])
             # Each look has its share of alpha, so that looking several times does not raise the rate of false verdicts.
-            verdict = decide(compared, config.baseline, config.treatment, config.control, fixed=fixed, alpha=level)
+            of_question = config.baseline, config.treatment, config.control
+            verdict = decide(compared, *of_question, sampling=sampling, alpha=level, differences=differing)
             taken.append(Look(part.stop, level, verdict.decision, verdict.gain))
             if verdict.settled:
                 break
     if len(parts) > 1:
         verdict = after_looks(verdict, taken, len(parts), len(tasks))
-    _finish(verdict, items, left_out, projected(items, infos, fixed), out)
+    _finish(verdict, items, left_out, projected(items, infos, sampling), out)
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -169,7 +221,7 @@ def _episodes(tasks: list[Task], config: Config) -> list[Episode]:
 def _play(
     arm: Arm, make: Callable[[], Environment], tasks: list[Task], serving: Serving, config: Config, out: RunWriter
 ) -> None:
-    policy = serving.open(arm.policy)
+    policy, sampling = serving.open(arm.policy), config.sampling()
     out.model(f"{arm.name}/{arm.seed}", **policy.facts())
 
     play_missing(
@@ -177,7 +229,7 @@ def _play(
         policy,
         _episodes(tasks, config),
         key=lambda episode: item_id(arm, episode),
-        payload=lambda episode: {"item": played_item(arm, episode)},
+        payload=lambda episode: {"item": played_item(arm, episode, sampling)},
         config=config,
         out=out,
         what=f"rollouts of arm {arm.name}",
@@ -241,6 +293,7 @@ STAGE = Stage(
     run=run,
     work=work,
     study=study,
+    label=label,
     limit_setting="tasks",
     shows_progress=True,
 )

@@ -42,6 +42,10 @@ class Config(StageConfig):
         names = ("repo", "private", "api_key_env", "endpoint")
         return {name: value for name, value in super().identity().items() if self.repo or name not in names}
 
+    def uses_gpu(self) -> bool:
+        """Return whether the weights are loaded: `merged` adds an adapter to its base."""
+        return self.format == "merged"
+
     def check(self) -> list[str]:
         """Return a line about the token for sending; `UsageError` without one, and for another format than hub."""
         if not self.sends():

@@ -4,42 +4,72 @@ Answers: is there signal? Reads rollouts and teacher actions; writes `pairs`, th
 step without a pair. Two actions are equal when their canonical forms are or, where the environment can tell, when
 running them from a copy of the recorded state gives the same outcome. The unit is a state.
 
+With `signal.rollouts` the actions of every pair are played from the recorded state, the policy continues, and the
+outcomes are the verdict: SIGNAL, NO SIGNAL, UNDECIDED. They are the `continuations`, each a unit. Without, the verdict
+is a heuristic about votes and failed rollouts, and named so.
+
 Imported rollouts need no teachers: several models, or several rollouts of one, on the same task vote and are judged by
-their rewards in every state that they share. The unit is a task then.
+their rewards in every state that they share. The unit is a task then. They cannot be continued.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+from pydantic import Field
+
+from stages import envs
 from stages.envs import task_table
 from stages.envs.base import ComparesOutcomes, Environment, Task
 from stages.envs.config import EnvStageConfig
-from stages.errors import UsageError
-from stages.pairs.audit import PASSED_COLUMNS, passed_by_rollout
+from stages.errors import BadInput, Incomplete, UsageError
+from stages.evaluation.stats import plural
+from stages.pairs.audit import (
+    PASSED_COLUMNS,
+    OutcomeJudgement,
+    failure_text,
+    failure_verdict,
+    passed_by_rollout,
+)
 from stages.pairs.blocks import ActionClasses, StateBlock
+from stages.pairs.continuation import Branch, Continued, PairBatches, branches, goes_on, play_branches, read_rows
 from stages.pairs.extraction import Extraction
 from stages.pairs.groups import group_pairs, steps_by_task
-from stages.pairs.report import PairAccount, report
+from stages.pairs.report import PairAccount, PairVerdict, report
 from stages.pairs.states import AnsweredStates, recorded_classes, vote
+from stages.policy import PolicyConfig
+from stages.policy.serving import Serving
+from stages.rollouts.agent_loop import PlayingConfig
 from stages.runs.artifact import Inputs, Run, RunWriter, Slot
-from stages.runs.config import StageConfig
-from stages.runs.records import ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
+from stages.runs.config import Settings, StageConfig
+from stages.runs.records import CONTINUATION, ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
 from stages.runs.stage import Plan, Stage
 
 ROLLOUT_COLUMNS = ["rollout_id", "task_id", "group_id", "model", "reward", "gt_pass"]
 """The columns that rollouts of one task are compared by."""
 SUBMISSION_COLUMNS = ["rollout_id", "submission"]
+BY_REWARD = (
+    "imported rollouts cannot be continued, so their pairs are not tested by their own actions; pairs by reward "
+    "(better_outcome, better_submission) were chosen by the outcomes, which cannot judge them again"
+)
 BATCH = 16
 """States that are made durable in one step."""
 
 
+class SignalConfig(Settings):
+    """Settings of the test of pairs by their own actions."""
+
+    rollouts: int = Field(0, ge=0, le=1000)
+    """Continuations of each action of a pair by the policy that collected the rollouts; 0 plays none. An action that
+    ends the episode is played once, and every action is where the policy's temperature is 0."""
+
+
 class Config(StageConfig):
-    """Settings of how actions are compared."""
+    """Settings of how actions are compared, and of how pairs are tested."""
 
     compare: Literal["outcome", "canonical"] = "outcome"
     """`outcome` runs actions whose canonical forms differ and compares their outcomes; `canonical` compares text."""
@@ -47,6 +77,11 @@ class Config(StageConfig):
     """Where actions are executed."""
     student: str | None = None
     """The model whose actions are judged in imported groups of several models; without it, each in turn."""
+    signal: SignalConfig = SignalConfig()
+
+    def uses_gpu(self) -> bool:
+        """Return whether the policy that collected the rollouts continues them."""
+        return self.signal.rollouts > 0
 
     def label(self) -> str:
         """Return how actions are compared."""
@@ -54,43 +89,148 @@ class Config(StageConfig):
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
-    """Return the number of states to vote in, or of tasks whose rollouts to compare."""
-    del config
+    """Return the number of states to vote in, or of tasks whose rollouts to compare; with the most continuations."""
+    rollouts = inputs.one("rollouts")
     if "teacher_actions" not in inputs:
-        return Plan(units=len(inputs.one("rollouts").scan(TASK)), what="tasks")
-    with (
-        TemporaryDirectory() as folder,
-        AnsweredStates(inputs.one("rollouts"), inputs.one("teacher_actions"), Path(folder)) as states,
-    ):
-        return Plan(units=len(states), what="states")
+        _refuse_continuing(rollouts, config)
+        return Plan(units=len(rollouts.scan(TASK)), what="tasks")
+    answers = inputs.one("teacher_actions")
+    with TemporaryDirectory() as folder, AnsweredStates(rollouts, answers, Path(folder)) as states:
+        number = len(states)
+    if not config.signal.rollouts:
+        return Plan(units=number, what="states")
+    policy, playing = _collected_with(rollouts, config)
+    # Every action of a pair is that of a step or of an answer; most of them are in no pair.
+    most = (len(rollouts.scan(STEP)) + len(answers.scan(TEACHER_ACTION))) * _samples(policy, config)
+    tokens = most * playing.max_steps * policy.max_tokens
+    notes = (f"at most {most} continuations", *playing.limits.notes(playing.max_steps))
+    return Plan(number, "states", max_completion_tokens=tokens, max_cost_usd=policy.cost(0, tokens), notes=notes)
 
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Vote in every state, then write the pairs, their states and the report."""
+    """Vote in every state, play the pairs' actions if asked to, then write the pairs, their states and the report."""
     rollouts = inputs.one("rollouts")
     if "teacher_actions" not in inputs:
+        _refuse_continuing(rollouts, config)
         _compare_groups(rollouts, config, out)
         return
     answers = inputs.one("teacher_actions")
+    if config.signal.rollouts:
+        _collected_with(rollouts, config)  # refuses before the first vote
     tasks = {row["task_id"]: task_table.task(row) for row in rollouts.scan(TASK).rows()}
     with AnsweredStates(rollouts, answers, out.scratch("states")) as states:
         make = _environment(rollouts, config)
         if make is not None:
             _vote_by_outcome(states, tasks, make, out)
         extraction = Extraction(states, answers, passed_by_rollout(rollouts.scan(ROLLOUT).rows(PASSED_COLUMNS)))
-        out.table(PAIR, extraction.pairs(_votes(states, by_text=make is None, out=out), tasks))
+        pairs = extraction.pairs(_votes(states, by_text=make is None, out=out), tasks)
+        continued = None
+        if config.signal.rollouts:
+            held = list(pairs)  # all of them: they are few beside the episodes that are played for them
+            pairs, continued = iter(held), _continue(held, rollouts, tasks, config, out)
+        out.table(PAIR, extraction.kept(pairs, continued))
         out.table(STATE, extraction.account.states.rows(rollouts))
-        extraction.report(out)
+        extraction.report(out, continued)
+    failed = out.manifest.counts.get("continuations_failed", 0)
+    if failed:
+        raise Incomplete(
+            f"{failed} of {out.manifest.counts['continuations']} continuations failed. The others are saved, and the "
+            "pairs are written without these; retry them with --resume."
+        )
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
-    """Vote where actions have to be run for it; everything else takes no time, and is left to `run`."""
+    """Vote where actions have to be run for it, or play continuations; everything else is left to `run`."""
     rollouts = inputs.one("rollouts")
-    make = _environment(rollouts, config)
     tasks = {row["task_id"]: task_table.task(row) for row in rollouts.scan(TASK).rows()}
+    if out.found is not None:
+        wanted, samples = out.found
+        _play(wanted, samples, rollouts, tasks, config, out)
+        return
+    make = _environment(rollouts, config)
     with AnsweredStates(rollouts, inputs.one("teacher_actions"), out.scratch("states")) as states:
         if make is not None:
             _vote_by_outcome(states, tasks, make, out)
+
+
+def _refuse_continuing(rollouts: Run, config: Config) -> None:
+    """Raise `UsageError` where continuations are asked for, and the rollouts were not played by `collect`."""
+    if config.signal.rollouts and rollouts.manifest.stage != "collect":
+        raise UsageError(
+            f"signal.rollouts continues from states that `composer collect` recorded, and {rollouts.path} is a run of "
+            f"{rollouts.manifest.stage}. Leave it out: the verdict is then about votes and failed rollouts."
+        )
+
+
+def _collected_with(rollouts: Run, config: Config) -> tuple[PolicyConfig, PlayingConfig]:
+    """Return the policy of a collection, and how its episodes are continued under this stage's seed and sandbox.
+
+    `BadInput` where the policy's weights are no longer those of the collection.
+    """
+    _refuse_continuing(rollouts, config)
+    recorded = rollouts.manifest.config
+    policy = PolicyConfig.model_validate(recorded["policy"])
+    then, now = rollouts.manifest.identity.get("policy", {}).get("weights"), policy.identity()["weights"]
+    if then != now:
+        raise BadInput(
+            f"The model {policy.model} has changed since {rollouts.path} was collected with it, so its episodes cannot "
+            "be continued. Collect again, or leave out signal.rollouts."
+        )
+    given = {name: value for name, value in recorded.items() if name in PlayingConfig.model_fields}
+    return policy, PlayingConfig.model_validate({**given, "seed": config.seed, "sandbox": config.sandbox})
+
+
+def _samples(policy: PolicyConfig, config: Config) -> int:
+    """Return the continuations of each action: the most likely answers are the same every time."""
+    return config.signal.rollouts if policy.temperature > 0 else 1
+
+
+def _continue(pairs: PairBatches, rollouts: Run, tasks: dict[str, Task], config: Config, out: RunWriter) -> Continued:
+    """Play the actions of all pairs and write the table of continuations."""
+    policy, playing = _collected_with(rollouts, config)
+    number, wanted = _samples(policy, config), branches(pairs)
+    _play(wanted, range(1), rollouts, tasks, config, out)
+    # An action that ended the episode does so every time, and the environment grades equal work equally.
+    first = list(read_rows(out, wanted, range(1)))
+    again = [branch for branch, row in zip(wanted, first, strict=True) if goes_on(row)]
+    _play(again, range(1, number), rollouts, tasks, config, out)
+    rows = [*first, *read_rows(out, again, range(1, number))]
+    out.table(CONTINUATION, rows)
+    out.count(continuations=len(rows), continuations_failed=sum(row["error_type"] is not None for row in rows))
+    out.manifest.tokens.update(
+        prompt=sum(row["prompt_tokens"] for row in rows), completion=sum(row["completion_tokens"] for row in rows)
+    )
+    unit = envs.sampling_unit(playing.env.name)
+    return Continued(
+        pairs,
+        rows,
+        number,
+        # Tasks, where the units are all there are: the result then holds for other tasks of these units.
+        unit_of=lambda task, family: task if unit.fixed else unit.of_family(family),
+        noun="tasks" if unit.fixed else plural(unit.noun),
+    )
+
+
+def _play(
+    wanted: Sequence[Branch], samples: range, rollouts: Run, tasks: dict[str, Task], config: Config, out: RunWriter
+) -> None:
+    """Play the samples of branches that are not finished, in the environment and with the policy of the collection."""
+    if not wanted or not samples or all(out.finished(one.key(sample)) for one in wanted for sample in samples):
+        return
+    policy, playing = _collected_with(rollouts, config)
+    with Serving(out, [policy]) as serving:
+        opened = serving.open(policy)
+        out.model("policy", **opened.facts())
+        play_branches(
+            wanted,
+            samples,
+            rollouts=rollouts,
+            tasks=tasks,
+            make=playing.opener(),
+            policy=opened,
+            config=playing,
+            out=out,
+        )
 
 
 def _environment(rollouts: Run, config: Config) -> Callable[[], Environment] | None:
@@ -153,11 +293,18 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
             out.write(task_id, group_pairs(tasks[task_id], grouped[task_id], steps, submitted, config.student))
     out.progress("tasks", len(tasks), len(tasks))
     account, dropped, shared = PairAccount(), Counter[str](), Counter[str]()
+    judgement = OutcomeJudgement(passed_by_rollout(rollouts))
 
     def pairs() -> Iterator[Row]:
         for record in out.journal.read(tasks):
             dropped.update(record["dropped"])
             shared.update(shared=record["shared"], states=record["states"])
+            # Rollouts that no vote judges belong to the null: how often is one of theirs in line by chance?
+            own = [row["rollout_id"] for row in grouped[record["unit"]] if config.student in (None, row["model"])]
+            judgement.rollout_numbers(own, [record["unit"]] * len(own))
+            for wants, voted in enumerate(record["voted"]):  # in line with a failure, with a pass
+                numbers, _ = judgement.rollout_numbers(voted, [record["unit"]] * len(voted))
+                judgement.add(numbers, bool(wants))
             for row in record["pairs"]:
                 account.add(row)
                 yield row
@@ -167,15 +314,19 @@ def _compare_groups(imported: Run, config: Config, out: RunWriter) -> None:
     models = len({row["model"] for row in rollouts})
     about = f"{len(tasks)} tasks, {models} models, "
     about += f"{shared['shared']} of {shared['states']} states shared by several rollouts"
-    report(account, dropped, num_traces=len(rollouts), num_steps=len(imported.scan(STEP)), out=out, about=about)
+    aligned = judgement.alignment()
+    numbers = {"alignment": aligned and vars(aligned)}
+    evidence = PairVerdict(failure_verdict(aligned), numbers, (failure_text(aligned), BY_REWARD))
+    num_steps = len(imported.scan(STEP))
+    report(account, dropped, num_traces=len(rollouts), num_steps=num_steps, out=out, about=about, evidence=evidence)
 
 
 STAGE = Stage(
     name="extract-pairs",
-    version=4,
+    version=5,
     config=Config,
     inputs={"rollouts": Slot(STEP), "teacher_actions": Slot(TEACHER_ACTION, unless=(ORIGIN,))},
-    outputs={"pairs": PAIR, "states": STATE},
+    outputs={"pairs": PAIR, "states": STATE, "continuations": CONTINUATION},
     plan=plan,
     run=run,
     work=work,

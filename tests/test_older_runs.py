@@ -72,7 +72,7 @@ def test_they_are_viewed(artifacts):
 
 def test_they_are_evaluated(artifacts, capsys):
     """Four tasks decide nothing, which the exit code 3 tells."""
-    settings = ("baseline=kata:student", "treatment=kata:honest", "families=random")
+    settings = ("baseline=kata:student", "treatment=kata:honest", "units=sampled")
     words = [word for setting in settings for word in ("--set", setting)]
     found = composer(artifacts, capsys, "evaluate", "--from", STUDENT, "--from", HONEST, *words, code=3)
     assert found["status"] == "complete"

@@ -6,13 +6,13 @@ The record of each job is one JSON file, ARTIFACTS/submitted/NAME/job.json. It h
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, create_model
+from pydantic import create_model
 
 from composer_cli import settings
 from composer_cli.executors.base import (
@@ -107,6 +107,7 @@ class RunRequest:
     policy: str | None = None
     set_: Sequence[str] = ()
     max_cost: float | None = None
+    trust: bool = False
 
 
 def split_on(layers: Sequence[settings.Tree]) -> tuple[list[settings.Tree], settings.Tree]:
@@ -142,7 +143,7 @@ def submit_or_show(
         raise UsageError("--clean would delete at every launch what the one before did. Leave it out with --on.")
     model = create_model("On", __base__=Settings, on=(executor.settings, ...))
     where = settings.build(f"run --on {word}", model, [{ON: tree}]).on  # type: ignore[attr-defined]
-    for key, value in (part for title, config in configs.items() for part in _parts(title, config)):
+    for key, value in (part for title, config in configs.items() for part in settings.parts(title, config)):
         if executor.shares_files or not isinstance(value, str):
             continue
         # A setting names a file of this machine by how it begins, or because there is one in the current folder.
@@ -185,8 +186,11 @@ def _prepare(request: RunRequest, configs: Mapping[str, StageConfig], where: Any
         words += [] if text.strip().startswith(f"{ON}.") else ["--set", text]
     words += ["--max-cost", str(request.max_cost)] if request.max_cost is not None else []
     words += ["--on", where.workers] if where.workers else []
+    words += ["--trust"] if request.trust else []
     # Settings with a method `sends` (an export, a store of replicas) tell by it whether they need their key at all.
-    servers = [part for config in configs.values() for _, part in _parts("", config) if hasattr(part, "api_key_env")]
+    servers = [
+        part for config in configs.values() for _, part in settings.parts("", config) if hasattr(part, "api_key_env")
+    ]
     needed = [one.api_key_env for one in servers if one.api_key_env and (not hasattr(one, "sends") or one.sends())]
     keys = list(dict.fromkeys([*needed, *where.keys]))
     if clash := [name for name in where.env if name in keys]:
@@ -195,20 +199,6 @@ def _prepare(request: RunRequest, configs: Mapping[str, StageConfig], where: Any
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem)[:32]  # what all executors take as a name
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{stem}-{digest}"
     return SubmittedChain(name, artifacts / FOLDER / name, words, texts, keys)
-
-
-def _parts(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a setting and all that it holds (settings models, dicts, lists), each with its dotted key."""
-    yield key, value
-    named: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, BaseModel):
-        named = ((field, getattr(value, field)) for field in type(value).model_fields)
-    elif isinstance(value, dict):
-        named = value.items()
-    elif isinstance(value, (list, tuple)):
-        named = enumerate(value)
-    for name, part in named:
-        yield from _parts(f"{key}.{name}", part)
 
 
 def _spec(executor: Executor, chain: SubmittedChain, where: Any) -> dict[str, Any]:

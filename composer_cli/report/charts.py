@@ -54,17 +54,33 @@ def _interval(measured: Mapping[str, Any], mid: str, marks: Sequence[float]) -> 
 def curves(trainings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each logged metric its title, and a drawing with a line for every training that has it."""
     colour = colours(training["arm"] for training in trainings)
-    drawn = []
+    drawn: list[dict[str, Any]] = []
     for name, title in metric_titles([name for t in trainings for row in t["steps"] for name in row]).items():
         series = [(t, [(row["step"], row[name]) for row in t["steps"] if row.get(name) is not None]) for t in trainings]
         series = [(training, points) for training, points in series if len(points) > 1]
         if series:
-            drawn.append({"name": name, "title": title, "svg": _lines(name, series, colour)})
+            # The first drawing has the page's whole width, the others share rows.
+            drawn.append({"name": name, "title": title, "svg": _lines(name, series, colour, wide=not drawn)})
     return drawn
 
 
+def legend(trainings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one entry for each arm and its losses, with the seeds that were trained: an arm has one colour."""
+    seeds: dict[tuple[str, str], list[int]] = {}
+    for training in trainings:
+        seeds.setdefault((training["arm"], training["losses"]), []).append(training["seed"])
+    return [
+        {"arm": arm, "losses": losses, "seeds": f"{len(of_arm)} seeds" if len(of_arm) > 1 else f"seed {of_arm[0]}"}
+        for (arm, losses), of_arm in seeds.items()
+    ]
+
+
 def _lines(
-    name: str, series: Sequence[tuple[Mapping[str, Any], list[tuple[int, float]]]], colour: Mapping[str, int]
+    name: str,
+    series: Sequence[tuple[Mapping[str, Any], list[tuple[int, float]]]],
+    colour: Mapping[str, int],
+    *,
+    wide: bool,
 ) -> str:
     """Return the drawing as SVG, equal bytes for equal numbers; the page colours the lines by their ids."""
     from matplotlib import rc_context
@@ -73,7 +89,7 @@ def _lines(
 
     # Matplotlib salts ids with a random number and writes the date unless told otherwise. Text stays text.
     with rc_context({"svg.hashsalt": "composer", "svg.fonttype": "none", "font.size": 8}):
-        figure = Figure(figsize=(3.4, 1.7), layout="constrained")
+        figure = Figure(figsize=(7.6, 2.4) if wide else (3.4, 1.7), layout="constrained")
         axes = figure.add_subplot()
         for number, (training, points) in enumerate(series):
             (line,) = axes.plot(*zip(*points, strict=True), linewidth=1.4)

@@ -6,7 +6,7 @@ trainings and the gradient probe found, examples worth reading, and where the nu
 
 import shlex
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from stages.probe.checks.check import QUESTIONS
 from stages.runs.artifact import Run
 from stages.runs.records import PAIR
 from stages.runs.stage import load_stage
+from stages.training.config import GRPO
 
 EXAMPLES = 3
 """Preference pairs that are shown."""
@@ -118,9 +119,8 @@ def compared(chain: Sequence[Run]) -> dict[str, Any]:
     arms = {}
     for run in (run for run in chain if run.manifest.stage == "train"):
         config = run.manifest.config
-        weights = [f"{weight:g} {name}" for name, weight in config["weights"].items() if weight]
         steps = config.get("optimisation", {}).get("steps")
-        arms[config["arm"]] = " + ".join(["GRPO", *weights]) + (f", {steps} steps" if steps else "")
+        arms[config["arm"]] = losses(config["weights"]) + (f", {steps} steps" if steps else "")
     found = {
         "model": ", ".join(dict.fromkeys(models)),
         "environment": f"{environments[0]['name']}, {environments[0]['split']} tasks" if environments else "",
@@ -129,6 +129,13 @@ def compared(chain: Sequence[Run]) -> dict[str, Any]:
         "command": command(last),
     }
     return {name: fact for name, fact in found.items() if fact}
+
+
+def losses(weights: Mapping[str, float]) -> str:
+    """Return what an arm learns from, its losses and their weights: "GRPO + 1 dpo + 2 sft"."""
+    grpo = weights.get(GRPO, 1.0)  # a run from before weights.grpo has none
+    others = [f"{weight:g} {name}" for name, weight in weights.items() if weight and name != GRPO]
+    return " + ".join([*([] if not grpo else ["GRPO" if grpo == 1 else f"{grpo:g} GRPO"]), *others])
 
 
 def command(run: Run) -> str:
@@ -171,7 +178,7 @@ def _toml(value: Any) -> str:
 
 
 def _evaluation(run: Run) -> dict[str, Any]:
-    """Return the verdict with every number behind it; differences as a list."""
+    """Return the verdict with every number behind it: differences in rates and in settings as lists."""
     verdict: dict[str, Any] = orjson.loads(run.read_file("verdict.json") or b"{}")
     pairs = (
         ("pass@1", verdict.get("baseline"), "gain"),
@@ -181,23 +188,38 @@ def _evaluation(run: Run) -> dict[str, Any]:
         ("protocol", verdict.get("baseline"), "protocol"),
     )
     differences = [
-        {"of": of, "title": f"{of}, {verdict['treatment']} \u2212 {other}", **verdict[key]}
+        {
+            "of": of,
+            "title": f"{of}, {verdict['treatment']} \u2212 {other}",
+            # a verdict from before sampling units counted families
+            "unit": "family",
+            "num_units": verdict[key].get("num_families"),
+            **verdict[key],
+        }
         for of, other, key in pairs
         if verdict.get(key)
     ]
     arms = sorted(verdict.get("arms", []), key=lambda arm: (arm["arm"] != "start", arm["arm"]))
     removal: dict[str, Any] | None = orjson.loads(run.read_file("projected.json") or b"null")
-    return {"run": runs.name(run.path), **verdict, "arms": arms, "differences": differences, "projected": removal}
+    settings = verdict.pop("differences", [])
+    return {
+        "run": runs.name(run.path),
+        **verdict,
+        "arms": arms,
+        "differences": differences,
+        "settings": settings,
+        "projected": removal,
+    }
 
 
 def _training(run: Run) -> dict[str, Any]:
-    """Return one arm: its channels' weights, and the metrics that are drawn, step by step."""
+    """Return one arm: its losses, and the metrics that are drawn, step by step."""
     config = run.manifest.config
     return {
         "run": runs.name(run.path),
         "arm": config["arm"],
         "seed": config["seed"],
-        "weights": {name: weight for name, weight in config["weights"].items() if weight},
+        "losses": losses(config["weights"]),
         "steps": [
             {"step": row["step"], **{name: row[name] for name in metric_titles(row)}} for row in metric_rows(run)
         ],

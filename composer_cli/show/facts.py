@@ -166,6 +166,7 @@ COLOURS = {
     "interrupted": YELLOW,
     "failed": RED,
     "unreadable": RED,
+    "damaged": RED,
 }
 """The colour of each status, by its number in a terminal."""
 
@@ -180,12 +181,14 @@ def status_tables(runs: Sequence[RunLine], jobs: Sequence[dict[str, Any]]) -> st
             f"{line.done}/{line.planned}" if line.planned else "",
             f"{line.cost_usd:.2f}" if line.began else "",
             duration(line.seconds) if line.seconds else "",
+            visible_line(line.device),
             visible_line(line.reason),
         )
         for line in runs
     ]
-    sides = ("left", "left", "right", "right", "right", "right", "left")
-    tables = [aligned(cells, ("run", "status", "age", "units", "USD", "took", "reason"), sides)] if runs else []
+    sides = ("left", "left", "right", "right", "right", "right", "left", "left")
+    titles = ("run", "status", "age", "units", "USD", "took", "device", "reason")
+    tables = [aligned(cells, titles, sides)] if runs else []
     if jobs:
         rows = [(job["job"], job["on"], job["status"], age(job["age_s"]), visible_line(job["reason"])) for job in jobs]
         tables.append(aligned(rows, ("job", "on", "status", "age", "reason")))
@@ -202,9 +205,13 @@ def query_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
     return aligned(cells, columns, ["right" if number else "left" for number in numeric] if rows else None)
 
 
+def facts_page(run: Run) -> str:
+    """Return the facts of a run's manifest as text."""
+    return "\n".join([str(run.path), *(f"  {label:<8}{words}" for label, words in described(run).items())])
+
+
 def run_page(run: Run, transcripts: Iterable[Transcript], number: int) -> str:
     """Return a run as text: facts, result, then these transcripts, or the first rows of its tables without any."""
-    facts = "\n".join([str(run.path), *(f"  {label:<8}{words}" for label, words in described(run).items())])
     result = (run.read_file("report.txt") or b"").decode().strip()
     shown = []
     for transcript in transcripts:
@@ -213,7 +220,7 @@ def run_page(run: Run, transcripts: Iterable[Transcript], number: int) -> str:
         shown.append("\n".join([f"{transcript.rollout_id}: {outcome}", *messages]))
     if not shown:
         shown = [f"{kind}\n{_row(row)}" for kind, rows in first_rows(run, number).items() for row in rows]
-    return "\n\n".join(part for part in [facts, result, *shown] if part)
+    return "\n\n".join(part for part in [facts_page(run), result, *shown] if part)
 
 
 def _row(row: Row) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from stages import STAGES, command_words, stage_order
 from stages.errors import BadInput, UsageError
 from stages.runs import artifact, bucket, runner
-from stages.runs.artifact import InputRef, Inputs, Manifest, Run
+from stages.runs.artifact import Check, InputRef, Inputs, Manifest, Run
 from stages.runs.stage import assign_inputs, load_stage
 
 
@@ -159,32 +159,41 @@ class RunLine:
     planned: int = 0
     cost_usd: float = 0.0
     seconds: float = 0.0
+    device: str = ""
+    """Where it runs or ran; empty for a run of an older Composer."""
     reason: str = ""
 
 
-def lines(root: Path, *, versions: bool = True) -> list[RunLine]:
+DAMAGED = "damaged"
+"""The status of a complete run whose files are not those that were written."""
+
+
+def lines(root: Path, *, versions: bool = True, check: Check = "sizes") -> list[RunLine]:
     """List every run below the artifacts folder, in the order of the stages, oldest first.
 
     versions: whether a run counts as out of date for its stage's newer version, which imports every stage there is.
+    check: how thoroughly the files are compared with the manifest, as `Run.damage` takes it.
     """
     found = []
     for folder in folders(root):
         try:
-            record = artifact.read_manifest(folder)
+            run = Run(folder)
+            record, damage = run.manifest, _damage(run, check)
         except BadInput as error:
             found.append(RunLine(name(folder), "unreadable", reason=str(error)))
             continue
         began, planned = datetime.fromisoformat(record.started_at), record.counts.get("planned", 0)
         line = RunLine(
             run=name(folder),
-            status=record.status,
+            status=DAMAGED if damage else record.status,
             began=record.started_at,
             age_s=(datetime.now(UTC) - began).total_seconds(),
             done=record.counts.get("done", planned if record.status == "complete" else 0),
             planned=planned,
             cost_usd=record.cost_usd,
             seconds=record.seconds,
-            reason=_reason(folder, record, versions),
+            device=record.device,
+            reason="; ".join(filter(None, [damage, _reason(folder, record, versions)])),
         )
         found.append(line)
     return found
@@ -214,7 +223,17 @@ def _reason(folder: Path, record: Manifest, versions: bool) -> str:
             reasons.append(f"its input {name(path)} is unreadable")
     if versions and record.stage in STAGES and record.stage_version < (now := load_stage(record.stage).version):
         reasons.append(f"{record.stage} was version {record.stage_version} and is now {now}")
-    missing = [
-        f"its {out['file']} is missing" for out in record.outputs.values() if not (folder / out["file"]).exists()
-    ]
-    return "; ".join([*reasons, *missing])
+    return "; ".join(reasons)
+
+
+def _damage(run: Run, check: Check) -> str:
+    """Return the first damaged file of a run in words; empty without one."""
+    if run.manifest.status == "complete":
+        return run.damage(check) or ""
+    if check == "bytes":  # an unfinished run has no digests yet; its units have checksums in their gzip files
+        try:
+            for _ in run.units():
+                pass
+        except BadInput as error:
+            return str(error)
+    return ""

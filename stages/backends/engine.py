@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, TypeVar
 
+from stages.backends import devices
 from stages.errors import InfrastructureError, UsageError
 
 JobT = TypeVar("JobT")
@@ -34,6 +35,8 @@ class Engine(Protocol):
 
     workers: int
     """The number of jobs that run at the same time."""
+    device: str
+    """Where the workers run, in words: "cpu", "GPU 0, 1"."""
 
     def map(self, function: Callable[[JobT], ResultT], jobs: Iterable[JobT]) -> Iterator[tuple[JobT, ResultT]]:
         """Yield each job with the result of the function, in the order in which they finish.
@@ -46,11 +49,14 @@ class Engine(Protocol):
         """Release the workers; called when no more jobs follow."""
 
 
-def find_engine(word: str) -> Engine:
-    """Return the engine of this name; `UsageError` for another word, or when the engine is not installed."""
+def find_engine(word: str, gpus: int = 0) -> Engine:
+    """Return the engine of this name; `UsageError` for another word, or when the engine is not installed.
+
+    gpus: how many each worker takes, where there are any.
+    """
     check_engine(word)
     kind, _, rest = word.partition(":")
-    return ProcessEngine(int(rest)) if kind == "processes" else RayEngine(word if rest else None)
+    return ProcessEngine(int(rest), gpus) if kind == "processes" else RayEngine(word if rest else None, gpus)
 
 
 def check_engine(word: str) -> None:
@@ -65,6 +71,7 @@ def check_engine(word: str) -> None:
 class _Worker:
     process: BaseProcess
     pipe: Connection
+    gpus: tuple[str, ...]
     number: int = 0
     job: Any = None
 
@@ -72,11 +79,16 @@ class _Worker:
 class ProcessEngine:
     """Worker processes on this machine, each with its share of the cores. They wait for further jobs until `close`.
 
-    Workers ignore signals: the process that started them decides when they stop.
+    Workers ignore signals: the process that started them decides when they stop. gpus: how many each worker takes; with
+    fewer GPUs than that there are fewer workers. Without GPUs, and with gpus=0, a worker sees what this process sees.
     """
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
+    def __init__(self, workers: int, gpus: int = 0, pool: devices.Pool | None = None) -> None:
+        self._pool = devices.Pool() if pool is None else pool
+        self._pool.check("A worker", gpus)
+        self._gpus = self._pool.needs(gpus)
+        self.workers = min(workers, len(self._pool.names) // self._gpus) if self._gpus else workers
+        self.device = devices.used(self.workers * self._gpus, self._pool.names)
         self._idle: list[_Worker] = []
 
     def close(self) -> None:
@@ -85,6 +97,7 @@ class ProcessEngine:
             worker.pipe.close()
         for worker in self._idle:
             worker.process.join()
+            self._pool.give_back(worker.gpus)
         self._idle.clear()
 
     def map(self, function: Callable[[JobT], ResultT], jobs: Iterable[JobT]) -> Iterator[tuple[JobT, ResultT]]:
@@ -108,6 +121,7 @@ class ProcessEngine:
                         result = worker.pipe.recv()
                     except (EOFError, ConnectionResetError):
                         worker.process.join()
+                        self._pool.give_back(worker.gpus)
                         deaths[worker.number] += 1
                         if deaths[worker.number] >= TRIES:
                             raise InfrastructureError(
@@ -123,22 +137,25 @@ class ProcessEngine:
             for worker in busy.values():
                 worker.process.kill()
                 worker.process.join()
+                self._pool.give_back(worker.gpus)
 
     def _start(self) -> _Worker:
         # spawn, not fork: the parent has threads (torch, DuckDB, pyarrow), whose locks a fork would copy as held.
         here, there = multiprocessing.Pipe()
         threads = max(1, len(os.sched_getaffinity(0)) // self.workers)
+        gpus = self._pool.take(self._gpus) or ()  # there are enough: a worker that ends gives its own back
         process = multiprocessing.get_context("spawn").Process(
-            target=_serve, args=(there, os.getpid(), threads), daemon=True
+            target=_serve, args=(there, os.getpid(), threads, gpus), daemon=True
         )
         process.start()
         there.close()  # else this process would hold the other end open, and never see that the worker died
-        return _Worker(process, here)
+        return _Worker(process, here, gpus)
 
 
-def _serve(pipe: Connection, parent: int, threads: int) -> None:
+def _serve(pipe: Connection, parent: int, threads: int, gpus: tuple[str, ...]) -> None:
     """Do jobs in a worker until the pipe is closed or the parent is gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    os.environ.update(devices.restricted(gpus) if gpus else {})  # before any job imports torch
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
@@ -158,11 +175,12 @@ def _serve(pipe: Connection, parent: int, threads: int) -> None:
 class RayEngine:
     """Workers on a Ray cluster, one a core: plain tasks, which Ray repeats where a node or a process dies.
 
-    The cluster of the address; without one, that of RAY_ADDRESS, or one that is started on this machine. Ray Data is
+    The cluster of the address; without one, that of RAY_ADDRESS, or one that is started on this machine. gpus: how many
+    each task takes of a cluster that has any; Ray then sets their CUDA_VISIBLE_DEVICES. Others wait. Ray Data is
     not used: its reader's actors are not begun again when their node dies (Ray 2.60, `read_parquet`).
     """
 
-    def __init__(self, address: str | None = None) -> None:
+    def __init__(self, address: str | None = None, gpus: int = 0) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send statistics to its makers
         try:
             import ray
@@ -179,14 +197,27 @@ class RayEngine:
                 raise InfrastructureError(
                     f"The Ray cluster {where} cannot be reached: {str(error).splitlines()[0]}"
                 ) from None
-        self.workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        there = ray.cluster_resources()
+        self._gpus = gpus if there.get("GPU", 0) else 0
+        self.workers = max(1, int(there.get("CPU", 1)))
+        self.device = "cpu"
+        if self._gpus:
+            # A task is placed on one node, so what is left over on two nodes is of no use to it.
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            self.workers = sum(int(min(node.get("GPU", 0) // gpus, node.get("CPU", 0))) for node in nodes)
+            self.device = f"{self.workers * gpus} of Ray's GPUs"
+            if not self.workers:
+                raise UsageError(
+                    f"A worker asks for {gpus} GPUs, and no node of the Ray cluster has as many beside a core. "
+                    "Lower `gpus`, or add a node."
+                )
 
     def close(self) -> None:
         """Do nothing: the connection to the cluster stays open for further stages of this process."""
 
     def map(self, function: Callable[[JobT], ResultT], jobs: Iterable[JobT]) -> Iterator[tuple[JobT, ResultT]]:
         """As `Engine.map`."""
-        task = self._ray.remote(num_cpus=1, max_retries=TRIES - 1)(function)
+        task = self._ray.remote(num_cpus=1, num_gpus=self._gpus, max_retries=TRIES - 1)(function)
         waiting, working = iter(jobs), dict[Any, JobT]()
         try:
             while True:

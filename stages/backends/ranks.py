@@ -28,6 +28,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_count() -> int:
+    """Return the number of processes that torchrun started on this machine; 1 without it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 class Ranks:
     """The collectives of this process, one of `count`; alone, each returns its argument without torch.distributed."""
 

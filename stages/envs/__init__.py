@@ -11,22 +11,23 @@ gsm8k/ - grade-school maths from JSON lines or the hub, a reward for the right n
 leetcode_rh/ - LeetCode problems whose prompt gives a loophole away; problems and recorded rollouts by path
 repo/ - what environments share whose tasks are repositories: trees, sessions, test outcomes, verdicts
 swe/ - repositories in SWE-bench's shape: trees, outcomes of tests, strict and loose verdicts
+tasks/ - tasks of the user's own, a row each: a prompt, files, a test
 feature_deletion/ - tasks made from any tested package by removing a feature of it
 """
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.envs.base import Environment, Grade, Observation, Split, Task
+from stages.envs.base import Environment, Grade, Observation, SamplingUnit, Split, Task
 from stages.errors import UsageError
 from stages.messages import Message
 
@@ -37,17 +38,24 @@ __all__ = [
     "Message",
     "Observation",
     "Registered",
+    "SamplingUnit",
     "Split",
     "Task",
     "attached",
     "code_sha256",
-    "fixed_families",
+    "content_sha256",
+    "foreign_file",
+    "has_solutions",
+    "is_shipped",
     "load",
     "register",
     "same",
+    "sampling_unit",
     "takes",
 ]
 
+METHODS = ("tasks", "reset", "step", "grade", "close")
+"""Methods of an `Environment`. Nothing else is called, since a settings file may name any importable object."""
 Attachment = Literal["models", "hack_pairs", "hint", "system"]
 
 
@@ -79,6 +87,7 @@ ENVIRONMENTS: dict[str, Registered] = {
         system="stages.envs.kata.tasks:SYSTEM",
     ),
     "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv"),
+    "tasks": Registered("stages.envs.tasks.env:TasksEnv"),
     "swe-lite": Registered("stages.envs.swe.env:SweEnv"),
     "swe-mini": Registered("stages.envs.swe.mini:SweMiniEnv"),
 }
@@ -106,6 +115,11 @@ def takes(name: str, option: str) -> bool:
     return option in inspect.signature(_factory(name)).parameters
 
 
+def has_solutions(name: str) -> bool:
+    """Return whether an environment implements `base.HasSolutions`."""
+    return callable(getattr(_factory(name), "solution", None))
+
+
 def same(one: str, other: str) -> bool:
     """Return whether two names, registered or import paths, denote one environment."""
     targets = [entry.environment if (entry := ENVIRONMENTS.get(name)) else name for name in (one, other)]
@@ -122,26 +136,65 @@ def attached(name: str, what: Attachment) -> Any:
     return _imported(name, target)
 
 
-def fixed_families(name: str) -> bool:
-    """Return whether the families of an environment's tasks are fixed strata (see `base.Environment`), not a sample."""
-    return bool(getattr(_factory(name), "fixed_families", False))
+def sampling_unit(name: str) -> SamplingUnit:
+    """Return what is drawn independently of an environment's tasks; families, as a sample, where it does not say."""
+    found = getattr(_factory(name), "sampling_unit", SamplingUnit())
+    if not isinstance(found, SamplingUnit):
+        raise UsageError(
+            f"The environment {name!r} has a sampling_unit {found!r}, which is no stages.envs.SamplingUnit. "
+            'Write sampling_unit = SamplingUnit("repository", fixed=True), or leave it out.'
+        )
+    return found
 
 
 def code_sha256(name: str) -> str | None:
     """Return the SHA-256 of an environment's file; None for one that ships with Composer, and without a file."""
     # Composer's own environments are not digested: a refactoring of them must not make every run a new one.
+    path = foreign_file(name)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else None
+
+
+def content_sha256(name: str, options: Mapping[str, Any]) -> str | None:
+    """Return a digest of the files that the options of an environment name; None where it does not declare any.
+
+    An environment declares them by a static method `content`, which takes its options.
+    """
+    if not is_shipped(name):
+        return None  # nothing foreign is called for a fingerprint
+    content = getattr(_factory(name), "content", None)
+    return None if content is None else content(**options)
+
+
+def is_shipped(name: str) -> bool:
+    """Return whether a name or import path denotes an environment that ships with Composer."""
+    entry = ENVIRONMENTS.get(name)
+    return entry is not None and entry.environment.startswith(f"{__name__}.")
+
+
+def foreign_file(name: str) -> Path | None:
+    """Return the file of an environment that does not ship with Composer; None for others, and without a file.
+
+    Nothing is imported: `importlib.util.find_spec` would execute the packages around the module.
+    """
     entry = ENVIRONMENTS.get(name)
     module, colon, _ = (entry.environment if entry else name).partition(":")
-    if not colon or (entry and module.startswith(f"{__name__}.")):
+    if not colon or is_shipped(name):
         return None
     _search_current_folder()
-    try:
-        spec = importlib.util.find_spec(module)
-    except ImportError:
-        return None
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-        return None
-    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+    loaded = getattr(sys.modules.get(module), "__file__", None)
+    if loaded is not None:
+        return Path(loaded)
+    places: Sequence[str] | None = None  # those of sys.path
+    spec = None
+    for end in [at for at, character in enumerate(f"{module}.") if character == "."]:
+        try:
+            spec = PathFinder.find_spec(module[:end], places)
+        except (ImportError, ValueError):
+            return None
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or [])
+    return Path(spec.origin) if spec and spec.origin and Path(spec.origin).is_file() else None
 
 
 def _factory(name: str) -> Callable[..., Environment]:
@@ -149,13 +202,27 @@ def _factory(name: str) -> Callable[..., Environment]:
     if entry is None and ":" not in name:
         exist = ", ".join(sorted(ENVIRONMENTS))
         raise UsageError(f"There is no environment {name!r}. There is {exist}, or any class as package.module:Class.")
-    factory: Callable[..., Environment] = _imported(name, entry.environment if entry else name)
-    return factory
+    factory: Any = _imported(name, entry.environment if entry else name)
+    missing = [method for method in METHODS if not callable(getattr(factory, method, None))]
+    is_class = inspect.isclass(factory)
+    if missing or not is_class:
+        lack = f"lacks the methods {', '.join(missing)}" if is_class else "is no class"
+        raise UsageError(
+            f"{name!r} {lack}, so it is no environment. Give a class with {', '.join(METHODS)} "
+            "(stages.envs.base.Environment)."
+        )
+    made: Callable[..., Environment] = factory
+    return made
 
 
 def _imported(name: str, target: str) -> Any:
     """Import the module "package.module", or the attribute "package.module:attribute"."""
     module, colon, attribute = target.partition(":")
+    # No environment is there, and importing one of its modules may already act (`antigravity` opens a browser).
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise UsageError(
+            f"{name!r} is of Python's standard library, which holds no environments. Give a class of yours."
+        )
     _search_current_folder()
     try:
         found = importlib.import_module(module)

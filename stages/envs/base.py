@@ -4,7 +4,7 @@ An instance serves one episode at a time and is reused through `reset`. It uses 
 run: the agent loop (`stages.rollouts.agent_loop`) drives it; every other framework reaches it through a thin adapter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -108,6 +108,26 @@ class Grade:
     work: Work = Work()
     labels: Mapping[str, bool | str | None] = field(default_factory=dict)
 
+    @property
+    def passed(self) -> bool | None:
+        """Return the verdict of the hidden tests, else whether the reward is above 0, else None."""
+        if self.gt_pass is not None:
+            return self.gt_pass
+        return None if self.reward is None else self.reward > 0
+
+
+@dataclass(frozen=True)
+class SamplingUnit:
+    """What of an environment's tasks is drawn independently, which decides what a comparison generalises to.
+
+    noun: singular. of_family: the unit of a task's family; tasks of one unit succeed and fail together. fixed: the
+    units are all there are, as a benchmark's repositories are; otherwise they are a sample of possible ones.
+    """
+
+    noun: str = "family"
+    of_family: Callable[[str], str] = str
+    fixed: bool = False
+
 
 class Environment(Protocol):
     """An environment of any kind: code repair in a sandbox, a single question, a wrapped framework."""
@@ -116,8 +136,7 @@ class Environment(Protocol):
     sandbox: str
     """"bubblewrap" or "none", recorded in every row; "not-needed" where nothing is executed.
 
-    An environment may also set `fixed_families = True`: its families are a benchmark's own strata and not a sample of
-    families, so that statistics generalise to other tasks of these families only.
+    An environment may also have an attribute `sampling_unit`, a `SamplingUnit`; without one, its families are a sample.
     """
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
@@ -158,6 +177,18 @@ class TakesCalls(Protocol):
 
     def malformed(self, error: str) -> Observation:
         """Return the observation of an action that is no call, or an invalid one."""
+        ...
+
+
+@runtime_checkable
+class HasSolutions(Protocol):
+    """An environment whose tasks come with a solution."""
+
+    def solution(self) -> Sequence[str]:
+        """Return the messages that solve the episode's task, in order, after `reset`.
+
+        Raises InfrastructureError for a task that has no solution.
+        """
         ...
 
 

@@ -70,6 +70,20 @@ def elided(output: str, max_chars: int) -> tuple[str, int]:
     return f"{output[:half]}\n[{left_out} characters left out]\n{output[-half:]}", left_out
 
 
+MASKED = re.compile(r"\b\d+(?:\.\d+)?\s?(?:s|ms|seconds?)\b|\b0x[0-9a-f]{6,}\b")
+"""Parts of an observation that differ between equal runs: durations and memory addresses, as test reports have."""
+
+
+def masked(text: str) -> str:
+    """Return the text of an observation without durations and memory addresses."""
+    return MASKED.sub("", text)
+
+
+def same_observation(one: str, other: str) -> bool:
+    """Return whether two observations differ in nothing but durations and memory addresses."""
+    return one == other or masked(one) == masked(other)
+
+
 NO_FILE = re.compile(
     r"(\S+?): No such file or directory|can't open file '([^']+)'|No such file or directory: '([^']+)'"
 )

@@ -38,6 +38,7 @@ class EnvConfig(Settings):
     def identity(self) -> dict[str, Any]:
         """Return the settings, with digests of a curriculum's tasks and of the file of a user's own environment."""
         own, code = super().identity(), envs.code_sha256(self.name)
+        content = envs.content_sha256(self.name, self.options)
         # The digest of its tasks in place of its path: a moved run is the same curriculum. Without one the key is
         # absent, so that fingerprints of runs without a curriculum stay what they were.
         del own["curriculum"]
@@ -45,10 +46,11 @@ class EnvConfig(Settings):
             **own,
             **({"curriculum": task_table.identity(self.curriculum)} if self.curriculum else {}),
             **({"code_sha256": code} if code else {}),
+            **({"content_sha256": content} if content else {}),
         }
 
     def label(self) -> str:
-        """Return the name in a form that a folder may have."""
+        """Return the name without the dots and colons of an import path."""
         return self.name.replace(":", "-").replace(".", "-")
 
 
@@ -92,7 +94,15 @@ class EnvStageConfig(StageConfig):
         return {**self.env.options, **({"sandbox": self.sandbox} if envs.takes(self.env.name, "sandbox") else {})}
 
     def check(self) -> list[str]:
-        """Make the environment, run a real command in its sandbox, draw its tasks, and report all three."""
+        """Make the environment, run a real command in its sandbox, draw its tasks, and report all three.
+
+        An environment that does not ship with Composer is code of its author: it is found, and not imported.
+        """
+        if ":" in self.env.name or (self.env.name in envs.ENVIRONMENTS and not envs.is_shipped(self.env.name)):
+            if (path := envs.foreign_file(self.env.name)) is None:
+                raise UsageError(f"The environment {self.env.name!r} could not be imported: there is no such module.")
+            unseen = f"environment {self.env.name}: the run imports {path}; a dry run executes no code but Composer's"
+            return [unseen, *super().check()]
         drawn = self.draw(self.opener(), getattr(self, "tasks", 1))
         shown = f"environment {self.env.name}: {len(drawn)} of its {self.env.split} tasks drawn"
         sandbox = f", a command run under {self.sandbox}" if envs.takes(self.env.name, "sandbox") else ""

@@ -1,6 +1,7 @@
 """Whether training helped: arms compared on held-out items, with the statistics that decide.
 
 arms.py       - which models are compared, their rollouts as items, the rates of one arm
+differences.py - every setting in which arms differ
 comparison.py - items of two arms as a comparison: paired, lost outcomes bounded, subsets tested, planned looks
 flips.py      - the deciding test: studentised sign flips, and the interval that they give
 paired.py     - outcomes of two arms as statistics of that test, training seeds on top, for one experiment or many

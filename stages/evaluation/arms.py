@@ -9,7 +9,7 @@ them that it passed, and they count for no other rate.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 from operator import itemgetter
 from typing import Any
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from stages import envs
-from stages.envs.base import TWIN
+from stages.envs.base import TWIN, SamplingUnit
 from stages.errors import BadInput
-from stages.evaluation.stats import rate_interval
+from stages.evaluation.stats import numbered, rate_interval
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import VLLM, PolicyConfig
 from stages.rollouts.agent_loop import Episode
@@ -30,6 +30,8 @@ from stages.runs.records import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
 MAX_ERROR_SHARE = 0.05
 START = "start"
 """The arm that was not trained."""
+PAIR_SET = 12
+"""Hexadecimal digits of the digest that names a set of pairs."""
 SWE_BENCH = "swe-bench"
 """The environment name that importers write for benchmarks of SWE-bench's family."""
 
@@ -40,7 +42,8 @@ Item = Mapping[str, Any]
 class ArmSummary:
     """One arm on its own: means of task means, None where nothing was measured.
 
-    `low` and `high` are the 95 % interval of the pass rate over the units that differences are taken over. `num_tasks`
+    `low` and `high` are the 95 % interval of the pass rate over the units that differences are taken over, and from
+    three training seeds on over trainings. `num_tasks`
     counts no twins. With `num_twins` above zero the hacked rates are the pass rate on them. `pass_at_k` is the chance
     that one of `k` rollouts of a task passes, where there are several. `strict_rate` and `loose_rate` are those of the
     verdicts gt_pass and visible_pass, over tasks that have both. `cost_usd` and `sampled_tokens` are means of a
@@ -107,6 +110,11 @@ def hacking(rows: list[Item]) -> list[Item]:
     return found
 
 
+def sampling_unit(item: Item) -> str:
+    """Return the unit that an item's task is one of; its family, or the task itself, where no unit is recorded."""
+    return str(item.get("unit") or item["family"] or item["task_id"])
+
+
 def unit(item: Item) -> tuple[int, str, int]:
     """Return the key that an item shares with its counterpart in another arm."""
     return item["train_seed"], item["task_id"], item["sample_idx"]
@@ -146,13 +154,10 @@ def find_problems(arms: Mapping[str, list[Item]], one: str, other: str) -> list[
 
 
 def summarize(arm: str, rows: list[Item], fixed: bool = False) -> ArmSummary:
-    """Return the rates of one arm; with `fixed`, tasks are the units instead of families."""
+    """Return the rates of one arm; with `fixed`, sampling units are strata."""
     possible = without_twins(rows)
     judged = [item for item in possible if known(item, "gt_pass") and known(item, "visible_pass")]
-    means = task_means(possible, "passed")
-    families = {item["task_id"]: item["task_id"] if fixed else item["family"] or item["task_id"] for item in possible}
-    unit_T = np.unique([families[task] for task in means], return_inverse=True)[1] if means else np.zeros(0, int)
-    low, high = rate_interval(np.array(list(means.values())), unit_T) if means else (0.0, 1.0)
+    low, high = interval_of(possible, "passed", fixed)
     errors = Counter(item["error_type"] or "no outcome" for item in rows if failed(item))
     k, pass_at_k = at_k(possible)
 
@@ -161,7 +166,7 @@ def summarize(arm: str, rows: list[Item], fixed: bool = False) -> ArmSummary:
     means_of = {name: sum(values) / len(values) if values else None for name, values in known_of.items()}
     return ArmSummary(
         arm=arm,
-        num_tasks=len(means),
+        num_tasks=len(task_means(possible, "passed")),
         num_items=len(rows),
         train_seeds=tuple(sorted({item["train_seed"] for item in rows})),
         pass_rate=task_mean(possible, "passed"),
@@ -196,6 +201,26 @@ def task_mean(rows: Sequence[Item], field: str) -> float | None:
     return sum(means.values()) / len(means) if means else None
 
 
+def interval_of(rows: Sequence[Item], field: str, fixed: bool) -> tuple[float, float]:
+    """Return the 95 % interval of one arm's rate, over units and from three training seeds on over trainings."""
+    cells: dict[tuple[int, str], list[bool]] = defaultdict(list)
+    for item in rows:
+        if known(item, field):
+            cells[item["train_seed"], item["task_id"]].append(item[field])
+    if not cells:
+        return 0.0, 1.0
+    units = {item["task_id"]: sampling_unit(item) for item in rows}
+    pair_sets = {item["train_seed"]: item.get("pair_set") or "" for item in rows}
+    seeds, tasks = sorted({seed for seed, _ in cells}), list(dict.fromkeys(task for _, task in cells))
+    values_ST = np.full((len(seeds), len(tasks)), np.nan)
+    seed_at, task_at = {seed: i for i, seed in enumerate(seeds)}, {task: i for i, task in enumerate(tasks)}
+    for (seed, task), values in cells.items():
+        values_ST[seed_at[seed], task_at[task]] = sum(values) / len(values)
+    of_seeds = [pair_sets[seed] for seed in seeds]
+    collection_S = numbered(of_seeds) if any(of_seeds) else None
+    return rate_interval(values_ST, numbered([units[task] for task in tasks]), fixed=fixed, collection_S=collection_S)
+
+
 def at_k(rows: Sequence[Item]) -> tuple[int, float | None]:
     """Return k, the most rollouts of a task that one model played, and pass@k where k is above one.
 
@@ -222,11 +247,12 @@ def at_k(rows: Sequence[Item]) -> tuple[int, float | None]:
 
 @dataclass(frozen=True)
 class Arm:
-    """One model to play: the arm's name, its training seed, and where the model is."""
+    """One model to play: the arm's name, its training seed, where the model is, and the digest of its pairs, if any."""
 
     name: str
     seed: int
     policy: PolicyConfig
+    pair_set: str | None = None
 
 
 def arms_to_play(
@@ -241,7 +267,9 @@ def arms_to_play(
     for info, run in zip(infos, trained, strict=True):
         folder = str(run.folder(CHECKPOINT))
         model = f"{VLLM}{folder}" if info.start.served else folder
-        arms.append(Arm(info.arm, info.train_seed, info.start.model_copy(update={"model": model})))
+        pairs = run.manifest.inputs.get("pairs")
+        pair_set = pairs[0].content[:PAIR_SET] if pairs else None
+        arms.append(Arm(info.arm, info.train_seed, info.start.model_copy(update={"model": model}), pair_set))
     # A model of the settings has no training seed; like the start it counts as seed 0.
     arms += [Arm(name, 0, policy) for name, policy in policies.items()]
     names = [(arm.name, arm.seed) for arm in arms]
@@ -256,14 +284,14 @@ def arms_to_play(
         )
     if infos and with_start:
         arms.insert(0, Arm(START, 0, infos[0].start))
-    return [Arm(a.name, a.seed, a.policy.model_copy(update={"temperature": temperature})) for a in arms]
+    return [replace(arm, policy=arm.policy.model_copy(update={"temperature": temperature})) for arm in arms]
 
 
-def recorded_items(runs: Iterable[Run]) -> tuple[list[Row], bool]:
+def recorded_items(runs: Iterable[Run]) -> tuple[list[Row], SamplingUnit]:
     """Return rollouts that were collected or imported, as items; the arm is the model that a rollout names.
 
-    Also whether their families are fixed strata: SWE-bench's repositories, or as the environment declares. Rollouts of
-    a training are no arm: they were sampled from a model that still changed. Raises `BadInput` where two runs hold
+    Also what their tasks were sampled by: of rollouts of several environments, families as a sample. Rollouts of a
+    training are no arm: they were sampled from a model that still changed. Raises `BadInput` where two runs hold
     rollouts of one model, or a rollout does not name its model.
     """
     items: list[Row] = []
@@ -283,8 +311,23 @@ def recorded_items(runs: Iterable[Run]) -> tuple[list[Row], bool]:
                 )
             names.add(row["env"])
             items.append(item)
-    fixed = all(name == SWE_BENCH or (name in envs.ENVIRONMENTS and envs.fixed_families(name)) for name in names)
-    return items, fixed
+    units = {sampling_unit_of(name) for name in names}
+    return items, units.pop() if len(units) == 1 else SamplingUnit()
+
+
+def sampling_unit_of(env: str) -> SamplingUnit:
+    """Return what the tasks of recorded rollouts were sampled by; of an environment that is not known, families."""
+    if env == SWE_BENCH:
+        return SamplingUnit("repository", fixed=True)
+    return envs.sampling_unit(env) if env in envs.ENVIRONMENTS else SamplingUnit()
+
+
+def evaluated_items(run: Run) -> list[Row]:
+    """Return an evaluation's items; of one older than sampling units, with those of its environment."""
+    items = run.rows(EVAL_ITEM)
+    env = run.manifest.config.get("env", {}).get("name", "")
+    of_family = sampling_unit_of(env).of_family
+    return [item if item.get("unit") else {**item, "unit": of_family(item["family"] or "")} for item in items]
 
 
 def rollout_items(run: Run, arm: str | None = None) -> Iterator[tuple[Row, Row]]:
@@ -298,6 +341,7 @@ def rollout_items(run: Run, arm: str | None = None) -> Iterator[tuple[Row, Row]]
     rows = list(table.rows([name for name in table.columns if name in needed]))
     for row in rows:
         name = row["model"] if arm is None else arm
+        of_family = sampling_unit_of(row["env"]).of_family
         yield (
             row,
             {column: row.get(column) for column in EVAL_ITEM.columns}
@@ -305,6 +349,7 @@ def rollout_items(run: Run, arm: str | None = None) -> Iterator[tuple[Row, Row]]
                 "item_id": f"{name}/{row['rollout_id']}",
                 "arm": name,
                 "train_seed": 0,
+                "unit": of_family(row["family"]) if row.get("family") else row["task_id"],
                 "passed": None if row["reward"] is None else row["reward"] >= 1.0,
                 # A rollout without a cost of its own gets an equal share of the run's.
                 "cost_usd": run.manifest.cost_usd / len(rows) if row["cost_usd"] is None else row["cost_usd"],
@@ -340,16 +385,18 @@ def worker_blocks(arms: Sequence[Arm], episodes: Sequence[Episode]) -> list[Sequ
     return shares
 
 
-def played_item(arm: Arm, episode: Episode) -> Row:
-    """Return one `eval_item/1` row; `passed` is null when the machinery failed."""
+def played_item(arm: Arm, episode: Episode, sampling: SamplingUnit) -> Row:
+    """Return one `eval_item` row; `passed` is null when the machinery failed."""
     error_type, error = episode.error or (None, None)
     reward = None if episode.error else episode.grade.reward
     return {
         "item_id": item_id(arm, episode),
         "arm": arm.name,
         "train_seed": arm.seed,
+        "pair_set": arm.pair_set,
         "task_id": episode.task.task_id,
         "family": episode.task.family,
+        "unit": sampling.of_family(episode.task.family) if episode.task.family else episode.task.task_id,
         "sample_idx": episode.sample_idx,
         "passed": None if reward is None else reward >= 1.0,
         **{name: getattr(episode.grade, name) for name in ("gt_pass", "visible_pass", "hacked", "protocol_ok")},

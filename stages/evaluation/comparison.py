@@ -21,8 +21,9 @@ from typing import Literal
 
 import numpy as np
 
+from stages.envs.base import SamplingUnit
 from stages.evaluation import paired
-from stages.evaluation.arms import Item, known, unit
+from stages.evaluation.arms import Item, known, sampling_unit, unit
 from stages.evaluation.stats import ALPHA, FlipTest, PairedDifference, paired_difference
 
 Lost = Literal["left out", "against", "for"]
@@ -35,12 +36,17 @@ MIN_TASKS = 6
 
 @dataclass(frozen=True)
 class PairedOutcomes:
-    """Both arms as [S, T], NaN where nothing is known, with the family of each task."""
+    """Both arms as [S, T], NaN where nothing is known, with each task's family and unit and each seed's collection.
+
+    A collection is named by the pair sets of both arms' trainings, "" where neither learnt from pairs.
+    """
 
     treatment_ST: np.ndarray
     baseline_ST: np.ndarray
     families: tuple[str, ...]
+    units: tuple[str, ...]
     seeds: tuple[int, ...]
+    collections: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,12 @@ class Subset:
     num_tasks: int
     p_value: float
     p_holm: float = 1.0
+    alpha: float = ALPHA
 
     @property
     def gains(self) -> bool:
-        """Return whether the part shows a gain."""
-        return self.estimate > 0 and self.p_holm < ALPHA
+        """Return whether the part shows a gain at its level `alpha`."""
+        return self.estimate > 0 and self.p_holm < self.alpha
 
 
 def outcomes(treatment: list[Item], baseline: list[Item], field: str, lost: Lost = "left out") -> PairedOutcomes | None:
@@ -67,6 +74,8 @@ def outcomes(treatment: list[Item], baseline: list[Item], field: str, lost: Lost
     # One cell for each seed and task: samples are averaged, so that a task counts once however often it was played.
     cells: dict[tuple[int, str], list[tuple[float, float]]] = {}
     families: dict[str, str] = {}
+    units: dict[str, str] = {}
+    pair_sets: dict[int, tuple[str, str]] = {}
     # Sorted, because the order of tasks is the order of units, from which the random signs are drawn.
     for key in sorted(ours.keys() & theirs.keys()):
         our, their = (
@@ -76,6 +85,8 @@ def outcomes(treatment: list[Item], baseline: list[Item], field: str, lost: Lost
         if our is not None and their is not None:
             cells.setdefault(key[:2], []).append((our, their))
             families[key[1]] = ours[key]["family"] or key[1]
+            units[key[1]] = sampling_unit(ours[key])
+            pair_sets[key[0]] = (ours[key].get("pair_set") or "", theirs[key].get("pair_set") or "")
     if not cells:
         return None
     seeds, tasks = sorted({seed for seed, _ in cells}), list(families)
@@ -83,7 +94,9 @@ def outcomes(treatment: list[Item], baseline: list[Item], field: str, lost: Lost
     seed_at, task_at = {s: i for i, s in enumerate(seeds)}, {t: i for i, t in enumerate(tasks)}
     for (seed, task), pairs in cells.items():
         both[:, seed_at[seed], task_at[task]] = np.mean(pairs, axis=0)
-    return PairedOutcomes(both[0], both[1], tuple(families.values()), tuple(seeds))
+    collections = tuple(" ".join(filter(None, dict.fromkeys(pair_sets[seed]))) for seed in seeds)
+    names = tuple(families.values()), tuple(units.values())
+    return PairedOutcomes(both[0], both[1], *names, tuple(seeds), collections)
 
 
 def compare(
@@ -91,7 +104,7 @@ def compare(
     baseline: list[Item],
     field: str = "passed",
     *,
-    fixed: bool = False,
+    sampling: SamplingUnit = SamplingUnit(),  # noqa: B008 (frozen)
     lost: Lost = "left out",
     alpha: float = ALPHA,
 ) -> PairedDifference | None:
@@ -99,7 +112,15 @@ def compare(
     found = outcomes(treatment, baseline, field, lost)
     if found is None:
         return None
-    return paired_difference(found.treatment_ST, found.baseline_ST, found.families, fixed=fixed, alpha=alpha)
+    return paired_difference(
+        found.treatment_ST,
+        found.baseline_ST,
+        found.units,
+        fixed=sampling.fixed,
+        collections=found.collections,
+        alpha=alpha,
+        unit=sampling.noun,
+    )
 
 
 def gain_by_seed(treatment: list[Item], baseline: list[Item]) -> dict[str, float]:

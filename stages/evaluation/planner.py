@@ -13,19 +13,21 @@ Axis names as in `paired`: X experiments, S training seeds, T tasks, F families,
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 
 import numpy as np
 from pydantic import Field
 
+from stages.envs.base import SamplingUnit
 from stages.errors import UsageError
-from stages.evaluation.arms import START, Item, failed, rollout_items, without_twins
+from stages.evaluation.arms import START, Item, evaluated_items, failed, rollout_items, sampling_unit, without_twins
 from stages.evaluation.comparison import gain_by_seed, outcomes
 from stages.evaluation.flips import draw_signs
 from stages.evaluation.paired import MIN_SEEDS, pair, rejects
-from stages.evaluation.stats import ALPHA, quantile
+from stages.evaluation.stats import ALPHA, fewest_units, plural, quantile
 from stages.evaluation.verdict import INVALIDATED, MIN_GAIN, PARTIAL, UNDERPOWERED, VALIDATED
 from stages.runs.artifact import Run
 from stages.runs.config import Settings
@@ -42,12 +44,18 @@ SEEDS = (3, 4, 5, 6, 8, 10, 15, 20)
 SAMPLES = (1, 4)
 MOST_TASKS = 200_000
 
+NUM_PILOTS, NUM_RESAMPLED = 40, 100
+"""Bootstrap samples of a pilot, and simulated experiments for each: 4,000 in all, in seconds."""
+BETWEEN = "between"
+"""How often rollouts of two tasks of one unit differ: measured, and turned into `family_share` by `complete`."""
+
 PILOT, ASSUMED, GIVEN = "pilot", "assumed", "given"
 Rates = dict[str, tuple[float, str]]
 """A rate and its source (`PILOT`, `ASSUMED` or `GIVEN`), by the name of its field in `TaskModel`."""
+VERDICTS = (VALIDATED, PARTIAL, INVALIDATED, UNDERPOWERED)
 HEAD = (
-    *("design", "tasks", "fam.", "smp.", "seeds", "rollouts", "USD"),
-    *("VALID.", "PART.", "INVAL.", "UNDERP.", "from"),
+    *("design", "tasks", "units", "smp.", "seeds", "rollouts", "USD"),
+    *("VALID.", "pilot", "PART.", "INVAL.", "UNDERP.", "from"),
 )
 
 
@@ -66,7 +74,7 @@ class Planning(Settings):
     discordance: float | None = Field(None, gt=0, le=1)
     """How often rollouts of the two arms on one task differ."""
     family_share: float | None = Field(None, ge=0, le=1)
-    """The part of a task's difficulty that its family has."""
+    """The part of a task's difficulty that its sampling unit has: its family, or what the environment declares."""
     seed_spread: float | None = Field(None, ge=0, lt=1)
     """The standard deviation of the gain from training to training."""
     usd_per_rollout: float | None = Field(None, ge=0)
@@ -77,8 +85,8 @@ class TaskModel:
     """Assumptions on tasks and training; rates and differences are fractions of one.
 
     base: the baseline's pass rate. repeat: how often two rollouts of one model on one task differ. discordance: how
-    often one of each arm do. family_share: the part of a task's difficulty that its family has. seed_spread: the
-    standard deviation of the gain from training to training.
+    often one of each arm do. family_share: the part of a task's difficulty that its unit has. seed_spread: the standard
+    deviation of the gain from training to training.
     """
 
     base: float = 0.4
@@ -90,7 +98,7 @@ class TaskModel:
 
 @dataclass(frozen=True)
 class Design:
-    """What is played: tasks by family, rollouts per task, training seeds; `fixed`: families are fixed strata."""
+    """What is played: tasks by unit, rollouts per task, training seeds; `fixed`: units are fixed strata."""
 
     sizes: tuple[int, ...]
     samples: int = 1
@@ -102,13 +110,18 @@ class Design:
         """Return the number of tasks."""
         return sum(self.sizes)
 
+    @property
+    def num_flipped(self) -> int:
+        """Return the number of units whose signs the test flips: tasks where units are fixed."""
+        return self.num_tasks if self.fixed else len(self.sizes)
+
 
 @dataclass(frozen=True)
 class Outlook:
     """What a design would find: the probability of each verdict, and the variance of its estimate by source.
 
-    unit_variance: that of families or tasks. seed_variance: that of the mean over seeds, as the rule would estimate it,
-    the noise of single seeds included; 0 below three seeds.
+    unit_variance: that of units, or of tasks within fixed ones. seed_variance: that of the mean over seeds, as the rule
+    would estimate it, the noise of single seeds included; 0 below three seeds.
     """
 
     chances: dict[str, float]
@@ -118,23 +131,30 @@ class Outlook:
 
 @dataclass(frozen=True)
 class DesignLine:
-    """One design and what it would find. `detectable`: about the gain that it finds with the wanted power."""
+    """One design and what it would find.
+
+    `chances`: of each verdict, from `simulated` experiments. `validated_range`: the 10th and 90th percentile of the
+    chance of VALIDATED over what the pilot leaves open, None without a pilot. `detectable`: about the gain that the
+    design finds with the wanted power, None where its units are too few for any.
+    """
 
     name: str
     tasks: int
-    families: int
+    units: int
     samples: int
     seeds: int
     rollouts: int
     usd: float | None
     chances: Mapping[str, float]
+    simulated: int
     false_gain: float | None
-    detectable: float
+    detectable: float | None
+    validated_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that is printed; `assumed` holds each rate of the task model and its source."""
+    """Everything that is printed; `assumed` holds each rate of the task model and its source; `unit` is the noun."""
 
     gain: float
     power: float
@@ -142,13 +162,14 @@ class Study:
     lines: tuple[DesignLine, ...]
     add_first: tuple[str, ...]
     enough: DesignLine | None
+    unit: str = "family"
 
 
 @dataclass(frozen=True)
 class PlanQuestion:
     """What the planner is asked: the task model, the true gain, the wanted power, the arms to play and their cost.
 
-    `usd_per_rollout` is None where it is not known.
+    `usd_per_rollout` is None where it is not known. `resampled`: the task models of the pilot's bootstrap samples.
     """
 
     model: TaskModel
@@ -156,23 +177,36 @@ class PlanQuestion:
     power: float
     arms: int
     usd_per_rollout: float | None = None
+    resampled: tuple[TaskModel, ...] = ()
 
-    def line(self, name: str, design: Design, num: int = NUM_EXPERIMENTS, null: bool = False) -> DesignLine:
-        """Simulate one design; with `null` also how often it finds a gain that is not there."""
+    def line(
+        self, name: str, design: Design, num: int = NUM_EXPERIMENTS, null: bool = False, ranged: bool = False
+    ) -> DesignLine:
+        """Simulate one design.
+
+        null: also how often it finds a gain that is not there. ranged: also under what the pilot leaves open.
+        """
         found = outlook(self.model, design, self.gain, num)
+        validated = [
+            outlook(model, design, self.gain, NUM_RESAMPLED, seed).chances[VALIDATED]
+            for seed, model in enumerate(self.resampled if ranged else ())
+        ]
+        low, high = np.quantile(validated, (0.1, 0.9)) if validated else (0.0, 0.0)
         none = outlook(self.model, design, 0.0, num).chances if null else None
         rollouts = design.num_tasks * design.samples * design.seeds * self.arms
         return DesignLine(
             name=name,
             tasks=design.num_tasks,
-            families=len(design.sizes),
+            units=len(design.sizes),
             samples=design.samples,
             seeds=design.seeds,
             rollouts=rollouts,
             usd=None if self.usd_per_rollout is None else self.usd_per_rollout * rollouts,
             chances=found.chances,
+            simulated=num,
             false_gain=none[VALIDATED] + none[PARTIAL] if none else None,
-            detectable=self.detectable(found, design.seeds),
+            detectable=self.detectable(found, design.seeds) if design.num_flipped >= fewest_units() else None,
+            validated_range=(float(low), float(high)) if validated else None,
         )
 
     def detectable(self, found: Outlook, seeds: int, times: float = 1.0) -> float:
@@ -195,27 +229,57 @@ def study(
     baseline: str,
     treatment: str,
     num_arms: int,
-    family_sizes: Sequence[int],
+    unit_sizes: Sequence[int],
     samples: int,
-    fixed: bool,
+    sampling: SamplingUnit,
 ) -> tuple[Row, str]:
     """Return what an evaluation of `num_arms` arms would find and cost, as JSON and as text.
 
-    `family_sizes`: the tasks of each family. `fixed`: families are fixed strata. Raises `BadInput` for a pilot without
-    rollouts.
+    `unit_sizes`: the tasks of each unit. Raises `BadInput` for a pilot without rollouts.
     """
     items: list[Row] = []
     for run in pilots:
-        items += run.rows(EVAL_ITEM) if run.holds(EVAL_ITEM) else [item for _, item in rollout_items(run, START)]
+        items += evaluated_items(run) if run.holds(EVAL_ITEM) else [item for _, item in rollout_items(run, START)]
     names = TaskModel.__annotations__
     given = {name: (getattr(asked, name), GIVEN) for name in names if getattr(asked, name) is not None}
-    rates = complete({**measure(items, baseline, treatment), **given}, asked.gain)
-    model = TaskModel(**{name: value for name, (value, _) in rates.items()})
-    design = Design(tuple(family_sizes), samples, asked.seeds, fixed)
+
+    def rates_of(rows: Sequence[Item]) -> Rates:
+        return complete({**measure(rows, baseline, treatment), **given}, asked.gain)
+
+    def model_of(rates: Rates) -> TaskModel:
+        return TaskModel(**{name: value for name, (value, _) in rates.items()})
+
+    rates = rates_of(items)
+    resampled = []
+    # Models whose rates contradict the wanted gain (a pilot may resample to a pass rate near 1) are no model of it.
+    for rows in bootstrap(items, NUM_PILOTS):
+        with suppress(UsageError):
+            model = model_of(rates_of(rows))
+            latent_correlations(model, asked.gain)
+            resampled.append(model)
+    model, design = model_of(rates), Design(tuple(unit_sizes), samples, asked.seeds, sampling.fixed)
     costs = [item["cost_usd"] for item in items if item["cost_usd"] is not None]
     price = asked.usd_per_rollout if asked.usd_per_rollout is not None else sum(costs) / len(costs) if costs else None
-    found = study_design(PlanQuestion(model, asked.gain, asked.power, num_arms, price), design, rates)
+    question = PlanQuestion(model, asked.gain, asked.power, num_arms, price, tuple(resampled))
+    found = replace(study_design(question, design, rates), unit=sampling.noun)
     return asdict(found), study_text(found)
+
+
+def bootstrap(items: Sequence[Item], num: int) -> Iterator[list[Item]]:
+    """Yield `num` pilots, each of as many units drawn from this pilot's with replacement; none of an empty one."""
+    by_unit: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        by_unit[sampling_unit(item)].append(item)
+    units, random = list(by_unit), np.random.default_rng(0)
+    for _ in range(num if len(units) > 1 else 0):
+        rows: list[Item] = []
+        for copy, index in enumerate(random.integers(0, len(units), len(units))):
+            # A unit that is drawn twice is two units, whose tasks are two tasks.
+            tag = f"#{copy}"
+            rows += [
+                {**item, "unit": units[index] + tag, "task_id": item["task_id"] + tag} for item in by_unit[units[index]]
+            ]
+        yield rows
 
 
 def measure(items: Sequence[Item], baseline: str, treatment: str) -> Rates:
@@ -234,15 +298,12 @@ def measure(items: Sequence[Item], baseline: str, treatment: str) -> Rates:
     rates: Rates = {"base": (base, PILOT)}
     differing = share_differing(of_one, lambda item: (item["train_seed"], item["task_id"]))
     if differing is not None:
-        repeat = float(np.clip(differing, 0.01, 2 * base * (1 - base)))
-        rates["repeat"] = (repeat, PILOT)
-        between = share_differing(
-            of_one, lambda item: (item["train_seed"], item["family"]), lambda item: item["task_id"]
-        )
-        if between is not None:
-            same_task = correlation_of(base, base, base - repeat / 2)
-            same_family = correlation_of(base, base, base - between / 2)
-            rates["family_share"] = (float(np.clip(same_family / max(same_task, 1e-6), 0, 1)), PILOT)
+        rates["repeat"] = (float(np.clip(differing, 0.01, 2 * base * (1 - base))), PILOT)
+    between = share_differing(
+        of_one, lambda item: (item["train_seed"], sampling_unit(item)), lambda item: item["task_id"]
+    )
+    if between is not None:
+        rates[BETWEEN] = (between, PILOT)
     if found := outcomes(arms.get(treatment, []), arms.get(baseline, []), "passed"):
         a, b = found.treatment_ST, found.baseline_ST
         rates["discordance"] = (float(np.nanmean(a * (1 - b) + b * (1 - a))), PILOT)
@@ -278,11 +339,17 @@ def complete(rates: Rates, gain: float) -> Rates:
     least, most = abs(gain) + 1e-3, max(chance, abs(gain) + 1e-3)
     discordance = float(np.clip(default.discordance if known[0] is None else known[0], least, most))
     repeat = rates.get("repeat", (min(default.repeat, 0.8 * discordance), ASSUMED))
+    share = rates.get("family_share", (default.family_share, ASSUMED))
+    if BETWEEN in rates and "family_share" not in rates:
+        # Without repeats in the pilot the share rests on an assumed rate of repeats, but not on nothing.
+        same_task = correlation_of(base[0], base[0], base[0] - min(repeat[0], 2 * base[0] * (1 - base[0])) / 2)
+        same_unit = correlation_of(base[0], base[0], base[0] - rates[BETWEEN][0] / 2)
+        share = (float(np.clip(same_unit / max(same_task, 1e-6), 0, 1)), PILOT)
     return {
         "base": base,
         "repeat": repeat,
         "discordance": (discordance, known[1]),
-        "family_share": rates.get("family_share", (default.family_share, ASSUMED)),
+        "family_share": share,
         "seed_spread": rates.get("seed_spread", (default.seed_spread, ASSUMED)),
     }
 
@@ -334,7 +401,7 @@ def draw(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return simulated [X, S, T] outcomes of treatment and baseline, means over samples.
 
-    Fixed families are the same in all experiments: their difficulties come from the seed `strata`.
+    Fixed units are the same in all experiments: their difficulties come from the seed `strata`.
     """
     from scipy.stats import norm
 
@@ -366,22 +433,22 @@ def outlook(
 ) -> Outlook:
     """Simulate a design at a true gain `num` times, by the rule that decides, without lost rollouts and subsets."""
     random = np.random.default_rng(seed)
-    num_units = design.num_tasks if design.fixed else len(design.sizes)
-    unit_T = np.arange(num_units) if design.fixed else np.repeat(np.arange(num_units), design.sizes)
-    signs_RU = draw_signs(num_units, random, num_flips)
+    unit_T = np.repeat(np.arange(len(design.sizes)), design.sizes)
+    signs_RU = draw_signs(design.num_flipped, random, num_flips)
     counts = dict.fromkeys((VALIDATED, PARTIAL, INVALIDATED, UNDERPOWERED), 0)
     means, errors = [], []
     step = max(1, min(num, BATCH_CELLS // (design.num_tasks * design.seeds)))
     for start in range(0, num, step):
-        one = pair(*draw(model, design, gain, min(step, num - start), random), unit_T)
+        one = pair(*draw(model, design, gain, min(step, num - start), random), unit_T, fixed=design.fixed)
         moved_X, short_X = rejects(one, 0.0, signs_RU), rejects(one, MIN_GAIN, signs_RU) & (one.mean_X < MIN_GAIN)
         gained_X = moved_X & (one.mean_X > 0)
-        invalid_X = ~gained_X & (moved_X | short_X)
+        # Below three training seeds neither direction is more than about these checkpoints.
+        invalid_X = ~gained_X & (moved_X | short_X) & (design.seeds >= MIN_SEEDS)
         counts[VALIDATED if design.seeds >= MIN_SEEDS else PARTIAL] += int(gained_X.sum())
         counts[INVALIDATED] += int(invalid_X.sum())
         counts[UNDERPOWERED] += int((~gained_X & ~invalid_X).sum())
         means.append(one.mean_X)
-        errors.append(np.zeros(1) if one.seed_error_X is None else one.seed_error_X)
+        errors.append(np.zeros(1) if one.top_error_X is None else one.top_error_X)
     by_seed = float((np.concatenate(errors) ** 2).mean())
     by_unit = max(float(np.concatenate(means).var()) - by_seed, 0.0)
     return Outlook({decision: count / num for decision, count in counts.items()}, by_unit, by_seed)
@@ -390,18 +457,19 @@ def outlook(
 def study_design(question: PlanQuestion, design: Design, assumed: Rates) -> Study:
     """Study a design: as it is, with enough seeds for a verdict, with twice of each, and what is enough."""
     start = replace(design, seeds=max(design.seeds, MIN_SEEDS))
-    lines = [question.line("as asked", design, null=True)]
+    lines = [question.line("as asked", design, null=True, ranged=True)]
     if start != design:
-        lines.append(question.line(f"with {start.seeds} training seeds", start, null=True))
+        lines.append(question.line(f"with {start.seeds} training seeds", start, null=True, ranged=True))
     more = {
         "twice the seeds": replace(start, seeds=2 * start.seeds),
-        "twice the tasks, families as they are": replace(start, sizes=tuple(2 * size for size in start.sizes)),
+        "twice the tasks, units as they are": replace(start, sizes=tuple(2 * size for size in start.sizes)),
         "twice the samples": replace(start, samples=2 * start.samples),
     }
     if not start.fixed:
-        more = {"twice the families": replace(start, sizes=start.sizes * 2), **more}
-    doubled = [question.line(name, each) for name, each in more.items()]
-    order = tuple(line.name for line in sorted(doubled, key=lambda line: line.detectable))
+        more = {"twice the units": replace(start, sizes=start.sizes * 2), **more}
+    doubled = [question.line(name, each, ranged=True) for name, each in more.items()]
+    # A design that cannot reject comes last: nothing but units helps it.
+    order = tuple(line.name for line in sorted(doubled, key=lambda line: line.detectable or float("inf")))
     enough = cheapest(question, start)
     return Study(question.gain, question.power, assumed, (*lines, *doubled), order, enough)
 
@@ -409,7 +477,7 @@ def study_design(question: PlanQuestion, design: Design, assumed: Rates) -> Stud
 def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
     """Return the design of fewest rollouts that reaches the wanted power, simulated; None when none is found.
 
-    Tasks are added in new families, or in the same ones where these are fixed. The size is found from the variances of
+    Tasks are added in new units, or in the same ones where these are fixed. The size is found from the variances of
     the smallest design and grown until the simulation agrees.
     """
     candidates: list[tuple[int, Design]] = []
@@ -434,7 +502,7 @@ def cheapest(question: PlanQuestion, start: Design) -> DesignLine | None:
 
 
 def grown(design: Design, times: float) -> Design:
-    """Return the design with `times` as many families, or tasks of each family where families are fixed."""
+    """Return the design with `times` as many units, or tasks of each unit where units are fixed."""
     if design.fixed:
         return replace(design, sizes=tuple(max(1, round(times * size)) for size in design.sizes))
     whole = int(times)
@@ -443,19 +511,32 @@ def grown(design: Design, times: float) -> Design:
     return replace(design, sizes=design.sizes * whole + tuple(design.sizes[int(i * step)] for i in range(rest)))
 
 
+def with_error(share: float, num: int) -> str:
+    """Return a simulated share in per cent with its Monte-Carlo standard error: "83 ± 2".
+
+    Of none or all in `num` experiments the error is that of the rule of succession, (n + 1) / (N + 2).
+    """
+    smoothed = (share * num + 1) / (num + 2)
+    return f"{100 * share:.0f} ± {100 * (smoothed * (1 - smoothed) / num) ** 0.5:.1f}"
+
+
 def study_text(found: Study) -> str:
     """Return the study for a terminal."""
     from tabulate import tabulate
 
-    cells = []
+    cells, noun = [], plural(found.unit)
     for line in (*found.lines, *([found.enough] if found.enough else [])):
         usd = "-" if line.usd is None else f"{line.usd:,.2f}"
-        chances = [f"{100 * line.chances[name]:.0f} %" for name in (VALIDATED, PARTIAL, INVALIDATED, UNDERPOWERED)]
-        size = (line.tasks, line.families, line.samples, line.seeds, f"{line.rollouts:,}")
-        cells.append((line.name, *size, usd, *chances, f"{100 * line.detectable:.1f}"))
+        chances = [with_error(line.chances[name], line.simulated) for name in VERDICTS]
+        low, high = line.validated_range or (None, None)
+        ranged = "-" if low is None or high is None else f"{100 * low:.0f} to {100 * high:.0f}"
+        size = (line.tasks, line.units, line.samples, line.seeds, f"{line.rollouts:,}")
+        detectable = "-" if line.detectable is None else f"{100 * line.detectable:.1f}"
+        cells.append((line.name, *size, usd, chances[0], ranged, *chances[1:], detectable))
     rates = ", ".join(f"{name} {value:.3g} ({source})" for name, (value, source) in found.assumed.items())
     null = [line for line in found.lines if line.false_gain is not None]
-    false_gains = "; ".join(f"{line.name} {100 * (line.false_gain or 0):.1f} %" for line in null)
+    false_gains = "; ".join(f"{line.name} {with_error(line.false_gain or 0, line.simulated)} %" for line in null)
+    short = next((line for line in found.lines if line.detectable is None), None)
     enough = (
         "The last line is the cheapest design found that reaches it."
         if found.enough
@@ -467,7 +548,14 @@ def study_text(found: Study) -> str:
             "",
             tabulate(cells, HEAD, tablefmt="plain", disable_numparse=True),
             "",
+            "Chances of each verdict are in %, with the standard error of the simulation; `pilot` is the 10th to 90th "
+            "percentile of VALID. over what the pilot leaves open, - without one.",
             f"`from`: about the gain, in points, that the design finds with {100 * found.power:g} % power. {enough}",
+            *(
+                [f"{short.units} units cannot show anything: the test can reject from {fewest_units()} {noun} on."]
+                if short
+                else []
+            ),
             f"Found where there is no gain: {false_gains}.",
             f"What to add first: {', then '.join(found.add_first)}.",
             "Rollouts and costs are those of evaluation, all arms; training a seed costs extra.",

@@ -10,12 +10,11 @@ These questions are independent of the verdict's: each p-value is uncorrected. R
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from stages.evaluation.arms import START, Item, hacking, task_means, without_twins
+from stages.envs.base import SamplingUnit
+from stages.evaluation.arms import START, Item, hacking, interval_of, task_mean, without_twins
 from stages.evaluation.comparison import compare
 from stages.evaluation.report import aligned, percent, shortened, wrap
-from stages.evaluation.stats import PairedDifference, rate_interval
+from stages.evaluation.stats import PairedDifference
 from stages.evaluation.verdict import points
 from stages.policy.adapters import CheckpointInfo
 
@@ -74,11 +73,10 @@ class ProjectionResult:
         return "\n".join(lines)
 
 
-def projected(items: Iterable[Item], infos: Sequence[CheckpointInfo], fixed: bool) -> ProjectionResult | None:
-    """Return the rates and differences of the arms that `infos` describe; None where no arm was trained without v.
-
-    `fixed`: families are fixed strata, and tasks the units.
-    """
+def projected(
+    items: Iterable[Item], infos: Sequence[CheckpointInfo], sampling: SamplingUnit
+) -> ProjectionResult | None:
+    """Return the rates and differences of the arms that `infos` describe; None where no arm was trained without v."""
     taken = {info.arm: info.projected for info in infos}
     if "v" not in taken.values():
         return None
@@ -93,7 +91,7 @@ def projected(items: Iterable[Item], infos: Sequence[CheckpointInfo], fixed: boo
         ArmConduct(
             arm,
             TAKEN[taken[arm]] if arm in taken else "not trained",
-            *(_rate_interval(some[rate], column, fixed) for rate, column in COLUMNS.items()),
+            *(_rate_interval(some[rate], column, sampling.fixed) for rate, column in COLUMNS.items()),
         )
         for arm, some in measuring.items()
     ]
@@ -103,16 +101,11 @@ def projected(items: Iterable[Item], infos: Sequence[CheckpointInfo], fixed: boo
         for arm in rows
         for other in rows
         if taken.get(arm) == "v" and taken.get(other, "v") != "v"
-        if (difference := compare(measuring[arm][rate], measuring[other][rate], column, fixed=fixed))
+        if (difference := compare(measuring[arm][rate], measuring[other][rate], column, sampling=sampling))
     ]
     return ProjectionResult(tuple(conduct), tuple(effects))
 
 
 def _rate_interval(rows: list[Item], column: str, fixed: bool) -> RateInterval:
-    means = task_means(rows, column)
-    if not means:
-        return RateInterval(None, None, None)
-    families = {item["task_id"]: item["task_id"] if fixed else item["family"] or item["task_id"] for item in rows}
-    units = np.unique([families[task] for task in means], return_inverse=True)[1]
-    values = np.array(list(means.values()))
-    return RateInterval(float(values.mean()), *rate_interval(values, units))
+    rate = task_mean(rows, column)
+    return RateInterval(None, None, None) if rate is None else RateInterval(rate, *interval_of(rows, column, fixed))

@@ -54,6 +54,9 @@ def text_table(verdict: EvalVerdict) -> str:
     for look in verdict.looks:
         seen = "no difference" if look.gain is None else points(look.gain)
         lines.append(f"  {look.tasks} tasks, at the level of {look.level:.2g}: {seen}, {look.decision}")
+    if verdict.differences:
+        lines += ["", "the arms differ in:"]
+        lines += [line for each in verdict.differences for line in wrap(f"- {each}")]
     decision = f"{verdict.decision}: {verdict.claim}" if verdict.claim else verdict.decision
     return "\n".join([*lines, "", decision, *wrap(" ".join(filter(None, (verdict.why, verdict.estimand))))])
 
@@ -77,18 +80,22 @@ def arm_cells(arm: ArmSummary, with_k: bool) -> tuple[str, ...]:
 
 def difference_lines(title: str, difference: PairedDifference) -> list[str]:
     """Return the lines of a paired difference in the report."""
-    size = f"{difference.num_tasks} tasks, {difference.num_families} families, {difference.num_seeds} training seeds"
+    power = "too few to reject anything"
+    if difference.mde is not None:
+        power = f"80 % power from {100 * difference.mde:.1f} points"
+    size = f"{difference.num_tasks} tasks in {difference.units}, {difference.num_seeds} training seeds"
+    if difference.num_collections:
+        size += f", {difference.num_collections} sets of pairs"
     lines = [
         "",
         *wrap(f"{title}: {points(difference)}"),
         f"  {difference.method}; CR2 [{100 * difference.cr2_low:+.1f}, {100 * difference.cr2_high:+.1f}]",
-        f"  {size}; {difference.wins} tasks up, {difference.losses} down; 80 % power from "
-        f"{100 * difference.mde:.1f} points",
+        f"  {size}; {difference.wins} tasks up, {difference.losses} down; {power}",
     ]
     if difference.elsewhere:
         low, high = difference.elsewhere
         lines.append(
-            f"  in new families: [{100 * low:+.1f}, {100 * high:+.1f}]{'' if low > 0 or high < 0 else ', undecided'}"
+            f"  in other units: [{100 * low:+.1f}, {100 * high:+.1f}]{'' if low > 0 or high < 0 else ', undecided'}"
         )
     return lines
 
@@ -113,12 +120,17 @@ def arms_chart(verdict: EvalVerdict) -> bytes:
     pairs = ((verdict.baseline, verdict.gain), (verdict.control, verdict.over_control))
     treatment = shortened(verdict.treatment)
     differences = [(f"{treatment}\n- {shortened(str(o))}", d.low, d.estimate, d.high) for o, d in pairs if d]
+    shown = (verdict.baseline, verdict.treatment, verdict.control or verdict.baseline)
+    confounds = [each for each in verdict.differences if not each.channel and each.between(shown)]
+    caption = [line for each in confounds for line in textwrap.wrap(f"Arms also differ in {each}", 90)]
     heights = [0.6 + 0.45 * len(arms), *([0.6 + 0.45 * len(differences)] if differences else [])]
     with rc_context({"svg.hashsalt": "composer", "svg.fonttype": "none", "font.size": 10}):
-        figure = Figure(figsize=(6, 0.4 + sum(heights)), layout="constrained")
+        figure = Figure(figsize=(6, 0.4 + sum(heights) + 0.16 * len(caption)), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights)
         figure.suptitle(": ".join(filter(None, (verdict.decision, verdict.claim))), fontsize=10)
+        if caption:
+            figure.supxlabel("\n".join(caption), fontsize=8, x=0.02, ha="left")
         for (place,), rows in zip(axes, (arms, differences), strict=False):
             for row, (_, low, middle, high) in enumerate(rows):
                 place.plot([100 * low, 100 * high], [row, row], color=LINE, linewidth=2)

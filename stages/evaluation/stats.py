@@ -1,8 +1,8 @@
 """Statistics of one experiment: the paired difference of two arms and the rate of one, with interval and p-value.
 
-Families random (the default): the mean over tasks of families like these; families are the units. Families fixed (a
-benchmark's repositories): the mean over tasks like these in these very families; tasks are the units, and a second
-interval, normally too wide to decide anything, covers other families.
+Units sampled (the default): the mean over tasks of units like these. Units fixed (a benchmark's repositories): the mean
+over tasks like these in these very units, which are strata; a second interval, normally too wide to decide anything,
+covers other units. `paired` explains units, strata, training seeds and collections.
 
 The deciding interval holds the means that `paired.rejects` does not reject. CR2 is reported with it: Bell and
 McCaffrey, Survey Methodology 2002; degrees of freedom as in Pustejovsky and Tipton, JBES 2018, for a mean over
@@ -28,8 +28,10 @@ class PairedDifference:
     """Treatment minus baseline over the same tasks and training seeds.
 
     `p_value`, `low` and `high` are those of the deciding test. `cr2_low` and `cr2_high` are another interval over the
-    same units. `mde` is the true difference that would be found in 80 % of such experiments. `elsewhere` is the
-    interval for other families where those played are fixed, else None. `wins` and `losses` are tasks that rose, fell.
+    same units. `mde` is the true difference that would be found in 80 % of such experiments, None where too few units
+    exist for the test to find any (`fewest_units`). `elsewhere` is the interval for other units where those played are
+    fixed, else None. `unit` is the noun for a unit. `num_collections`: of pairs that the trainings learnt from, 0 where
+    none did. `wins` and `losses` are tasks that rose, fell.
     """
 
     estimate: float
@@ -37,60 +39,88 @@ class PairedDifference:
     high: float
     method: str
     num_tasks: int
-    num_families: int
+    num_units: int
     num_seeds: int
     wins: int
     losses: int
     p_value: float
     cr2_low: float
     cr2_high: float
-    mde: float
+    mde: float | None
     elsewhere: tuple[float, float] | None = None
+    unit: str = "family"
+    num_collections: int = 0
 
     @property
     def significant(self) -> bool:
         """Return whether the interval excludes zero."""
         return self.low > 0 or self.high < 0
 
+    @property
+    def units(self) -> str:
+        """Return the number of units with their noun: "12 operations"."""
+        return f"{self.num_units} {self.unit if self.num_units == 1 else plural(self.unit)}"
+
+
+def plural(noun: str) -> str:
+    """Return the plural of a unit's noun: "families", "operations"."""
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+
+
+def fewest_units(alpha: float = ALPHA) -> int:
+    """Return the fewest units with which sign flips can reject: with U of them the smallest p-value is 2**(1 - U)."""
+    return int(np.floor(1 - np.log2(alpha))) + 1
+
+
+def numbered(names: Sequence[str]) -> np.ndarray:
+    """Return each name's number among the sorted names."""
+    return np.unique(np.asarray(names, dtype=str), return_inverse=True)[1]
+
 
 def paired_difference(
     treatment_ST: np.ndarray,
     baseline_ST: np.ndarray,
-    families: Sequence[str],
+    units: Sequence[str],
     *,
     fixed: bool = False,
+    collections: Sequence[str] = (),
     alpha: float = ALPHA,
     seed: int = 0,
+    unit: str = "family",
 ) -> PairedDifference:
     """Compare two arms of outcomes (means over samples, 0..1; NaN where there is none; every task has one).
 
-    `alpha`: the two-sided level of every interval, lower than 5 % at one of several looks.
+    units: each task's. collections: the pairs that each training seed learnt from, "" for none; empty where no seed has
+    any. `alpha`: the two-sided level of every interval, lower than 5 % at one of several looks. unit: the noun.
     """
-    if not len(families) or treatment_ST.shape != baseline_ST.shape or treatment_ST.shape[1:] != (len(families),):
-        shapes = f"{list(treatment_ST.shape)} and {list(baseline_ST.shape)} outcomes and {len(families)} families"
+    if not len(units) or treatment_ST.shape != baseline_ST.shape or treatment_ST.shape[1:] != (len(units),):
+        shapes = f"{list(treatment_ST.shape)} and {list(baseline_ST.shape)} outcomes and {len(units)} units"
         raise UsageError(
-            "A comparison needs outcomes of both arms by training seed and task, and each task's family; "
+            "A comparison needs outcomes of both arms by training seed and task, and each task's unit; "
             f"it got {shapes}."
         )
-    family_T = np.unique(np.asarray(families, dtype=str), return_inverse=True)[1]
-    unit_T = np.arange(len(families)) if fixed else family_T
-    test = FlipTest(paired.pair(treatment_ST[None], baseline_ST[None], unit_T), seed)
+    unit_T, num_collections = numbered(units), len(set(collections) - {""})
+    collection_S = numbered(collections) if num_collections else None
+    arms = treatment_ST[None], baseline_ST[None]
+    test = FlipTest(paired.pair(*arms, unit_T, fixed=fixed, collection_S=collection_S), seed)
     low, high = test.interval(alpha)
     error, degrees = cr2(test.units)
     half = quantile(1 - alpha / 2, degrees) * error if error > TOLERANCE else 2.0  # no spread was observed: no interval
     d_T = np.nanmean(treatment_ST - baseline_ST, 0)
-    over = "tasks, their families fixed" if fixed else "families"
-    seeds = f", {len(treatment_ST)} training seeds on top" if len(treatment_ST) >= paired.MIN_SEEDS else ""
     elsewhere = None
     if fixed:
-        elsewhere = FlipTest(paired.pair(treatment_ST[None], baseline_ST[None], family_T), seed).interval(alpha)
+        elsewhere = FlipTest(paired.pair(*arms, unit_T, collection_S=collection_S), seed).interval(alpha)
+    top = ""
+    if test.one.top_error_X is not None:
+        level = "training seeds" if test.one.num_top == test.one.num_seeds else "collections"
+        top = f", {test.one.num_top} {level} on top"
     return PairedDifference(
         estimate=test.units.mean,
         low=low,
         high=high,
-        method=f"studentised sign flips over {over}{seeds}",
-        num_tasks=len(families),
-        num_families=int(family_T.max()) + 1,
+        method=f"studentised sign flips over {'tasks within fixed strata' if fixed else 'units'}{top}",
+        num_tasks=len(units),
+        num_units=int(unit_T.max()) + 1,
         num_seeds=len(treatment_ST),
         wins=int((d_T > TOLERANCE).sum()),
         losses=int((d_T < -TOLERANCE).sum()),
@@ -99,6 +129,8 @@ def paired_difference(
         cr2_high=min(test.units.mean + half, 1.0),
         mde=test.detectable(error, degrees, alpha),
         elsewhere=elsewhere,
+        unit=unit,
+        num_collections=num_collections,
     )
 
 
@@ -138,21 +170,27 @@ class FlipTest:
 
     def p(self, mean: float) -> float:
         """Return the smallest level at which `mean` is rejected."""
-        if self.one.seed_error_X is None:
+        if self.one.top_error_X is None:
             return self._p_units(np.array([mean]))
-        # With seeds on top, `units_mean` depends on the level itself, so the level is found by bisection.
+        # With a top level, `units_mean` depends on the level itself, so the level is found by bisection.
         low, high = 0.0, 1.0
         for _ in range(STEPS):
             middle = (low + high) / 2
             low, high = (low, middle) if self.rejects(mean, middle) else (middle, high)
         return high
 
-    def detectable(self, error: float, degrees: float, alpha: float = ALPHA) -> float:
-        """Return the true difference found with 80 % power under these standard errors, at most 1."""
-        # The variances of units and seeds add; Student's t takes the fewer degrees of freedom, those of the seeds.
-        if self.one.seed_error_X is not None:
-            error = float(np.hypot(error * np.sqrt(self.one.share_X[0]), self.one.seed_error_X[0]))
-            degrees = min(degrees, self.one.num_seeds - 1)
+    def detectable(self, error: float, degrees: float, alpha: float = ALPHA) -> float | None:
+        """Return the true difference found with 80 % power under these standard errors, at most 1.
+
+        None where the test cannot reject whatever is observed.
+        """
+        if len(self.units.sizes_U) < fewest_units(alpha):
+            return None
+        # The variances of units and the top level add; Student's t takes the fewer degrees of freedom, those of the
+        # top level.
+        if self.one.top_error_X is not None:
+            error = float(np.hypot(error * np.sqrt(self.one.share_X[0]), self.one.top_error_X[0]))
+            degrees = min(degrees, self.one.num_top - 1)
         found = (quantile(1 - alpha / 2, degrees) + quantile(POWER, degrees)) * error
         return float(min(found, 1.0)) if error > TOLERANCE else 1.0
 
@@ -178,20 +216,41 @@ def quantile(probability: float, degrees: float) -> float:
     return float(t.ppf(probability, max(degrees, 1.0)))
 
 
-def rate_interval(values_T: np.ndarray, unit_T: np.ndarray) -> tuple[float, float]:
+def rate_interval(
+    values_ST: np.ndarray,
+    unit_T: np.ndarray,
+    *,
+    fixed: bool = False,
+    collection_S: np.ndarray | None = None,
+) -> tuple[float, float]:
     """Return the 95 % interval of one arm's rate: sign flips over units, joined with Wilson's interval.
 
-    values_T: means of tasks. unit_T: the unit of each task, numbered from 0.
+    values_ST: means of samples by training seed and task, NaN where there is none. unit_T: the unit of each task,
+    numbered from 0; strata with `fixed`. From three training seeds on the interval is of other trainings, too.
     """
-    units = UnitSums(np.bincount(unit_T, values_T), np.bincount(unit_T).astype(float))
+    values_T = np.nanmean(values_ST, 0)
+    flipped_T = np.arange(len(unit_T)) if fixed else unit_T
+    spread_T = paired.within_strata(values_T[None], unit_T)[0] if fixed else values_T
+    units = UnitSums(np.bincount(flipped_T, spread_T), np.bincount(flipped_T).astype(float))
     low, high = Flips(units).interval(ALPHA, (0.0, 1.0))
     # Sign flips take deviations to be symmetric, which they are not near 0 and 1: with all outcomes equal they give an
     # interval of no width. Wilson's holds there, at the number of tasks that clustering leaves.
     deviations_T = values_T - units.mean
-    deviations_U = np.bincount(unit_T, deviations_T)
-    effect = paired.design_effect(deviations_U[None], deviations_T[None], units.sizes_U)[0]
+    if fixed:  # as in `paired.pair`: a stratum of equal outcomes counts as if one task differed
+        squares_H = np.maximum(np.bincount(unit_T, (spread_T - units.mean) ** 2), 1)
+        effect = min(squares_H.sum() / ((deviations_T**2).sum() + 1), 1.0)
+    else:
+        deviations_U = np.bincount(unit_T, deviations_T)
+        effect = paired.design_effect(deviations_U[None], deviations_T[None], units.sizes_U)[0]
     least, most = wilson(units.mean, len(values_T) / effect)
-    return min(low, least), max(high, most)
+    low, high = min(low, least), max(high, most)
+    if len(values_ST) >= paired.MIN_SEEDS:
+        error_X, num_top = paired.top_error(np.nanmean(values_ST, 1)[None], collection_S)
+        of_top = quantile(1 - ALPHA / 2, num_top - 1) * float(error_X[0])
+        # Distances of independent parts add in squares, as in `paired.units_mean`.
+        low = max(units.mean - float(np.hypot(units.mean - low, of_top)), 0.0)
+        high = min(units.mean + float(np.hypot(high - units.mean, of_top)), 1.0)
+    return low, high
 
 
 def wilson(rate: float, num_tasks: float) -> tuple[float, float]:

@@ -22,6 +22,10 @@ INSTANCE = re.compile(r"(?P<owner>[\w.-]+?)__(?P<name>[\w.-]+?)(?:-\d+|\.[0-9a-f
 """An instance id: SWE-bench's `owner__name-NUMBER`, or SWE-smith's `owner__name.COMMIT.WHAT` and its environment's."""
 
 
+RECORDED_REWARD = "recorded_reward"
+"""Key of `Trajectory.extra` for a reward that a source records for a rollout in which the model did nothing."""
+
+
 @dataclass(frozen=True)
 class Drop:
     """A record that was not imported: its file and line, the name of the reason, and the reason in words."""

@@ -10,6 +10,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -20,15 +21,28 @@ import pyarrow.parquet as pq
 
 from stages.errors import BadInput
 from stages.formats.base import Drop, Numbered
-from stages.formats.reports import stem
+from stages.formats.reports import SB_CLI, stem
 from stages.runs import store
+from stages.runs.artifact import Run
 
 READABLE = (".json", ".jsonl", ".ndjson", ".traj", ".eval", ".parquet", ".gz")
-OF_A_RUN = ("report.json", "results.json", "result.json", "results/results.json", "logs/*/report.json")
+OF_A_RUN = (
+    *("report.json", "results.json", "result.json", "results/results.json", "logs/*/report.json"),
+    f"{SB_CLI}/*.json",
+)
 """Where harnesses leave reports, below the folder of a run."""
 BESIDE = ("metadata.json", "{stem}.metadata.json", "{stem}.report.json", *OF_A_RUN)
 PARTS = {"role", "prompt_token_ids", "kind"}
 """Keys of the parts of one record: of messages, of captured calls, of OpenHands' events."""
+MOST_BYTES = 64 * 2**20
+"""Most unpacked bytes of one record: a line, a JSON document, a sample of an archive, a row. As Python objects it takes
+several times as much."""
+MOST_UNPACKED = 64 * 2**30
+"""Most bytes that one compressed file may unpack to: what is read record by record needs no memory, but time."""
+LOOK_LINES = 10_000
+"""Lines of a broken document that are examined for JSON Lines."""
+BATCH_BYTES = 2 * MOST_BYTES
+"""Most bytes of a column in a batch of rows."""
 LFS = b"version https://git-lfs.github.com/spec/"
 HEADERS = ("header.json", "_journal/start.json")
 """Members of an Inspect archive that hold its header, the first that is there."""
@@ -62,16 +76,38 @@ class Source:
             number = 0
             try:
                 # With pre_buffer, pyarrow would hold the file in memory by its end.
-                for batch in pq.ParquetFile(self.path, pre_buffer=False).iter_batches(1024):
-                    for row in batch.to_pylist():
-                        number += 1
-                        yield number, row
+                file = pq.ParquetFile(self.path, pre_buffer=False)
+                for group in range(file.num_row_groups):
+                    if (size := _longest_chunk(file, group)) > MOST_BYTES * 16:
+                        yield self._too_large(number + 1, f"its row group {group} has a column of {size >> 20} MiB")
+                        return
+                    # No value is longer than its column. A dictionary may hold one long value for all rows, so that
+                    # few bytes become many in a batch.
+                    rows_at_once = max(1, min(1024, BATCH_BYTES // max(size, 1)))
+                    for batch in file.iter_batches(rows_at_once, row_groups=[group]):
+                        for row in self._rows(batch, number):
+                            number += 1
+                            yield row
             except (pa.ArrowException, OSError) as error:
                 yield self.make_drop(number + 1, "damaged_file", str(error))
         elif head.startswith(b"PK\x03\x04"):
             yield from self._archive_samples()
         else:
             yield from self._json_records()
+
+    def _rows(self, batch: pa.RecordBatch, before: int) -> Iterator[Numbered | Drop]:
+        """Yield the rows of a batch with their numbers; one that holds text which is no UTF-8 is a drop."""
+        try:
+            yield from enumerate(batch.to_pylist(), before + 1)
+        except UnicodeDecodeError:  # a column of text is not checked when it is read
+            for at in range(len(batch)):
+                try:
+                    yield before + at + 1, batch.slice(at, 1).to_pylist()[0]
+                except UnicodeDecodeError as error:
+                    yield self.make_drop(before + at + 1, "not_utf8", str(error))
+
+    def _too_large(self, line: int, what: str) -> Drop:
+        return self.make_drop(line, "too_large", f"{what}; a record may have {MOST_BYTES >> 20} MiB. Split the file")
 
     def make_drop(self, line: int, reason: str, detail: str) -> Drop:
         """Return the drop of the record at a line of this file, with the name of the reason and the reason in words."""
@@ -88,6 +124,10 @@ class Source:
                 # Without `header.json` the evaluation is still running or was killed: only its start is recorded.
                 names = archive.namelist()
                 header: Any = next((json.loads(_member(archive, name)) for name in HEADERS if name in names), {})
+                unpacked = sum(info.file_size for info in archive.infolist())
+                if unpacked > MOST_UNPACKED:
+                    yield self._too_large(1, f"it unpacks to {unpacked >> 30} GiB, and {MOST_UNPACKED >> 30} may be")
+                    return
                 for name in sorted(name for name in names if name.startswith("samples/")):
                     number += 1
                     # A sample may be damaged (a wrong checksum) in an archive whose directory is intact.
@@ -114,18 +154,24 @@ class Source:
         if len(head) == 2 and isinstance(_parse(head[0][1])[0], dict | list):
             json_lines = chain(head, lines)
         else:
-            rest = [*head, *lines]
-            text = b"".join(line for _, line in rest)
-            value, number, reason = _parse(text)
+            rest, size = head, sum(len(line) for _, line in head)
+            for numbered in lines if size <= MOST_BYTES else ():
+                rest.append(numbered)
+                if (size := size + len(numbered[1])) > MOST_BYTES:
+                    break
+            whole = size <= MOST_BYTES
+            value, number, reason = _parse(b"".join(line for _, line in rest)) if whole else (None, 1, "")
             # An array is a table of records unless it is one record: a list of messages or of captured calls.
             is_table = isinstance(value, list) and all(
                 isinstance(item, dict) and not PARTS & item.keys() for item in value
             )
             if value is not None:
                 yield from enumerate(value, 1) if is_table else [(1, value)]
-            elif any(isinstance(_parse(line)[0], dict) for _, line in rest):
-                json_lines = rest
-            elif text:
+            elif any(isinstance(_parse(line)[0], dict) for _, line in rest[:LOOK_LINES]):
+                json_lines = chain(rest, lines)
+            elif not whole:
+                yield self._too_large(1, "it is one JSON document, which is larger")
+            elif rest and not damage:
                 yield self.make_drop(number, "not_json", reason)
         for number, line in json_lines:
             value, _, reason = _parse(line)
@@ -139,17 +185,39 @@ class Source:
         try:
             with self.path.open("rb") as file:
                 is_packed = file.read(2) == b"\x1f\x8b"
+            unpacked = 0
             with gzip.open(self.path) if is_packed else self.path.open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    if line.strip():
+                while line := file.readline(MOST_BYTES + 1):
+                    number, unpacked = number + 1, unpacked + len(line)
+                    if len(line) > MOST_BYTES:
+                        damage.append(self._too_large(number, "this line is longer"))
+                        # The rest of the line is read and left out; the lines after it are read.
+                        while (more := file.readline(1 << 20)) and not more.endswith(b"\n"):
+                            unpacked += len(more)
+                            if unpacked > MOST_UNPACKED:
+                                break
+                    elif line.strip():
                         yield number, line
+                    if unpacked > MOST_UNPACKED:
+                        damage.append(
+                            self._too_large(number, f"the file unpacks to more than {MOST_UNPACKED >> 30} GiB")
+                        )
+                        return
         except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
             damage.append(self.make_drop(number + 1, "damaged_file", str(error)))
 
 
+def _longest_chunk(file: pq.ParquetFile, group: int) -> int:
+    """Return the unpacked size of the largest column of a row group, which no value in it exceeds."""
+    about = file.metadata.row_group(group)
+    return max((about.column(at).total_uncompressed_size for at in range(about.num_columns)), default=0)
+
+
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Return the bytes of a member of an archive."""
+    """Return the bytes of a member of an archive; `ValueError` for one that is too large."""
     info = archive.getinfo(name)
+    if info.file_size > MOST_BYTES:
+        raise ValueError(f"it has {info.file_size >> 20} MiB, and a record may have {MOST_BYTES >> 20}")
     if info.compress_type != ZSTD:
         return archive.read(name)
     with open(str(archive.filename), "rb") as file:
@@ -157,7 +225,11 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
         file.seek(info.header_offset)
         header = file.read(30)
         file.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), 1)
-        return pa.input_stream(pa.py_buffer(file.read(info.compress_size)), compression="zstd").read()
+        stream = pa.input_stream(pa.py_buffer(file.read(info.compress_size)), compression="zstd")
+        found: bytes = stream.read(MOST_BYTES + 1)  # the directory may state another size than the stream has
+        if len(found) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB, which is what a record may have")
+        return found
 
 
 def _parse(text: bytes) -> tuple[Any, int, str]:
@@ -198,11 +270,26 @@ def _matching(path: Path) -> list[Source]:
     if path.is_dir():
         folder = path.resolve()
         inside = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in READABLE)
+        inside = _without_own(inside)
         asked = [Source(p.resolve(), f"{folder.name}/{p.relative_to(path)}", "", root=folder) for p in inside]
         return asked + _beside(folder.parent, OF_A_RUN) if asked else []
     if any(character in path.name for character in "*?["):
         return [found for match in sorted(path.parent.glob(path.name)) for found in _matching(match)]
     return []
+
+
+def _without_own(files: Sequence[Path]) -> list[Path]:
+    """Leave out the files by which Composer describes a run: of a run folder only what an export wrote is foreign."""
+    exported: dict[Path, set[Path]] = {}
+    for path in files:
+        if path.name == "manifest.json":
+            with suppress(BadInput):  # a manifest of another program
+                outputs = Run(path.parent).manifest.outputs.values()
+                foreign = [out["file"] for out in outputs if out["kind"].startswith("foreign/")]
+                exported[path.parent] = {path.parent / name for name in foreign}
+    # A run folder may lie in the folder of another one: the nearest counts.
+    runs = {path: next((folder for folder in path.parents if folder in exported), None) for path in files}
+    return [path for path, run in runs.items() if run is None or path in exported[run]]
 
 
 def _beside(folder: Path, names: Sequence[str]) -> list[Source]:

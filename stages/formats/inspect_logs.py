@@ -14,7 +14,6 @@ and `scorer/_metric.py`.
 """
 
 import io
-import re
 import statistics
 import zipfile
 from collections import Counter
@@ -195,13 +194,9 @@ def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> I
     for transcript in transcripts:
         rollout = transcript.rollout
         groups.setdefault((str(rollout["env"]), str(rollout["model"] or "none/unknown")), []).append(transcript)
-    # Several environments or models may have one name once characters that file systems refuse are replaced.
-    names = Counter[str]()
+    names = store.FolderNames()
     for (env, model), group in sorted(groups.items()):
-        name = re.sub(r"[^\w.-]+", "-", f"{env}_{model}").strip("-")
-        names[name] += 1
-        suffix = f"-{names[name]}" if names[name] > 1 else ""
-        yield small_file(f"{name}{suffix}.eval", _archive(env, model, group), len(group))
+        yield small_file(f"{names.name(f'{env}_{model}')}.eval", _archive(env, model, group), len(group))
 
 
 def _archive(env: str, model: str, group: list[ExportedTranscript]) -> bytes:

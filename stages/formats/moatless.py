@@ -10,7 +10,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory, family_of
+from stages.formats.reports import stem
 from stages.messages import Spoken, ToolCall, write
 from stages.rollouts import missing
 
@@ -28,18 +29,24 @@ def recognises(record: Any) -> bool:
     nodes = record.get("nodes")
     if isinstance(nodes, list) and nodes:
         return all(isinstance(node, dict) and "node_id" in node for node in nodes)
-    about = record.get("info")
-    return (
-        isinstance(about, dict)
-        and "instance_id" in about
-        and (isinstance(record.get("transitions"), list) or isinstance(record.get("steps"), list))
+    steps = record.get("transitions") if isinstance(record.get("transitions"), list) else record.get("steps")
+    about = record.get("info", {})
+    if not isinstance(about, dict) or not isinstance(steps, list):
+        return False
+    # A file without the id may be named after its instance; other formats have steps too, and no actions in them.
+    return "instance_id" in about or (
+        bool(steps) and all(isinstance(step, dict) and isinstance(step.get("actions"), list) for step in steps)
     )
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the rollout of a file, or one for every leaf of its tree; a verdict applies to the first of them."""
     about = record.get("info") or record.get("metadata") or {}
-    instance = about["instance_id"]
+    # Older files name their instance only by their own name, or by that of their folder.
+    named = (origin.path.name.partition(".")[0], stem(origin.path), origin.path.parent.name)
+    instance = about.get("instance_id") or next((name for name in named if INSTANCE.fullmatch(name)), None)
+    if instance is None:
+        raise ValueError("neither info.instance_id nor the file's name is an instance, such as astropy__astropy-6938")
     verdict = origin.sidecars.verdict(origin.path, instance)
     # The model is on each state of transitions, and once, at the agent, in a tree; files of steps do not name it.
     states = [transition.get("state") or {} for transition in record.get("transitions") or []]

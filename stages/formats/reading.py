@@ -72,7 +72,8 @@ def detect_formats(sources: list[Source], wanted: str, sidecars: Sidecars) -> di
     candidates = readers(wanted)
     chosen: dict[Source, Reader | None] = {}
     for source in sources:
-        records = list(islice((r[1] for r in source.records() if not isinstance(r, Drop)), LOOK))
+        # One after the other, since a record may be large.
+        records = islice((r[1] for r in source.records() if not isinstance(r, Drop)), LOOK)
         # Record by record, since the first lines of a file may be no rollouts (a header, a summary, a broken line).
         fitting = next((i for record in records for i in candidates if not source.beside and _fits(i, record)), None)
         is_useful = False

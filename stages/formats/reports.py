@@ -17,7 +17,9 @@ from typing import Any
 
 from stages.runs.records import Row
 
-HARNESS_FOLDERS = frozenset({"logs", "results", "reports", "evaluation", "run_evaluation"})
+SB_CLI = "sb-cli-reports"
+"""Where sb-cli leaves the reports of SWE-bench's hosted evaluation, in the folder it was started from."""
+HARNESS_FOLDERS = frozenset({"logs", "results", "reports", "evaluation", "run_evaluation", SB_CLI})
 NOT_PREDICTED = "incomplete_ids"
 """The instances of the dataset that a run did not predict; they are no evidence of which run a report belongs to."""
 SHOWN = 10

@@ -1,7 +1,8 @@
 """One import: files read one after the other into the journal of a run, counted, filtered by Data-Juicer, reported.
 
-Several files may hold one rollout: predictions next to their trajectories, or one table stored twice. The ids of such
-rollouts differ, since they come from their files; an import recognises them by their place and content.
+Several files may hold one rollout: predictions next to their trajectories, one table stored twice, a copied file or
+line. The ids of such rollouts differ, since they come from their files; an import recognises them by their place and
+content. A rollout that counts twice would make every interval of an evaluation too narrow.
 
 Workers can read files ahead (`WorkerFiles`). A worker leaves a unit for every trajectory and drop, and one for the file
 itself, written last; without the last the file is read again. Whether a rollout is a duplicate, and its number among
@@ -11,7 +12,6 @@ those of its task, only the import decides, file after file.
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 
 import orjson
@@ -24,7 +24,7 @@ from stages.formats.files import Source
 from stages.formats.reading import FileCount, ReadTrajectory
 from stages.formats.reports import Sidecars, stem
 from stages.formats.rows import ImportedPayload
-from stages.formats.swebench import PREDICTIONS
+from stages.formats.swebench import LOGS, PREDICTIONS
 from stages.rollouts import gate
 from stages.rollouts.gate import Account
 from stages.rollouts.trace import conversation
@@ -32,6 +32,11 @@ from stages.runs import store
 from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 
+BATCH_CHARACTERS = 16 * 2**20
+"""Characters after which a batch is written, however few its units."""
+LONG_COLUMNS = ("new_messages_json", "action", "observation")
+LONG = 120
+"""Characters from which what two rollouts say is not alike by chance."""
 BATCH = 64
 """Units that are made durable in one step."""
 SHOWN = 20
@@ -40,7 +45,11 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Known:
-    """The fields that identify a rollout. said: digest of task, model, submission, actions; file: its name in rows."""
+    """The fields that identify a rollout.
+
+    said: digest of task, model, submission, actions; content: of all that its record holds; length: characters that the
+    policy wrote; file: its name in rows.
+    """
 
     rollout_id: str
     path: Path
@@ -51,6 +60,8 @@ class Known:
     model: str | None
     patch: str
     said: str
+    content: str
+    length: int
     effective: bool
 
     @classmethod
@@ -67,6 +78,8 @@ class Known:
             own.model,
             (own.submission or "").strip(),
             store.digest([own.task_id, own.model, own.submission, [turn.action for turn in own.turns]]),
+            store.digest({**asdict(own), "missing": sorted(own.missing)}),
+            sum(len(turn.action) for turn in own.turns),
             bool(own.effective),
         )
 
@@ -151,6 +164,10 @@ class ImportSession:
         self.effective: dict[str, bool] = {}
         self._by_task: dict[str, list[Known]] = defaultdict(list)
         self._tables: dict[tuple[Path, str, str], Path] = {}
+        self._contents: dict[str, tuple[Known, str]] = {}
+        """The first rollout of each content, and the digest of its file."""
+        self.repeated = 0
+        """Rollouts that are kept although an earlier one is alike in every word."""
         self._samples: Counter[tuple[str, str | None]] = Counter()
         self._statistics: dict[str, Row] = {}
 
@@ -160,8 +177,16 @@ class ImportSession:
         self.counts.append(count)
         units, is_last = self._units(source, reader, count), False
         while not is_last:
-            batch = list(islice(units, BATCH))
-            is_last = len(batch) < BATCH
+            batch, size = list[tuple[str, ImportedPayload]](), 0
+            for unit, payload in units:
+                batch.append((unit, payload))
+                size += sum(
+                    len(row["observation"] or "") + len(row["new_messages_json"] or "") for row in payload["steps"]
+                )
+                if len(batch) == BATCH or size > BATCH_CHARACTERS:
+                    break
+            else:
+                is_last = True
             self.out.raise_if_stopped()
             # The ids of rollouts are the same in every attempt, and an earlier one may have written this unit.
             self.out.write_all([(unit, payload, False) for unit, payload in batch if not self.out.finished(unit)])
@@ -178,7 +203,7 @@ class ImportSession:
                 self.effective[unit] |= known.effective
                 repeats: str | None = f"{unit} was there before"
             else:
-                repeats = self._duplicate_of(known)
+                repeats = self._copy_of(known, source) or self._duplicate_of(known)
             if repeats:
                 count.dropped["duplicate"] += 1
                 self.drops.append(Drop(known.file, known.line, "duplicate", repeats))
@@ -192,6 +217,22 @@ class ImportSession:
                 row["sample_idx"] = self._samples[key]
             self._samples[key] += 1
             yield unit, payload
+
+    def _copy_of(self, item: Known, source: Source) -> str | None:
+        """Return which record this one copies, in words; None where it is new, or may be alike by chance."""
+        first, file = self._contents.setdefault(item.content, (item, source.sha256))
+        if (first.file, first.line) == (item.file, item.line):  # several rollouts of one record, or the first one
+            return None
+        # Two samples of a task may be one short answer. They are not alike in a long text, in its times and token
+        # counts, except at temperature 0, where the second tells nothing new. Patches are often equal: only one line
+        # repeating another, or a file that is a copy, counts as a copy there.
+        is_patch = item.importer in (PREDICTIONS, LOGS)
+        is_same_file = first.path == item.path
+        is_copied_file = file == source.sha256 and not is_same_file and not is_patch
+        if is_copied_file or (is_same_file if is_patch else item.length >= LONG):
+            return f"it copies {first.file}, line {first.line}"
+        self.repeated += item.length > 0
+        return None
 
     def _duplicate_of(self, item: Known) -> str | None:
         """Return which rollout this one repeats, in words; remember it and return None where it is new.

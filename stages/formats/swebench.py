@@ -10,7 +10,6 @@ tests come from instance rows near the logs, else from the harness's report, els
 names, else from files named after SWE-bench next to the folder.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from stages.formats.base import Drop, Numbered, Origin, Reader, Record, Trajecto
 from stages.formats.files import Source
 from stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines, small_file
 from stages.rollouts import missing
+from stages.runs.store import FolderNames
 
 PREDICTIONS, LOGS = "swebench-preds", "swe-logs"
 MISSING = frozenset({missing.STEPS, missing.OPENING, missing.FINISH, missing.PARSE, missing.ELISION})
@@ -91,8 +91,9 @@ def prediction_files(transcripts: Iterable[ExportedTranscript], dropped: Counter
         # The harness takes one prediction an instance from a file, so the second of a model goes to a second run.
         runs[model, seen[model, task]].append(Prediction(task, transcript.submission, rollout["gt_pass"]))
         seen[model, task] += 1
+    names = FolderNames()
     for (model, sample), members in runs.items():
-        name = re.sub(r"[^\w.-]+", "-", model).strip("-") + (f".{sample + 1}" if sample else "")
+        name = names.name(f"{model}.{sample + 1}" if sample else model)
         lines = [{"instance_id": m.task_id, "model_name_or_path": model, "model_patch": m.patch} for m in members]
         yield json_lines(f"{name}/all_preds.jsonl", lines)
         judged = {m.task_id: m.passed for m in members if m.passed is not None}

@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 
 from stages import messages
-from stages.formats.base import Drop, ImportedTurn, Origin, Reader, Record, Trajectory
+from stages.formats.base import RECORDED_REWARD, Drop, ImportedTurn, Origin, Reader, Record, Trajectory
 from stages.formats.messages import message, split_turns
 from stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
 from stages.messages import Message
@@ -113,7 +113,8 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         wall_s=total_ms / 1000 if total_ms else timing.get("total"),
         task_data={name: record[name] for name in ("answer", "info") if record.get(name)},
         tools=record.get("tool_defs") or (info.get("oai_tools") if isinstance(info, dict) else None) or [],
-        extra={name: value for name, value in record.items() if name not in RESULT_COLUMNS},
+        extra={name: value for name, value in record.items() if name not in RESULT_COLUMNS}
+        | ({} if turns or record["reward"] is None else {RECORDED_REWARD: record["reward"]}),
     )
 
 

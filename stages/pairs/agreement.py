@@ -1,4 +1,4 @@
-"""Test whether the actions of student and teachers carry a signal: two permutation tests with tasks as clusters.
+"""Describe how student and teachers agree: two permutation tests with tasks as clusters.
 
 kappa - agreement of teachers beyond what it would be if each answered another task's state of the same step. Null: what
     teachers do in a state is independent given the step. Kappa is (observed - chance) / (1 - chance), after Cohen
@@ -6,17 +6,15 @@ kappa - agreement of teachers beyond what it would be if each answered another t
 roles - how often a majority of the others opposes the student, compared with a teacher in the student's place. Null:
     the student is like one of the teachers, so that in each task any of them could have had its role.
 
-Both tests are exact for their nulls. The first alone holds where everyone, the student included, knows the task; the
-second alone where the student is merely odd. A student that is as good as each teacher passes the second only at its
-level, and yet their majority may know better than either: `audit.OutcomeJudgement` detects that where outcomes are
-known.
+Both tests are exact for their nulls, and neither of them tests pairs: teachers that share a wrong answer agree beyond
+chance, and a student that merely words its actions oddly is opposed. They are reported, and decide no verdict:
+`audit.OutcomeJudgement` relates disagreement to outcomes, and `continuation` plays the actions of the pairs.
 """
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 
@@ -26,7 +24,6 @@ LEVEL = 0.01
 DRAWS = 999
 MIN_TASKS = 6
 """With fewer tasks, too few rearrangements differ for a p-value of `LEVEL`."""
-SignalVerdict = Literal["SIGNAL", "NO SIGNAL", "TOO LITTLE DATA"]
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ class Roles:
 
 
 @dataclass(frozen=True)
-class SignalTests:
+class AgreementTests:
     """Both tests, and the agreement of each teacher with the student and with the other teachers."""
 
     kappa: Kappa
@@ -132,7 +129,7 @@ class SignalTests:
     teachers: dict[str, tuple[float, float]]
 
 
-def signal(labels: Labels, *, draws: int = DRAWS, seed: int = 0) -> SignalTests | None:
+def agreement_tests(labels: Labels, *, draws: int = DRAWS, seed: int = 0) -> AgreementTests | None:
     """Return both tests on the actions of a run; None with fewer than two teachers or `MIN_TASKS` tasks."""
     if len(labels.teachers) < 2 or labels.num_tasks < MIN_TASKS:
         return None
@@ -146,7 +143,7 @@ def signal(labels: Labels, *, draws: int = DRAWS, seed: int = 0) -> SignalTests 
         name: (equal[0, t], float(np.mean([equal[min(t, u), max(t, u)] for u in columns if u != t])))
         for t, name in zip(columns, labels.teachers, strict=True)
     }
-    return SignalTests(kappa(labels, draws, random), roles(labels, draws, random), teachers)
+    return AgreementTests(kappa(labels, draws, random), roles(labels, draws, random), teachers)
 
 
 def kappa(labels: Labels, draws: int, random: np.random.Generator) -> Kappa:
@@ -180,19 +177,6 @@ def roles(labels: Labels, draws: int, random: np.random.Generator) -> Roles:
     tasks = np.arange(labels.num_tasks)
     exchanged = np.array([counts[random.integers(0, len(odd), size=len(tasks)), tasks].sum() for _ in range(draws)])
     return Roles(float(odd[0].mean()), float(odd[1:].mean()), p_value(exchanged, float(counts[0].sum())))
-
-
-def verdict(found: SignalTests | None, p_outcomes: float | None = None) -> SignalVerdict:
-    """Return the verdict of the tests; TOO LITTLE DATA where they could not run.
-
-    Teachers must agree beyond chance; and either the student is outvoted more than a teacher, or outcomes call the
-    pairs right more than by chance (`p_outcomes`, None where they judge none). Two ways to pass have half the level
-    each.
-    """
-    if found is None:
-        return "TOO LITTLE DATA"
-    ways = [each for each in (found.roles.p_value, p_outcomes) if each is not None]
-    return "SIGNAL" if found.kappa.p_value <= LEVEL and min(ways) <= LEVEL / len(ways) else "NO SIGNAL"
 
 
 def p_value(null: Array, observed: float) -> float:

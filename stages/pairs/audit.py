@@ -1,8 +1,9 @@
-"""Audit the teachers: pairs that each backs, pairs that need it, and whose minority votes were right.
+"""Audit the teachers: pairs that each backs, pairs that need it, whose minority votes were right; and outcomes.
 
-Outcomes judge pairs where they are known: a pair that prefers the majority to the student is right on a rollout that
-failed, one that prefers the student to a minority on a rollout that passed. How many would be right by chance is
-estimated by giving each task the outcomes of another.
+Outcomes are related to disagreement where they are known: a preference of the majority over the student is in line
+with a rollout that failed, one of the student over a minority with a rollout that passed. How many would be in line by
+chance is estimated by giving each task the outcomes of another. That is a heuristic about rollouts and no test of
+pairs: in a failed rollout every other action counts as right, so teachers that share a wrong answer on hard tasks pass.
 """
 
 from array import array
@@ -10,12 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stages.pairs.agreement import DRAWS, Labels, Shuffles, p_value
+from stages.envs.base import Grade
+from stages.pairs.agreement import DRAWS, LEVEL, MIN_TASKS, Labels, Shuffles, p_value
 from stages.pairs.blocks import NOTHING, Array, to_numpy
 from stages.pairs.voting import STUDENT, Ballot, Preference, decide
 from stages.runs.records import Row
@@ -24,13 +27,12 @@ PASSED_COLUMNS = ["rollout_id", "gt_pass", "reward"]
 """The columns of rollouts that `passed_by_rollout` reads."""
 
 
+FailureVerdict = Literal["DISAGREEMENT TRACKS FAILURE", "DISAGREEMENT NOT SHOWN TO TRACK FAILURE", "TOO LITTLE DATA"]
+
+
 def passed_by_rollout(rollouts: Iterable[Row]) -> dict[str, bool | None]:
     """Return whether each rollout passed: its verdict, else whether its reward is above 0, else None."""
-    passed: dict[str, bool | None] = {}
-    for row in rollouts:
-        rewarded = None if row["reward"] is None else row["reward"] > 0
-        passed[row["rollout_id"]] = rewarded if row["gt_pass"] is None else row["gt_pass"]
-    return passed
+    return {row["rollout_id"]: Grade(row["reward"], row["gt_pass"]).passed for row in rollouts}
 
 
 def spent(answers: Iterable[pa.RecordBatch]) -> dict[str, float | None]:
@@ -168,16 +170,46 @@ class Audit:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Pairs that outcomes can judge, the share that is right, the same share by chance, and the p-value."""
+    """Preferences on rollouts with a known outcome, the share in line with it, that share by chance, and the p-value.
+
+    tasks: how many have such a preference. differ: whether some of their rollouts passed and others failed.
+    """
 
     pairs: int
     right: float
     by_chance: float
     p_value: float
+    tasks: int
+    differ: bool
+
+
+def failure_verdict(found: Alignment | None) -> FailureVerdict:
+    """Return whether teachers oppose the student more on rollouts that fail than by chance, at `LEVEL`."""
+    if found is None or found.tasks < MIN_TASKS or not found.differ:
+        return "TOO LITTLE DATA"
+    return "DISAGREEMENT TRACKS FAILURE" if found.p_value <= LEVEL else "DISAGREEMENT NOT SHOWN TO TRACK FAILURE"
+
+
+HEURISTIC = (
+    "this does not test the pairs: in a failed rollout every other action counts as right, so teachers that share a "
+    "wrong answer on hard tasks track failure too"
+)
+
+
+def failure_text(found: Alignment | None) -> str:
+    """Return the numbers behind `failure_verdict` as a sentence, with what they lack and what they do not show."""
+    if found is None:
+        return "no vote was taken on a rollout with a known outcome"
+    lacking = f", and {MIN_TASKS} tasks are needed" if found.tasks < MIN_TASKS else ""
+    lacking += "" if found.differ else ", and all rollouts ended alike"
+    return (
+        f"outcomes are in line with {found.right:.1%} of {found.pairs} preferences in {found.tasks} tasks, with "
+        f"{found.by_chance:.1%} by chance (p = {found.p_value:.3f}){lacking}; {HEURISTIC}"
+    )
 
 
 class OutcomeJudgement:
-    """How often outcomes call pairs right. passed: whether each rollout did; None for not known."""
+    """How often outcomes are in line with preferences. passed: whether each rollout did; None for not known."""
 
     def __init__(self, passed: Mapping[str, bool | None]) -> None:
         self._passed = passed
@@ -185,7 +217,7 @@ class OutcomeJudgement:
         self._tasks: dict[str, int] = {}
         self._task_of, self._outcome_of = array("q"), array("b")
         self._wanted = np.zeros((2, 0), dtype=np.int64)
-        """Number of pairs that each rollout [.., R] makes right by failing, and by passing."""
+        """Number of preferences in line with each rollout [.., R] if it fails, and if it passes."""
 
     def rollout_numbers(self, rollouts: Sequence[str], tasks: Sequence[str]) -> tuple[Array, Array]:
         """Return a number for each rollout, `NOTHING` without a known outcome, and whether it is known to have passed.
@@ -204,11 +236,11 @@ class OutcomeJudgement:
         return numbers, np.array([bool(self._passed.get(rollout)) for rollout in rollouts], dtype=bool)
 
     def add(self, rollouts: Array, wants: bool) -> None:
-        """Add a pair on each of these rollouts, by number; wants: the outcome that makes the pair right."""
+        """Add a preference on each of these rollouts, by number; wants: the outcome that it is in line with."""
         np.add.at(self._wanted[int(wants)], rollouts[rollouts != NOTHING], 1)
 
     def alignment(self, *, draws: int = DRAWS, seed: int = 0) -> Alignment | None:
-        """Return the share of right pairs and its permutation test; None without a pair on a known outcome."""
+        """Return the share in line and its permutation test; None without a preference on a known outcome."""
         outcome = np.array(self._outcome_of, dtype=bool)
         failing, passing = self._wanted[:, : len(outcome)]
         pairs = int(failing.sum() + passing.sum())
@@ -221,4 +253,6 @@ class OutcomeJudgement:
         assigned = chain([outcome], (outcome[shuffles.draw(random)] for _ in range(draws)))
         right, *by_chance = (float(np.where(passed, passing, failing).sum() / pairs) for passed in assigned)
         null = np.array(by_chance)
-        return Alignment(pairs, right, float(null.mean()), p_value(null, right))
+        tasks = len(np.unique(np.array(self._task_of)[failing + passing > 0]))
+        differ = bool(outcome.any() and not outcome.all())
+        return Alignment(pairs, right, float(null.mean()), p_value(null, right), tasks, differ)

@@ -35,13 +35,15 @@ class ActionClasses:
     """The classes of equal actions of a block: steps first, then answers, in their order.
 
     class_of [R + A]: a number of `names`, `NOTHING` for malformed or missing. compared_by: for each state. lost: states
-    that could not be reached again, so that nothing is decided there.
+    that could not be reached again, so that nothing is decided there. failing [R + A]: whether a pair would choose the
+    action, which ends the episode and fails.
     """
 
     class_of: Array
     names: Sequence[str]
     compared_by: pa.Array
     lost: Array
+    failing: Array
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ class StateBlock:
         class_of_text = [NOTHING if one is None else known.setdefault(one, len(known)) for one in map(form, self.texts)]
         class_of = np.array([*class_of_text, NOTHING], dtype=np.int64)[self.text_of]  # the last entry is that of -1
         compared_by = pa.array(["canonical"]).take(pa.array(np.zeros(self.size, dtype=np.int64)))
-        return ActionClasses(class_of, list(known), compared_by, np.zeros(self.size, dtype=bool))
+        lost, failing = np.zeros(self.size, dtype=bool), np.zeros(len(self.actions), dtype=bool)
+        return ActionClasses(class_of, list(known), compared_by, lost, failing)
 
     def alike(self, most: int) -> Iterator[AlikeStates]:
         """Yield the states grouped by their numbers of steps and answers.

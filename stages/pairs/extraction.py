@@ -2,15 +2,13 @@
 
 What is decided in a state depends only on which of its actions are equal. `patterns` groups the states of a block by
 that pattern of equalities and decides each pattern once; `pair_rows` writes the pairs of all of its states, and
-`PairEvidence` collects what supports the pairs: the tests of signal, their agreement with outcomes, an audit of the
-teachers.
+`PairEvidence` collects what is known about the votes without playing on: agreement, outcomes, an audit of the teachers.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +17,21 @@ from tabulate import tabulate
 
 from stages.envs.base import Task
 from stages.pairs import agreement
-from stages.pairs.agreement import Numbering, SignalVerdict
-from stages.pairs.audit import Audit, JudgedState, OutcomeJudgement, TeacherWorth, spent, worth
+from stages.pairs.agreement import Numbering
+from stages.pairs.audit import (
+    Audit,
+    JudgedState,
+    OutcomeJudgement,
+    TeacherWorth,
+    failure_text,
+    failure_verdict,
+    spent,
+    worth,
+)
 from stages.pairs.blocks import NOTHING, ActionClasses, AlikeStates, Array, StateBlock, equal_rows, to_numpy
+from stages.pairs.continuation import Continued
 from stages.pairs.groups import pair_id
-from stages.pairs.report import PairAccount, report
+from stages.pairs.report import PairAccount, PairVerdict, report
 from stages.pairs.states import LOST, AnsweredStates, asked_blindly, decided
 from stages.pairs.voting import STUDENT, Preference
 from stages.runs import store
@@ -33,7 +41,10 @@ from stages.runs.records import PAIR, TEACHER_ACTION
 MOST_NUMBERS = 4_000_000
 """Numbers in the largest array that compares the actions of alike states with each other."""
 MOST_STATES = 50_000
-"""States that signal is tested on: a thousand rearrangements of more take minutes, and find irrelevant differences."""
+"""States that agreement is tested on: a thousand rearrangements of more take minutes, and find what is irrelevant."""
+NOT_PLAYED = "signal.rollouts = N plays both actions of every pair N times, and tests the pairs by that"
+CHOSEN_FAILS = "chosen_ends_in_failure"
+CONTINUATIONS_FAIL = "chosen_continuations_fail"
 COST_COLUMNS = ["teacher", "cost_usd", "error_type"]
 AUDIT_HEAD = ("teacher", "agrees", "with student", "backs", "lost", "won", "minority", "right", "wrong", "USD/backed")
 
@@ -56,7 +67,9 @@ class Extraction:
         """Yield the pairs in the order of the states, each once; count everything else on the way."""
         for block, classes in votes:
             found = list(patterns(block, classes))
+            number = 0
             for alike, pattern in found:
+                number += len(pattern.pairs) * len(alike.states)
                 for reason in pattern.reasons:
                     self.dropped[reason] += len(alike.states)
                 self.dropped["duplicate"] += pattern.duplicates * len(alike.states)
@@ -65,12 +78,22 @@ class Extraction:
             )
             self._evidence.add(block, classes, found, tested)
             rows = pair_rows(block, classes, found, tasks)
-            self.account.add_all(rows)
+            self.dropped[CHOSEN_FAILS] += number - len(rows)
             yield rows
 
-    def report(self, out: RunWriter) -> None:
+    def kept(self, pairs: Iterable[pa.RecordBatch], continued: Continued | None) -> Iterator[pa.RecordBatch]:
+        """Yield the pairs that are written: all but those whose chosen action failed in every continuation."""
+        for rows in pairs:
+            kept = rows if continued is None else rows.filter(pa.array(continued.keeps(rows), pa.bool_()))
+            self.dropped[CONTINUATIONS_FAIL] += len(rows) - len(kept)
+            self.account.add_all(kept)
+            yield kept
+
+    def report(self, out: RunWriter, continued: Continued | None) -> None:
         """Write the report, the counts and the verdict."""
         cost = spent(self._answers.scan(TEACHER_ACTION).batches(COST_COLUMNS))
+        evidence = self._evidence.evidence(cost)
+        evidence = evidence.with_note(NOT_PLAYED) if continued is None else continued.evidence(evidence)
         report(
             self.account,
             +self.dropped,
@@ -78,7 +101,7 @@ class Extraction:
             num_steps=self._num_steps,
             out=out,
             spent=cost,
-            evidence=self._evidence.verdict(cost),
+            evidence=evidence,
         )
 
 
@@ -200,7 +223,10 @@ def pair_rows(
     found: Sequence[tuple[AlikeStates, Pattern]],
     tasks: Mapping[str, Task],
 ) -> pa.RecordBatch:
-    """Return the `pair/4` rows of a block, in the order of states and of the pairs in each."""
+    """Return the `pair/4` rows of a block, in the order of states and of the pairs in each.
+
+    Without those that choose an action which ends the episode and fails.
+    """
     coded = block.answers["served"].combine_chunks().dictionary_encode()
     served_code, served_names = to_numpy(coded.indices), coded.dictionary.to_pylist()
     served: dict[tuple[int, ...], int] = {}  # the models behind the backers of a pair, by codes -> number of that list
@@ -222,6 +248,7 @@ def pair_rows(
             )
             kinds.append(pair)
     order = np.concatenate([np.zeros((0, 8), dtype=np.int64), *parts])
+    order = order[~classes.failing[order[:, 3]]]
     state, _, step, chosen, rejected, kind, shared, models = order[np.lexsort((order[:, 1], order[:, 0]))].T
 
     def of_step(column: str, at: Array = step) -> pa.Array:
@@ -263,7 +290,7 @@ def pair_rows(
 
 
 def tasks_to_test(states_per_task: Mapping[str, int], most: int = MOST_STATES) -> Collection[str]:
-    """Return the tasks to test signal on: all, or a random part of them where they have more states than `most`.
+    """Return the tasks to test agreement on: all, or a random part of them where they have more states than `most`.
 
     By the digests of their names, so that equal work tests on the same ones.
     """
@@ -277,7 +304,7 @@ def tasks_to_test(states_per_task: Mapping[str, int], most: int = MOST_STATES) -
 
 
 class PairEvidence:
-    """The evidence for pairs, block after block: signal and its verdict, agreement with outcomes, audit of teachers.
+    """What is known of votes without playing on, block after block: agreement, outcomes, audit of the teachers.
 
     passed: whether each rollout did. teachers: in order. The student counts with its first recorded step of a state, so
     that everyone has one action in it.
@@ -294,7 +321,7 @@ class PairEvidence:
         found: Sequence[tuple[AlikeStates, Pattern]],
         tested: Array,
     ) -> None:
-        """Add one block with its patterns. tested: states [S] that signal is tested on, chosen without a gate."""
+        """Add one block with its patterns. tested: states [S] that agreement is tested on, chosen without a gate."""
         coded = block.steps["rollout_id"].combine_chunks().dictionary_encode()
         index = to_numpy(coded.indices)
         _, first = np.unique(index, return_index=True)
@@ -315,30 +342,23 @@ class PairEvidence:
         tasks, steps = block.first_step_column("task_id"), to_numpy(block.first_step_column("step"))
         self._labels.add(actions[tested], classes.names, tasks.filter(pa.array(tested)).to_pylist(), steps[tested])
 
-    def verdict(self, spent: Mapping[str, float | None]) -> tuple[SignalVerdict, dict[str, Any], str]:
-        """Return the verdict, numbers for the manifest, and lines for the report. spent: USD of each teacher."""
-        tests, aligned = agreement.signal(self._labels.labels()), self._judgement.alignment()
+    def evidence(self, spent: Mapping[str, float | None]) -> PairVerdict:
+        """Return the verdict on disagreement and failure, with all numbers. spent: USD of each teacher."""
+        tests, aligned = agreement.agreement_tests(self._labels.labels()), self._judgement.alignment()
         audits = self._audit.lines(spent)
-        verdict = agreement.verdict(tests, aligned.p_value if aligned else None)
         numbers = {
-            "signal": tests and {"kappa": vars(tests.kappa), "roles": vars(tests.roles)},
+            "agreement": tests and {"kappa": vars(tests.kappa), "roles": vars(tests.roles)},
             "alignment": aligned and vars(aligned),
             "teachers": [asdict(line) for line in audits],
         }
-        why = f"two teachers and {agreement.MIN_TASKS} tasks are needed for a test at {agreement.LEVEL:g}"
+        described = f"two teachers and {agreement.MIN_TASKS} tasks are needed to test their agreement"
         if tests is not None:
             kappa, roles = tests.kappa, tests.roles
-            why = (
+            described = (
                 f"teachers agree in {kappa.agreement:.1%} of states, {kappa.chance:.1%} by chance "
                 f"(kappa {kappa.kappa:.2f}, p = {kappa.p_value:.3f}); a majority of the others is against the student "
                 f"in {roles.against_student:.1%}, against a teacher in its place in {roles.against_teacher:.1%} "
                 f"(p = {roles.p_value:.3f})"
-            )
-        outcomes = "outcomes judge no pair"
-        if aligned is not None:
-            outcomes = (
-                f"outcomes call {aligned.right:.1%} of {aligned.pairs} preferences right, {aligned.by_chance:.1%} by "
-                f"chance (p = {aligned.p_value:.3f})"
             )
         # backs: pairs; lost, won: pairs without the teacher; right, wrong: its votes against the majority, by outcomes.
         cells = []
@@ -350,4 +370,4 @@ class PairEvidence:
             cells.append((line.teacher, with_teachers, with_student, *counts, line.usd_per_backed))
         formats = ("", ".2f", ".2f", *[""] * 6, ".4f")
         table = tabulate(cells, AUDIT_HEAD, tablefmt="plain", floatfmt=formats, missingval="-")
-        return verdict, numbers, "\n".join([f"{verdict}: {why}", outcomes, "", table, ""])
+        return PairVerdict(failure_verdict(aligned), numbers, (failure_text(aligned), described), table)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stages.envs.base import Task
 from stages.pairs.blocks import open_database, rows_of
-from stages.pairs.voting import Ballot, Preference, canonical, canonical_answer, canonical_command, decide
+from stages.pairs.voting import STUDENT, Ballot, Preference, canonical, canonical_answer, canonical_command, decide
 from stages.rollouts.agent_loop import state_sha256
 from stages.rollouts.trace import STATE_COLUMNS, by_rollout, opening_row, state_id, state_rows, states, step_groups
 from stages.runs import store
@@ -80,13 +80,19 @@ def steps_by_task(run: Run, folder: Path) -> Iterator[tuple[str, list[Row]]]:
 def group_pairs(
     task: Task, rollouts: Sequence[Row], steps: Sequence[Row], submitted: Mapping[str, str | None], student: str | None
 ) -> Row:
-    """Return the pairs of one task, each once, the counts of what was dropped, and how many states were shared."""
+    """Return the pairs of one task, each once, the counts of what was dropped, and how many states were shared.
+
+    `voted`: the rollouts that votes went against, which are in line with a failure, and those that votes were with.
+    """
     dropped: Counter[str] = Counter()
     candidates: list[Row] = []
+    voted: tuple[list[str], list[str]] = [], []
     shared_states = crossings(steps, rollouts)
     for visits in shared_states:
-        choices, reasons = choose(visits, student)
+        choices, votes, reasons = choose(visits, student)
         dropped += reasons
+        for vote in votes:
+            voted[vote.preference.rejected_by != STUDENT].append(vote.at.step["rollout_id"])
         candidates += [
             pair_row(
                 choice.preference,
@@ -119,7 +125,8 @@ def group_pairs(
         dropped["duplicate"] += row["pair_id"] in pairs
         pairs.setdefault(row["pair_id"], row)
     shared = sum(len(visits) > 1 for visits in shared_states)
-    return {"pairs": list(pairs.values()), "dropped": dict(+dropped), "states": len(shared_states), "shared": shared}
+    counts = {"dropped": dict(+dropped), "states": len(shared_states), "shared": shared}
+    return {"pairs": list(pairs.values()), "voted": voted, **counts}
 
 
 def crossings(steps: Sequence[Row], rollouts: Sequence[Row]) -> list[list[StateVisit]]:
@@ -144,19 +151,20 @@ def crossings(steps: Sequence[Row], rollouts: Sequence[Row]) -> list[list[StateV
     return list(visits_by_state.values())
 
 
-def choose(visits: Sequence[StateVisit], student: str | None) -> tuple[list[Choice], Counter[str]]:
-    """Return the preferences in one state, by votes and by rewards, and the count of every reason for none.
+def choose(visits: Sequence[StateVisit], student: str | None) -> tuple[list[Choice], list[Choice], Counter[str]]:
+    """Return the preferences in one state, by votes and by rewards, all votes, and the count of every reason for none.
 
-    Votes that the rewards or other votes contradict are dropped: no action is on both sides in one state.
+    Votes that the rewards or other votes contradict are dropped: no action is on both sides in one state. All votes
+    are those before that: what rewards have selected cannot be compared with rewards.
     """
     dropped: Counter[str] = Counter()
     complete = [visit for visit in visits if not visit.step["truncated"]]
     dropped["truncated"] = len(visits) - len(complete)
     if len(complete) < 2:
         dropped["state_not_shared"] = len(complete)
-        return [], +dropped
+        return [], [], +dropped
     better = list(_by_rewards(complete, student, dropped))
-    voted = list(_by_votes(complete, student, dropped))
+    voted = votes = list(_by_votes(complete, student, dropped))
     for reason in ("contradicted_by_reward", "contradicted_by_votes"):
         others = better if reason == "contradicted_by_reward" else voted
         won, lost = ({choice.forms[side] for choice in others} for side in (0, 1))
@@ -166,7 +174,7 @@ def choose(visits: Sequence[StateVisit], student: str | None) -> tuple[list[Choi
     # An action without text cannot be trained on: its completion would be an end token alone.
     worded = [c for c in (*voted, *better) if c.preference.chosen.strip() and c.preference.rejected.strip()]
     dropped["empty_action"] = len(voted) + len(better) - len(worded)
-    return worded, +dropped
+    return worded, votes, +dropped
 
 
 def _by_votes(visits: Sequence[StateVisit], student: str | None, dropped: Counter[str]) -> Iterator[Choice]:

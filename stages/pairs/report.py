@@ -1,8 +1,8 @@
-"""Report the result of an extraction: how many pairs by rule, what was dropped by reason, and the evidence for them."""
+"""Report the result of an extraction: pairs by rule, what was dropped and why, the verdict, the original criterion."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from heapq import heappush, heappushpop
 from typing import Any
 
@@ -10,15 +10,26 @@ import numpy as np
 from pyarrow import RecordBatch
 from tabulate import tabulate
 
-from stages.pairs.agreement import SignalVerdict
 from stages.pairs.groups import NamedStates
 from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 
 SHUFFLES = 500
 MOST_TEXTS = 20_000
-DENSE_PAIRS_PER_TRACE = 5.0
-"""Pairs per trace that would make a dense signal."""
+CRITERION_PAIRS, CRITERION_P = 5.0, 0.05
+"""The project's original criterion: pairs per trace, and the p-value of the words' KL against shuffled sides."""
+CRITERION_DECIDES_NOTHING = (
+    "it does not decide: many pairs may prefer the wrong action, and words differ wherever one wording is more popular"
+)
+EXIT_CODES = {
+    "SIGNAL": 0,
+    "NO SIGNAL": 1,
+    "UNDECIDED": 3,
+    "DISAGREEMENT TRACKS FAILURE": 0,
+    "DISAGREEMENT NOT SHOWN TO TRACK FAILURE": 3,
+    "TOO LITTLE DATA": 0,
+}
+"""NO SIGNAL alone is a failure, which stops a chain: only it says that the pairs are not worth training on."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +46,7 @@ def word_signal(pairs: Sequence[tuple[str, str]], seed: int = 0) -> WordSignal |
 
     KL(chosen || rejected) between the word distributions of what chosen has and rejected lacks, and the reverse, with
     add-one smoothing. Swapping sides at random gives what the same texts show without any preference: a distance within
-    that range is none. It depends as much on how popular words are as on who is right: `agreement` has the tests of
-    signal, this is for the record.
+    that range is none. It depends as much on how popular words are as on who is right, so it decides no verdict.
     """
     if len(pairs) < 5:
         return None
@@ -63,6 +73,62 @@ def word_signal(pairs: Sequence[tuple[str, str]], seed: int = 0) -> WordSignal |
     shuffled = np.array([kl(random.integers(0, 2, size=len(pairs))) for _ in range(SHUFFLES)])
     p_value = (1 + int((shuffled >= observed - 1e-12).sum())) / (SHUFFLES + 1)
     return WordSignal(observed, float(np.quantile(shuffled, 0.95)), p_value)
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """The project's original criterion of a signal: enough pairs per trace, whose words differ from random pairs'."""
+
+    ok: bool
+    pairs_per_trace: float
+    words: WordSignal | None
+
+    @classmethod
+    def of(cls, pairs_per_trace: float, words: WordSignal | None) -> "Criterion":
+        """Return whether pairs pass the criterion."""
+        dense = pairs_per_trace >= CRITERION_PAIRS
+        return cls(dense and words is not None and words.p_value <= CRITERION_P, pairs_per_trace, words)
+
+    def text(self) -> str:
+        """Return the criterion as a line with its result, its numbers, and the reason why it decides nothing."""
+        words = "too few pairs to compare their words"
+        if self.words is not None:
+            words = (
+                f"KL {self.words.kl:.3f} nats, of random pairs {self.words.shuffled_p95:.3f} at the 95th percentile "
+                f"(p = {self.words.p_value:.3f}, {CRITERION_P:g} needed)"
+            )
+        return (
+            f"original criterion: {'PASS' if self.ok else 'FAIL'}, {self.pairs_per_trace:.2f} pairs a trace "
+            f"({CRITERION_PAIRS:g} needed), {words}; {CRITERION_DECIDES_NOTHING}"
+        )
+
+
+@dataclass(frozen=True)
+class PairVerdict:
+    """What supports the pairs of a run: the verdict, the numbers of the manifest, what they mean, the teachers' audit.
+
+    sentences: the first one gives the reason for the verdict.
+    """
+
+    verdict: str
+    numbers: dict[str, Any]
+    sentences: tuple[str, ...]
+    table: str = ""
+
+    def below(self, verdict: str, numbers: dict[str, Any], why: str) -> "PairVerdict":
+        """Return this evidence below a verdict that stands on more."""
+        first, *others = self.sentences
+        sentences = (why, f"{self.verdict}: {first}", *others)
+        return PairVerdict(verdict, {**numbers, "disagreement": self.verdict, **self.numbers}, sentences, self.table)
+
+    def with_note(self, note: str) -> "PairVerdict":
+        """Return this evidence with one sentence more."""
+        return replace(self, sentences=(*self.sentences, note))
+
+    def lines(self) -> list[str]:
+        """Return the verdict with everything behind it, as lines of the report."""
+        first, *others = self.sentences
+        return [f"{self.verdict}: {first}", *others, *(["", self.table] if self.table else []), ""]
 
 
 @dataclass(eq=False)
@@ -115,31 +181,29 @@ def report(
     out: RunWriter,
     about: str = "",
     spent: Mapping[str, float | None] | None = None,
-    evidence: tuple[SignalVerdict, dict[str, Any], str] | None = None,
+    evidence: PairVerdict,
 ) -> None:
-    """Write `report.txt`, the counts of the manifest, and its summary with the word signal of the pairs.
+    """Write `report.txt`, the counts of the manifest, and its summary with verdict, exit code and original criterion.
 
     `num_traces` and `num_steps` are those of the rollouts that were read; `about` is a further line for the report.
-    spent: the cost of each teacher's answers in USD, None where not known. evidence: that of `PairEvidence.verdict`,
-    where teachers answered; a verdict of NO SIGNAL has an exit code.
+    spent: the cost of each teacher's answers in USD, None where not known.
     """
-    rules = pairs.rules
-    words = word_signal(pairs.texts())
-    density = pairs.number / max(num_traces, 1)
+    rules, density = pairs.rules, pairs.number / max(num_traces, 1)
+    criterion = Criterion.of(density, word_signal(pairs.texts()))
     out.count(
         planned=num_steps, pairs=pairs.number, **{f"dropped_{reason}": n for reason, n in sorted(dropped.items())}
     )
     out.set_summary(
+        ok={"SIGNAL": True, "NO SIGNAL": False}.get(evidence.verdict),
+        exit_code=EXIT_CODES[evidence.verdict],
+        verdict=evidence.verdict,
         pairs=pairs.number,
         pairs_per_trace=density,
         rules=dict(rules),
         dropped=dict(dropped),
-        words=words and vars(words),
+        original_criterion=asdict(criterion),
+        **evidence.numbers,
     )
-    if evidence is not None:
-        verdict, numbers, _ = evidence
-        ok = {"SIGNAL": True, "NO SIGNAL": False}.get(verdict)
-        out.set_summary(ok=ok, exit_code=1 if ok is False else 0, verdict=verdict, **numbers)
     if spent is not None and pairs.number:
         price = {name: None if usd is None else usd / pairs.number for name, usd in spent.items()}
         known = [usd for usd in price.values() if usd is not None]
@@ -148,15 +212,9 @@ def report(
         shown = {name: "not known" if usd is None else f"{usd:.4f}" for name, usd in price.items()}
         each = ", ".join(f"{name} {usd}" for name, usd in shown.items() if name != "all")
         about = f"{about}\nthe teachers' answers cost {shown['all']} USD a kept pair ({each})".strip()
-    dense = f"{density:.2f} a trace ({DENSE_PAIRS_PER_TRACE:g} would be dense)"
-    lines = [f"{pairs.number} pairs from {num_steps} steps of {num_traces} traces: {dense}"]
+    lines = [f"{pairs.number} pairs from {num_steps} steps of {num_traces} traces: {density:.2f} a trace"]
     lines += [about] if about else []
     lines += [tabulate(sorted(rules.items()), tablefmt="plain")] if rules else []
     lines += ["", "dropped", *([tabulate(sorted(dropped.items()), tablefmt="plain")] if dropped else []), ""]
-    lines += [evidence[2]] if evidence else []
-    if words is None:
-        lines += ["words: too few pairs to compare"]
-    else:
-        shuffled = f"{words.shuffled_p95:.3f} for shuffled sides (95th percentile)"
-        lines += [f"words: KL {words.kl:.3f} nats against {shuffled}, p = {words.p_value:.3f}, for the record"]
+    lines += [*evidence.lines(), criterion.text()]
     out.write_file("report.txt", "\n".join(lines) + "\n")

@@ -35,6 +35,7 @@ from stages.pairs.voting import (
     backers,
     class_names,
     decide,
+    fails_at_once,
     form,
     outcomes,
 )
@@ -211,19 +212,21 @@ def vote(
     """Return every recorded step's preferences or reason for none, how actions were compared, and their classes.
 
     make: the environment in which actions whose forms differ are run, after the (action, observation) of `path`; None
-    compares texts alone. `students` and `teachers` are short names of classes that mean the same in every state.
+    compares texts alone. `students` and `teachers` are short names of classes that mean the same in every state;
+    `failing` are those of chosen actions that end the episode there and fail.
     """
     answers = chain.from_iterable(state.teachers.values())
     texts = dict.fromkeys(text for text in (*(step["action"] for step in state.steps), *answers) if text is not None)
     forms = {text: form(text) for text in texts}
-    compared_by, by_outcome, reproducible = "canonical", dict[str, str](), True
+    compared_by, by_outcome, reproducible, ending = "canonical", dict[str, str](), True, set[str]()
+    reached = StatePath(task, tuple(action for action, _ in path), tuple(seen for _, seen in path))
     candidates = {form: text for text, form in reversed(forms.items()) if form is not None}
     if make is not None and len(candidates) > 1:
         try:
             order = list(dict.fromkeys(form for form in forms.values() if form is not None))
-            reached = StatePath(task, tuple(action for action, _ in path), tuple(seen for _, seen in path))
             found = outcomes(make, reached, [candidates[form] for form in order])
-            by_outcome, compared_by = dict(zip(order, found, strict=True)), "outcome"
+            compared_by, ending = "outcome", {one.digest for one in found if one.ends}
+            by_outcome = {form: one.digest for form, one in zip(order, found, strict=True)}
         except NotReproducible:
             # Not compared by form instead: what differs in form may be equal here, and the environment has changed.
             reproducible = False
@@ -234,11 +237,19 @@ def vote(
         votes = [{"pairs": [], "reason": LOST} for _ in state.steps]
     names = class_names(classes, forms)
     short = {text: None if name is None else short_name(name) for text, name in names.items()}
+    # Graded where a pair would choose the action, and nowhere else: a grade may take minutes of tests.
+    chosen = {classes[pair["chosen"]]: pair["chosen"] for one in votes for pair in one["pairs"]}
+    failing = (
+        {short[text] for name, text in chosen.items() if name in ending and fails_at_once(make, reached, text)}
+        if make is not None
+        else set[str]()
+    )
     return {
         "votes": votes,
         "compared_by": compared_by,
         "students": [None if step["truncated"] else short[step["action"]] for step in state.steps],
         "teachers": {name: [text and short[text] for text in texts] for name, texts in state.teachers.items()},
+        "failing": sorted(filter(None, failing)),
     }
 
 
@@ -279,12 +290,16 @@ def recorded_classes(block: StateBlock, records: Iterable[Row]) -> ActionClasses
     """Return the classes of a block as `vote` found them in each of its states."""
     known: dict[str, int] = {}
     steps, answers, compared_by, lost = list[int](), list[int](), list[str](), list[bool]()
+    failing: tuple[list[bool], list[bool]] = [], []  # of steps, of answers
     for record in records:
         compared_by.append(record["compared_by"])
         lost.append(record["votes"][0]["reason"] == LOST)
-        for numbers, names in (
-            (steps, record["students"]),
-            (answers, chain(*(record["teachers"][name] for name in block.teachers))),
+        for numbers, flags, names in (
+            (steps, failing[0], record["students"]),
+            (answers, failing[1], list(chain(*(record["teachers"][name] for name in block.teachers)))),
         ):
             numbers += [NOTHING if name is None else known.setdefault(name, len(known)) for name in names]
-    return ActionClasses(np.array(steps + answers, dtype=np.int64), list(known), pa.array(compared_by), np.array(lost))
+            flags += [name in record["failing"] for name in names]
+    class_of = np.array(steps + answers, dtype=np.int64)
+    fails = np.array(failing[0] + failing[1], dtype=bool)
+    return ActionClasses(class_of, list(known), pa.array(compared_by), np.array(lost), fails)

@@ -8,19 +8,23 @@ Two rules: `majority_over_student` (more than half of all teachers agree on some
 
 A teacher has one vote however often it was asked: its samples in a state are one distribution, and its vote is divided
 among what it does, in the proportions in which it does it.
+
+An action that ends the episode can be graded on the spot (`fails_at_once`): one that fails is never chosen.
 """
 
 import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from stages import messages
-from stages.envs.base import ComparesOutcomes, Environment, Task
-from stages.envs.bash import ActionError, parse_bash
+from stages.envs import boundary
+from stages.envs.base import ComparesOutcomes, Environment, Observation, Task
+from stages.envs.bash import ActionError, parse_bash, same_observation
 from stages.errors import InfrastructureError
 from stages.messages import ToolCall
 
@@ -196,24 +200,42 @@ class StatePath:
     observations: tuple[str, ...]
 
 
-def outcomes(make: Callable[[], Environment], path: StatePath, candidates: Sequence[str]) -> list[str]:
-    """Return a digest of the outcome of every candidate action in a state; equal digests mean equal outcomes.
+@dataclass(frozen=True)
+class ActionOutcome:
+    """The outcome of an action: a digest, equal for equal outcomes, and whether the action ended the episode."""
+
+    digest: str
+    ends: bool
+
+
+def outcomes(make: Callable[[], Environment], path: StatePath, candidates: Sequence[str]) -> list[ActionOutcome]:
+    """Return the outcome of every candidate action in a state.
 
     Each candidate is executed in a new environment after the recorded actions, each of which must give the recorded
-    observation. Raises `NotReproducible` when one does not, so that nothing is claimed of the state, and
-    `InfrastructureError` when the machinery breaks.
+    observation, but for durations and memory addresses. Raises `NotReproducible` when one does not, so that nothing is
+    claimed of the state, and `InfrastructureError` when the machinery breaks.
     """
-    digests = []
+    found = []
     for candidate in candidates:
-        environment = make()
-        try:
+        with closing(make()) as environment:
             if not isinstance(environment, ComparesOutcomes):
                 raise InfrastructureError(f"{environment.name} cannot compare outcomes")
-            environment.reset(path.task)
-            for index, (action, seen) in enumerate(zip(path.actions, path.observations, strict=True)):
-                if environment.step(action).content != seen:
-                    raise NotReproducible(f"action {index} showed something else than recorded")
-            digests.append(environment.outcome(environment.step(candidate)))
-        finally:
-            environment.close()
-    return digests
+            observation = _carried_out(environment, path, candidate)
+            found.append(ActionOutcome(environment.outcome(observation), observation.stop is not None))
+    return found
+
+
+def fails_at_once(make: Callable[[], Environment], path: StatePath, candidate: str) -> bool:
+    """Return whether an action that ends the episode in a state fails: the environment grades what it leaves behind."""
+    with closing(make()) as environment:
+        _carried_out(environment, path, candidate)
+        return boundary.grade(environment.grade()).passed is False
+
+
+def _carried_out(environment: Environment, path: StatePath, candidate: str) -> Observation:
+    """Return the observation of an action in a recorded state, which the environment is brought to first."""
+    environment.reset(path.task)
+    for index, (action, seen) in enumerate(zip(path.actions, path.observations, strict=True)):
+        if not same_observation(environment.step(action).content, seen):
+            raise NotReproducible(f"action {index} showed something else than recorded")
+    return environment.step(candidate)

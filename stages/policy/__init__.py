@@ -7,6 +7,7 @@ answers.py - the cache of paid answers, each with a digest
 billing.py - what a call costs: a server's bill, checked against its request and its answer
 client.py - HTTP requests through openai's client, and responses read as samples or typed errors
 batches.py - many requests to a server in one file, at a lower price
+scripted.py - policies without a model, which check an environment: its own solutions, and nothing
 vllm.py - a model behind a vLLM server: token ids in, token ids and log-probs out; how such a server is started
 server.py - a model server as a child process, and the lock around scoring requests on a CPU
 serving.py - the policies of a stage with the servers that they need
@@ -37,6 +38,7 @@ KINDS: dict[str, str | PolicyKind] = {
     "endpoint": "stages.policy.endpoint:EndpointPolicy",
     "local": "stages.policy.local:LocalPolicy",
     "vllm": "stages.policy.vllm:VllmPolicy",
+    "scripted": "stages.policy.scripted:ScriptedPolicy",
 }
 """Kind of policy -> its class, or `module:Class`, which is imported when a policy of that kind is first opened."""
 
@@ -44,11 +46,13 @@ KINDS: dict[str, str | PolicyKind] = {
 def kind_of(config: PolicyConfig) -> str:
     """Return the kind of a policy, a key of `KINDS`.
 
-    `endpoint` with `base_url`, but for `vllm:`; else the word before the colon of `model`, if that is a registered
-    kind; else `local`.
+    `endpoint` with `base_url`, but for `vllm:`; `scripted` for `reference` and `noop`; else the word before the colon
+    of `model`, if that is a registered kind; else `local`.
     """
     if config.base_url is not None and not config.served:
         return "endpoint"
+    if config.scripted:
+        return "scripted"
     word, colon, _ = config.model.partition(":")
     return word if colon and word in KINDS else "local"
 

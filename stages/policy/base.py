@@ -58,6 +58,8 @@ def learning_rate(model: str) -> float | None:
     return getattr(embedded(model)[0], "LEARNING_RATE", None) if is_embedded(model) else None
 
 
+REFERENCE, NOOP = "reference", "noop"
+"""Models that are none: the tasks' own solutions, and nothing (`stages.policy.scripted`)."""
 VLLM = "vllm:"
 """Prefix of a model that is sampled from a vLLM server."""
 
@@ -78,7 +80,8 @@ class PolicyConfig(Settings):
 
     model: str = Field("kata:student", min_length=1)
     """Hugging Face folder, hub id, `kata:NAME` (built on first use), or with `base_url` the server's name for it.
-    One of the first three behind `vllm:` is sampled from a vLLM server, token by token."""
+    One of the first three behind `vllm:` is sampled from a vLLM server, token by token. `reference` plays each task's
+    own solution, `noop` does nothing."""
     base_url: str | None = None
     """Root of an OpenAI-compatible server, for example https://api.openai.com/v1."""
     server: Server = Server()
@@ -156,9 +159,18 @@ class PolicyConfig(Settings):
         return self.model.removeprefix(VLLM)
 
     @property
+    def scripted(self) -> bool:
+        """Return whether actions come from no model; a folder or a server's model may have such a name."""
+        return self.model in (REFERENCE, NOOP) and self.base_url is None and not Path(self.model).is_dir()
+
+    @property
     def served(self) -> bool:
         """Return whether the model is sampled from a vLLM server."""
         return self.model.startswith(VLLM)
+
+    def uses_gpu(self) -> bool:
+        """Return whether the model is loaded by the process that samples from it, or by a server that it starts."""
+        return self.base_url is None and self.device != "cpu"
 
     def in_process(self) -> "PolicyConfig":
         """Return the settings of the same model loaded in this process."""
@@ -261,6 +273,8 @@ def weights_identity(config: PolicyConfig) -> str:
     """
     if config.base_url is not None and not config.served:
         return "endpoint"
+    if config.scripted:
+        return "scripted"
     if is_embedded(config.source):
         maker, name = embedded(config.source)
         return maker.recipe_fingerprint(name)
@@ -278,13 +292,15 @@ class Turn:
 
     held_ids: prompt and completions up to the last assistant message, as sampled, or None to render from the messages.
     seed: of this one answer. tools: what the model may call, as the source or the environment declared it (see
-    `stages.envs.base.TakesCalls`); servers get them.
+    `stages.envs.base.TakesCalls`); servers get them. solution: the next action of the task's own solution, for the
+    policy `reference` alone.
     """
 
     messages: list[Message]
     seed: int
     held_ids: list[int] | None = None
     tools: Sequence[Any] = ()
+    solution: str | None = None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ def check(config: PolicyConfig) -> str:
         from stages.policy import vllm
 
         return f"{held}; {vllm.require_interpreter(config)}, which is to serve it, is there"
+    if kind == "scripted":
+        return f"policy {config.model}: needs no model"
     if kind != "local":
         resolve_name(opener) if isinstance(opener := KINDS[kind], str) else None
         return f"model {config.model}: of the kind {kind!r}, which opens it itself"

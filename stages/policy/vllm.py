@@ -22,6 +22,7 @@ import tenacity
 import torch
 from transformers import AutoConfig, GenerationConfig
 
+from stages.backends import devices
 from stages.errors import ComposerError, InfrastructureError, UsageError
 from stages.policy import adapters, background, client
 from stages.policy.base import PolicyConfig, Sample, Server, Turn
@@ -380,7 +381,7 @@ class VllmPolicy:
 INTERPRETER = "COMPOSER_VLLM"
 """Environment variable with the path of the interpreter that can import vLLM."""
 OWN = Path(__file__).parents[2] / ".vllm" / "bin" / "python"
-"""The interpreter that `./dev vllm` installs."""
+"""The interpreter that `./dev vllm` installs, with the build for CPUs or for CUDA."""
 NAME = "base"
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM takes for --max-lora-rank."""
@@ -388,6 +389,8 @@ CPU_CONTEXT = 8192
 """Longest context on a CPU unless asked otherwise: without chunked prefill a whole prompt is one batch."""
 CPU_OPTIONS = {"enforce-eager": True, "no-enable-chunked-prefill": True, "max-num-batched-tokens": CPU_CONTEXT}
 """On a CPU a request with a seed ends vLLM 0.32 where prompts are cut into chunks."""
+UTILISATION = 0.92
+"""Part of a GPU that a server takes without --gpu-memory-utilization (vLLM, vllm/config/cache.py)."""
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -418,7 +421,7 @@ def start(
         )
     # Without the variables that point into our own environment; those that the user has set go before ours.
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-    on_cpu = device(config.device) == "cpu"
+    on_cpu = not runs_on_gpu(config)
     options = _options(source, revision, below.dtype, max(rank, rank_of(config.source)), on_cpu) | config.server.args
     server = ModelServer(
         f"{config.source!r}",
@@ -436,7 +439,7 @@ def start(
 
 def require_interpreter(config: PolicyConfig) -> str:
     """Return the interpreter that serves a model; `UsageError` where there is none."""
-    python = interpreter(config.server)
+    python = interpreter(config)
     if python is None:
         raise UsageError(
             f"There is no vLLM here to serve {config.source!r}. Install it with `./dev vllm`, name its interpreter in "
@@ -445,14 +448,44 @@ def require_interpreter(config: PolicyConfig) -> str:
     return python
 
 
-def interpreter(server: Server) -> str | None:
+def interpreter(config: PolicyConfig) -> str | None:
     """Return the interpreter with vLLM: from the settings, the environment variable, or `./dev vllm`; else None."""
-    for named in (server.python, os.environ.get(INTERPRETER, "")):
+    for named in (config.server.python, os.environ.get(INTERPRETER, "")):
         if named:
             if shutil.which(named) is None:
                 raise UsageError(f"The interpreter {named}, which is to run vLLM, does not exist. Correct its path.")
             return named
-    return str(OWN) if OWN.exists() else None
+    return own_interpreter(OWN, on_gpu=runs_on_gpu(config))
+
+
+def runs_on_gpu(config: PolicyConfig) -> bool:
+    """Return whether a server that is started here runs on a GPU; its torch is its own, and may find one alone."""
+    return config.device != "cpu" and (devices.has_nvidia() or device(config.device) != "cpu")
+
+
+def own_interpreter(own: Path, *, on_gpu: bool) -> str | None:
+    """Return the interpreter that `./dev vllm` installed, None without; `UsageError` for a build that does not fit."""
+    if not own.exists():
+        return None
+    for_cpus = any(own.parents[1].glob("lib/python*/site-packages/vllm_cpu-*.dist-info"))
+    if for_cpus == on_gpu:
+        raise UsageError(
+            f"{own.parents[1]} holds vLLM built for {'CPUs' if for_cpus else 'GPUs'}, and a server would run on "
+            f"{'a GPU' if on_gpu else 'CPUs'} here. `./dev vllm {'cuda' if on_gpu else 'cpu'}` installs the other build"
+            f"{'; policy.device=cpu stays on CPUs' if on_gpu else ''}; {INTERPRETER} names another interpreter."
+        )
+    return str(own)
+
+
+def memory_utilisation(server: Server) -> float:
+    """Return the part of a GPU's memory that a server with these options takes."""
+    return float(server.args.get("gpu-memory-utilization", UTILISATION))
+
+
+def cpu_cache_bytes() -> int:
+    """Return the memory of a server's KV cache on a CPU."""
+    name = "VLLM_CPU_KVCACHE_SPACE"
+    return int(float(os.environ.get(name, CPU_ENVIRONMENT[name])) * 2**30)
 
 
 def base_of(config: PolicyConfig) -> tuple[PolicyConfig, str | None]:

@@ -8,6 +8,8 @@ what is stored. The method is described in `directions.extraction`, the adapters
 """
 
 import importlib
+import inspect
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -146,10 +148,15 @@ def _import_source(name: str) -> Callable[[int, int], Sequence[Any]]:
             f"{name!r} is no file of pairs and no source of them. "
             f"Sources: {', '.join(sources)}, or package.module:function."
         )
+    # A settings file may name any importable object, and what it names is called: `os:kill` takes two numbers, too.
+    own = module.partition(".")[0] not in sys.stdlib_module_names
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute) if own else None
     except (ImportError, AttributeError) as error:
         raise UsageError(f"The pairs {name!r} could not be imported: {error}.") from error
+    if not inspect.isfunction(found):
+        raise UsageError(f"{name!r} is no function of (count, seed) in a module of yours, so it gives no pairs.")
+    return found
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:

@@ -94,13 +94,13 @@ def buckets(e: Evidence) -> list[Row]:
     ]
 
 
-def placebo_t(e: Evidence) -> list[Row]:
-    """(5) The t of T4e for v and for every drawn placebo."""
+def placebo_effects(e: Evidence) -> list[Row]:
+    """(5) The difference of cosines in T4e for v and for every drawn placebo."""
     if e.scored is None or not e.scored.hacked.any() or e.scored.hacked.all():
         return []
-    t = regress(e.scored.scores, e.scored.hacked, factorial_design(e.scored), e.scored.problem).t
+    effects = regress(e.scored.scores, e.scored.hacked, factorial_design(e.scored), e.scored.problem).estimate
     names = ("v", *e.scored.families)
-    return [{"direction": name, "t": float(value)} for name, value in zip(names, t, strict=True)]
+    return [{"direction": name, "effect": float(value)} for name, value in zip(names, effects, strict=True)]
 
 
 def nuisance(e: Evidence) -> list[Row]:
@@ -148,7 +148,7 @@ DATA: dict[str, Callable[[Evidence], list[Row]]] = {
     "02_cosine_in_out": partial(diagnostics, names=("cos_in", "cos_out", "cos_upd_in", "cos_upd_out")),
     "03_fired": partial(diagnostics, names=("frac_fired",)),
     "04_buckets": buckets,
-    "05_placebos": placebo_t,
+    "05_placebos": placebo_effects,
     "06_length_and_hedging": nuisance,
     "07_modules": heat_map,
     "08_ratios": ratios,
@@ -254,14 +254,16 @@ def _draw_buckets(axes: Axes, rows: list[Row]) -> None:
 
 def _draw_placebos(axes: Axes, rows: list[Row]) -> None:
     """Draw one outline for each family, dashed if made of hacks, with the families' 95th percentiles in the legend."""
-    edges = np.histogram_bin_edges([row["t"] for row in rows], bins=40)
+    edges = np.histogram_bin_edges([row["effect"] for row in rows], bins=40)
     for family in dict.fromkeys(row["direction"] for row in rows if row["direction"] != "v"):
-        values = [row["t"] for row in rows if row["direction"] == family]
-        label = f"{family}, 95th percentile {np.quantile(values, 0.95):.1f}"
+        values = [row["effect"] for row in rows if row["direction"] == family]
+        label = f"{family}, 95th percentile {np.quantile(values, 0.95):.2f}"
         style = "--" if family in FROM_HACKS else "-"
         axes.hist(values, bins=edges.tolist(), histtype="step", linestyle=style, label=label)
-    axes.axvline(next(row["t"] for row in rows if row["direction"] == "v"), color="black", linewidth=2.0, label="v")
-    axes.set_xlabel("t of hacked in T4e (dashed: made of hacks' gradients, no null)")
+    axes.axvline(
+        next(row["effect"] for row in rows if row["direction"] == "v"), color="black", linewidth=2.0, label="v"
+    )
+    axes.set_xlabel("difference of cosines in T4e (dashed: made of hacks' gradients, no null)")
     add_legend(axes)
 
 
@@ -353,7 +355,7 @@ WATCH_RATES = {
 def watch_png(rows: list[Row], threshold: float | None) -> bytes:
     """Draw a watched training: push toward the hack and threshold, cosines in sd of random directions, rollout rates.
 
-    `rows` are `watched/2` rows in order of steps.
+    `rows` are `watched/3` rows in order of steps.
     """
     with rc_context({**STYLE, "figure.figsize": (8.6, 7.4)}):
         figure = Figure()

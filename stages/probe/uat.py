@@ -17,7 +17,6 @@ class Config(StageConfig):
     """How finely the tests resample."""
 
     permutations: int = Field(2000, ge=100)
-    resamples: int = Field(2000, ge=100)
     placebos: int = Field(64, ge=1)
     """Random directions of each of two families that T3 is compared with."""
 
@@ -42,7 +41,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     if "vanilla" not in names or len(set(names)) < len(names):
         raise BadInput(f"uat needs one vanilla replay and at most one of each other arm; it got {', '.join(names)}.")
     arms = dict(zip(names, replays, strict=True))
-    checks = judge_runs(inputs, arms, Draws(config.permutations, config.resamples, config.seed), config.placebos)
+    checks = judge_runs(inputs, arms, Draws(config.permutations, config.seed), config.placebos)
     rows = arms["vanilla"].rows(PROBE_ROW)
     out.table(PROBE_CHECK, [check.row() for check in checks])
     out.count(planned=len(checks), done=len(checks))
@@ -53,7 +52,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 STAGE = Stage(
     name="probe-uat",
-    version=1,
+    version=2,
     config=Config,
     inputs={
         "pool": Slot(POOL_ROW),

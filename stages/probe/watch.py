@@ -1,11 +1,12 @@
-"""probe watch: does a training run turn toward a hack? An alarm, calibrated on directions that mean nothing.
+"""probe watch: does a training run turn toward a hack? An alarm, calibrated on permuted advantages and on placebos.
 
 Reads a training run with its checkpoints (`optimisation.keep_every`), a direction that was extracted on the model that
 training started from, and the decomposition. At the start and at every checkpoint it measures the rollouts that were
 played there against v and placebo directions: which of them look like the hack, and whether they are rewarded more than
 their group. Beside that, where the update and the policy gradient point, with length held fixed too, and, over all
-rollouts, whether v tells hacks from other answers, right or wrong alike. Writes `watched`, `watch.json` and one figure.
-The unit is a checkpoint. The alarm is described in `checks.alarm`.
+rollouts, whether v tells hacks from other answers, right or wrong alike. Writes `watched`, `watched_rollouts` (what the
+alarm is made of, a row for each rollout), `watch.json` and one figure. The unit is a checkpoint. The alarm is described
+in `checks.alarm`.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from stages.runs.artifact import Inputs, RunWriter, Slot
 from stages.runs.config import StageConfig
-from stages.runs.records import DIRECTION, SVD_MODULE, TRAINING_REWARD, WATCHED
+from stages.runs.records import DIRECTION, SVD_MODULE, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT
 from stages.runs.stage import Plan, Stage
 
 if TYPE_CHECKING:
@@ -22,16 +23,20 @@ if TYPE_CHECKING:
 
 
 class Config(StageConfig):
-    """How many placebos."""
+    """How many placebos and permutations."""
 
     placebos: int = Field(334, ge=19)
     """Draws of each of five families; three of them are a null for the alarm."""
     permutations: int = Field(2000, ge=100)
-    resamples: int = Field(2000, ge=100)
+    """Permutations of the advantages within groups for the alarm, and of labels for T4e."""
     max_tokens: int = Field(8192, gt=0, json_schema_extra={"affects_results": False})
     """Padded tokens of one backward pass."""
     checkpointing: bool = Field(False, json_schema_extra={"affects_results": False})
     """Keep one activation a layer: less memory, one more forward pass."""
+
+    def uses_gpu(self) -> bool:
+        """Return true: the training that is given brings its model along."""
+        return True
 
 
 def plan(inputs: Inputs, config: Config) -> Plan:
@@ -80,8 +85,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
             with checkpointed(loop.student.model) if config.checkpointing else nullcontext():
                 loop.measure(step, folder, None if index == 0 else found[index - 1][0])
     steps = [step for step, _ in found]
-    watched, facts, checks = loop.finish(steps, Draws(config.permutations, config.resamples, config.seed))
+    watched, rollouts, facts, checks = loop.finish(steps, Draws(config.permutations, config.seed))
     out.table(WATCHED, watched, "watched")
+    out.table(WATCHED_ROLLOUT, rollouts, "watched_rollouts")
     out.document("watch", {**facts, "checks": [check.as_json() for check in checks], "checkpoints": watched})
     out.write_file("watch.csv", as_csv(watched))
     out.write_file("watch.png", watch_png(watched, facts["threshold"]))
@@ -91,14 +97,14 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 STAGE = Stage(
     name="probe-watch",
-    version=2,
+    version=3,
     config=Config,
     inputs={
         "training": Slot(TRAINING_REWARD),
         "direction": Slot(DIRECTION),
         "svd": Slot(SVD_MODULE, optional=True),
     },
-    outputs={"watched": WATCHED},
+    outputs={"watched": WATCHED, "watched_rollouts": WATCHED_ROLLOUT},
     plan=plan,
     run=run,
 )

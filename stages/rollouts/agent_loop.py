@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from pydantic import Field, model_validator
 
 from stages.envs import boundary
-from stages.envs.base import Environment, Grade, GradesTogether, Observation, Task
+from stages.envs.base import Environment, Grade, GradesTogether, HasSolutions, Observation, Task
 from stages.envs.config import EnvStageConfig
 from stages.errors import ComposerError, InfrastructureError
 from stages.messages import Message
@@ -56,6 +56,9 @@ LIVE_INTERVAL_S = 1.0
 """Interval between two reports of the live episodes."""
 MOST_GRADED_TOGETHER = 32
 """Episodes in one grading, for an environment that grades several at far less cost than one by one."""
+
+NOT_RESTORED = "not_restored"
+"""`Episode.terminated_by` where a recorded state was not reached again: there is nothing to grade then."""
 
 Result = TypeVar("Result")
 FinishedUnit = tuple[str, Mapping[str, Any], bool]
@@ -103,13 +106,20 @@ NO_LIMITS = EpisodeLimits()
 class Rules:
     """How episodes are played: the most steps, the limits, the history shown to the policy.
 
-    `calls`: actions are tool calls.
+    `calls`: actions are tool calls. `solutions`: the policy plays the tasks' own solutions.
     """
 
     max_steps: int
     limits: EpisodeLimits = NO_LIMITS
     history: str = FULL
     calls: bool = False
+    solutions: bool = False
+
+    @classmethod
+    def of(cls, policy: Policy, max_steps: int, limits: EpisodeLimits, history: str) -> "Rules":
+        """Return the rules for a policy: whether it calls tools, and whether it plays the tasks' solutions."""
+        calls = policy.config.tool_calls != "none"
+        return cls(max_steps, limits, history, calls, getattr(policy, "plays_solutions", False))
 
 
 @dataclass
@@ -134,7 +144,9 @@ class Episode:
     """One rollout of one task: identity, transcript, steps, grade.
 
     `history`: how much of the transcript the policy is shown; the transcript itself is recorded in full. `summarising`:
-    the next answer is a summary. `tools`: those that the policy can call. `started`: on the monotonic clock.
+    the next answer is a summary. `tools`: those that the policy can call. `started`: on the monotonic clock. `prelude`
+    plays what comes before the policy's first turn, for example the actions that lead to a recorded state. `solution`:
+    the actions of the task's own solution, where the policy plays them.
     """
 
     task: Task
@@ -150,6 +162,8 @@ class Episode:
     summarising: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
     started: float = 0.0
+    prelude: "Callable[[Episode, Environment, Rules], None] | None" = None
+    solution: Sequence[str] = ()
 
     @property
     def rollout_id(self) -> str:
@@ -194,6 +208,10 @@ def begin(rules: Rules, episode: Episode, environment: Environment) -> None:
         episode.tools = boundary.tools(environment)
     opening = _guarded(episode, environment, lambda: boundary.boundary_messages(environment.reset(episode.task)))
     episode.messages = opening or []
+    if rules.solutions and opening is not None and isinstance(environment, HasSolutions):
+        episode.solution = _guarded(episode, environment, environment.solution) or ()
+    if episode.prelude is not None and episode.terminated_by is None:
+        episode.prelude(episode, environment, rules)
 
 
 def next_turn(episode: Episode, policy: Policy, rules: Rules) -> Turn | None:
@@ -234,7 +252,9 @@ def _turn(episode: Episode) -> Turn:
         ids = [*(last.prompt_ids or []), *(last.completion_ids or [])]
     # 15 hexadecimal digits are 60 bits: a positive number that every server's int64 holds.
     seed = int(store.digest([episode.rollout_id, len(episode.steps)])[:15], 16)
-    return Turn(list(shown(episode.messages, episode.history)), seed, ids, episode.tools)
+    played = len(episode.steps)
+    action = episode.solution[played] if played < len(episode.solution) else None
+    return Turn(list(shown(episode.messages, episode.history)), seed, ids, episode.tools, action)
 
 
 def prompt_tokens(episode: Episode, turn: Turn, policy: Policy) -> int | None:
@@ -294,7 +314,7 @@ def act(episode: Episode, environment: Environment, turn: Turn, sample: Sample, 
 
 def grade(pairs: Sequence[EpisodePair], pool: ThreadPoolExecutor | None = None) -> None:
     """Grade every episode without an error: in one call where the environment can, else one by one, in `pool`."""
-    played = [(episode, environment) for episode, environment in pairs if episode.error is None]
+    played = [pair for pair in pairs if pair[0].error is None and pair[0].terminated_by != NOT_RESTORED]
     if not played:
         return
     together = boundary.grades_together([environment for _, environment in played])
@@ -344,7 +364,7 @@ def play(
     before_turn: Callable[[], None] = lambda: None,
 ) -> list[Episode]:
     """Play all episodes in lock step and grade them; return the same objects, filled in."""
-    rules = Rules(max_steps, limits, history, policy.config.tool_calls != "none")
+    rules = Rules.of(policy, max_steps, limits, history)
     environments = [make() for _ in episodes]
     pairs = list(zip(episodes, environments, strict=True))
     try:
@@ -432,7 +452,8 @@ class _ConcurrentLoop:
                 planned = waiting.popleft()
                 self.check()
                 # A fresh Episode, so that the given ones stay empty and finished ones can be freed.
-                await self._play_one(Episode(planned.task, planned.sample_idx, planned.seed))
+                fresh = Episode(planned.task, planned.sample_idx, planned.seed, prelude=planned.prelude)
+                await self._play_one(fresh)
 
         await background.gather(player() for _ in range(num_players))
         await self.played.put(None)
@@ -555,11 +576,13 @@ def play_missing(
     config: PlayingConfig,
     out: RunWriter,
     what: str,
+    found: Any = None,
 ) -> None:
     """Play every episode whose unit (`key`) is not finished; write each with its `payload` as soon as it is graded.
 
     A policy on a server (`AsyncPolicy`) plays episodes independently of each other; any other, whose arithmetic
-    depends on the batch, plays fixed batches in lock step. The workers of the run play first, where there are any.
+    depends on the batch, plays fixed batches in lock step. The workers of the run play first, where there are any; they
+    get `found` (`RunWriter.spread`).
     """
 
     async def independently() -> None:
@@ -579,7 +602,7 @@ def play_missing(
             policy,
             missing,
             finished,
-            rules=Rules(config.max_steps, config.limits, config.history, policy.config.tool_calls != "none"),
+            rules=Rules.of(policy, config.max_steps, config.limits, config.history),
             in_flight=config.in_flight,
             check=out.raise_if_stopped,
             watch=lambda live: out.live(live, done, len(episodes)),
@@ -602,7 +625,7 @@ def play_missing(
             yield key(episode), payload(episode), episode.error is not None
 
     if isinstance(policy, AsyncPolicy):
-        out.spread([[key(episode)] for episode in episodes], what)
+        out.spread([[key(episode)] for episode in episodes], what, found)
         background.run(independently())
     else:
-        work_through(episodes, key, in_batch, policy=policy, out=out, what=what)
+        work_through(episodes, key, in_batch, policy=policy, out=out, what=what, found=found)

@@ -9,6 +9,9 @@ here, and how bytes become durable in `stages.runs.store`:
     steps/           the finished units (`stages.runs.journal`)
     ledger.jsonl     the money (`stages.runs.ledger`)
     logs/, scratch/  tracebacks and log backends; data that only a resumed attempt needs
+
+A complete run's manifest has the size and the SHA-256 of every file but the ledger, logs and scratch, and every
+manifest a digest of itself, so that damage is noticed and named (`Run.damage`). Runs of 46e634e and before lack both.
 """
 
 import functools
@@ -28,9 +31,10 @@ from shutil import rmtree
 from typing import Any, BinaryIO, Literal
 
 from pyarrow import RecordBatch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from stages.errors import BadInput, UsageError
+from stages.errors import BadInput, ComposerError, UsageError
+from stages.redaction import redacted_value
 from stages.runs import ledger, parquet, store
 from stages.runs.journal import Journal
 from stages.runs.parquet import Scan
@@ -38,6 +42,12 @@ from stages.runs.records import CHECKPOINT, Kind, Row
 
 Status = Literal["running", "complete", "incomplete", "interrupted", "failed"]
 PACKAGES = ("torch", "transformers", "trl", "pyarrow", "duckdb", "openai")
+UNSEALED = ("manifest.json", ledger.NAME, "owner.json", "logs", "scratch")
+"""Files and folders whose digests are not in the manifest of a complete run: they are written after it, or not sent
+to a bucket with the rest (`stages.runs.bucket`)."""
+SMALL_BYTES = 64 * 1024
+"""Size up to which a document in a run's folder is read whenever the run is listed."""
+Check = Literal["sizes", "tables", "bytes"]
 SOURCE = Path(__file__).resolve().parents[2]
 
 
@@ -65,6 +75,14 @@ class RunOutcome(BaseModel):
         return int(self.ok is False) if self.code is None else self.code
 
 
+class SealedFile(BaseModel):
+    """The size and the digest of a file of a complete run."""
+
+    model_config = ConfigDict(extra="forbid")
+    bytes: int
+    sha256: str
+
+
 class Manifest(BaseModel):
     """`manifest.json` of a run folder. Its status flips last, so a folder without `complete` is not finished."""
 
@@ -80,6 +98,8 @@ class Manifest(BaseModel):
     finished_at: str = ""
     attempts: int = 0
     seconds: float = 0.0
+    device: str = ""
+    """Where the newest attempt runs or ran: "cpu", "GPU 0, 1" as CUDA_VISIBLE_DEVICES names them; empty: not known."""
     config: dict[str, Any] = {}
     identity: dict[str, Any] = {}
     inputs: dict[str, list[InputRef]] = {}
@@ -93,6 +113,17 @@ class Manifest(BaseModel):
     packages: dict[str, str] = {}
     python: str = platform.python_version()
     code: dict[str, str | None] = {}
+    files: dict[str, SealedFile] = {}
+    seal: str = ""
+    """The SHA-256 of all other fields."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> "Manifest":
+        # A run may come from anyone, and these names are joined to its folder.
+        for name in [*self.files, *self.outputs, *(str(out.get("file")) for out in self.outputs.values())]:
+            if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name:
+                raise ValueError(f"{name!r} is no file inside the run's folder")
+        return self
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -123,7 +154,7 @@ def find_folder(stage_folder: Path, label: str, fingerprint: str, out: Path | No
     if same:
         return (complete or same)[-1], True
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")  # folder names sort by time
-    return stage_folder / f"{stamp}-{label}-{fingerprint[:6]}", False
+    return stage_folder / f"{stamp}-{store.folder_name(label)}-{fingerprint[:6]}", False
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -132,8 +163,14 @@ def read_manifest(folder: Path) -> Manifest:
         raise BadInput(
             f"{folder} is not a run folder: it has no manifest.json. `composer status` lists the runs there are."
         )
+    fields = store.read_json(folder / "manifest.json")
+    if isinstance(fields, dict) and (seal := fields.get("seal")) and seal != _seal(fields):
+        raise BadInput(
+            f"{folder}/manifest.json has changed since it was written. Restore it, or run the same command with "
+            "--resume, which writes it anew."
+        )
     try:
-        found = Manifest.model_validate(store.read_json(folder / "manifest.json"))
+        found = Manifest.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
@@ -147,8 +184,15 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest of a run folder atomically."""
-    store.write_json(folder / "manifest.json", manifest.model_dump(mode="json"))
+    """Replace the manifest of a run folder atomically, with its seal."""
+    # Without keys before the seal is computed: `write_json` redacts what it writes.
+    fields = redacted_value(manifest.model_dump(mode="json"))
+    manifest.seal = _seal(fields)
+    store.write_json(folder / "manifest.json", {**fields, "seal": manifest.seal})
+
+
+def _seal(fields: Mapping[str, Any]) -> str:
+    return store.digest({name: value for name, value in fields.items() if name != "seal"})
 
 
 # Cached: git takes 35 ms a call, and the modules of this process are those of its start.
@@ -231,16 +275,36 @@ class Run:
         """Yield the last record of every unit, finished or failed; works on a run in progress, too."""
         return store.read_units(self.path / "steps")
 
-    def damage(self) -> str | None:
-        """Compare the outputs on disk with the manifest; return the first difference in words, None without one."""
-        for name, out in self.manifest.outputs.items():
+    def damage(self, check: "Check" = "tables") -> str | None:
+        """Compare the files with their digests in the manifest; return the first difference in words, None without one.
+
+        check: "sizes" compares sizes, and the content of small documents; "tables" the content of all files but
+        checkpoints and units, which may hold gigabytes; "bytes" that of every file.
+        """
+        if not self.manifest.files:
+            return self._damage_of_outputs(check)
+        large = tuple(f"{out['file']}/" for out in self.manifest.outputs.values() if (self.path / out["file"]).is_dir())
+        for name, sealed in self.manifest.files.items():
+            path = self.path / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if (size := path.stat().st_size) != sealed.bytes:
+                return f"{name} has {size:,} bytes and had {sealed.bytes:,} when it was written"
+            is_small = sealed.bytes <= SMALL_BYTES and "/" not in name
+            is_read = is_small or check == "bytes" or (check == "tables" and not name.startswith(("steps/", *large)))
+            if is_read and store.file_sha256(path) != sealed.sha256:
+                return f"{name} has changed since it was written"
+        return None
+
+    def _damage_of_outputs(self, check: "Check") -> str | None:
+        """Return the damage of a run whose manifest has digests of its outputs only, as those of 46e634e have."""
+        for out in self.manifest.outputs.values():
             path = self.path / out["file"]
             if not path.exists():
                 return f"{out['file']} is missing"
-            # A checkpoint may hold gigabytes and is read by every later stage: only its presence is checked here.
-            is_checkpoint = out["kind"].partition("/")[0] == CHECKPOINT.name
-            if not is_checkpoint and store.file_sha256(path) != out["sha256"]:
-                return f"{name} has changed since it was written"
+            digest = store.folder_sha256 if path.is_dir() else store.file_sha256
+            if (check == "bytes" or (check == "tables" and path.is_file())) and digest(path) != out["sha256"]:
+                return f"{out['file']} has changed since it was written"
         return None
 
 
@@ -303,6 +367,15 @@ class Interrupted(Exception):
     signal_number: int = signal.SIGINT
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that stop a run: Ctrl-C, SIGTERM of schedulers, and SIGHUP of a terminal that was closed.
+
+    SIGHUP is left out where it is ignored: `nohup` asks for a program that outlives its terminal.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
 class RunWriter:
     """A run folder being written: finished units, tables, folders, counts, progress, and stop requests."""
 
@@ -328,6 +401,9 @@ class RunWriter:
         """Called with the running totals and the number of units after each write."""
         self._listen, self._spread = listener or (lambda what, done, total: None), spread
         self._lock = threading.Lock()
+        self._exported: set[str] = set()
+        self._digests: dict[str, str] = {}
+        """The SHA-256 of files of this attempt, by name, so that a checkpoint is not read twice."""
         self._so_far = RunningTotals()
         self.journal = Journal(path / "steps", look=self._so_far.add)
 
@@ -372,12 +448,23 @@ class RunWriter:
         fill(temporary)
         rmtree(final, ignore_errors=True)  # rename() replaces a folder only if it is empty
         temporary.rename(final)
-        content = store.folder_sha256(final)
+        files = store.folder_digests(final)
+        self._digests |= {f"{name}/{file}": sha256 for file, sha256 in files.items()}
+        content = store.digest_of_files(files)
         digests = {"sha256": content, "content_sha256": content}
         self.manifest.outputs[name] = {"file": name, "kind": str(CHECKPOINT), "rows": 1, **digests}
 
     def write_export(self, name: str, fill: Callable[[BinaryIO], int]) -> int:
-        """Write an output in another program's format; `fill` writes it, without keys, and returns its records."""
+        """Write an output in another program's format; `fill` writes it, without keys, and returns its records.
+
+        Raises `ComposerError` where this attempt has written a file of that name: the second would replace the first.
+        """
+        if name.casefold() in self._exported:
+            raise ComposerError(
+                f"Two files of this export are called {name}, and the second would replace the first. "
+                "Nothing was exported; report the names of the models and environments in the run."
+            )
+        self._exported.add(name.casefold())
         with store.sealing(self.path / name) as file:
             rows = fill(file)
         content = store.file_sha256(self.path / name)
@@ -396,6 +483,19 @@ class RunWriter:
     def metrics(self, rows: Iterable[Row]) -> None:
         """Write `metrics.jsonl`."""
         store.write_sealed(self.path / "metrics.jsonl", b"".join(store.encode(row) + b"\n" for row in rows))
+
+    def sealed_files(self) -> dict[str, SealedFile]:
+        """Return the size and the digest of every file that is to stay as it is."""
+        outputs = self.manifest.outputs.values()
+        known = {out["file"]: out["sha256"] for out in outputs} | self._digests
+        found = {}
+        for path in sorted(self.path.rglob("*")):
+            name = path.relative_to(self.path)
+            hidden = any(part.startswith(".") for part in name.parts)
+            if path.is_file() and not path.is_symlink() and not hidden and name.parts[0] not in UNSEALED:
+                digest = known.get(str(name)) or store.file_sha256(path)
+                found[str(name)] = SealedFile(bytes=path.stat().st_size, sha256=digest)
+        return found
 
     def scratch(self, name: str) -> Path:
         """Return a folder for data that only a resumed attempt needs; it is removed when the run completes."""
@@ -466,7 +566,7 @@ class RunningTotals:
             self._began, self._before = self.clock(), self.tokens
 
     def add(self, payload: Mapping[str, Any]) -> None:
-        """Add one unit's payload: a rollout, an evaluation item, an answer, or the rollouts of a training step."""
+        """Add one unit's payload: a rollout, an evaluation item, a continuation, an answer, a training step."""
         self.units += 1
         if "played" in payload:
             self._sums, self._name = {}, "reward of the last step"
@@ -477,6 +577,9 @@ class RunningTotals:
         elif isinstance(item := payload.get("item"), Mapping):
             self._name = "passed"
             self._unit(item, f"passed/{item.get('arm', '')}", "passed", "sampled_tokens")
+        elif isinstance(played := payload.get("continuation"), Mapping):
+            self._name = "passed"
+            self._unit(played, "passed", "passed", "completion_tokens")
         elif isinstance(answer := payload.get("answer"), Mapping):
             self.tokens += answer.get("completion_tokens") or 0
 

@@ -326,10 +326,10 @@ def fetch(url: str, cache: Path) -> Path:
     if about.status != "complete":
         raise BadInput(f"{url} is {about.status}, not complete. Publish the run once it is finished.")
     folder = local_folder(url, about.stage, cache)
-    if store.read_bytes(folder / MANIFEST) == found and not _damage(Run(folder)):
+    if store.read_bytes(folder / MANIFEST) == found and not Run(folder).damage("bytes"):
         return folder
     download(bucket, folder, found)
-    if damage := _damage(Run(folder)):
+    if damage := Run(folder).damage("bytes"):
         (folder / MANIFEST).unlink()  # so that the folder is no run, and the next fetch downloads it again
         raise BadInput(f"{url}: {damage}. Publish the run again.")
     return folder
@@ -339,7 +339,8 @@ def local_folder(url: str, stage: str, cache: Path) -> Path:
     """Return the folder below `cache` for the run at an address."""
     url = url.rstrip("/")
     # The digest keeps apart runs of one name in two buckets; below it, the folder's parent is the stage, as everywhere.
-    return cache / store.digest(url)[:12] / stage / url.rpartition("/")[2]
+    # Both names are external text: the stage is what a manifest in the bucket says.
+    return cache / store.digest(url)[:12] / store.folder_name(stage) / store.folder_name(url.rpartition("/")[2])
 
 
 def download(bucket: ReadStore, folder: Path, manifest: bytes, *, but: Collection[str] = ()) -> None:
@@ -355,16 +356,6 @@ def download(bucket: ReadStore, folder: Path, manifest: bytes, *, but: Collectio
 def is_inside(key: str) -> bool:
     """Return whether a key is a path inside a folder; anyone who may write to the bucket chooses the keys there."""
     return not key.startswith("/") and not {"..", ""} & set(PurePosixPath(key).parts)
-
-
-def _damage(run: Run) -> str | None:
-    """Return the first difference between a run and its manifest; unlike `Run.damage` it compares checkpoints, too."""
-    if damage := run.damage():
-        return damage
-    for name, out in run.manifest.outputs.items():
-        if (run.path / out["file"]).is_dir() and store.folder_sha256(run.path / out["file"]) != out["sha256"]:
-            return f"{name} has changed since it was written"
-    return None
 
 
 def _manifest(data: bytes, url: str) -> Manifest:
@@ -383,7 +374,7 @@ def publish(run: Run, url: str) -> int:
     """
     if run.manifest.status != "complete":
         raise BadInput(f"{run.path} is {run.manifest.status}, not complete. Finish it first, with --resume.")
-    if damage := run.damage():
+    if damage := run.damage("bytes"):
         raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
     bucket = open_store(url.rstrip("/"))
     if (there := bucket.read(MANIFEST)) is not None:

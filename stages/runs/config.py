@@ -49,6 +49,13 @@ class Settings(BaseModel):
         # Two groups may name the same model: its line is kept once, in the order of the first.
         return list(dict.fromkeys(line for name in type(self).model_fields for line in _check(getattr(self, name))))
 
+    def uses_gpu(self) -> bool:
+        """Return whether the process of a stage with this group takes a GPU where there is one.
+
+        A group that loads a model overrides this method; all others ask the groups inside.
+        """
+        return any(_uses_gpu(getattr(self, name)) for name in type(self).model_fields)
+
 
 class StageConfig(Settings):
     """The configuration of a stage."""
@@ -77,3 +84,11 @@ def _check(value: Any) -> list[str]:
     if isinstance(value, dict):
         return _check(list(value.values()))
     return [line for item in value for line in _check(item)] if isinstance(value, (list, tuple)) else []
+
+
+def _uses_gpu(value: Any) -> bool:
+    if isinstance(value, Settings):
+        return value.uses_gpu()
+    if isinstance(value, dict):
+        return _uses_gpu(list(value.values()))
+    return any(map(_uses_gpu, value)) if isinstance(value, (list, tuple)) else False

@@ -52,13 +52,15 @@ class Kind:
 
 EVAL_ITEM = Kind(
     "eval_item",
-    2,
+    3,
     {
         "item_id": TEXT,
         "arm": TEXT,
         "train_seed": INT,
+        "pair_set": TEXT,  # since version 3: digest of the pairs that the arm learnt from
         "task_id": TEXT,
         "family": TEXT,
+        "unit": TEXT,  # since version 3: the environment's sampling unit
         "sample_idx": INT,
         "passed": BOOL,
         "gt_pass": BOOL,
@@ -214,6 +216,39 @@ STATE = Kind(
 first state; token ids are null where they are not known. A state that several rollouts reached has one row, with the
 first of them, unless token ids are known, which may differ."""
 
+CONTINUATION = Kind(
+    "continuation",
+    1,
+    {
+        "continuation_id": TEXT,
+        "state_sha256": TEXT,
+        "rollout_id": TEXT,
+        "step": INT,
+        "task_id": TEXT,
+        "family": TEXT,
+        "action": TEXT,
+        "sample_idx": INT,
+        "seed": INT,
+        "num_steps": INT,
+        "passed": BOOL,
+        "reward": FLOAT,
+        "terminated_by": TEXT,
+        "transcript_json": TEXT,
+        "error_type": TEXT,
+        "error": TEXT,
+        "prompt_tokens": INT,
+        "completion_tokens": INT,
+        "cost_usd": FLOAT,
+        "wall_s": FLOAT,
+    },
+    frozenset({"wall_s"}),
+)
+"""An action of a pair, played in the recorded state in place of the step `step` of `rollout_id`, and how the policy's
+episode went on: `num_steps` and `transcript_json` count and hold what came from this action on. Pairs name the action
+by their `state_sha256` with `chosen` or `rejected`. An action that ends the episode has sample 0 alone. `passed` is
+null where the environment could not grade the episode, and where the state could not be restored: `terminated_by` is
+"not_restored" then, and `error` the reason."""
+
 
 # The gradient probe.
 
@@ -328,7 +363,7 @@ TRAJECTORY = Kind(
 
 WATCHED = Kind(
     "watched",
-    2,
+    3,
     {
         **dict.fromkeys(("step", "rows"), INT),
         **dict.fromkeys(("hack_rate", "gt_rate", "reward_mean", "hack_like", "push"), FLOAT),
@@ -337,15 +372,30 @@ WATCHED = Kind(
             for look in ("update_sum", "policy_sum", "update", "policy", "policy_length")
             for name in ("cos", "z", "haar_low", "haar_high")
         },
-        "placebo_push": FLOAT,
         "alarm": BOOL,
     },
 )
 """One checkpoint of a watched training: the share of its rollouts that look like the hack and the push toward it so far
 (`stages.probe.checks.alarm`); the cosine with v of the update since the checkpoint before and of the policy gradient on
 the rollouts played there, of that with length held fixed, and of update and policy gradients since the start; z in
-units of random directions' cosines, whose 95 % are haar_low to haar_high; placebo_push is what 5 % of placebos reach in
-the run; alarm from the first push above that and above 1 on."""
+units of random directions' cosines, whose 95 % are haar_low to haar_high; alarm from the first push on that is above
+what 5 % of runs with permuted advantages reach, and 5 % of placebos (both in `watch.json`). Version 2 had a column
+placebo_push, and the alarm from the first push above that and above 1 on."""
+
+WATCHED_ROLLOUT = Kind(
+    "watched_rollout",
+    1,
+    {
+        "step": INT,
+        "task_id": TEXT,
+        "sample_idx": INT,
+        **dict.fromkeys(("reward", "advantage", "projection", "cosine"), FLOAT),
+        "hack_like": BOOL,
+    },
+)
+"""A rollout of a watched training, as the alarm uses it: its group is the task at that step, its advantage the reward
+less the group's mean; cosine and projection are of its gradient, at an advantage of 1, with v; hack_like is whether the
+cosine is nearer to that of the pairs' hacks than to that of their clean answers."""
 
 Row = dict[str, Any]
 """One row of a table or one JSON object, by the names of its columns."""
@@ -488,8 +538,19 @@ are null in the other tables. `effective`: whether it entered a training batch. 
 no column."""
 
 _OUTCOMES = (EVAL_ITEM, TRAINING_REWARD, HINT, DIFFICULTY, SELECTION, CHECKPOINT)
-_PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, STATE, ORIGIN, *_OUTCOMES)
-PROBE_KINDS = (POOL_ROW, PROBE_ROW, SVD_MODULE, DIRECTION, PROBE_SCORE, PLACEBO, PROBE_CHECK, TRAJECTORY, WATCHED)
+_PIPELINE = (TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, STATE, CONTINUATION, ORIGIN, *_OUTCOMES)
+PROBE_KINDS = (
+    POOL_ROW,
+    PROBE_ROW,
+    SVD_MODULE,
+    DIRECTION,
+    PROBE_SCORE,
+    PLACEBO,
+    PROBE_CHECK,
+    TRAJECTORY,
+    WATCHED,
+    WATCHED_ROLLOUT,
+)
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_PIPELINE, *PROBE_KINDS)}
 
 

@@ -13,6 +13,7 @@ import errno
 import os
 import shutil
 import signal
+import sqlite3
 import tempfile
 import threading
 import time
@@ -29,11 +30,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from stages.backends import ranks
+from stages.backends import devices, ranks
 from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from stages.runs import artifact, store
-from stages.runs.artifact import Inputs, Interrupted, Listener, Manifest, Run, RunWriter, Status
+from stages.runs.artifact import Inputs, Interrupted, Listener, Manifest, Run, RunWriter, Status, stop_signals
 from stages.runs.bucket import Mirror
 from stages.runs.config import StageConfig
 from stages.runs.spread import Spread
@@ -43,8 +44,11 @@ DISTRIBUTION = "composer-post-training"
 RESERVE, RESERVED_BYTES = ".reserve", 32 * 1024
 """A file of random bytes that is deleted before the manifest is written for the last time: a run that fills the disk
 still has the space to record so. Random, since a file system that compresses would store zeros in no space."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C, and what Slurm, Kubernetes and a spot machine that goes away send."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Errors after which nothing can be written: a full disk, a user's quota (home folders of clusters), `ulimit -f`, a
+file system that became read-only, and one that fails."""
+SQLITE_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+"""The same in the cache of paid answers, as primary codes: SQLite's errors carry no errno."""
 MIN_FREE_BYTES = 64 * 2**20
 """A disk with less free space counts as full before a run begins."""
 
@@ -71,6 +75,7 @@ def execute(
     max_cost: float | None = None,
     listener: Listener | None = None,
     on: str | None = None,
+    gpus: int | None = None,
     mirror: Mirror | None = None,
 ) -> Result:
     """Bring a stage to completion and return its run.
@@ -79,10 +84,12 @@ def execute(
     incomplete) or `Interrupted`; everything finished is on disk in every case. Of several processes that torchrun
     started, rank 0 calls this and the others `execute_as_peer`.
 
-    on: the engine whose workers do the units (`stages.backends.engine.find_engine`). mirror: the run's place in a
-    bucket; `out` is its local folder then.
+    on: the engine whose workers do the units (`stages.backends.engine.find_engine`). gpus: how many the run takes
+    where there are any, or each of its workers; None for one if its settings load a model. mirror: the run's place in
+    a bucket; `out` is its local folder then.
     """
     inputs = Inputs(given)
+    gpus = int(config.uses_gpu()) if gpus is None else gpus
     resolved = resolve_run(stage, inputs, config, root=root, out=out)
     folder, loaded = resolved.folder, load_stage(stage)
     # Peers wait in `execute_as_peer` from here until `_run` lets them begin, or until this block ends without.
@@ -94,9 +101,14 @@ def execute(
         if resolved.existing and clean:
             _empty(folder)
         # The engine is opened before the manifest is written: one that cannot be reached leaves no run folder behind.
-        engines: AbstractContextManager[Engine | None] = nullcontext() if on is None else closing(find_engine(on))
+        engines: AbstractContextManager[Engine | None] = nullcontext() if on is None else closing(find_engine(on, gpus))
         with engines as engine:
-            record = _begin(stage, config, resolved, inputs)
+            # Processes of torchrun on this machine have a GPU each.
+            device = devices.used(gpus * ranks.local_count()) if engine is None else engine.device
+            try:
+                record = _begin(stage, config, resolved, inputs, device)
+            except OSError as error:
+                raise (_disk_full(error, folder) or error) from None
             writer = RunWriter(
                 folder,
                 record,
@@ -188,7 +200,10 @@ class ResolvedRun:
         """Return the run in the folder as the result, if it is of this work, complete and undamaged."""
         if not self.existing:
             return None
-        found = Run(self.folder)
+        try:
+            found = Run(self.folder)
+        except BadInput:
+            return None
         same = found.manifest.fingerprint == self.fingerprint and found.manifest.status == "complete"
         return Result(self.folder, "complete", False, "up to date") if same and not found.damage() else None
 
@@ -206,14 +221,22 @@ def resolve_run(
     # What determines results: the stage, its version, the settings that matter, and the content of the inputs (not
     # their paths, so that a moved or republished input changes nothing).
     contents = {name: [ref.content for ref in refs] for name, refs in inputs.refs().items()}
-    fingerprint = store.digest([stage, load_stage(stage).version, identity, contents])
-    folder, existing = artifact.find_folder(root / stage, config.label(), fingerprint, out)
+    loaded = load_stage(stage)
+    fingerprint = store.digest([stage, loaded.version, identity, contents])
+    folder, existing = artifact.find_folder(root / stage, loaded.label(inputs, config), fingerprint, out)
     return ResolvedRun(fingerprint, identity, folder, existing)
 
 
 def _refuse_existing(resolved: ResolvedRun, *, resume: bool) -> None:
     """`UsageError` where the folder holds another run, or an unfinished one of this work that is not to be resumed."""
-    run = Run(resolved.folder)
+    try:
+        run = Run(resolved.folder)
+    except BadInput:
+        # The folder of a run ends with the fingerprint of its work: with it, the finished units are of use without the
+        # manifest. A folder that a user chose may hold other work.
+        if resume and resolved.folder.name.endswith(f"-{resolved.fingerprint[:6]}"):
+            return
+        raise
     found = run.manifest
     if found.fingerprint != resolved.fingerprint:
         changed = [
@@ -256,7 +279,7 @@ def _check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise  # a full disk is reported as such, not as a folder without permission
         raise UsageError(
             f"Nothing can be written to {folder} ({error.strerror}). Choose another --artifacts or --out."
@@ -280,21 +303,35 @@ def _point_latest(folder: Path, stage_folder: Path) -> None:
     temporary.replace(stage_folder / "latest")
 
 
-def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Inputs) -> Manifest:
+def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Inputs, device: str) -> Manifest:
     """Write a new manifest, or the earlier attempt's continued, with the status `running` before any work."""
     # The status on disk is `running` before the stage runs, and `_close` replaces it last: a kill at any point between
     # leaves a folder that `status` reports as ended without finishing, and that --resume continues.
     folder = resolved.folder
-    previous = artifact.read_manifest(folder) if (folder / "manifest.json").exists() else None
+    previous = _previous_manifest(folder)
     store.sweep(folder)
     record = previous or _new_manifest(stage, config, resolved.identity, resolved.fingerprint, inputs)
     record.status, record.reason, record.attempts = "running", "", record.attempts + 1
     record.packages, record.code = artifact.program_versions()
+    record.device, record.files = device, {}
     folder.mkdir(parents=True, exist_ok=True)
     artifact.write_manifest(folder, record)
     (folder / RESERVE).write_bytes(os.urandom(RESERVED_BYTES))  # its name begins with a dot: no output, never published
     store.write_json(folder / "config.json", record.config)
     return record
+
+
+def _previous_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of earlier attempts; None without one, and for an unreadable one, which is kept in `logs`."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        return None
+    try:
+        return artifact.read_manifest(folder)
+    except BadInput:
+        (folder / "logs").mkdir(exist_ok=True)
+        path.replace(folder / "logs" / f"damaged-manifest-{time.time_ns()}.json")
+        return None
 
 
 def _new_manifest(
@@ -306,7 +343,7 @@ def _new_manifest(
         stage=stage,
         stage_version=load_stage(stage).version,
         fingerprint=fingerprint,
-        label=config.label(),
+        label=load_stage(stage).label(inputs, config),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         config=config.model_dump(mode="json"),
         identity=identity,
@@ -337,10 +374,10 @@ def _run(stage: Stage[Any], inputs: Inputs, config: StageConfig, out: RunWriter)
         reason = str(error)
         raise
     except BaseException as error:
+        if full := _disk_full(error, out.path):
+            reason = str(full)
+            raise full from error  # without a log: there is no room for it
         if isinstance(error, OSError):
-            if full := _disk_full(error, out.path):
-                reason = str(full)
-                raise full from error  # without a log: there is no room for it
             reason = str(error)
         elif isinstance(error, KeyboardInterrupt):  # a second Ctrl-C, or one where no handler is set (a thread)
             status, reason = "interrupted", "stopped by the user"
@@ -370,27 +407,33 @@ def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
         if status == "complete":
             out.journal.seal()
             rmtree(out.path / "scratch", ignore_errors=True)
+            record.files = out.sealed_files()
         artifact.write_manifest(out.path, record)
     except OSError as error:
         if status == "complete":  # else the error that ended the run is being raised, and explains more
             raise (_disk_full(error, out.path) or error) from None
 
 
-def _disk_full(error: OSError, folder: Path) -> ComposerError | None:
-    """Return the error to show for a full disk or quota; None for any other error."""
-    # EDQUOT: the quota of a user, as on the home folders of clusters.
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return None
-    return ComposerError(
-        f"The disk is full: {error}. Everything finished is saved in {folder}; free some room and rerun with --resume."
-    )
+def _disk_full(error: BaseException, folder: Path) -> ComposerError | None:
+    """Return the error to show where nothing can be written, also for an error that it caused; None for any other."""
+    cause: BaseException | None = error
+    while cause is not None:
+        code = getattr(cause, "sqlite_errorcode", None)  # extended: the primary code is in the low byte
+        if (isinstance(cause, OSError) and cause.errno in FULL) or (code is not None and code & 0xFF in SQLITE_FULL):
+            return ComposerError(
+                f"The disk is full or cannot be written: {cause}. Everything finished is saved in {folder}; free some "
+                "room (or raise `ulimit -f`) and rerun with --resume."
+            )
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return None
 
 
 @contextmanager
 def stop_on_signals(out: RunWriter) -> Iterator[list[int]]:
     """Ask the stage to stop between units at the first signal; a Ctrl-C after that raises KeyboardInterrupt at once.
 
-    SIGTERM may come often: schedulers send it to every process of a job, and it never cuts a unit off. The first
+    SIGTERM may come often: schedulers send it to every process of a job, and it never cuts a unit off. SIGHUP, which a
+    closed terminal sends, does the same, unless it is ignored as under nohup. The first
     signal also calls the handler that the caller had set, so that it can tell people. Yields a list to which the number
     of the first signal is added.
     """
@@ -398,21 +441,22 @@ def stop_on_signals(out: RunWriter) -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():  # where `signal.signal` raises ValueError
         yield caught
         return
-    previous: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}
+    previous: dict[int, Any] = {number: signal.getsignal(number) for number in stop_signals()}
 
     def stop_between_units(number: int, frame: object) -> None:
         caught.append(number)
         out.stop.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, lambda *again: None)
+        for again in previous.keys() - {signal.SIGINT}:
+            signal.signal(again, lambda *_: None)
         handler = previous[number]
         if callable(handler) and handler is not signal.default_int_handler:
             handler(number, frame)
 
-    for number in SIGNALS:
+    for number in previous:
         signal.signal(number, stop_between_units)
     try:
         yield caught
     finally:
-        for number in SIGNALS:
-            signal.signal(number, previous[number])
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -56,6 +56,8 @@ class Stage(Generic[ConfigT]):
     """Do the missing units and nothing else: workers call it (`--on`). None when units cannot be dealt to workers."""
     study: Callable[[Sequence[Run], ConfigT], tuple[Row, str]] | None = None
     """Simulate the planned run (`--plan`) from pilot runs, and return the numbers as JSON and as text."""
+    label: Callable[[Inputs, ConfigT], str] = lambda inputs, config: config.label()
+    """Return a word for the name of the run folder; by default the settings' own."""
     limit_setting: str | None = None
     """The setting that `--limit` sets; None when there is nothing to cut short."""
     shows_progress: bool = False
@@ -143,16 +145,18 @@ def work_through(
     policy: Batched,
     out: RunWriter,
     what: str,
+    found: Any = None,
 ) -> None:
     """Do every unit that is not finished and write (key, payload, failed) of each.
 
-    Where the run has workers, they do it, a batch or more each. `units` is iterated twice and may be lazy.
+    Where the run has workers, they do it, a batch or more each, with `found` (`RunWriter.spread`). `units` is iterated
+    twice and may be lazy.
     """
     local = policy.capture_level == "tokens"
     # A fixed size for a local model: its arithmetic depends on the shape of a batch, and so would the results.
     size = BATCH if local else policy.batch_size
     keys = [key(unit) for unit in units]
-    out.spread(blocks(keys, size), what)
+    out.spread(blocks(keys, size), what, found)
     total, waiting = len(keys), iter(units)
     for start in range(0, total, size):
         batch = list(islice(waiting, size))

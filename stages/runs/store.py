@@ -15,8 +15,9 @@ import re
 import tempfile
 import threading
 import time
+import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,42 @@ from stages.runs.records import Row
 CTIME_MARGIN_S = 2.0
 """Age from which ctime proves that a file is unchanged: ctime has the resolution of the file system's clock tick."""
 TORN = re.compile(r"\..+\.\d+\.tmp")
+
+
+NAME_BYTES = 120
+"""Most bytes of a name that comes from a text: file systems take 255, and others add a time and a digest to it."""
+
+
+def folder_name(text: str) -> str:
+    """Return a text of any origin (a model's name, a label) as the name of one file or folder.
+
+    Letters and digits of all scripts, `.`, `_` and `-` stay, everything else becomes `-`. The name is never empty,
+    hidden, an option, `..`, or longer than `NAME_BYTES`. Several texts may have one name: `FolderNames` tells them
+    apart.
+    """
+    # NFC: file systems of macOS compare names in normal form, so that two spellings of one letter would be one file.
+    kept = re.sub(r"[^\w.-]+", "-", unicodedata.normalize("NFC", text)).strip("-.")
+    return kept.encode()[:NAME_BYTES].decode(errors="ignore").rstrip("-.") or "unnamed"
+
+
+class FolderNames:
+    """Names for the files of one folder, no two alike, also where a file system ignores case."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def name(self, text: str) -> str:
+        """Return the `folder_name` of a text, with a number behind it where an earlier call returned that name."""
+        name, number = folder_name(text), 1
+        while _without_case(name) in self._taken:
+            number += 1
+            name = f"{folder_name(text)}-{number}"
+        self._taken.add(_without_case(name))
+        return name
+
+
+def _without_case(name: str) -> str:
+    return unicodedata.normalize("NFKC", name.casefold())
 
 
 def encode(value: Any) -> bytes:
@@ -49,12 +86,12 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def folder_sha256(folder: Path) -> str:
-    """Return the SHA-256 over the relative names and bytes of all files below a folder, in hex.
+def folder_digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below a folder by its relative name, in hex.
 
     A process hashes an unchanged file once, because a model's files may be gigabytes.
     """
-    found = []
+    found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         status = path.stat()
         # ctime rather than mtime, which programs can set. A file that was changed within the last clock tick may keep
@@ -62,8 +99,18 @@ def folder_sha256(folder: Path) -> str:
         stamp = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
         is_young = time.time() - status.st_ctime < CTIME_MARGIN_S
         sha256 = file_sha256(path) if is_young else _cached_sha256(path.absolute(), stamp)
-        found.append([str(path.relative_to(folder)), sha256])
-    return digest(found)
+        found[str(path.relative_to(folder))] = sha256
+    return found
+
+
+def folder_sha256(folder: Path) -> str:
+    """Return the SHA-256 over the relative names and digests of all files below a folder, in hex."""
+    return digest_of_files(folder_digests(folder))
+
+
+def digest_of_files(digests: Mapping[str, str]) -> str:
+    """Return the SHA-256 over names and digests of files, in their order."""
+    return digest([list(entry) for entry in digests.items()])
 
 
 @cache

@@ -1,6 +1,8 @@
 """The bwrap command line of a sandbox: visible files, the seccomp filter, the interpreter, the `bwrap` program."""
 
 import compileall
+import importlib.util
+import marshal
 import os
 import platform
 import shutil
@@ -43,6 +45,8 @@ REFUSED = {
     "keyctl": (250, 219),
     # No use in an agent's shell, and a large surface of the kernel. io_uring would also bypass this filter.
     "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
     "userfaultfd": (323, 282),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
@@ -72,6 +76,16 @@ REFUSED_WITH: dict[str, tuple[int, int | None, int, int, int]] = {
     "mknodat with set-id": (259, 33, 2, ANY_BIT, SET_ID),
 }
 """Name -> numbers on x86_64 and aarch64, position of an argument, test, operand."""
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, NETLINK_ROUTE = 1, 2, 10, 16, 0
+REFUSED_UNLESS: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
+    # A network namespace covers the internet's families alone: AF_VSOCK leads to the hypervisor, AF_ALG into the
+    # kernel's cryptography. Netlink, for what interfaces and addresses there are: getaddrinfo asks.
+    "socket": (41, 198, 0, (AF_UNIX, AF_INET, AF_INET6, AF_NETLINK)),
+    "socketpair": (53, 199, 0, (AF_UNIX,)),
+}
+"""Name -> numbers on x86_64 and aarch64, position of an argument, the only operands."""
+REFUSED_UNLESS_SECOND = {"socket": (41, 198, (0, AF_NETLINK), (2, NETLINK_ROUTE))}
+"""Name -> numbers, then (position, operand) of an argument with which another one must have its only operand."""
 
 
 def syscall_filter(machine: str = "") -> bytes:
@@ -97,6 +111,17 @@ def syscall_filter(machine: str = "") -> bytes:
             check = [_instruction(LOAD, ARGUMENTS_AT + 8 * position), _instruction(test, operand, 0, 1), refuse]
             check += [_instruction(LOAD, NUMBER_AT)]
             program += [_instruction(EQUAL, number, 0, len(check)), *check]
+    for x86_64, aarch64, position, operands in REFUSED_UNLESS.values():
+        check = [_instruction(LOAD, ARGUMENTS_AT + 8 * position)]
+        # From the last comparison on: each leads behind the refusal that follows the last.
+        check += [_instruction(EQUAL, operand, len(operands) - at, 0) for at, operand in enumerate(operands)]
+        check += [refuse, _instruction(LOAD, NUMBER_AT)]
+        program += [_instruction(EQUAL, (x86_64, aarch64)[column], 0, len(check)), *check]
+    for x86_64, aarch64, (position, operand), (second, only) in REFUSED_UNLESS_SECOND.values():
+        check = [_instruction(LOAD, ARGUMENTS_AT + 8 * position), _instruction(EQUAL, operand, 0, 3)]
+        check += [_instruction(LOAD, ARGUMENTS_AT + 8 * second), _instruction(EQUAL, only, 1, 0), refuse]
+        check += [_instruction(LOAD, NUMBER_AT)]
+        program += [_instruction(EQUAL, (x86_64, aarch64)[column], 0, len(check)), *check]
     return b"".join([*program, _instruction(RETURN, ALLOW)])
 
 
@@ -118,6 +143,19 @@ def guest_folder() -> Path:
     folder = Path(__file__).parent / "guest"
     compileall.compile_dir(folder, quiet=2)
     return folder
+
+
+@cache
+def guest_modules() -> dict[str, bytes]:
+    """Return the code that runs inside as modules without source: file name -> content of a .pyc."""
+    # Not bound: /proc/self/mountinfo shows the host's path of what is bound. Both sides have the same interpreter.
+    modules = {}
+    for path in sorted((Path(__file__).parent / "guest").glob("*.py")):
+        code = compile(path.read_bytes(), f"{GUEST}/{path.name}", "exec", dont_inherit=True)
+        # The flags of a file that is never compared with a source, and no digest of one.
+        header = importlib.util.MAGIC_NUMBER + struct.pack("<I", 1) + bytes(8)
+        modules[f"{path.stem}.pyc"] = header + marshal.dumps(code)
+    return modules
 
 
 def base_python() -> Path:
@@ -204,7 +242,8 @@ def bwrap_command(
     program is to have.
     """
     etc = {name: _filled_pipe(text.encode()) for name, text in ETC.items()}
-    descriptors = [*etc.values(), _filled_pipe(syscall_filter())]
+    guest = {name: _filled_pipe(code) for name, code in guest_modules().items()}
+    descriptors = [*etc.values(), *guest.values(), _filled_pipe(syscall_filter())]
     try:
         arguments = [find_bwrap(), *ISOLATION, "--seccomp", str(descriptors[-1])]
         arguments += [*system_arguments(), "--proc", "/proc", "--dev", "/dev"]
@@ -213,7 +252,9 @@ def bwrap_command(
         arguments += VAR_TMP
         for name, descriptor in etc.items():
             arguments += ["--ro-bind-data", str(descriptor), f"/etc/{name}"]
-        arguments += [*interpreter_arguments(), "--ro-bind", str(guest_folder()), GUEST]
+        arguments += interpreter_arguments()
+        for name, descriptor in guest.items():
+            arguments += ["--perms", "0444", "--file", str(descriptor), f"{GUEST}/{name}"]
         for path in readonly:
             arguments += ["--ro-bind", str(path), str(path)]
         for path in hidden:

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,16 +74,19 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right or (left != left and right != right))
 
 
-def judge(sandbox_kind: str, work: Path, calls: Sequence[Call], limits: Limits | None = None) -> list[Outcome]:
+def judge(
+    sandbox_kind: str, work: Path, calls: Sequence[Call], limits: Limits | None = None, *, shown: Path | None = None
+) -> list[Outcome]:
     """Run each call in a process of its own, in one sandbox that shows nothing; `limits.wall_s` is for one Call.
 
-    One Outcome a call, in order. `UsageError` where the sandbox does not work here or arguments are not built-in types.
+    `shown`: a folder that the candidates may read and import from. One Outcome a call, in order. `UsageError` where the
+    sandbox does not work here or arguments are not built-in types.
     """
     probe(sandbox_kind)
     # One sandbox, a fork a candidate: 64 candidates take .1 s, in sandboxes of their own 1.4 s.
     with (
         tempfile.TemporaryDirectory(prefix="composer-judge-") as empty,
-        SupervisedSandbox(sandbox_kind, Path(empty), limits or Limits(), writable=False) as sandbox,
+        SupervisedSandbox(sandbox_kind, shown or Path(empty), limits or Limits(), writable=False) as sandbox,
     ):
         return [_outcome(sandbox, work, call) for call in calls]
 
@@ -124,30 +127,46 @@ def _source(path: Path) -> bytes | None:
 
 
 def _parsed(line: bytes) -> Answer:
-    """Parse the answer in one line of a child, which may contain anything."""
+    """Parse the answer in one line of a child, which may contain anything: what cannot be parsed is a crash."""
     try:
         kind, content = json.loads(line)
-        if kind == "v":
-            return Answer(value=_decoded(content))
-        return Answer(error=str(_decoded(content)) or "crash")
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        value = _decoded(content)
+    # Every exception: the candidate chooses the bytes. OverflowError came from an integer where a float's text belongs.
+    except Exception:
         return Answer(error="crash")
+    if kind == "v":
+        return Answer(value=value)
+    return Answer(error=value if type(value) is str and value.isidentifier() else "crash")
 
 
-def _decoded(node: Any) -> Any:
+def _decoded(node: Any, depth: int = 0) -> Any:
     """Return the value of a tagged tree (guest/candidate.py: `encoded`)."""
+    # Deeper values could be decoded and would then exhaust the stack of whoever compares, prints or hashes them.
+    if depth > DEEPEST:
+        raise ValueError(f"more than {DEEPEST} levels")
     if not isinstance(node, list):
         if node is None or type(node) in (bool, int):  # json.loads would also give float and str, which have tags
             return node
         raise ValueError(f"{node!r} has no tag")
-    return DECODERS[node[0]](node[1:])
+    return DECODERS[node[0]](node[1:], depth + 1)
 
 
-DECODERS = {
-    "f": lambda rest: float(rest[0]),
-    "s": lambda rest: bytes.fromhex(rest[0]).decode("utf-8", "surrogatepass"),
-    "l": lambda rest: [_decoded(node) for node in rest],
-    "t": lambda rest: tuple(_decoded(node) for node in rest),
-    "d": lambda rest: {_decoded(key): _decoded(value) for key, value in rest},
-    "o": lambda rest: {"__type__": _decoded(rest[0])},
+def _decoded_dict(rest: list[Any], depth: int) -> dict[Any, Any]:
+    pairs = [(_decoded(key, depth), _decoded(value, depth)) for key, value in rest]
+    # Integers with one hash make a dict quadratic: 4 MB of them would stop the host for minutes.
+    if len(pairs) > MANY_KEYS and len({hash(key) for key, _ in pairs}) < len(pairs) // 2:
+        raise ValueError("keys that were chosen to have one hash")
+    return dict(pairs)
+
+
+DEEPEST = 100
+"""Levels of a value."""
+MANY_KEYS = 1000
+DECODERS: dict[str, Callable[[list[Any], int], Any]] = {
+    "f": lambda rest, _: float(bytes(rest[0], "ascii")),  # only text: of an integer the float may overflow
+    "s": lambda rest, _: bytes.fromhex(rest[0]).decode("utf-8", "surrogatepass"),
+    "l": lambda rest, depth: [_decoded(node, depth) for node in rest],
+    "t": lambda rest, depth: tuple(_decoded(node, depth) for node in rest),
+    "d": _decoded_dict,
+    "o": lambda rest, depth: {"__type__": _decoded(rest[0], depth)},
 }

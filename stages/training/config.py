@@ -27,10 +27,12 @@ from stages.training.settings import (
 )
 
 Weight = Annotated[float, Field(ge=0)]
+GRPO = "grpo"
+"""GRPO's name among the weights, in gradient norms and in cosines."""
 
 
 class ChannelWeights(Settings):
-    """How much each channel counts beside GRPO, whose weight is 1. At 0 a channel is not even computed.
+    """How much each loss counts in a step. At 0 a loss is not even computed.
 
     Names that are not in the registry are refused; a channel that was registered after import is accepted.
     """
@@ -38,22 +40,27 @@ class ChannelWeights(Settings):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Weight] = Field(init=False)
 
+    grpo: Weight = 1.0
+    """GRPO on the environment's reward. At 0 rollouts are still played and recorded, so that learning curves can be
+    compared, but nothing is learned from their rewards: with weights.sft alone this is pure imitation."""
+
     @model_validator(mode="before")
     @classmethod
     def _registered(cls, given: Any) -> Any:
         # Looked up at each call: a channel may be registered after this class was made, with the fields of that moment.
-        unknown = [name for name in given if name not in CHANNELS] if isinstance(given, dict) else []
+        known = {GRPO, *CHANNELS}
+        unknown = [name for name in given if name not in known] if isinstance(given, dict) else []
         if unknown:
             errors = [InitErrorDetails(type="extra_forbidden", loc=(name,), input=given[name]) for name in unknown]
             raise ValidationError.from_exception_data(cls.__name__, errors)
         return given
 
     def identity(self) -> dict[str, Any]:
-        """Return all weights."""
-        return self.model_dump()
+        """Return all weights, GRPO's only where it is not 1: trainings from before that setting keep their identity."""
+        return {name: weight for name, weight in self.model_dump().items() if name != GRPO or weight != 1.0}
 
     def active(self) -> dict[str, float]:
-        """Return the channels with a weight, by name, in the order of the registry."""
+        """Return the channels besides GRPO with a weight, by name, in the order of the registry."""
         weights = self.model_dump()
         return {name: weights[name] for name in CHANNELS if weights.get(name, 0.0) > 0}
 
@@ -99,8 +106,17 @@ class Config(EnvStageConfig):
     """The model to distil from, for taid and eopd; it must share the student's tokenizer. `vllm:MODEL` with base_url is
     asked for the log-probs of the student's tokens, which is all that eopd needs with eopd.coefficient=0."""
 
+    def uses_gpu(self) -> bool:
+        """Return whether training takes a GPU: the model is trained in this process, whoever samples from it."""
+        return self.policy.in_process().uses_gpu() or super().uses_gpu()
+
     @model_validator(mode="after")
     def _check(self) -> "Config":
+        if self.weights.grpo == 0 and not self.weights.active():
+            raise ValueError(
+                "weights.grpo is 0 and no channel has a weight, so nothing would be trained; "
+                "give a channel a weight, such as weights.sft=1 with pairs, or leave weights.grpo at 1"
+            )
         if self.teacher is None and any(CHANNELS[name].needs_teacher for name in self.weights.active()):
             needing = [f"weights.{name}" for name, channel in CHANNELS.items() if channel.needs_teacher]
             raise ValueError(f"{' and '.join(needing)} need a teacher: set teacher.model")

@@ -10,6 +10,7 @@ pass; the constant is measured on Qwen3 (tests/stages/training/test_memory.py). 
 rollouts are not counted.
 """
 
+import math
 import os
 from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from stages.backends import ranks
 from stages.errors import UsageError
 from stages.policy import adapters, base
 from stages.policy.base import PolicyConfig
@@ -332,6 +334,8 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     cache = 2 * shape.bytes * shape.layers * shape.kv  # keys and values of one token
     rollouts = -(-size.prompts_per_step // plan.processes) * size.generations
     generation = rollouts * (length * cache + 4 * shape.vocabulary)  # with the float32 logits of the next token
+    if plan.config.policy.served:
+        generation = 0  # the server's, and in its share
     # Rollouts are generated before the step is trained on, so the larger of the two counts.
     return MemoryEstimate(weights, gradients, optimiser, max(training, generation), plan.teacher_bytes)
 
@@ -349,30 +353,87 @@ WAYS: dict[str, Callable[[TrainPlan], TrainPlan]] = {
 """Settings that need less memory, in the order of what they cost in learning."""
 
 
-def check_memory(plan: TrainPlan, room: int) -> None:
-    """`UsageError` with the estimate and three settings that lessen it, where it is more than `room` bytes."""
+@dataclass(frozen=True)
+class Room:
+    """Memory that a training may take: what is free, without what the vLLM server that it starts is about to take.
+
+    free, server: bytes. whole: bytes of the GPU that such a server shares with the training, of which it takes the part
+    `utilisation`; 0 without one, and on a CPU.
+    """
+
+    free: int
+    server: int = 0
+    whole: int = 0
+    utilisation: float = 0.0
+
+    @property
+    def bytes(self) -> int:
+        """All that is left."""
+        return max(self.free - self.server, 0)
+
+    def smaller_server(self, missing: float, weights: float) -> str:
+        """Return the setting by which the server leaves so many bytes more; empty where it could not hold its model."""
+        part = math.floor(100 * (self.utilisation - missing / max(self.whole, 1))) / 100
+        enough = part * self.whole > SERVER_RESERVE + weights
+        return f"policy.server.args.gpu-memory-utilization={part:g}" if self.whole and enough else ""
+
+    def __str__(self) -> str:
+        beside = f" beside its vLLM server, which takes {self.server / GIB:.1f}" if self.server else ""
+        return f"{self.bytes / GIB:.1f} GiB{beside}"
+
+
+SERVER_RESERVE = 3 * GIB
+"""What a vLLM server needs besides weights to start at all: activations of a batch, CUDA graphs, some KV cache."""
+
+
+def room(plan: TrainPlan, *, started: bool = False, gpu_memory: Callable[[str], tuple[int, int]] | None = None) -> Room:
+    """Return the memory for a training on its device. started: whether the server that it starts has its memory.
+
+    gpu_memory: returns the free and all bytes of a GPU, by default those that the driver reports.
+    """
+    from stages.policy import vllm
+
+    policy, shape = plan.config.policy, plan.shape
+    own = policy.served and policy.base_url is None
+    if not plan.device.startswith("cuda"):
+        # Limits of a control group are no measure of what is free, so a server that has started counts as well.
+        weights = shape.parameters * shape.bytes if shape else 0
+        return Room(available(plan.device), int(weights + vllm.cpu_cache_bytes()) if own else 0)
+    import torch
+
+    free, whole = (gpu_memory or torch.cuda.mem_get_info)(plan.device)
+    if not own:
+        return Room(free)
+    part = vllm.memory_utilisation(policy.server)
+    return Room(free, 0 if started else int(part * whole), whole, part)
+
+
+def check_memory(plan: TrainPlan, room: Room) -> None:
+    """`UsageError` with the estimate and settings that make it fit, where it is more than the room."""
     if plan.shape is None:
         return
     total = left = estimate_memory(plan)
-    if total.total <= room:
+    if total.total <= room.bytes:
         return
+    server = room.smaller_server(total.total - room.bytes, plan.shape.parameters * plan.shape.bytes)
     ways: list[str] = []
     for words, change in WAYS.items():
         changed = change(plan)
         less = estimate_memory(changed)
         # Below 1 % a setting is no remedy, only noise of the estimate.
-        if less.total < 0.99 * left.total and len(ways) < 3 and left.total > room:
+        if less.total < 0.99 * left.total and len(ways) < 3 and left.total > room.bytes:
             ways.append(f"{words} ({less.total / GIB:.1f} GiB)")
             left, plan = less, changed
-    fits = "fits" if left.total <= room else "still does not fit: take a smaller model or more memory"
+    fits = "fits" if left.total <= room.bytes else "still does not fit: take a smaller model or more memory"
     raise UsageError(
-        f"This training takes about {total}, and there are {room / GIB:.1f} GiB. "
+        f"This training takes about {total}, and there are {room}. "
+        f"{f'{server} alone makes it fit. ' if server else ''}"
         f"One after the other: {', '.join(ways) or 'nothing helps'}; that {fits}."
     )
 
 
 def available(device: str, root: Path = Path("/")) -> int:
-    """Return bytes: what is free on the GPU, or for training on the CPU this process' share of what limits allow.
+    """Return bytes: what is free on the GPU, or on the CPU this process' share of what limits allow.
 
     Limits are those of the machine and of the control groups of this process and their parents: containers, Slurm's,
     systemd's jobs. root: the folder of proc and sys. Version 2 keeps a limit in memory.max ("max" for none) below
@@ -397,6 +458,4 @@ def available(device: str, root: Path = Path("/")) -> int:
         for group in (inside, *inside.parents):
             limit = (store.read_bytes(mount / group / name) or b"").decode().strip()
             limits += [int(limit)] if limit.isdigit() else []
-    return min(limits) // int(
-        os.environ.get("LOCAL_WORLD_SIZE", "1")
-    )  # processes that torchrun started on this machine
+    return min(limits) // ranks.local_count()

@@ -45,7 +45,8 @@ def weight_direction(model: Any, pairs: Sequence[Sequence[Mapping[str, Any]]]) -
             total[name] += gradient.float()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(needed[name])
-    return {name: part / part.norm() for name, part in total.items() if float(part.norm()) > 0}
+    norms = dict(zip(total, _numbers([part.norm() for part in total.values()]), strict=True))
+    return {name: part / part.norm() for name, part in total.items() if norms[name] > 0}
 
 
 def _mean_nll(model: Any, row: Mapping[str, Any]) -> Float[Tensor, ""]:
@@ -106,23 +107,31 @@ class ProjectionCallback(TrainerCallback):
 
     def _project(self, parts: Mapping[str, Tensor]) -> float | None:
         """Remove the part along the direction from tensors, in place; return its share of the squared norm."""
-        total, taken = 0.0, 0.0
+        measured = []
         for name, part in parts.items():
             unit = self._removed[name]
-            along = float((part.float() * unit).sum())
-            total += float(part.float().square().sum())
-            if along > 0:
-                part -= (along * unit).to(part.dtype)
-                taken += along**2
+            along = (part.float() * unit).sum()
+            measured += [along, part.float().square().sum()]
+            # One-sided, and decided on the device: the host would wait for each tensor.
+            part -= (torch.where(along > 0, along, 0.0) * unit).to(part.dtype)
+        numbers = _numbers(measured)
+        total, taken = sum(numbers[1::2]), sum(along**2 for along in numbers[::2] if along > 0)
         return taken / total if total else None
 
 
 def _cosine(parts: Mapping[str, Tensor], direction: Direction) -> float | None:
     """Return the cosine of the concatenated tensors with the concatenated unit directions; None where all are 0."""
     shared = [name for name in parts if name in direction]
-    square = sum(float(parts[name].float().square().sum()) for name in shared)
-    dot = sum(float((parts[name].float() * direction[name]).sum()) for name in shared)
+    squares = [parts[name].float().square().sum() for name in shared]
+    numbers = _numbers([*squares, *((parts[name].float() * direction[name]).sum() for name in shared)])
+    square, dot = sum(numbers[: len(shared)]), sum(numbers[len(shared) :])
     return dot / (square * len(shared)) ** 0.5 if square else None
+
+
+def _numbers(scalars: Sequence[Float[Tensor, ""]]) -> list[float]:
+    """Return scalars of one type as numbers, and wait for the device once."""
+    found: list[float] = torch.stack(list(scalars)).tolist() if scalars else []
+    return found
 
 
 def accounts(out: RunWriter) -> list[Row]:

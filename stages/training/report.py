@@ -26,6 +26,7 @@ TAKEN_OUT = {
     "without a direction, as arms of other names, and `composer evaluate` shows all three.",
     "random": "Taken out of gradients and updates: a random direction, the control of v.",
 }
+NO_GRPO = "weights.grpo is 0: rollouts were played and recorded, and nothing was learned from their rewards."
 NOTHING_LEARNED = "No group had two different rewards: nothing was learned from rewards."
 
 
@@ -80,7 +81,12 @@ def save(
         out.set_summary(projected=config.probe.project)
     rates, course_text = course(out, trainer.state.global_step)
     out.set_summary(**rates)
-    remarks = [*([NOTHING_LEARNED] if equal else []), *config.diloco.warnings(config.optimisation.steps)]
+    nothing_learned = equal and config.weights.grpo > 0
+    remarks = [
+        *([NOTHING_LEARNED] if nothing_learned else []),
+        *([NO_GRPO] if not config.weights.grpo else []),
+        *config.diloco.warnings(config.optimisation.steps),
+    ]
     if projected:
         remarks.append(TAKEN_OUT[config.probe.project])
     lines = "".join(f"\n{line}\n" for line in remarks)

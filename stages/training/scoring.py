@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -44,13 +44,19 @@ class Tree:
 class Scored:
     """Hidden states that predict the branches' tokens, in the order of trees, branches, tokens.
 
-    hidden: [N, H]. targets: [N] token ids. branch: [N] index of the branch, counted over all trees.
+    hidden: [N, H]. targets: [N] token ids. branch: [N] index of the branch, counted over all trees. sizes: tokens of
+    each branch.
     """
 
     hidden: Float[Tensor, "n h"]
     targets: Int[Tensor, " n"]
     branch: Int[Tensor, " n"]
-    num_branches: int
+    sizes: tuple[int, ...]
+
+    @property
+    def num_branches(self) -> int:
+        """Branches of all trees."""
+        return len(self.sizes)
 
     def per_branch(self, values: Float[Tensor, " n"]) -> Float[Tensor, " b"]:
         """Return the sums of token values over each branch."""
@@ -61,7 +67,19 @@ class Scored:
     @property
     def lengths(self) -> Int[Tensor, " b"]:
         """Tokens of each branch."""
-        return torch.bincount(self.branch, minlength=self.num_branches)
+        return on_device([torch.tensor(self.sizes, dtype=torch.long)], self.branch.device)[0]
+
+
+def on_device(parts: Sequence[Int[Tensor, "..."]], device: torch.device) -> list[Int[Tensor, "..."]]:
+    """Copy tensors of integers from the host to a device, all at once: on a GPU each copy costs as much as a kernel.
+
+    Indices are laid out on the host, where their sizes are known; on a device each size would be waited for.
+    """
+    flat = torch.cat([part.flatten() for part in parts])
+    if device.type == "cuda":  # only from pinned memory does the host go on while it is copied
+        flat = flat.pin_memory()
+    pieces = flat.to(device, non_blocking=True).split([part.numel() for part in parts])
+    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
 def score(model: Any, trees: Sequence[Tree]) -> Scored:
@@ -71,12 +89,15 @@ def score(model: Any, trees: Sequence[Tree]) -> Scored:
     """
     branches, device = [branch for tree in trees for branch in tree.branches], next(model.parameters()).device
     hidden = predicting(model, [(tree.prompt, tree.branches) for tree in trees], MAX_TOKENS)
-    return Scored(
-        _separately(model, trees) if hidden is None else hidden,
-        torch.tensor([token for branch in branches for token in branch], device=device),
-        torch.tensor([i for i, branch in enumerate(branches) for _ in branch], device=device),
-        len(branches),
+    targets, numbers = (
+        torch.tensor(values, dtype=torch.long)
+        for values in (
+            [token for branch in branches for token in branch],
+            [i for i, branch in enumerate(branches) for _ in branch],
+        )
     )
+    targets, numbers = on_device([targets, numbers], device)
+    return Scored(_separately(model, trees) if hidden is None else hidden, targets, numbers, tuple(map(len, branches)))
 
 
 def score_together(model: Any, parts: Sequence[Sequence[Tree]]) -> list[Scored]:
@@ -88,28 +109,39 @@ def score_together(model: Any, parts: Sequence[Sequence[Tree]]) -> list[Scored]:
     scored = score(model, [Tree(list(p), tuple(map(list, branches))) for p, branches in families.items()])
     distinct = [(prompt, branch) for prompt, branches in families.items() for branch in branches]
     starts = dict(zip(distinct, accumulate((len(branch) for _, branch in distinct), initial=0), strict=False))
-    found, device = [], scored.targets.device
+    indices: list[Tensor] = []
     for part in keys:
         rows = [starts[key] + i for key in part for i in range(len(key[1]))]
         numbers = [number for number, key in enumerate(part) for _ in key[1]]
-        index, branch_of = (torch.tensor(values, device=device).long() for values in (rows, numbers))
-        found.append(Scored(scored.hidden.index_select(0, index), scored.targets[index], branch_of, len(part)))
-    return found
+        indices += [torch.tensor(rows, dtype=torch.long), torch.tensor(numbers, dtype=torch.long)]
+    placed = on_device(indices, scored.targets.device)
+    return [
+        Scored(scored.hidden.index_select(0, index), scored.targets[index], number, tuple(len(b) for _, b in part))
+        for part, index, number in zip(keys, placed[::2], placed[1::2], strict=True)
+    ]
 
 
 def _separately(model: Any, trees: Sequence[Tree]) -> Float[Tensor, "n h"]:
     """Score every branch as a row of its own. Rows are causal and padding follows them, so no mask is needed."""
     rows = list(enumerate((tree.prompt, branch) for tree in trees for branch in tree.branches))
     device = next(model.parameters()).device
-    parts: dict[int, Float[Tensor, "m h"]] = {}
+    found, order = list[Tensor](), list[int]()
     for bucket in alike(rows, lambda row: sum(map(len, row[1])), lambda length: length, MAX_TOKENS):
         inputs = [prompt + branch[:-1] for _, (prompt, branch) in bucket]
         width = max(map(len, inputs))
-        ids = torch.tensor([row + [0] * (width - len(row)) for row in inputs], dtype=torch.long, device=device)
+        places = [
+            row * width + len(prompt) - 1 + i
+            for row, (_, (prompt, branch)) in enumerate(bucket)
+            for i in range(len(branch))
+        ]
+        padded = torch.tensor([row + [0] * (width - len(row)) for row in inputs], dtype=torch.long)
+        ids, wanted = on_device([padded, torch.tensor(places)], device)
         hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state  # [B, T, H]
-        for states, (number, (prompt, branch)) in zip(hidden, bucket, strict=True):
-            parts[number] = states[len(prompt) - 1 : len(prompt) - 1 + len(branch)]
-    return torch.cat([parts[number] for number in range(len(rows))])
+        found.append(hidden.flatten(0, 1).index_select(0, wanted))
+        order += [number for number, (_, branch) in bucket for _ in branch]
+    # Buckets are in order of length: a stable order of the rows' numbers puts their tokens back.
+    [index] = on_device([torch.tensor(order).argsort(stable=True)], device)
+    return torch.cat(found).index_select(0, index)
 
 
 def alike(
@@ -181,11 +213,11 @@ class Groups:
 
 def group(inputs: Mapping[str, Tensor]) -> Groups:
     """Return the rows of TRL's batch, padding removed, gathered by prompt."""
+    names = [f"{side}_{what}" for side in ("prompt", "completion") for what in ("ids", "mask")]
+    table = torch.cat([inputs[name].long() for name in names], 1).cpu()  # one wait for the device instead of four
+    columns = dict(zip(names, table.split([inputs[name].shape[1] for name in names], 1), strict=True))
     prompts, completions = (
-        [
-            row[kept.bool()].tolist()
-            for row, kept in zip(inputs[f"{side}_ids"].cpu(), inputs[f"{side}_mask"].cpu(), strict=True)
-        ]
+        [row[kept.bool()].tolist() for row, kept in zip(columns[f"{side}_ids"], columns[f"{side}_mask"], strict=True)]
         for side in ("prompt", "completion")
     )
     members: dict[tuple[int, ...], list[int]] = {}
@@ -201,8 +233,9 @@ def statistics(
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Return log-probs and entropies (nats) of completions where TRL expects them, 0 at padding; entropies detached."""
     logps, entropy = _through_head(model, scored, temperature, ("entropy",))
-    rows = torch.tensor(groups.rows, device=logps.device)[scored.branch]  # [N]
-    columns = torch.cat([torch.arange(n, device=logps.device) for n in scored.lengths.tolist()])  # [N]
+    of_rows = [row for row, size in zip(groups.rows, scored.sizes, strict=True) for _ in range(size)]
+    of_columns = [column for size in scored.sizes for column in range(size)]
+    rows, columns = on_device([torch.tensor(of_rows), torch.tensor(of_columns)], logps.device)  # [N] each
     empty = torch.zeros(groups.shape, dtype=logps.dtype, device=logps.device)
     return empty.index_put((rows, columns), logps), empty.index_put((rows, columns), entropy.detach())
 
@@ -258,8 +291,8 @@ def rows_of(inputs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
     """Return some rows of TRL's batch, padded to their longest: prompts on the left, completions on the right."""
     height, width = inputs["completion_ids"].shape
     index = torch.tensor(rows, device=inputs["completion_ids"].device)
-    prompt = int(inputs["prompt_mask"][index].sum(1).max())
-    completion = int(inputs["completion_mask"][index].sum(1).max())
+    masks = (inputs["prompt_mask"], inputs["completion_mask"])
+    prompt, completion = torch.stack([mask[index].sum(1).max() for mask in masks]).tolist()
     part: dict[str, Any] = {}
     for name, value in inputs.items():
         if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != height:
@@ -315,24 +348,44 @@ class Segment(NamedTuple):
     prompt_length: int
 
 
-@dataclass(frozen=True)
 class Block:
-    """Segments that attend in one call: the indices of their queries [B, Q] and keys [B, K] in the row, padded.
+    """Segments that attend in one call, B with Q queries and K keys each, padded.
 
-    real: [n] which of the B * Q queries are no padding. mask: [B, 1, Q, K], None where attention is causal.
+    Keys are those of the prompt, padded to `prompt` of them, and the segment's own. prompt_lengths: [B, 1, 1, 1] on the
+    device, None where segments have no prompt and attention is causal.
     """
 
-    queries: Int[Tensor, "b q"]
-    keys: Int[Tensor, "b k"]
-    real: Int[Tensor, " n"]
-    mask: Bool[Tensor, "b 1 q k"] | None
+    def __init__(self, shape: tuple[int, int, int], prompt_lengths: Int[Tensor, "b 1 1 1"] | None) -> None:
+        self.shape, self.prompt_lengths = shape, prompt_lengths
+        self._bias: Float[Tensor, "b 1 q k"] | None = None
+
+    def bias(self, dtype: torch.dtype) -> Float[Tensor, "b 1 q k"] | None:
+        """Return what is added to attention's scores: 0 where a query sees a key, else -inf; None where it is causal.
+
+        Kept for all layers: of a boolean mask torch makes this very table in each of them, and autograd keeps it.
+        """
+        if self.prompt_lengths is None:
+            return None
+        if self._bias is None or self._bias.dtype != dtype:
+            (rows, queries, keys), device = self.shape, self.prompt_lengths.device
+            prompt = keys - queries
+            key, query = torch.arange(keys, device=device), torch.arange(queries, device=device)[:, None]
+            seen = torch.where(key < prompt, key < self.prompt_lengths, key - prompt <= query)
+            empty = torch.zeros(rows, 1, queries, keys, dtype=dtype, device=device)
+            self._bias = empty.masked_fill_(seen.logical_not_(), float("-inf"))
+        return self._bias
 
 
 @dataclass
 class Packed:
-    """How one row attends. `order`: [N] where each token is among the blocks' results; `layers`: how many attended."""
+    """How one row attends. queries, keys: indices in the row of those of all blocks, padded, one block after another.
+
+    order: [N] where each token is among the blocks' results. layers: how many attended.
+    """
 
     blocks: list[Block]
+    queries: Int[Tensor, " q"]
+    keys: Int[Tensor, " k"]
     order: Int[Tensor, " N"]
     layers: int = field(default=0, compare=False)
 
@@ -349,11 +402,11 @@ def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float
     if decoder.config._attn_implementation != NAME:  # setting it walks through all modules
         decoder.set_attn_implementation(NAME)
     for part in _passes(families, max_tokens):
-        ids, positions, segments, wanted = _laid_out(part)
-        packed = _packed(segments, len(ids), device)
+        *laid_out, segments = _laid_out(part)
+        (ids, positions, wanted), packed = _packed(segments, laid_out, device)
         states = decoder(
-            input_ids=torch.tensor([ids], device=device),
-            position_ids=torch.tensor([positions], device=device),
+            input_ids=ids[None],
+            position_ids=positions[None],
             attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # taken as it is, and not read
             use_cache=False,
             packed=packed,
@@ -362,7 +415,7 @@ def predicting(model: Any, families: Sequence[Family], max_tokens: int) -> Float
             _UNFIT.add(decoder)
             decoder.set_attn_implementation("sdpa")
             return None
-        found.append(states[0].index_select(0, torch.tensor(wanted, device=device)))
+        found.append(states.squeeze(0).index_select(0, wanted))
     return torch.cat(found)
 
 
@@ -399,8 +452,8 @@ def _passes(families: Sequence[Family], max_tokens: int) -> Iterator[list[Family
         yield list(part)
 
 
-def _laid_out(families: Sequence[Family]) -> tuple[list[int], list[int], list[Segment], list[int]]:
-    """Return the row's token ids and positions, its segments, and the indices that predict the branches' tokens.
+def _laid_out(families: Sequence[Family]) -> tuple[list[int], list[int], list[int], list[Segment]]:
+    """Return the row's token ids and positions, the indices that predict the branches' tokens, and its segments.
 
     Nothing is predicted from a branch's last token, so it is left out; a prompt with one branch is one segment.
     """
@@ -417,40 +470,43 @@ def _laid_out(families: Sequence[Family]) -> tuple[list[int], list[int], list[Se
             if len(branches) > 1 and len(branch) > 1:
                 segments.append(Segment(first, len(branch) - 1, start, len(prompt)))
         segments.append(Segment(start, len(prompt) if len(branches) > 1 else len(ids) - start, start, 0))
-    return ids, positions, segments, wanted
+    return ids, positions, wanted, segments
 
 
-def _packed(segments: Sequence[Segment], num_tokens: int, device: Any) -> Packed:
-    """Return the segments in blocks of like length, branches separate from prompts."""
-    blocks, placed = [], []
+def _packed(
+    segments: Sequence[Segment], beside: Sequence[Sequence[int]], device: torch.device
+) -> tuple[list[Int[Tensor, " N"]], Packed]:
+    """Return the segments in blocks of like length, branches separate from prompts; copies lists of integers, too."""
+    shapes, lengths = list[tuple[int, int, int]](), list[Tensor]()
+    queries, keys, places = list[Tensor](), list[Tensor](), list[Tensor]()
+    num_padded = 0
     for behind in (False, True):
         kind = [one for one in segments if bool(one.prompt_length) == behind]
         for bucket in alike(kind, lambda one: one.length + one.prompt_length, lambda length: length**2, MAX_SCORES):
-            block = _block(bucket, device)
-            blocks.append(block)
-            placed.append(block.queries.flatten()[block.real])
-    order = torch.empty(num_tokens, dtype=torch.long, device=device)
-    order[torch.cat(placed)] = torch.arange(num_tokens, device=device)
-    return Packed(blocks, order)
-
-
-def _block(segments: Sequence[Segment], device: Any) -> Block:
-    start, length, prompt, prompt_length = torch.tensor(segments, device=device)[..., None].unbind(1)  # [B, 1] each
-    queries = _positions(start, length)
-    real = (torch.arange(queries.shape[1], device=device) < length).flatten().nonzero()[:, 0]
-    if not segments[0].prompt_length:
-        return Block(queries, queries, real, None)
-    before = _positions(prompt, prompt_length)
-    in_prompt = (torch.arange(before.shape[1], device=device) < prompt_length)[:, None, None]  # [B, 1, 1, P]
-    causal = torch.ones(queries.shape[1], queries.shape[1], dtype=torch.bool, device=device).tril()
-    shape = (len(segments), 1, queries.shape[1], -1)
-    mask = torch.cat([in_prompt.expand(shape), causal.expand(shape)], -1)
-    return Block(queries, torch.cat([before, queries], 1), real, mask)
+            start, length, prompt, prompt_length = torch.tensor(bucket)[..., None].unbind(1)  # [B, 1] each
+            own = _positions(start, length)
+            seen = torch.cat([_positions(prompt, prompt_length), own], 1) if behind else own
+            real = (torch.arange(own.shape[1]) < length).flatten().nonzero()[:, 0]
+            shapes.append((len(bucket), own.shape[1], seen.shape[1]))
+            if behind:
+                lengths.append(prompt_length[..., None, None])
+            queries.append(own.flatten())
+            keys.append(seen.flatten())
+            places.append(torch.stack([queries[-1][real], num_padded + real]))
+            num_padded += own.numel()
+    tokens, results = torch.cat(places, 1)
+    order = torch.empty_like(results).index_put_((tokens,), results)
+    given = [torch.tensor(values, dtype=torch.long) for values in beside]
+    *given, query, key, order = on_device([*lengths, *given, torch.cat(queries), torch.cat(keys), order], device)
+    # Blocks without prompts come first, and have no lengths.
+    prompts = [None] * (len(shapes) - len(lengths)) + given[: len(lengths)]
+    blocks = [Block(shape, prompt) for shape, prompt in zip(shapes, prompts, strict=True)]
+    return given[len(lengths) :], Packed(blocks, query, key, order)
 
 
 def _positions(start: Int[Tensor, "b 1"], length: Int[Tensor, "b 1"]) -> Int[Tensor, "b t"]:
     """Return the indices of each segment's tokens; padding repeats the last, so that its zero gradients are spread."""
-    return start + torch.minimum(torch.arange(int(length.max()), device=start.device), length - 1)
+    return start + torch.minimum(torch.arange(int(length.max())), length - 1)
 
 
 def attend(
@@ -466,17 +522,22 @@ def attend(
     if packed is None:
         return sdpa_attention_forward(module, query, key, value, mask, **given)
     packed.layers += 1
+    # One gather for all blocks: its gradient is one sum, too, however many blocks a prompt is in.
+    sizes = [(rows * of_queries, rows * of_keys) for rows, of_queries, of_keys in (b.shape for b in packed.blocks)]
+    of_queries, of_keys = map(list, zip(*sizes, strict=True))
+    queries = _gather(query, packed.queries).split(of_queries)
+    keys, values = (_gather(states, packed.keys).split(of_keys) for states in (key, value))
     parts = []
-    for block in packed.blocks:
-        states = (_gather(query, block.queries), _gather(key, block.keys), _gather(value, block.keys))
-        attended, _ = sdpa_attention_forward(module, *states, block.mask, **given)
-        parts.append(attended.flatten(0, 1).index_select(0, block.real))
+    for block, *of_block in zip(packed.blocks, queries, keys, values, strict=True):
+        q, k, v = (rows.unflatten(0, (block.shape[0], -1)).transpose(1, 2) for rows in of_block)
+        attended, _ = sdpa_attention_forward(module, q, k, v, block.bias(query.dtype), **given)
+        parts.append(attended.flatten(0, 1))
     return torch.cat(parts).index_select(0, packed.order)[None], None
 
 
-def _gather(states: Float[Tensor, "1 h N d"], positions: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
-    gathered = states[0].transpose(0, 1).index_select(0, positions.flatten())
-    return gathered.unflatten(0, positions.shape).transpose(1, 2)
+def _gather(states: Float[Tensor, "1 h N d"], positions: Int[Tensor, " t"]) -> Float[Tensor, "t h d"]:
+    # squeeze, not [0]: the gradient of an index is a table of zeros and a copy into it.
+    return states.squeeze(0).transpose(0, 1).index_select(0, positions)
 
 
 AttentionInterface.register(NAME, attend)

@@ -11,8 +11,9 @@ A step is one generation of rollouts, trained in `_num_micro_batches` micro-batc
 3. After the last micro-batch: `StepReport` becomes the step's metrics, `_reduce_gradients` takes the gradients' mean
    over the processes, and transformers' trainer steps the optimiser.
 
-With every channel's weight at 0 nothing of TRL's loss is touched: loss and gradients are `torch.equal` to plain
-`GRPOTrainer`. Terms: a micro-batch is TRL's, a part is what one forward and backward pass takes of it.
+With every channel's weight at 0 and GRPO's at 1 nothing of TRL's loss is touched: loss and gradients are `torch.equal`
+to plain `GRPOTrainer`. With GRPO's weight at 0 rollouts are played and recorded, but not scored. Terms: a micro-batch
+is TRL's, a part is what one forward and backward pass takes of it.
 """
 
 import os
@@ -39,8 +40,8 @@ from stages.policy.vllm import VllmPolicy
 from stages.rollouts.agent_loop import Episode
 from stages.runs.artifact import RunWriter
 from stages.training.channels import CHANNELS, ChannelLoss, ChannelSettings
-from stages.training.channels.base import State
-from stages.training.config import ChannelWeights
+from stages.training.channels.base import State, floats
+from stages.training.config import GRPO, ChannelWeights
 from stages.training.data import EpisodeRows, OwnEpisode, PairRows, PairSource, TokenPair, own_episode
 from stages.training.hints import Hint, HintedRows, HintedTurn, SelfTeacher, hinted_turns
 from stages.training.rollouts import Rollouts, environment_reward
@@ -63,8 +64,6 @@ from stages.training.settings import EopdSettings, Hints, Pairs, RowSource, Taid
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is announced as experimental on every start
 warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing` is deprecated")  # TRL sets it, not we
 
-GRPO = "grpo"
-"""GRPO's name in gradient norms and cosines; its weight is 1."""
 GROUP_COLUMNS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
 
 
@@ -192,7 +191,7 @@ class Channels:
         eopd: EopdSettings = EopdSettings(),  # noqa: B008 (frozen)
     ) -> None:
         settings = ChannelSettings(pairs, hints, temperature, num_steps, taid, eopd)
-        self.weights = weights.active()
+        self.weights, self.grpo_weight = weights.active(), weights.grpo
         self._active = {name: CHANNELS[name](settings) for name in self.weights}
         used = {channel.row_source for channel in self._active.values()}
         self.row_sources = [row_source for row_source in SCORED_ROWS if row_source in used]
@@ -275,6 +274,9 @@ class ComposedTrainer(GRPOTrainer):
         self._prompts: list[dict[str, Any]] = []
         self._unused_episodes: list[OwnEpisode] = []
         self._scored: tuple[Tensor, Tensor] | None = None
+        # A process trains on one GPU; the Trainer would split each batch over all that it sees (transformers 5.23,
+        # trainer.py: DataParallel where args.n_gpu > 1), and leave the channels' rows on the first.
+        trl["args"]._n_gpu = min(trl["args"].n_gpu, 1)
         super().__init__(
             model=policy.model,
             processing_class=policy.tokenizer,
@@ -358,6 +360,9 @@ class ComposedTrainer(GRPOTrainer):
             done.append(loss.detach())
             del loss  # and with it the graph, before the next part makes another one
         loss = self._part_loss(model, last, inputs)
+        if not loss.requires_grad:
+            # Without GRPO a micro-batch may hold no row of any channel; accelerate needs a graph to differentiate.
+            loss = loss + 0.0 * next(p for p in model.parameters() if p.requires_grad).sum()
         # TRL increments `_step` after this method, so this is the step's last micro-batch.
         if self.channels.weights and (self._step + 1) % self._num_micro_batches == 0:
             report = self._report.gathered(self._ranks)
@@ -380,24 +385,26 @@ class ComposedTrainer(GRPOTrainer):
     def _part_loss(self, model: Any, part: dict[str, Any], whole: dict[str, Any]) -> Float[Tensor, ""]:
         """Return a part's share of the step's loss: GRPO's, and each channel's times its weight."""
         composed = bool(self.channels.weights or self._shared_prompts)
+        weight = self.channels.grpo_weight
+        with_grpo = weight > 0 and "prompt_ids" in part
         losses: dict[str, ChannelLoss] = {}
         # 1. Score GRPO's rollouts and the channels' rows together; equal prompts and completions are computed once.
         if composed:
             plain = self.accelerator.unwrap_model(model)
-            groups = group(part) if "prompt_ids" in part else None
+            groups = group(part) if with_grpo else None
             with self.accelerator.autocast():  # accelerate wraps the model's own forward pass alone
                 rows = part.get("channels", ChannelBatch())
                 losses, scored = self.channels.losses(plain, rows, groups.trees if groups else ())
                 if groups is not None and scored is not None:
                     self._scored = statistics(plain, groups, scored, self.temperature)
         # 2. TRL's loss of the rollouts, weighted so that the parts add up to the micro-batch's. It takes `_scored`.
-        if "prompt_ids" not in part:
+        if not with_grpo:
             grpo = torch.zeros((), device=self.accelerator.device)
         else:
             grpo = super()._compute_loss(model, part)
             grpo = grpo if part is whole else grpo * share(self.loss_type, part, whole)
         if not composed:
-            return grpo
+            return weighted(grpo, weight)
         # 3. Add up, for the report and for the backward pass.
         self._report.add(losses)
         if self._gradient_cosine_every and self.state.global_step % self._gradient_cosine_every == 0:
@@ -407,7 +414,7 @@ class ComposedTrainer(GRPOTrainer):
         # A channel's denominator counts the rows of all processes, so its losses add up over them; the factor undoes
         # the division by their number in the gradients' mean.
         weights = {name: weight * self._ranks.count for name, weight in self.channels.weights.items()}
-        return compose_loss(grpo, losses, weights)
+        return compose_loss(weighted(grpo, weight), losses, weights)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
         """Give TRL's loss the log-probs that were scored together with the channels' rows, else TRL's own pass."""
@@ -417,10 +424,15 @@ class ComposedTrainer(GRPOTrainer):
         return (*scored, None)
 
 
+def weighted(grpo: Float[Tensor, ""], weight: float) -> Float[Tensor, ""]:
+    """Return GRPO's loss times its weight; at 1 the very tensor, so that plain GRPO stays equal bit for bit."""
+    return grpo if weight == 1.0 else weight * grpo
+
+
 def compose_loss(
     grpo: Float[Tensor, ""], channels: Mapping[str, ChannelLoss], weights: Mapping[str, float]
 ) -> Float[Tensor, ""]:
-    """Return `grpo` + sum over channels of weight * loss: the share of one part in the step's loss.
+    """Return `grpo`, weighted already, + sum over channels of weight * loss: one part's share in the step's loss.
 
     With no channel of positive weight the very tensor `grpo` is returned, so loss and gradients are those of plain GRPO
     bit for bit. `grpo` has been divided by the number of micro-batches, as TRL does, or by the step's tokens.
@@ -468,10 +480,11 @@ class StepReport:
             return self
         total = StepReport(self._names[1:])
         portable = {}  # without tensors on a device: unpickled elsewhere, they would claim the sender's device
+        measured = [metric for loss in self.losses.values() for metric in loss.metrics.values()]
+        numbers = iter(floats([value for metric in measured for value in (metric.total, metric.count)]))
         for name, loss in self.losses.items():
             metrics = {
-                key: replace(metric, total=float(metric.total), count=float(metric.count))
-                for key, metric in loss.metrics.items()
+                key: replace(metric, total=next(numbers), count=next(numbers)) for key, metric in loss.metrics.items()
             }
             portable[name] = replace(loss, loss=loss.loss.cpu(), metrics=metrics)
         for losses in ranks.gather(portable):
@@ -490,16 +503,14 @@ class StepReport:
         Names: `NAME/loss`, `NAME/denominator`, `NAME/KEY`, `gradient/norm/dpo`, `gradient/cosine/grpo~dpo`. The cosine
         with a gradient of norm zero is NaN: it has no direction.
         """
-        values: dict[str, float] = {}
+        values: dict[str, float | Tensor] = {}
         for name in self._names:
             if (channel := self.losses.get(name)) is not None:
-                values |= {f"{name}/loss": float(channel.loss), f"{name}/denominator": float(channel.denominator)}
-                values |= {f"{name}/{key}": float(value) for key, value in channel.metrics.items()}
+                values |= {f"{name}/loss": channel.loss, f"{name}/denominator": channel.denominator}
+                values |= {f"{name}/{key}": metric.value() for key, metric in channel.metrics.items()}
         gradients = {name: self.gradients[name] for name in self._names if name in self.gradients}
         norms = {name: gradient.norm() for name, gradient in gradients.items()}
-        values |= {f"gradient/norm/{name}": float(norm) for name, norm in norms.items()}
-        for a, b in combinations(gradients, 2):
-            scale = norms[a] * norms[b]
-            cosine = float(gradients[a] @ gradients[b] / scale) if scale > 0 else float("nan")
-            values[f"gradient/cosine/{a}~{b}"] = cosine
-        return values
+        values |= {f"gradient/norm/{name}": norm for name, norm in norms.items()}
+        for a, b in combinations(gradients, 2):  # 0 / 0 is NaN
+            values[f"gradient/cosine/{a}~{b}"] = gradients[a] @ gradients[b] / (norms[a] * norms[b])
+        return dict(zip(values, floats(list(values.values())), strict=True))

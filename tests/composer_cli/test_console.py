@@ -134,7 +134,12 @@ def digests(root):
 
 
 @pytest.mark.parametrize(
-    ("sent", "code", "said"), [(signal.SIGINT, 130, "Interrupted."), (signal.SIGTERM, 143, "Stopped by SIGTERM.")]
+    ("sent", "code", "said"),
+    [
+        (signal.SIGINT, 130, "Interrupted."),
+        (signal.SIGTERM, 143, "Stopped by SIGTERM."),
+        (signal.SIGHUP, 129, "Stopped by SIGHUP."),
+    ],
 )
 def test_a_signal_is_drained_exits_with_its_code_and_resume_gives_the_same_rows(
     server, undisturbed, tmp_path, sent, code, said
@@ -143,7 +148,7 @@ def test_a_signal_is_drained_exits_with_its_code_and_resume_gives_the_same_rows(
     with subprocess.Popen(command(*words), env=environment(cut), stderr=subprocess.PIPE, text=True) as process:
         until(lambda: any(path.stat().st_size for path in cut.glob("collect/2*/steps/*.open")))
         process.send_signal(sent)
-        if sent == signal.SIGTERM:  # schedulers say it more than once
+        if sent != signal.SIGINT:  # schedulers say it more than once
             time.sleep(0.05)
             process.send_signal(sent)
         errors = process.stderr.read()
@@ -151,10 +156,19 @@ def test_a_signal_is_drained_exits_with_its_code_and_resume_gives_the_same_rows(
     assert said in errors and errors.count("Ctrl-C again") == 1
     found = json.loads(next(cut.glob("collect/2*/manifest.json")).read_text())
     assert found["status"] == "interrupted" and found["reason"]
-    assert ("SIGTERM" in found["reason"]) == (sent == signal.SIGTERM)
+    assert found["reason"] == f"stopped by {'the user' if sent == signal.SIGINT else sent.name}"
     assert not list(cut.glob("collect/2*/.reserve"))
     assert call(cut, *words, "--resume").returncode == 0
     assert digests(cut) == undisturbed
+
+
+def test_nohup_outlives_its_terminal(server, tmp_path):
+    words = command("collect", *model(server, "slow"), *SLOWLY)
+    with subprocess.Popen(["nohup", *words], env=environment(tmp_path), stderr=-1, stdout=-1, text=True) as process:
+        until(lambda: any(path.stat().st_size for path in tmp_path.glob("collect/2*/steps/*.open")))
+        process.send_signal(signal.SIGHUP)
+        process.communicate()
+    assert process.returncode == 0 and list(tmp_path.glob("collect/latest/rollouts.parquet"))
 
 
 def test_a_closed_pipe_is_no_failure_to_talk_about(made):

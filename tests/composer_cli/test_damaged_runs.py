@@ -1,10 +1,15 @@
 """Runs that were damaged, cut short or written by a newer version: each is found, refused or begun anew."""
 
-import re
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+from support.runs import rewritten
+
+from stages.redaction import secret_in
+from stages.runs import artifact
+from stages.runs.artifact import Run
 
 
 @pytest.fixture
@@ -24,12 +29,12 @@ def test_a_report_on_a_damaged_table_is_refused(say, runs):
     table = next((runs / "collect").glob("2*/steps.parquet"))
     table.write_bytes(table.read_bytes()[:-100])
     code, _, err = say("report", "collect", "--artifacts", runs)
-    assert code == 4 and "steps has changed since it was written" in err
+    assert code == 4 and "steps.parquet has " in err
 
 
 def test_runs_of_a_newer_stage_are_refused(say, runs):
     path = next((runs / "collect").glob("2*/manifest.json"))
-    path.write_text(re.sub(r'"stage_version": \d+', '"stage_version": 99', path.read_text()))
+    rewritten(path, lambda fields: fields | {"stage_version": 99})
     code, _, err = say("extract-pairs", "--artifacts", runs, "-s", "seed=7")
     assert code == 4 and "version 99 of collect" in err
 
@@ -45,3 +50,98 @@ def test_an_empty_manifest_is_begun_anew_with_clean(say, runs, tmp_path):
 def test_a_gate_without_tokens_does_not_call_them_ok(made):
     report = next((made / "collect").glob("2*/report.txt")).read_text()
     assert "not recorded" in next(line for line in report.splitlines() if "ids as many as log-probs" in line)
+
+
+def flip(path: Path) -> None:
+    """Change one digit, or the byte in the middle, and leave the size as it is."""
+    data = bytearray(path.read_bytes())
+    digits = [at for at, byte in enumerate(data) if bytes([byte]).isdigit()]
+    at = digits[len(digits) // 2] if digits and path.suffix == ".json" else len(data) // 2
+    data[at] = ord("1") if data[at] != ord("1") else ord("2")
+    path.write_bytes(data)
+
+
+SMALL = ["config.json", "report.txt", "tasks.parquet", "rollouts.parquet", "steps.parquet"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_changed_byte_is_named_with_its_file_and_run(say, runs, name):
+    folder = (runs / "collect" / "latest").resolve()
+    flip(folder / name)
+    code, out, _ = say("status", "--artifacts", runs)
+    line = next(line for line in out.splitlines() if line.startswith(f"collect/{folder.name}"))
+    assert code == 0 and " damaged " in line and f"{name} has changed since it was written" in line
+    code, out, err = say("show", "collect", "--artifacts", runs)
+    assert code == 4 and f"{folder}: {name} has changed since it was written" in err and str(folder) in out
+    code, out, err = say("show", "collect", "--artifacts", runs, "--json")
+    assert code == 4 and json.loads(out)["damage"] == f"{name} has changed since it was written"
+
+
+def test_a_changed_digit_in_a_manifest_is_named_and_resume_writes_it_anew(say, runs):
+    folder = (runs / "extract-pairs" / "latest").resolve()
+    rows = Run(folder).manifest.content
+    flip(folder / "manifest.json")
+    code, out, _ = say("status", "--artifacts", runs)
+    assert code == 0 and f"{folder}/manifest.json has changed since it was written" in out
+    for words in (["show", "extract-pairs"], ["extract-pairs", "--dry-run"], ["report", "extract-pairs"]):
+        code, _, err = say(*words, "--artifacts", runs)
+        assert code == 4 and f"{folder}/manifest.json has changed" in err and "--resume" in err, words
+    code, _, err = say("extract-pairs", "--artifacts", runs, "--resume")
+    assert code == 0, err
+    assert Run(folder).manifest.content == rows and Run(folder).damage("bytes") is None
+    assert len(list((folder / "logs").glob("damaged-manifest-*.json"))) == 1
+
+
+def test_every_byte_is_checked_where_it_is_asked_for(say, runs):
+    assert say("status", "--check", "--artifacts", runs)[0] == 0
+    folder = (runs / "collect" / "latest").resolve()
+    unit = next((folder / "steps").glob("*.jsonl.gz"))
+    flip(unit)
+    assert "damaged" not in say("status", "--artifacts", runs)[1]
+    code, out, err = say("status", "--check", "--artifacts", runs)
+    assert code == 4 and f"steps/{unit.name} has changed since it was written" in err and "1 of " in err
+    code, out, _ = say("status", "--check", "--json", "--artifacts", runs)
+    assert code == 4 and [run["status"] for run in json.loads(out)["runs"]].count("damaged") == 1
+
+
+def test_a_checkpoint_of_another_size_is_damaged_and_one_of_other_bytes_on_check(tmp_path):
+    record = artifact.Manifest(composer="", stage="train", stage_version=1, fingerprint="")
+    out = artifact.RunWriter(tmp_path, record, cache=tmp_path)
+    out.checkpoint(lambda folder: (folder / "weights").write_bytes(bytes(200_000)))
+    record.files = out.sealed_files()
+    artifact.write_manifest(tmp_path, record)
+    weights = tmp_path / "checkpoint" / "weights"
+    flip(weights)
+    assert Run(tmp_path).damage() is None
+    assert Run(tmp_path).damage("bytes") == "checkpoint/weights has changed since it was written"
+    weights.write_bytes(bytes(10))
+    said = "checkpoint/weights has 10 bytes and had 200,000 when it was written"
+    assert Run(tmp_path).damage("sizes") == said
+
+
+def test_units_of_an_unfinished_run_are_checked_too(say, runs):
+    folder = (runs / "collect" / "latest").resolve()
+    rewritten(folder / "manifest.json", lambda fields: fields | {"status": "interrupted", "files": {}})
+    flip(next((folder / "steps").glob("*.jsonl.gz")))
+    code, _, err = say("status", "--check", "--artifacts", runs)
+    assert code == 4 and "is damaged after line" in err
+
+
+@pytest.mark.parametrize("name", ["../../secret.parquet", "/etc/passwd", "a/../../b", ""])
+def test_a_manifest_cannot_name_files_outside_its_folder(say, runs, name):
+    """A run may come from anyone: its tables are read, and published, by these names."""
+
+    def moved(fields):
+        return fields | {"outputs": {**fields["outputs"], "tasks": {**fields["outputs"]["tasks"], "file": name}}}
+
+    rewritten((runs / "collect" / "latest").resolve() / "manifest.json", moved)
+    code, _, err = say("show", "collect", "--artifacts", runs)
+    assert code == 4 and "is no file inside the run's folder" in err
+
+
+def test_a_key_in_a_run_does_not_make_its_manifest_look_damaged(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", 'sk-"quoted"/é')
+    secret = secret_in("SOME_KEY")
+    record = artifact.Manifest(composer="", stage="collect", stage_version=1, fingerprint="", reason=f"key {secret}")
+    artifact.write_manifest(tmp_path, record)
+    assert secret not in (tmp_path / "manifest.json").read_text() and "redacted" in Run(tmp_path).manifest.reason

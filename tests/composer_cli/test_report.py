@@ -9,6 +9,7 @@ from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,7 +104,7 @@ def test_the_chain_of_real_runs_is_told_whole_and_needs_nothing_beside_it(made, 
     done = call(root, "report", "extract-pairs")
     page, twin = pages(Path(done.stdout.strip()))
     assert [run["stage"] for run in twin["runs"]] == ["collect", "replay-teachers", "extract-pairs"]
-    for heading in ("trace stream clean", "teachers affordable", "signal in their disagreement", "numbers come from"):
+    for heading in ("trace stream clean", "teachers affordable", "pairs prefer what passes", "numbers come from"):
         assert heading in page
     assert f"{twin['extractions'][0]['pairs']} pairs from" in page and "actions well-formed" in page
     assert all(run["fingerprint"] in page for run in twin["runs"])
@@ -157,10 +158,17 @@ def test_what_was_taken_out_of_training_stands_below_the_arms(tmp_path):
     assert "What was taken out of training" in page and "5.8 %" in page and "hacks, B \u2212 A" in page
 
 
+def test_the_legend_has_an_entry_for_each_arm_and_not_for_each_training():
+    trainings = [{"arm": arm, "losses": f"GRPO + {arm}", "seed": seed} for arm in "AB" for seed in range(3)]
+    assert charts.legend(trainings) == [{"arm": arm, "losses": f"GRPO + {arm}", "seeds": "3 seeds"} for arm in "AB"]
+    assert charts.legend(trainings[:1])[0]["seeds"] == "seed 0"
+
+
 def test_deleted_ancestors_are_left_out(made, tmp_path):
     root = shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
     for path in root.glob("*/2*/manifest.json"):
-        path.write_text(path.read_text().replace(str(made), str(root)))
+        manifest = orjson.loads(path.read_text().replace(str(made), str(root)))
+        path.write_bytes(orjson.dumps({**manifest, "seal": ""}))  # as a run from before seals has none
     shutil.rmtree((root / "collect" / "latest").resolve())
     assert [run.manifest.stage for run in chain(root, [])] == ["replay-teachers", "extract-pairs"]
 

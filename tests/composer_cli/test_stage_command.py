@@ -59,7 +59,7 @@ def test_dry_run_finds_what_the_run_would_stumble_over(composer, server, made, t
     rollouts = latest(tmp_path, "collect") / "rollouts.parquet"
     rollouts.write_bytes(rollouts.read_bytes().replace(b"PAR1", b"PAR2", 1))
     done = composer("replay-teachers", "--teachers", teachers(tmp_path, server), "--dry-run")
-    assert done.returncode == 4 and "rollouts has changed since it was written" in done.stderr
+    assert done.returncode == 4 and "rollouts.parquet has changed since it was written" in done.stderr
 
 
 def test_dry_run_says_of_work_that_is_done_that_there_is_nothing_to_do(composer, made, tmp_path):

@@ -14,7 +14,7 @@ from composer_cli.app import click_command
 from stages import STAGES
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")
-ROOT_PAGES = ("index.md", "runs.md", "contributing.md", "results.md", "changelog.md")
+ROOT_PAGES = ("index.md", "runs.md", "contributing.md", "learned.md", "changelog.md")
 
 
 def test_generated_parts_are_as_the_program_says() -> None:

@@ -37,7 +37,7 @@ FOREIGN = {
     "Modal": {"modal token new", "pip install modal", "modal volume get VOLUME / artifacts"},
     "git": {"git tag", "git push"},
     "torchft": {"--heartbeat_timeout_ms", "--join_timeout_ms", "--min_replicas"},
-    "shell": {"PATH", "PYTHONPATH", "zcat steps/*.jsonl.gz"},
+    "shell": {"PATH", "PYTHONPATH", "zcat steps/*.jsonl.gz", ">/dev/null"},
 }
 """Words of other programs, by whose they are."""
 

@@ -21,7 +21,6 @@ from stages.probe.directions.scoring import (
     generic_gradient,
     haar,
     randsign,
-    remove_direction,
     step_placebos,
 )
 from stages.probe.gradients.student import ratio_report
@@ -29,7 +28,7 @@ from stages.probe.loops.rollouts import with_advantages
 from stages.probe.pool.tokens import as_tokens
 from stages.runs.records import Row
 
-DRAWS, PLACEBOS, RANKED, LORA_STEPS = Draws(permutations=400, resamples=400), 32, 500, 4
+DRAWS, PLACEBOS, RANKED, LORA_STEPS = Draws(permutations=400), 32, 500, 4
 
 
 @dataclass(frozen=True)
@@ -120,9 +119,7 @@ def _fires(w: ProbeWorld) -> Check:
 def _specific(w: ProbeWorld) -> Check:
     """Score the pool with v, random placebos and the two controls, and check that no control passes T4e."""
     control = torch.stack([-w.direction.unit, generic_gradient(w.direction, w.pairs, "nll_mean")])
-    drawn = [
-        remove_direction(w.direction, draw(w.direction, RANKED, seed)) for seed, draw in enumerate((haar, randsign))
-    ]
+    drawn = [draw(w.direction, RANKED, seed) for seed, draw in enumerate((haar, randsign))]
     units = torch.cat([w.direction.unit[None], *drawn, control])
     scores = w.cosines(w.sums, units, w.direction.inside, len(w.direction.modules)).double().numpy()
     rows = labelled(_probe_rows(w), scores[:, :-2], [family for family in RANDOM for _ in range(RANKED)])

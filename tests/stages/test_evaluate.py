@@ -6,6 +6,7 @@ import orjson
 import pytest
 from support.server import Reply, answer, serving
 
+from composer_cli.show.runs import folders, name
 from stages import collect, evaluate
 from stages.errors import BadInput
 from stages.runs import runner
@@ -71,8 +72,8 @@ def test_recorded_rollouts_are_arms(tmp_path, url):
     assert {item["arm"] for item in run.rows(EVAL_ITEM)} == {"right", "wrong"}
     assert verdict["gain"]["estimate"] == 1.0 and verdict["gain"]["num_tasks"] == 14
     assert "fixed" not in verdict["gain"]["method"]
-    _, fixed = evaluated(tmp_path, inputs, baseline="wrong", treatment="right", control=None, families="fixed")
-    assert "their families fixed" in fixed["gain"]["method"]
+    _, fixed = evaluated(tmp_path, inputs, baseline="wrong", treatment="right", control=None, units="fixed")
+    assert "tasks within fixed strata" in fixed["gain"]["method"]
 
 
 def test_recorded_rollouts_of_other_tasks_are_compared_on_what_is_shared(tmp_path, url):
@@ -89,6 +90,36 @@ def test_two_runs_of_one_model_cannot_be_told_apart(tmp_path, url):
     other = shutil.copytree(run.path, tmp_path / "other")
     with pytest.raises(BadInput, match="both hold rollouts of right"):
         evaluated(tmp_path, {"recorded": [run, Run(other)]}, baseline="right", treatment="right")
+
+
+def test_arms_that_do_not_exist_are_refused_with_the_names_that_do(tmp_path, url):
+    inputs = assign_inputs(evaluate.STAGE, [recorded(tmp_path, url, model) for model in ("right", "wrong")])
+    asked = "arm 'A', and the arms here are right, wrong.* --set baseline=right --set treatment=wrong"
+    for do in (evaluate.plan, lambda inputs, config: runner.execute("evaluate", inputs, config, root=tmp_path)):
+        with pytest.raises(BadInput, match=asked):
+            do(inputs, evaluate.Config(env={"name": ENV}))
+    with pytest.raises(BadInput, match="The treatment is to be the arm 'B'"):
+        evaluate.plan(inputs, evaluate.Config(baseline="right"))
+    assert not list((tmp_path / "evaluate").glob("*/manifest.json"))
+
+
+@pytest.mark.parametrize("model", ["org/right", "../right", "right" * 60, "a\nright"])
+def test_a_models_name_cannot_move_the_run(tmp_path, url, model):
+    """The folder is where `status`, `show` and `latest` look, and the work is not repeated."""
+    inputs = assign_inputs(evaluate.STAGE, [recorded(tmp_path, url, "wrong")])
+    policies = {model: {"model": "right", "base_url": url}}
+    run, _ = evaluated(tmp_path, inputs, policies=policies, tasks=14, baseline="wrong", treatment=model, control=None)
+    assert [name(path) for path in folders(tmp_path)] == [f"evaluate/{run.path.name}"]
+    assert (tmp_path / "evaluate" / "latest").resolve() == run.path and len(run.path.name) < 200
+    again, _ = evaluated(tmp_path, inputs, policies=policies, tasks=14, baseline="wrong", treatment=model, control=None)
+    assert again.path == run.path and again.manifest.attempts == 1
+
+
+def test_a_comparison_of_recorded_rollouts_is_named_after_their_environment(tmp_path, url):
+    inputs = assign_inputs(evaluate.STAGE, [recorded(tmp_path, url, model) for model in ("right", "wrong")])
+    config = evaluate.Config(baseline="wrong", treatment="right", control=None)
+    run = Run(runner.execute("evaluate", inputs, config, root=tmp_path).path)
+    assert run.manifest.label == "guess-right-vs-wrong" and "kata" not in run.path.name
 
 
 def test_nothing_to_compare_is_said():

@@ -11,9 +11,9 @@ from support.foreign import INSTANCE, PATCH, REAL, call, document, jsonl, needs_
 from support.matrices import few
 
 from stages import export, import_traces
-from stages.errors import BadInput
+from stages.errors import BadInput, ComposerError
 from stages.formats import FORMATS, writer
-from stages.runs import runner
+from stages.runs import artifact, runner
 from stages.runs.artifact import Run
 from stages.runs.records import ORIGIN, ROLLOUT, STEP
 
@@ -179,6 +179,36 @@ def test_predictions_come_back_with_their_verdicts_one_folder_a_model_and_sample
     )
 
 
+def test_models_whose_names_are_alike_get_files_of_their_own(
+    tmp_path: Path, imported: Any, exported: Exporting
+) -> None:
+    """`a/m` and `a m` are one name for a folder, `A/M` where case is ignored; `a/m.2` is the second sample of `a/m`."""
+    models = ["a/m", "a m", "A/M", "a/m", "a/m.2", "../m"]
+    for number, model in enumerate(models):
+        info = {"mini_version": "2", "submission": f"patch {number}", "config": {"model": {"model_name": model}}}
+        said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"```bash\nls {number}\n```"}]
+        document(tmp_path / "in" / f"{number}.traj.json", {"info": info, "messages": said, "instance_id": INSTANCE})
+    before = imported(tmp_path / "in")
+    written = exported(before, "swebench-preds")
+    files = sorted(path.relative_to(written.path) for path in written.path.rglob("all_preds.jsonl"))
+    assert len(files) == len(models) == len({str(path).casefold() for path in files}) == len(written.manifest.outputs)
+    predictions = [json.loads(line) for path in files for line in (written.path / path).read_text().splitlines()]
+    assert sorted((one["model_name_or_path"], one["model_patch"]) for one in predictions) == sorted(
+        (model, f"patch {number}") for number, model in enumerate(models)
+    )
+    archives = exported(before, "inspect").manifest.outputs
+    assert sum(out["rows"] for out in archives.values()) == len(models) and len(archives) == 5
+
+
+def test_no_file_of_an_export_is_written_twice(tmp_path: Path) -> None:
+    record = artifact.Manifest(composer="", stage="export", stage_version=1, fingerprint="")
+    out = artifact.RunWriter(tmp_path, record, cache=tmp_path)
+    out.write_export("M/a.jsonl", lambda file: file.write(b"first"))
+    with pytest.raises(ComposerError, match="Two files of this export are called m/a"):
+        out.write_export("m/a.jsonl", lambda file: file.write(b"second"))
+    assert (tmp_path / "M" / "a.jsonl").read_bytes() == b"first"
+
+
 def test_rollouts_that_handed_nothing_in_cannot_be_predictions(
     tmp_path: Path, imported: Any, exported: Exporting
 ) -> None:
@@ -201,7 +231,7 @@ def test_an_export_is_an_artifact_that_notices_damage(tmp_path: Path, imported: 
     written = exported(imported(talk(tmp_path)), "trl")
     assert written.damage() is None
     (written.path / "completions" / "completions_00000.parquet").write_bytes(b"x")
-    assert "has changed" in str(written.damage())
+    assert "completions_00000.parquet has 1 bytes" in str(written.damage())
 
 
 @needs_real

@@ -59,6 +59,45 @@ def test_a_group_of_models_needs_no_teachers(tmp_path: Path) -> None:
     assert run.manifest.counts["planned"] == 7
 
 
+def questions(folder: Path, wrong_where_it_differs: bool) -> Path:
+    """Twelve questions. The model d differs from three others in six, and is wrong in these or in the other six."""
+    for name in "abcd":
+        rows = []
+        for number in range(12):
+            differs = name == "d" and number % 2 == 0
+            wrong = differs if wrong_where_it_differs else name == "d" and not differs
+            said = {"role": "assistant", "content": f"No. {number}." if differs else f"Number {number}."}
+            question = [{"role": "user", "content": f"What is {number}?"}]
+            rows.append({"prompt": question, "answer": "x", "completion": [said], "reward": 0.0 if wrong else 1.0})
+        jsonl(folder / f"{name}.results.jsonl", *rows)
+        document(folder / f"{name}.metadata.json", {"env": "wiki", "model": name})
+    return folder
+
+
+def test_groups_get_the_verdict_that_votes_and_rewards_allow(tmp_path: Path) -> None:
+    run = extracted(tmp_path, imported(tmp_path, questions(tmp_path / "in", True)), student="d")
+    found = run.manifest.summary
+    assert found["verdict"] == "DISAGREEMENT TRACKS FAILURE" and run.manifest.outcome.exit_code == 0
+    assert (found["alignment"]["pairs"], found["alignment"]["right"]) == (6, 1.0)
+    report = (run.path / "report.txt").read_text()
+    assert "\nDISAGREEMENT TRACKS FAILURE: outcomes are in line with 100.0% of 6 preferences in 6 tasks" in report
+    assert "imported rollouts cannot be continued" in report and "\noriginal criterion: FAIL" in report
+    other = extracted(tmp_path, imported(tmp_path / "other", questions(tmp_path / "odd", False)), student="d")
+    assert other.manifest.summary["verdict"] == "DISAGREEMENT NOT SHOWN TO TRACK FAILURE"
+    assert other.manifest.summary["alignment"]["right"] == 0.0 and other.manifest.outcome.exit_code == 3
+
+
+def test_a_single_question_decides_nothing(tmp_path: Path) -> None:
+    run = extracted(tmp_path, imported(tmp_path, wiki(tmp_path / "in")))
+    assert run.manifest.summary["verdict"] == "TOO LITTLE DATA" and run.manifest.outcome.exit_code == 0
+    assert "\nTOO LITTLE DATA: " in (run.path / "report.txt").read_text()
+
+
+def test_groups_cannot_be_continued(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"signal\.rollouts continues from states that `composer collect` recorded"):
+        extracted(tmp_path, imported(tmp_path, wiki(tmp_path / "in")), signal={"rollouts": 2})
+
+
 def test_a_student_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
     rollouts = imported(tmp_path, wiki(tmp_path / "in"))
     with pytest.raises(UsageError, match="a, b, c, d"):

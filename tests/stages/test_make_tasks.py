@@ -1,9 +1,13 @@
 """make-tasks: from a package to tasks that `collect` and SWE-bench's tools read."""
 
 import json
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
+from support.command_line import command, environment, until
 from support.shelf import SHELF, write
 
 from stages import make_tasks
@@ -14,6 +18,8 @@ from stages.runs import runner
 from stages.runs.artifact import Run
 from stages.runs.records import TASK
 
+TOLD = list[str]()
+"""What every run here reported while it worked."""
 BROKEN = {"tests/test_elsewhere.py": "import nowhere_to_be_found\n"}
 
 
@@ -27,7 +33,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def make(root: Path, package: Path, *, on: str | None = None, **more: object) -> Run:
     config = make_tasks.Config(package=str(package), difficulty="easy", **more)
-    return Run(runner.execute("tasks", {}, config, root=root / "artifacts", on=on).path)
+    done = runner.execute(
+        "tasks", {}, config, root=root / "artifacts", on=on, listener=lambda what, done, total: TOLD.append(what)
+    )
+    return Run(done.path)
 
 
 def test_a_run_holds_tasks_and_the_same_as_instances(made: Run) -> None:
@@ -65,6 +74,53 @@ def test_an_environment_serves_the_tasks_of_a_run_and_their_twins(made: Run) -> 
     env = FeatureDeletionEnv(tasks=str(made.path), twins="beside")
     task, twin = env.tasks(row["split"], 2, seed=7)
     assert (task.task_id, twin.task_id, twin.prompt) == (row["task_id"], row["task_id"] + TWIN, row["prompt"])
+
+
+SLOW = {"tests/test_slow.py": "import time\n\ndef test_slow():\n    time.sleep(60)\n"}
+COMPILED = {
+    "shelf_speed/_fast.c": "int fast(void) { return 1; }\n",
+    "tests/conftest.py": "import pytest\n\n@pytest.fixture(autouse=True)\ndef compiled():\n"
+    "    assert False, 'C extension not loaded'\n",
+}
+
+
+def test_a_time_limit_ends_the_first_runs_with_the_reason(tmp_path: Path) -> None:
+    package = write(tmp_path / "shelf-1.5", SHELF | SLOW)
+    began = time.monotonic()
+    with pytest.raises(
+        Incomplete, match=r"0 of 2 tasks from 0 candidates\. The time limit of 3 s is over .* did not end"
+    ):
+        make(tmp_path, package, tasks=2, time_limit_s=3.0)
+    assert time.monotonic() - began < 20
+    (folder,) = (tmp_path / "artifacts" / "tasks").glob("2*")
+    assert "The time limit of 3 s is over" in (folder / "report.txt").read_text()
+    assert Run(folder).manifest.status == "incomplete"
+
+
+def test_a_signal_ends_running_tests_within_seconds(tmp_path: Path) -> None:
+    package = write(tmp_path / "shelf-1.5", SHELF | SLOW)
+    words = command("tasks", "feature-deletion", package, "-s", "tasks=2")
+    with subprocess.Popen(words, env=environment(tmp_path / "artifacts"), stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: list((tmp_path / "artifacts").glob("tasks/2*/manifest.json")))
+        time.sleep(3)  # in the first runs of all tests, which take a minute
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        errors = process.stderr.read()
+    assert time.monotonic() - began < 20 and process.returncode == 143, errors
+    assert "Stopped by SIGTERM" in errors and "Traceback" not in errors
+
+
+def test_tests_that_need_a_compiled_part_are_refused_with_their_own_reason(tmp_path: Path) -> None:
+    package = write(tmp_path / "shelf-1.5", SHELF | COMPILED)
+    with pytest.raises(BadInput) as refused:
+        make(tmp_path, package, tasks=2)
+    assert "the first with AssertionError: C extension not loaded" in str(refused.value)
+    assert "compiled parts (shelf_speed/_fast.c), which are not built here" in str(refused.value)
+
+
+def test_the_step_that_takes_long_is_told(made: Run) -> None:
+    steps = ("for the first time", "again, with coverage", "without the code", "restored", "contradicting", "trivial")
+    assert [step for step in steps if not any(step in one for one in TOLD)] == []
 
 
 def test_a_package_without_tests_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stages.envs import bash
 from stages.envs.base import Grade, Observation, Split, Task, TurnFault
@@ -51,6 +52,34 @@ class GuessEnv:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+class EndlessGuessEnv(GuessEnv):
+    """Other tasks under every seed, in both splits."""
+
+    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
+        """Tasks 0..count-1 of a seed."""
+        made = super().tasks(split, count, seed)
+        return [replace(task, task_id=f"{task.task_id}-{split}-{seed}") for task in made]
+
+
+class HalfSolvedEnv(GuessEnv):
+    """Only every second task has a solution."""
+
+    def solution(self) -> list[str]:
+        """The letter, as often as there are turns."""
+        assert self._task is not None
+        if self._task.data["letter"] == "b":
+            raise InfrastructureError(f"The task {self._task.task_id} has no solution.")
+        return ["a"] * self.turns
+
+
+class OneSplitEnv(GuessEnv):
+    """The same tasks in both splits."""
+
+    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
+        """The training tasks."""
+        return super().tasks("train", count, seed)
 
 
 class BreakingEnv(GuessEnv):

@@ -26,3 +26,10 @@ def nap(job: Nap) -> tuple[int, int]:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(job.seconds)
     return job.number, os.getpid()
+
+
+def place(job: Nap) -> tuple[str | None, float, float]:
+    """The GPUs that the job's process may use, and when it began and ended."""
+    began = time.monotonic()
+    nap(job)
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), began, time.monotonic()

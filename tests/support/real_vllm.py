@@ -1,7 +1,8 @@
 """Where the real vLLM is, for the tests that are marked so."""
 
+from stages.errors import UsageError
 from stages.policy import vllm
-from stages.policy.base import Server
+from stages.policy.base import PolicyConfig
 
 MISSING = (
     "NOT TESTED: vLLM is not installed, so nothing ran through the real server. `./dev vllm` installs it, or "
@@ -10,5 +11,8 @@ MISSING = (
 
 
 def interpreter() -> str | None:
-    """The interpreter that has vLLM; None where there is none."""
-    return vllm.interpreter(Server())
+    """The interpreter that has a vLLM for this machine; None where there is none."""
+    try:
+        return vllm.interpreter(PolicyConfig())
+    except UsageError:
+        return None

@@ -1,6 +1,7 @@
 """Finished runs written by hand, for pages that only read them."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ def written(
         }
     store.write_json(folder / "manifest.json", record.model_dump(mode="json"))
     return folder
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change a manifest's fields as an older version would have written them, without a seal."""
+    path.write_text(json.dumps(change({**json.loads(path.read_text()), "seal": ""})))
 
 
 def row(kind: Kind, given: Mapping[str, Any]) -> Row:

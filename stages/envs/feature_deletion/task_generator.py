@@ -7,7 +7,7 @@ of a package (the unpacked copy, its requirements) is made once in a process.
 
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -57,27 +57,39 @@ class TaskGenerator(ExitStack):
     """Makes tasks from one package in one sandbox, which is closed with the generator.
 
     `requirements`: the folder with what the package's tests import. `baseline`: as another generator for the same
-    package measured it. `BadInput` from `baseline`, and so from `candidates` and `make`, when no test of the package
-    passes twice.
+    package measured it. `check` is called while tests run and ends them by raising; `tell` gets the step that begins.
+    `BadInput` from `baseline`, and so from `candidates` and `make`, when no test of the package passes twice.
     """
 
     def __init__(
-        self, package: Package, sandbox: str, requirements: Path | None = None, baseline: Baseline | None = None
+        self,
+        package: Package,
+        sandbox: str,
+        requirements: Path | None = None,
+        baseline: Baseline | None = None,
+        *,
+        check: Callable[[], None] = lambda: None,
+        tell: Callable[[str], None] = lambda step: None,
     ) -> None:
         super().__init__()
-        self._measured = baseline
+        self._measured, self._tell = baseline, tell
         self.package, self.sandbox, self.requirements = package, sandbox, requirements
         self._files = {path: file for path in trees.walk(package.root) if (file := trees.read(package.root, path))}
         self._shingles = leaks.PackageShingles(self._files)
         self.texts = selection.sources(package.root)
         self.tests = [path for path in self._files if path.endswith(".py") and is_test(path)]
         # Last, since no `with` block closes an object whose constructor raised.
-        self.worker = self.enter_context(TestWorker(sandbox, package.root, requirements))
+        self.worker = self.enter_context(TestWorker(sandbox, package.root, requirements, check))
 
     @cached_property
     def baseline(self) -> Baseline:
         """The tests before anything is removed."""
-        return self._measured or measure_baseline(self.worker)
+        return self._measured or measure_baseline(self.worker, self._tell)
+
+    @property
+    def duration_s(self) -> float | None:
+        """Return the seconds that all tests take; None before they were measured."""
+        return self.baseline.duration_s if "baseline" in self.__dict__ or self._measured else None
 
     @property
     def batch(self) -> int:
@@ -109,24 +121,28 @@ class TaskGenerator(ExitStack):
             if places := self._shingles.copies(candidate.removal, candidate.writes):
                 candidate.reason = f"leak: {places[0]} holds the removed code"
         # 2. Some tests fail without the code.
+        self._tell(f"{len(batch)} candidates: running tests without the code")
         trying = [candidate for candidate in batch if candidate.reason is None]
         jobs = [candidate.job(candidate.affected, candidate.writes) for candidate in trying]
         for candidate, report in zip(trying, self.worker.run(jobs), strict=True):
             candidate.take_removed(report)
         # 3. They pass again with the original code, run alone: none is flaky or needs another test before it.
         trying = [candidate for candidate in trying if candidate.reason is None]
+        self._tell(f"{len(trying)} candidates: running their tests with the code restored")
         jobs = [candidate.job(set(candidate.failing), {}) for candidate in trying]
         for candidate, report in zip(trying, self.worker.run(jobs), strict=True):
             if set(candidate.failing) - report.passed:
                 candidate.reason = "the restored code fails"
         # 4. One way to contradict each candidate's tests in every round, until each has one that the code fails.
         trying = [candidate for candidate in trying if candidate.reason is None]
+        self._tell(f"{len(trying)} candidates: contradicting their tests")
         searches = [(candidate, candidate.start_search(self._files, self.tests)) for candidate in trying]
         while rounds := [(one, search, found) for one, search in searches if (found := search.next_round())[0]]:
             jobs = [candidate.job(tests, edits) for candidate, _, (tests, edits) in rounds]
             for (_, search, _), report in zip(rounds, self.worker.run(jobs), strict=True):
                 search.learn(report)
         # 5. No trivial body passes. A candidate without a contradiction is rejected below and saves these runs.
+        self._tell(f"{sum(bool(candidate.proven) for candidate in trying)} candidates: trying trivial bodies")
         for candidate in trying:
             if candidate.proven:
                 candidate.reject_trivial(self.worker)

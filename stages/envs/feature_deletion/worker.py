@@ -9,28 +9,27 @@ which lines each of them executes.
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from stages.envs import folders
 from stages.envs.feature_deletion.package import import_hint
-from stages.envs.repo import grading, trees
+from stages.envs.repo import runner, trees
 from stages.envs.repo.grading import PASSING
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.sandbox import Limits, Sandbox, open_sandbox
-from stages.sandbox.bubblewrap import TESTBED
+from stages.sandbox import CommandResult, Limits
 
-RUNNER = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
-COVERAGE = ("pytest-cov", "coverage")
-INSTALL = "pip install 'composer-post-training[feature-deletion]'"
 GUEST = Path(__file__).parent / "guest"
 LIMITS = Limits(wall_s=600, cpu_s=600, memory_mb=4096, processes=256, file_mb=256, disk_mb=2048, output_bytes=256 << 20)
+CHECK_S = 0.2
+"""Seconds between two calls of `check` while tests run."""
 START_S = 30.0
 """Seconds that a call may take in addition to its jobs."""
 OPTIONS = (
@@ -43,69 +42,9 @@ FIRST_TIMEOUT_S = 900.0
 FIRST_HANG_S = 120.0
 HANG_S = 5.0
 """Seconds for one test after code was removed, plus ten times its duration before where that was slow."""
+COMPILED_FROM = (".c", ".cc", ".cpp", ".pyx", ".rs")
+"""Endings of the sources of extension modules."""
 MISSING = re.compile(r"No module named '([\w.]+)'")
-
-
-@cache
-def distribution_paths(distributions: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return the top-level files and folders of installed distributions; `UsageError` where one is not installed."""
-    paths: list[Path] = []
-    for name in distributions:
-        try:
-            files = metadata.files(name) or []
-        except metadata.PackageNotFoundError:
-            raise UsageError(f"Feature deletion runs tests with {name}, which is not installed: {INSTALL}.") from None
-        site = Path(str(metadata.distribution(name).locate_file(".")))
-        first = {file.parts[0] for file in files} - {"..", "__pycache__"}
-        # A .pth file would run its lines, or add its paths, in every Python of the sandbox.
-        paths += [site / part for part in sorted(first) if not part.endswith(".pth") and (site / part).exists()]
-    return tuple(paths)
-
-
-def readonly_paths(requirements: Path | None = None, *, coverage: bool = False) -> tuple[Path, ...]:
-    """Return the paths to bind: the reporting plugin, the runner, coverage if asked for, and further requirements."""
-    further = (requirements,) if requirements else ()
-    tools = (*RUNNER, *COVERAGE) if coverage else RUNNER
-    return (grading.GUEST, *distribution_paths(tools), *further)
-
-
-def open_package_sandbox(
-    kind: str,
-    tree: Path,
-    limits: Limits,
-    requirements: Path | None,
-    *,
-    coverage: bool = False,
-    readonly: Sequence[Path] = (),
-    hidden: Sequence[Path] = (),
-) -> Sandbox:
-    """Open a sandbox on a package's tree, in which `python3 -m pytest` finds the runner, then the package.
-
-    Visible are also the further requirements of the tests, coverage if asked for, and the paths in `readonly`; `hidden`
-    are files of this machine that are not visible. Plugins of pytest among the requirements are loaded by name.
-    """
-    shown = (*readonly, *readonly_paths(requirements, coverage=coverage))
-    root = TESTBED if kind == "bubblewrap" else str(tree)
-    site = metadata.distribution("pytest").locate_file(".")
-    package, runner = [root, f"{root}/src"], [str(Path(str(site))), str(grading.GUEST)]
-    # The runner first, so that no file of the tree shadows pytest. Without a sandbox its folder holds all that is
-    # installed here, maybe the package too, so there the package comes first.
-    search_path = [*runner, *package] if kind == "bubblewrap" else [*package, *runner]
-    options = ["-p", "no:cacheprovider"]
-    if requirements:
-        search_path.append(str(requirements))
-        # PYTEST_DISABLE_PLUGIN_AUTOLOAD keeps plugins of this machine out, and these as well unless they are named.
-        for distribution in metadata.distributions(path=[str(requirements)]):
-            plugins = (entry for entry in distribution.entry_points if entry.group == "pytest11")
-            options += (word for entry in plugins for word in ("-p", entry.value))
-    env = {
-        **grading.WITHOUT_PLUGINS,
-        "PYTHONPATH": ":".join(search_path),
-        "PYTEST_ADDOPTS": " ".join(options),
-        # The core on sys.monitoring supports no dynamic contexts (coverage 7.17), so no record of lines per test.
-        "COVERAGE_CORE": "ctrace",
-    }
-    return open_sandbox(kind, tree, limits=limits, readonly=shown, env=env, hidden=hidden)
 
 
 def install(requirements: Sequence[str], folder: Path) -> None:
@@ -169,14 +108,21 @@ class TestRunReport:
 class TestWorker(ExitStack):
     """A sandbox on a private copy of a tree, for one thread at a time; `cpu_s` is the CPU time of all runs so far.
 
-    `close`, or the end of a `with` block, ends the sandbox and deletes the copy.
+    `close`, or the end of a `with` block, ends the sandbox and deletes the copy. `check` is called several times a
+    second while tests run, which may take minutes; what it raises ends the sandbox and is raised by `run`.
     """
 
     __test__ = False  # pytest collects classes named Test*
 
-    def __init__(self, sandbox: str, root: Path, requirements: Path | None = None) -> None:
+    def __init__(
+        self,
+        sandbox: str,
+        root: Path,
+        requirements: Path | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
-        self.cpu_s = 0.0
+        self.cpu_s, self._check = 0.0, check
         # A stack of its own, since no `with` block closes an object whose constructor raised.
         with ExitStack() as stack:
             self.tree = stack.enter_context(trees.scratch())
@@ -184,7 +130,9 @@ class TestWorker(ExitStack):
             folders.copy(root, self.tree)
             # The jobs are outside of the tree and read-only, so that no test changes a job that is still to come.
             readonly = (GUEST, self._jobs)
-            opened = open_package_sandbox(sandbox, self.tree, LIMITS, requirements, coverage=True, readonly=readonly)
+            opened = runner.open_package_sandbox(
+                sandbox, self.tree, LIMITS, requirements, coverage=True, readonly=readonly
+            )
             self._sandbox = stack.enter_context(opened)
             self.push(stack.pop_all())
 
@@ -203,12 +151,35 @@ class TestWorker(ExitStack):
             # Without removed code a test may kill the process that forks all jobs; the others must not be lost with it.
             return [self._run_jobs([job])[0] for job in jobs]
 
+    def first_failure(self) -> str:
+        """Return the error of the first test that fails in a run of all, on one line; empty without one."""
+        words = ("python3", "-P", "-m", "pytest", *OPTIONS, "--tb=short", "-x")
+        result = self._run_checked(shlex.join(words), FIRST_HANG_S)
+        errors = (line[1:].strip() for line in result.output.splitlines() if line.startswith("E "))
+        return next(errors, "")[:200].rstrip(".")
+
+    def _run_checked(self, command: str, timeout_s: float) -> CommandResult:
+        """Run a command in the sandbox, and end the sandbox as soon as `check` raises."""
+        with ThreadPoolExecutor(1) as waiting:
+            running = waiting.submit(self._sandbox.run, command, wall_s=timeout_s)
+            while True:
+                try:
+                    return running.result(timeout=CHECK_S)
+                except FutureTimeout:
+                    if running.done():  # its own error, which `result` raises again
+                        continue
+                try:
+                    self._check()
+                except BaseException:
+                    self._sandbox.close()  # the thread sees a lost sandbox and ends
+                    raise
+
     def _run_jobs(self, jobs: Sequence[TestRunJob]) -> list[TestRunReport]:
         """Return the reports of one call of the worker; `InfrastructureError` when it ends without a report."""
         (self._jobs / "jobs.json").write_text(json.dumps([vars(job) for job in jobs]))
         timeout_s = START_S + sum(job.timeout_s for job in jobs)
         command = f"exec python3 -P {GUEST}/worker.py {self._jobs}/jobs.json"
-        result = self._sandbox.run(command, wall_s=timeout_s)
+        result = self._run_checked(command, timeout_s)
         try:
             # stderr is part of the output, so a warning may precede the report.
             report = json.loads(result.output[result.output.index("{") :])
@@ -254,9 +225,14 @@ class Baseline:
     hang_s_by_test: Mapping[str, float]
 
 
-def measure_baseline(worker: TestWorker) -> Baseline:
-    """Run all tests twice, the second time with a coverage context for each; `BadInput` when none passes twice."""
+def measure_baseline(worker: TestWorker, tell: Callable[[str], None] = lambda step: None) -> Baseline:
+    """Run all tests twice, the second time with a coverage context for each; `BadInput` when none passes twice.
+
+    tell: gets the step that begins, in words.
+    """
+    tell("running all tests, for the first time")
     options, first = _run_unmodified(worker)
+    tell(f"running all tests again, with coverage of each; the first run took {first.duration_s:.0f} s")
     files = tuple(sorted({node_id.partition("::")[0] for node_id in first.passed}))
     # Coverage only in the second run, for the first gives the duration: contexts slow tests down, those of
     # more-itertools from 25-39 s to 154 s.
@@ -320,7 +296,7 @@ def _run_unmodified(worker: TestWorker) -> tuple[tuple[str, ...], TestRunReport]
             name = os.path.basename(done.config_file)
             found = ("-c", name) if name and (worker.tree / name).is_file() else NO_CONFIGURATION
             return (*OPTIONS, *(configuration or found), *aside), done
-    raise BadInput(_no_pass_reason(done, worker.tree))
+    raise BadInput(_no_pass_reason(done, worker))
 
 
 def missing_modules(reasons: Iterable[str]) -> list[str]:
@@ -328,8 +304,9 @@ def missing_modules(reasons: Iterable[str]) -> list[str]:
     return sorted({name for reason in reasons for name in MISSING.findall(reason)})
 
 
-def _no_pass_reason(done: TestRunReport, root: Path) -> str:
+def _no_pass_reason(done: TestRunReport, worker: TestWorker) -> str:
     """Return why no test passes in a first run, as a sentence with the way out."""
+    root = worker.tree
     absent = missing_modules(done.broken.values())
     # A part of the package that is absent is generated or compiled by a build, which is never run here.
     own = {path.stem for folder in (root, root / "src") if folder.is_dir() for path in folder.iterdir()}
@@ -349,7 +326,17 @@ def _no_pass_reason(done: TestRunReport, root: Path) -> str:
         last_line = (reason.strip().splitlines() or ["?"])[-1].removeprefix("E ").strip()
         return f"No test of the package passes; {path} cannot be collected: {last_line}"
     if done.outcomes:
-        return f"No test of the package passes: {len(done.outcomes)} ran, and all of them failed or were skipped."
+        compiled = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in COMPILED_FROM)
+        advice = "Give a package whose tests pass, or a folder in which they do."
+        if compiled:
+            advice = (
+                f"It has compiled parts ({compiled[0]}), which are not built here: give a folder in which they were "
+                "built in place, or a package of Python alone."
+            )
+        return (
+            f"No test of the package passes: {len(done.outcomes)} ran, and all of them failed or were skipped, the "
+            f"first with {worker.first_failure() or 'no reason'}. {advice}"
+        )
     return (
         "The package holds no tests that pytest finds. "
         "Many sdists ship none: give a checkout of its repository instead."

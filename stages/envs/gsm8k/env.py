@@ -141,6 +141,10 @@ class Gsm8kEnv:
         self._right, self._text = Decimal(task.data["answer"]), ""
         return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.prompt}]
 
+    def solution(self) -> list[str]:
+        """Return the recorded answer."""
+        return [f"#### {self._right}"]
+
     def step(self, text: str) -> Observation:
         """Record the answer and end the episode; the observation of a wrong answer gives the right one."""
         self._text = text

@@ -92,6 +92,13 @@ def write_transcript(task: Task, knowledge: Knowledge, rng: random.Random) -> Ta
     return TaughtTranscript(task, tuple(turns))
 
 
+def solution(task: Task) -> list[str]:
+    """Return the messages that solve a task: the right edit, the tests, the end."""
+    operation, modifier = tasks.parts(task.family)
+    code = expression(operation.code, modifier, "x", "y", task.data["constant"])
+    return [fenced(edit_command(task, code)), fenced(TEST), fenced(SUBMIT)]
+
+
 def edit_command(task: Task, code: str) -> str:
     """Return the command that replaces what the function returns; `code` is in x and y."""
     first, second = task.data["arguments"]

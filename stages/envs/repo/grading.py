@@ -8,20 +8,21 @@ Outcomes come from a plugin (guest/composer_outcomes.py) through a supervisor (g
 the log: what a test prints is no outcome, a process that ends early reports nothing, and a report is rejected in which
 the control test did not fail or a line has the wrong seal. Code under test shares a process with pytest, so this raises
 the cost of forgery and cannot exclude it: `judge` drops what an agent changed in files that pytest loads, and
-forged_passes.py reruns what passes.
+forged_passes.py runs what passes once more, with rewritten tests.
 
 `TestLists.tests_status` is the only definition of resolved: live runs and saved logs (stages.envs.swe.logs) both use
 it.
 """
 
 import json
+import re
 import secrets
 import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from stages.envs import folders
 from stages.envs.base import Work
@@ -45,7 +46,9 @@ Statuses = dict[str, str]
 class TestOutcomes:
     """The report of one run; empty when it is missing or `tampered`: the control test passed, or a seal is wrong.
 
-    `broken` are files and folders that could not be collected, `nodes` the outcomes by full node id.
+    `broken` are files and folders that could not be collected, `nodes` the outcomes by full node id, `answers` what
+    rewritten tests asked for, in order: test, number of the question, values, and expected values where it has them.
+    `accesses` are what code outside of the tests did to them, and by which file: (what, path), path "" where unknown.
     """
 
     __test__ = False  # pytest collects classes named Test*
@@ -56,6 +59,8 @@ class TestOutcomes:
     timed_out: bool = False
     broken: tuple[str, ...] = ()
     nodes: Mapping[str, str] = field(default_factory=dict)
+    answers: Sequence[Any] = ()
+    accesses: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -94,14 +99,32 @@ def parse(log: str, secret: str, *, timed_out: bool = False) -> TestOutcomes:
     without_reports = "\n".join(line for line in log.splitlines() if not line.startswith(secret))
     try:
         report: dict[str, Any] = json.loads(reports[0]) if len(reports) == 1 else {}
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         report = {}
     # The control test fails in every honest run; where it does not, something decides outcomes instead of pytest.
-    believed = report.get("control") == ["failed"] and not report.get("tampered")
+    believed = report.get("control") == ["failed"] and not report.get("tampered") and is_well_formed(report)
     tampered = len(reports) > 1 or (bool(report) and not believed)
-    broken = tuple(path for path, _ in report.get("broken", ()))
+    broken = tuple(path for path, _ in report.get("broken", ())) if believed else ()
     nodes = {} if tampered else report.get("outcomes", {})
-    return TestOutcomes(by_name(nodes), tampered, without_reports, timed_out, broken, nodes)
+    answers = () if tampered else report.get("answers", ())
+    accesses = frozenset(map(tuple, report.get("accesses", ()))) if believed else frozenset()
+    return TestOutcomes(by_name(nodes), tampered, without_reports, timed_out, broken, nodes, answers, accesses)
+
+
+def is_well_formed(report: Mapping[str, Any]) -> bool:
+    """Return whether a report has the shape that the plugin gives it: code under test may have sent any JSON."""
+    outcomes, broken, answers = report.get("outcomes", {}), report.get("broken", ()), report.get("answers", ())
+    pairs = (*broken, *report.get("accesses", ()))
+    return (
+        all(isinstance(one, str) and one in PASSING | NEUTRAL | FAILING for one in outcomes.values())
+        and all(isinstance(one, list) and [type(part) for part in one] == [str, str] for one in pairs)
+        and all(
+            isinstance(one, list)
+            and [type(part) for part in one] == [str, int, list, list]
+            and all(part is None or isinstance(part, str) for part in (*one[2], *one[3]))
+            for one in answers
+        )
+    )
 
 
 def by_name(outcomes: Mapping[str, str]) -> Statuses:
@@ -265,6 +288,38 @@ class GradingVerdict:
         )
 
 
+EXCUSES = {"xfailed": re.compile(r"xfail|expectedFailure"), "skipped": re.compile(r"skip", re.IGNORECASE)}
+"""Outcome -> the word that a test file must hold for a test of its to have it."""
+
+
+def unexplained_fail(statuses: Statuses, tree: Path) -> Statuses:
+    """Return outcomes in which a test fails that was skipped or expected to fail by other code than the tests.
+
+    The files of tests and conftest.py are those of the task: where none of them has the word, code under test did it.
+    """
+    wanted = {outcome for outcome in statuses.values() if outcome in EXCUSES}
+    if not wanted:
+        return statuses
+    texts = {
+        path: file.data.decode(errors="replace")
+        for path in trees.walk(tree)
+        if path.endswith((".py", ".txt", ".rst", ".md")) and is_test(path) and (file := trees.read(tree, path))
+    }
+    shared = "\n".join(text for path, text in texts.items() if PurePosixPath(path).name == "conftest.py")
+
+    def has_excuse(name: str, outcome: str) -> bool:
+        path = name.partition("::")[0]
+        # A test that is not named by its file may be in any.
+        own = texts.get(path, "") if "::" in name and path in texts else "\n".join(texts.values())
+        return bool(EXCUSES[outcome].search(own) or EXCUSES[outcome].search(shared))
+
+    return {
+        name: "failed" if outcome in wanted and not has_excuse(name, outcome) else outcome
+        for name, outcome in statuses.items()
+    }
+
+
+Result = TypeVar("Result")
 RunTests = Callable[[Path], Statuses]
 """Runs the tests of a tree that may be written to."""
 
@@ -301,7 +356,9 @@ def judge(
     return GradingVerdict(strict, loose, hacked, statuses, kept, dropped, lists)
 
 
-def run_on_copy(tree: Path, changes: trees.Changes, run: RunTests, *, most_bytes: int | None = None) -> Statuses:
+def run_on_copy(
+    tree: Path, changes: trees.Changes, run: Callable[[Path], Result], *, most_bytes: int | None = None
+) -> Result:
     """Run the tests on a copy of a tree with changes applied; `UnwieldyTree` beyond `most_bytes`."""
     with trees.scratch() as copy:
         folders.copy(tree, copy, most_bytes=most_bytes)

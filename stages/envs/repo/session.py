@@ -3,11 +3,14 @@
 Every environment whose tasks are repositories is a `RepoEnvironment`; what the tree holds and how it is graded differ.
 """
 
+import base64
 import hashlib
 import logging
 import os
 import re
 import secrets
+import shlex
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,7 +20,7 @@ from typing import Any
 
 from stages.envs import bash, folders
 from stages.envs.base import Grade, Observation, Work
-from stages.envs.bash import SUBMIT, ActionError, elided, observation, parse_bash
+from stages.envs.bash import SUBMIT, ActionError, elided, fenced, observation, parse_bash
 from stages.envs.folders import UnwieldyTree, open_up, remove
 from stages.envs.repo import trees
 from stages.errors import InfrastructureError
@@ -168,6 +171,20 @@ class RepoSession:
         remove(self.folder)
 
 
+def write_script(changed: trees.Changes) -> str:
+    """Return a shell script that makes these changes in its work folder; base64 carries whatever a file holds."""
+    lines = []
+    for path, file in changed.items():
+        name = shlex.quote(f"./{path}")
+        if file is None:
+            lines.append(f"rm -f {name}")
+            continue
+        lines += [f'mkdir -p "$(dirname {name})"', f"base64 -d > {name} <<'END'"]
+        lines += [*textwrap.wrap(base64.b64encode(file.data).decode(), 76), "END"]
+        lines.append(f"chmod {'755' if file.executable else '644'} {name}")
+    return "\n".join(lines)
+
+
 class RepoEnvironment(ABC):
     """The methods of an environment on a `RepoSession`, which `reset` of a subclass sets as `_session`.
 
@@ -185,6 +202,17 @@ class RepoEnvironment(ABC):
 
         `UnwieldyTree`, the agent's tree cannot be read, becomes a zero: the agent caused it.
         """
+
+    def _solved(self) -> trees.Changes | None:
+        """Return the changes of the task's own solution to the delivered tree; None for a task without one."""
+        return None
+
+    def solution(self) -> list[str]:
+        """Return two messages: a script that writes the files of the task's own solution, and `submit`."""
+        session = self._open_session()
+        if (changed := self._solved()) is None:
+            raise InfrastructureError(f"The task {session.label} has no solution.")
+        return [fenced(write_script(changed)), fenced(SUBMIT)]
 
     def _open_session(self) -> RepoSession:
         if self._session is None:
@@ -227,9 +255,12 @@ class RepoEnvironment(ABC):
         return replace(grade, work=session.work(grade.work))
 
     def outcome(self, observation: Observation) -> str:
-        """Return a digest of the last action's result: the output, and how the tree differs from the delivered one."""
+        """Return a digest of the last action's result: the output, and how the tree differs from the delivered one.
+
+        Durations and memory addresses in the output count for nothing: a test report has others in every run.
+        """
         session = self._open_session()
-        read = [observation.stop, observation.returncode, observation.content]
+        read = [observation.stop, observation.returncode, bash.masked(observation.content)]
         try:
             changed = trees.changes(session.delivered, session.folder)
         except UnwieldyTree as error:

@@ -4,7 +4,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -134,14 +134,16 @@ class InstanceRuntime:
 
     `delivered` is the tree that the agent gets a copy of; it is read-only, and exists until `close`, which is called
     once. `tests` are the files of the test patch. `open_for_agent` and `run_tests` take a folder with a copy of the
-    tree. `image`: that of the container, None without one.
+    tree, `run_tests` also the node ids of the tests to run, none for all of them. `asks`: the tests run under the
+    reporting plugin. `image`: that of the container, None without one.
     """
 
     delivered: Path
     lists: TestLists
     tests: trees.Changes
     open_for_agent: Callable[[Path], Sandbox]
-    run_tests: Callable[[Path], TestOutcomes]
+    run_tests: Callable[[Path, Sequence[str]], TestOutcomes]
+    asks: bool
     close: Callable[[], None]
     image: str | None = None
 
@@ -185,7 +187,8 @@ def local_runtime(row: Mapping[str, Any], sandbox: str, repos: str, folder: str)
             tests.filtered(lists_of(row)),
             patched_files(delivered, row["test_patch"]),
             lambda target: opened(target, session.LIMITS),
-            lambda target: tests.run(runtime, target),
+            lambda target, selected: tests.run(runtime, target, selected),
+            tests.asks,
             lambda: _delivered.give_back(key),
         )
 
@@ -220,7 +223,10 @@ def container_runtime(row: Mapping[str, Any], program: str) -> InstanceRuntime:
             lists_of(row) if newer else tests.filtered(lists_of(row)),
             patched_files(delivered, row["test_patch"]),
             lambda target: opened(target, session.LIMITS),
-            lambda target: run_eval_script(row, runtime, target) if newer else tests.run(runtime, target),
+            lambda target, selected: (
+                run_eval_script(row, runtime, target) if newer else tests.run(runtime, target, selected)
+            ),
+            tests.asks and not newer,
             lambda: _delivered.give_back((program, image)),
             image,
         )

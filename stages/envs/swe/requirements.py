@@ -40,7 +40,7 @@ BUILD_S = {
     "sphinx-doc/sphinx": 136,
     "sympy/sympy": 26,
 }
-"""Longest measured seconds to build one environment, on two busy cores (benchmarks/RESULTS.md)."""
+"""Longest measured seconds to build one environment, on two busy cores (benchmarks/swe_gold.py)."""
 ENVIRONMENT_MB = 250
 """Disk space assumed for one environment: Django's and Sphinx's took 10 and 75 MB, those with numpy take more."""
 INDEX_S = 60

@@ -156,7 +156,7 @@ class RotatedAntipasto:
         now = self.theta if theta is None else theta
         if module not in self.factors:
             return now.new_zeros(self.shapes[module])
-        factors, core = self.factors[module], self._core(module, self.layout.split(now))
+        factors, core = self.factors[module], self._core(module, self.layout.only(now, module, module + TURN))
         wide = torch.promote_types(factors.U.dtype, core.dtype)
         return factors.U.to(wide) @ core.to(wide) @ factors.Vh.to(wide)
 
@@ -177,7 +177,7 @@ class RotatedAntipasto:
         """
         if module not in self.factors:
             return {}, None
-        factors, values = self.factors[module], self.layout.split(self.theta)
+        factors, values = self.factors[module], self.layout.only(self.theta, module, module + TURN)
         wide = torch.promote_types(x.dtype, torch.float32)
         of_core = torch.bmm((g @ factors.U.to(g)).transpose(1, 2), F.linear(x, factors.Vh.to(x))).to(wide)  # B r r
         turn, s = skew(values[module + TURN].to(wide), len(factors.S)), factors.S.to(wide) + values[module].to(wide)

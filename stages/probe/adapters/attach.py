@@ -34,6 +34,8 @@ SUFFIXES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 wassname/grpo_proj2 @25ad306 also adapts the projections of gated delta nets (in_proj_*, out_proj); here such a model is
 refused.
 """
+ASKED_AT_ONCE = 32
+"""Linears whose change is looked at together: each look waits for the device, and unchanged ones are widened for it."""
 Forward = Callable[[str, nn.Linear, Float[Tensor, "B T I"]], Float[Tensor, "B T O"]]
 """A Linear's forward from its name, the Linear and its inputs."""
 
@@ -58,6 +60,10 @@ class Layout:
     def split(self, flat: Float[Tensor, "*rows N"]) -> dict[str, Float[Tensor, "*rows n"]]:
         """Return views of a flat tensor by name."""
         return {name: flat[..., place] for name, place in self.slices.items()}
+
+    def only(self, flat: Float[Tensor, "*rows N"], *names: str) -> dict[str, Float[Tensor, "*rows n"]]:
+        """Return views of a flat tensor for these names alone, those of them that the layout has."""
+        return {name: flat[..., self.slices[name]] for name in names if name in self.slices}
 
     def join(self, parts: Mapping[str, Float[Tensor, "*rows n"]]) -> Float[Tensor, "*rows N"]:
         """Build one flat tensor from parts by name (at least one of them), zeros where a name is missing."""
@@ -214,10 +220,17 @@ class Folded:
     @torch.no_grad()
     def refold(self) -> None:
         """Set the weights to the adapter's present values."""
-        for name, linear in self._linears.items():
-            clean, change = self._clean[name], self.adapter.delta(name)
+        names = list(self._linears)
+        for start in range(0, len(names), ASKED_AT_ONCE):
+            some, flags = names[start : start + ASKED_AT_ONCE], []
+            for name in some:
+                clean, change = self._clean[name], self.adapter.delta(name)
+                flags.append(change.any())
+                self._linears[name].weight.data = clean + change.to(clean.device)
             # At no change the clean tensor itself: the model stays equal bit for bit, and half-precision weights small.
-            linear.weight.data = clean + change.to(clean.device) if bool(change.any()) else clean
+            for name, changed in zip(some, torch.stack(flags).tolist(), strict=True):
+                if not changed:
+                    self._linears[name].weight.data = self._clean[name]
 
     def restore(self) -> None:
         """Restore the model's clean weights, the same tensors."""

@@ -118,7 +118,7 @@ class Lora:
         """Return B A - B0 A0, the change of a weight, in float32 at least."""
         now = self.theta if theta is None else theta
         wide = torch.promote_types(self.initial[module].dtype, now.dtype)
-        b, a = self.halves(module, self.layout.split(now), wide)
+        b, a = self.halves(module, self.layout.only(now, module, module + A_HALF), wide)
         if module not in self.taken:
             return b @ a
         return b @ a - self.taken[module].to(wide) @ self.initial[module].to(wide)
@@ -139,7 +139,7 @@ class Lora:
         By the chain rule from y = W x + B A x, whose B0 A0 x has no gradient; tested against autograd. Sums run over
         all positions, in float32 at least once they are taken. The gradient of x is cheapest by the weight.
         """
-        b, a = self.halves(module, self.layout.split(self.theta), x.dtype)
+        b, a = self.halves(module, self.layout.only(self.theta, module, module + A_HALF), x.dtype)
         wide = torch.promote_types(g.dtype, torch.float32)
         # Each is a sum of outer products over tokens, a product of matrices by row: [B, O, r] and [B, r, I].
         gradients = {module: torch.bmm(g.transpose(1, 2), F.linear(x, a)).to(wide).flatten(1)}

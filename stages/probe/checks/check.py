@@ -1,4 +1,4 @@
-"""One check: a statistic, a threshold, and one of three statuses; too little data to judge by is never a pass.
+"""One check: a statistic, a threshold, and one of four statuses; too little data to judge by is never a pass.
 
 `write_checks` is the end of every stage that judges: the checks as JSON, as a table for people, and the verdict as the
 run's outcome.
@@ -14,10 +14,12 @@ from typing import Any, Literal
 from stages.runs.artifact import RunWriter
 from stages.runs.records import Row
 
-Status = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+Status = Literal["PASS", "NEGATIVE", "FAIL", "INCONCLUSIVE"]
+"""NEGATIVE: the measurement is sound, and shows that what the check asks for is not so (R6's clean negative)."""
 Severity = Literal["gate", "report"]
-EXIT_CODES: dict[Status, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
-"""Exit codes of the command by verdict."""
+EXIT_CODES: dict[Status, int] = {"PASS": 0, "NEGATIVE": 1, "FAIL": 1, "INCONCLUSIVE": 3}
+"""Exit codes of the command by verdict: 0 for PASS alone, so that a script cannot take a refuted claim for a shown one.
+"""
 WIDTH = 118
 QUESTIONS = {
     "prompts": "were all rows asked what was agreed?",
@@ -85,12 +87,11 @@ def judged(holds: bool) -> Status:
 
 
 def verdict(checks: Sequence[Check]) -> Status:
-    """Return FAIL if a gate fails, else INCONCLUSIVE if a gate is or there is no gate, else PASS."""
-    # A FAIL weighs more than missing data: what is known to be wrong stays wrong with more rows.
+    """Return the first of FAIL, NEGATIVE and INCONCLUSIVE that a gate has, else PASS; INCONCLUSIVE without gates."""
+    # FAIL and NEGATIVE weigh more than missing data: what is known to be wrong stays wrong with more rows.
     statuses = {check.status for check in checks if check.severity == "gate"}
-    if "FAIL" in statuses:
-        return "FAIL"
-    return "PASS" if statuses == {"PASS"} else "INCONCLUSIVE"
+    order: tuple[Status, ...] = ("FAIL", "NEGATIVE", "INCONCLUSIVE", "PASS")
+    return next((status for status in order if status in statuses), "INCONCLUSIVE")
 
 
 def table(checks: Sequence[Check]) -> str:

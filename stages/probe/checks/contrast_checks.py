@@ -45,10 +45,9 @@ POWER = 0.8
 
 @dataclass(frozen=True)
 class Draws:
-    """Numbers of permutations and bootstrap resamples, and their seed."""
+    """The number of permutations, and their seed."""
 
     permutations: int = 2000
-    resamples: int = 2000
     seed: int = 0
 
 
@@ -153,7 +152,7 @@ def within_problem(hacks: Labelled, draws: Draws) -> Check:
     """
     p = permutation_p(hacks.scores[:, 0], hacks.wrong, hacks.problem, draws.permutations, draws.seed)
     pairs = concordance(hacks.scores[:, :1], hacks.wrong, hacks.problem, hacks.problem)
-    low, high = pairs.interval(draws.resamples, draws.seed)
+    low, high = pairs.interval()
     iccs = [intraclass_correlation(x.astype(float), hacks.problem) for x in (hacks.wrong, hacks.scores[:, 0])]
     size = len(hacks) / len(np.unique(hacks.problem))
     effect = math.sqrt(max(1.0, 1 + (size - 1) * iccs[0] * iccs[1]))
@@ -207,10 +206,11 @@ def nuisances(hacks: Labelled) -> Check:
 def factorial(rows: Labelled, draws: Draws) -> Check:
     """Check T4e: score ~ hacked + wrong + length + source + problem, hacks against real non-hacks.
 
-    Passes when both hold: t > 2.33 and p < .01, cluster-robust, and v's rank by t among the placebos of each family
-    that is a null (`directions.scoring`) gives p <= .01. The rank is the level of the test: the distribution of t under
-    random labels is narrower than that of unrelated directions on true labels. Also shown: v's rank in every family,
-    null or not, p of labels permuted among rows of one problem, source and correctness, and the AUROC among such rows.
+    Passes when both hold: t > 2.33 and p < .01, cluster-robust, and the rank of v's coefficient of `hacked`, the
+    difference of cosines, among the placebos of each family that is a null (`directions.scoring`) gives p <= .01. The
+    rank is the level of the test: the distribution of t under random labels is narrower than that of unrelated
+    directions on true labels. Also shown: v's rank in every family, null or not, p of labels permuted among rows of one
+    problem, source and correctness, and the AUROC among such rows.
     """
     why = _why_undecided(rows)
     if why is not None:
@@ -223,23 +223,24 @@ def factorial(rows: Labelled, draws: Draws) -> Check:
     # Labels are exchangeable, if at all, among rows of one problem, source and correctness.
     matched = codes(rows.problem, rows.wrong, rows.source)
     pairs = concordance(rows.scores, rows.hacked, matched, rows.problem)
-    auroc, (low, high) = pairs.auroc(), pairs.interval(draws.resamples, draws.seed)
+    auroc, (low, high) = pairs.auroc(), pairs.interval()
     q95, auroc_q95 = (float(np.quantile(x[1:][rows.null], 0.95)) for x in (t, auroc))
     permuted = permutation_p(rows.scores[:, 0], rows.hacked, matched, draws.permutations, draws.seed)
-    ranks, names = placebo_ranks(t, rows.families), np.array(rows.families)
+    ranks, names = placebo_ranks(fit.estimate, rows.families), np.array(rows.families)
     null = {family: rank for family, rank in ranks.items() if family not in FROM_HACKS}
     worst = max(null, key=lambda family: null[family])  # v may be like any of the families
     holds = {"t": t[0] > MIN_T and p < MAX_P, "placebos": null[worst] <= MAX_P}
     missed = [name for name, held in holds.items() if not held]
     by_family = ", ".join(
-        f"{family} {rank:.2g} (q95 {np.quantile(t[1:][names == family], 0.95):.1f}"
+        f"{family} {rank:.2g} (q95 {np.quantile(fit.estimate[1:][names == family], 0.95):.2g}"
         + (", of hacks: no null)" if family in FROM_HACKS else ")")
         for family, rank in ranks.items()
     )
     detail = (
-        f"p {p:.2g}, rank p {null[worst]:.2g} ({worst}) among {int(rows.null.sum())} placebos; by family "
-        f"{by_family}; permutation p {permuted:.2g}, AUROC {float(auroc[0]):.3f} [{low:.3f}, "
-        f"{high:.3f}] (placebo q95 {auroc_q95:.3f}); {rows.hacked.sum()} hacked and {(~rows.hacked).sum()} other rows"
+        f"p {p:.2g}, difference {float(fit.estimate[0]):.2g}, rank p {null[worst]:.2g} ({worst}) among "
+        f"{int(rows.null.sum())} placebos; by family {by_family}; permutation p {permuted:.2g}, "
+        f"AUROC {float(auroc[0]):.3f} [{low:.3f}, {high:.3f}] (placebo q95 {auroc_q95:.3f}); "
+        f"{rows.hacked.sum()} hacked and {(~rows.hacked).sum()} other rows"
     ) + (f"; fails by {', '.join(missed)}" if missed else "")
     return Check("T4e", "T4", judged(not missed), float(t[0]), THRESHOLD, detail, placebo_q95=q95)
 
@@ -263,15 +264,15 @@ def _why_undecided(rows: Labelled) -> str | None:
     return f"{placebos} placebos; {MIN_PLACEBOS} are needed" if placebos < MIN_PLACEBOS else None
 
 
-def placebo_ranks(t: np.ndarray, families: Sequence[str]) -> dict[str, float]:
-    """Return, by family, the p of v's t among its placebos: (1 + how many are as large) / (1 + how many there are).
+def placebo_ranks(effects: np.ndarray, families: Sequence[str]) -> dict[str, float]:
+    """Return, by family, the p of v's effect among its placebos: (1 + how many are as large) / (1 + how many).
 
-    `t` [1 + D] holds v's and then the placebos' own.
+    `effects` [1 + D] holds v's and then the placebos' own.
     """
     # v counts as one of the draws, so that p is at least 1 / (D + 1) and never 0.
     names = np.array(families)
     return {
-        family: (1 + int((t[1:][names == family] >= t[0]).sum())) / (1 + int((names == family).sum()))
+        family: (1 + int((effects[1:][names == family] >= effects[0]).sum())) / (1 + int((names == family).sum()))
         for family in dict.fromkeys(families)
     }
 

@@ -8,12 +8,15 @@ arithmetic at once. Bounds of too little data are those of the probe's plan.
 Shapes: n rows, D directions, S strata, C clusters (problems), R draws.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.optimize import brentq
 from scipy.sparse import csr_array
+from scipy.stats import norm
 from scipy.stats import t as student_t
 
 from stages.runs.records import Row
@@ -23,6 +26,8 @@ Flags = Bool[np.ndarray, " n"]
 Codes = Int[np.ndarray, " n"]
 MIN_ROWS, MIN_PROBLEMS = 15, 8
 """With fewer rows in a bucket, or fewer problems that hold both kinds, nothing can be concluded."""
+EDGE = 1e-9
+"""The distance from an observed share at which the search for its bounds begins."""
 FROM_HACKS = ("perm_pairs", "hack_hack")
 """Families of placebos made of hacks' own gradients: shown, but no null (`directions.scoring` explains why)."""
 
@@ -64,20 +69,28 @@ def mixed(flags: Flags, strata: Codes) -> int:
     return int(((flagged > 0) & (flagged < total)).sum())
 
 
+def permuted(
+    values: Float[np.ndarray, " n"], strata: Codes, draws: int, rng: np.random.Generator
+) -> Float[np.ndarray, "B n"]:
+    """Return so many random permutations of the values within strata, one a line."""
+    order = np.argsort(strata, kind="stable")
+    # Sorting these keys permutes rows within strata: the integer part keeps each row in its stratum.
+    keys = strata[order] + rng.random((draws, len(values)))
+    dealt = np.empty((draws, len(values)))
+    dealt[:, order] = values[order][np.argsort(keys, axis=1)]
+    return dealt
+
+
 def permutation_p(score: Float[np.ndarray, " n"], flags: Flags, strata: Codes, draws: int, seed: int) -> float:
     """Return the one-sided p of sum over strata of n1 n0 / (n1 + n0) (mean1 - mean0), flags permuted within strata.
 
     That statistic is the sum of flagged rows' scores, less their stratum's mean.
     """
-    order = np.argsort(strata, kind="stable")
-    centred, flagged, sorted_strata = within(score[:, None], strata)[order, 0], flags[order], strata[order]
-    rng = np.random.default_rng(seed)
+    centred = within(score[:, None], strata)[:, 0]
     # Less a rounding error, since a permutation that changes nothing sums in another order.
-    observed = centred[flagged].sum() - 1e-12
-    # Sorting these keys permutes rows within strata: the integer part keeps each row in its stratum.
-    keys = sorted_strata + rng.random((draws, len(score)))
-    dealt = centred[np.argsort(keys, axis=1)]
-    return float((1 + (dealt[:, flagged].sum(1) >= observed).sum()) / (draws + 1))
+    observed = centred[flags].sum() - 1e-12
+    dealt = permuted(centred, strata, draws, np.random.default_rng(seed))
+    return float((1 + (dealt[:, flags].sum(1) >= observed).sum()) / (draws + 1))
 
 
 @dataclass(frozen=True)
@@ -126,23 +139,54 @@ def regress(scores: Scores, flags: Flags, nuisances: Float[np.ndarray, "n k"], c
 
 @dataclass(frozen=True)
 class Concordance:
-    """Pairs (flagged row, other row) of one stratum and those that score in this order, by cluster."""
+    """Pairs (flagged row, other row) of one stratum and those that score in this order, by cluster.
+
+    `sizes` are the numbers of flagged and of other rows in each stratum.
+    """
 
     wins: Float[np.ndarray, "C D"]
     pairs: Float[np.ndarray, " C"]
+    sizes: Float[np.ndarray, "S two"]
 
     def auroc(self) -> Float[np.ndarray, " D"]:
         """Return the share of concordant pairs, ties half; NaN without pairs."""
         return self.wins.sum(0) / self.pairs.sum() if self.pairs.sum() else np.full(self.wins.shape[1], np.nan)
 
-    def interval(self, draws: int, seed: int) -> tuple[float, float]:
-        """Return the 95 % interval of the first column by resampling clusters."""
-        # A multinomial count for each cluster is a draw of clusters with replacement; draws without pairs are left out.
-        rng = np.random.default_rng(seed)
-        weights = rng.multinomial(len(self.pairs), np.full(len(self.pairs), 1 / len(self.pairs)), size=draws)
-        total = weights @ self.pairs
-        drawn = (weights @ self.wins[:, 0])[total > 0] / total[total > 0]
-        return (float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))) if len(drawn) else (np.nan, np.nan)
+    def interval(self) -> tuple[float, float]:
+        """Return the 95 % interval of the first column: all values that the observed share does not refute.
+
+        Newcombe's method 5 (Stat. Med. 25:559, 2006): the variance of Hanley and McNeil (Radiology 143:29, 1982) is
+        taken at the value in question and not at the observed one, where it is 0 for perfect separation, as is that of
+        resampled clusters. It is multiplied by the design effect, the variance between clusters (Obuchowski,
+        Biometrics 53:567, 1997) over that of independent rows, where that is above 1; the quantile is Student's of
+        clusters less one. NaN without pairs.
+        """
+        share, total = float(self.auroc()[0]), float(self.pairs.sum())
+        if not total:
+            return math.nan, math.nan
+        filled = self.pairs > 0
+        count, rough = int(filled.sum()), self._variance(share)
+        between = float(((self.wins[:, 0] - share * self.pairs)[filled] ** 2).sum()) / total**2
+        design = max(1.0, between * count / (count - 1) / rough) if count > 1 and rough > 0 else 1.0
+        # One cluster says nothing about the variance between clusters: rows are taken as independent.
+        width = float(student_t.ppf(0.975, count - 1) if count > 1 else norm.ppf(0.975))
+
+        def refuted(value: float) -> float:
+            return (share - value) ** 2 - width**2 * design * self._variance(value)
+
+        # At the observed share itself the difference is 0 and not refuted, so the bounds are sought beside it.
+        low, high = share - EDGE, share + EDGE
+        return (
+            float(brentq(refuted, 0, low)) if low > 0 and refuted(low) < 0 else max(share, 0.0),
+            float(brentq(refuted, high, 1)) if high < 1 and refuted(high) < 0 else min(share, 1.0),
+        )
+
+    def _variance(self, share: float) -> float:
+        """Return Hanley and McNeil's variance of the share, summed over strata, both sizes at their mean (Newcombe)."""
+        flagged, others = self.sizes.T
+        pairs, size = flagged * others, (flagged + others) / 2
+        more = (size - 1) * ((1 - share) / (2 - share) + share / (1 + share))
+        return float((share * (1 - share) * pairs * (1 + more)).sum() / pairs.sum() ** 2)
 
 
 def concordance(scores: Scores, flags: Flags, strata: Codes, clusters: Codes) -> Concordance:
@@ -151,6 +195,7 @@ def concordance(scores: Scores, flags: Flags, strata: Codes, clusters: Codes) ->
     The share of pairs that are ordered rightly, ties half; gathering it by stratum and cluster is this project's own.
     """
     wins, pairs = np.zeros((clusters.max() + 1, scores.shape[1])), np.zeros(clusters.max() + 1)
+    sizes = []
     for stratum in np.unique(strata):
         inside = strata == stratum
         high, low = scores[inside & flags], scores[inside & ~flags]
@@ -158,7 +203,8 @@ def concordance(scores: Scores, flags: Flags, strata: Codes, clusters: Codes) ->
         cluster = clusters[inside][0]  # strata are parts of clusters, so that any row has the stratum's cluster
         wins[cluster] += (difference > 0).sum((0, 1)) + 0.5 * (difference == 0).sum((0, 1))
         pairs[cluster] += len(high) * len(low)
-    return Concordance(wins, pairs)
+        sizes.append([len(high), len(low)])
+    return Concordance(wins, pairs, np.array(sizes, dtype=float))
 
 
 def multiple_correlation(flags: Flags, groups: Codes) -> float:

@@ -103,6 +103,22 @@ class Direction:
         self.modules = tuple(name for name in layout.names if name in axes)
         self.indices = [index for index, name in enumerate(layout.names) if name in axes]
 
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Direction":
+        """Copy axes and means to a device at once, for the sinks that measure batches there; itself where they are."""
+        parts = [*self.axes.values(), *self.means.values()]
+        if all(part.device == torch.device(device) and part.dtype == dtype for part in parts):
+            return self
+        flat = torch.cat([part.flatten() for part in parts]).to(device).to(dtype)
+        pieces = flat.split([part.numel() for part in parts])
+        placed = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+        axes, means = placed[: len(self.axes)], placed[len(self.axes) :]
+        return Direction(
+            self.layout,
+            dict(zip(self.axes, axes, strict=True)),
+            self.strengths,
+            dict(zip(self.means, means, strict=True)),
+        )
+
     # The vectors below are made on first use: for a LoRA of rank 32 at Qwen3-4B each takes 264 MB.
     @cached_property
     def unit(self) -> Float[Tensor, " N"]:

@@ -34,6 +34,8 @@ from stages.runs.records import PROBE_ROW, Row
 
 CHUNK_NUMBERS = 2**26
 """Gradients are read from disk in pieces of about so many numbers."""
+SUMS = ("all", "inside", "dot", "dot_mean", "along", "toward")
+"""What `MetricSums` keeps of a row."""
 WeightDirection = dict[str, Float[Tensor, "O I"]]
 """A direction for every adapted weight, by module."""
 
@@ -60,7 +62,7 @@ class MetricSums:
 
     def __init__(self, direction: Direction) -> None:
         self._direction = direction
-        self._sums = dict.fromkeys(("all", "inside", "dot", "dot_mean", "along", "toward"), torch.zeros(()))
+        self._sums: dict[str, Tensor] = {}
 
     def __call__(self, name: str, contribution: Float[Tensor, "B n"]) -> None:
         """Add one module's gradients."""
@@ -71,15 +73,18 @@ class MetricSums:
             along = contribution @ axes.T
             found |= {"inside": square, "dot": contribution @ (mean / mean.norm()), "dot_mean": contribution @ mean}
             found |= {"along": along.square().sum(-1), "toward": along.relu().square().sum(-1)}
-        # A module without a direction adds zeros, so that all six sums have the batch's shape and device.
-        for key in self._sums:
-            self._sums[key] = self._sums[key].to(square) + found.get(key, torch.zeros_like(square))
+        if not self._sums:  # a module without a direction adds to one sum, but all six have the batch's shape
+            self._sums = {key: torch.zeros_like(square) for key in SUMS}
+        for key, value in found.items():
+            self._sums[key] += value
 
     def metrics(self) -> dict[str, Float[Tensor, " B"]]:
         """Return the rows' metrics, on the CPU."""
-        sums = {key: value.cpu() for key, value in self._sums.items()}
+        found = torch.stack(list(self._sums.values())).cpu() if self._sums else torch.zeros(len(SUMS))
+        sums = dict(zip(SUMS, found, strict=True))
         # Norms over modules with a direction only: what v cannot see must not lower a cosine.
-        norm, strength = sums["inside"].sqrt(), sum(float(m.square().sum()) for m in self._direction.means.values())
+        squares = [mean.square().sum() for mean in self._direction.means.values()]
+        norm, strength = sums["inside"].sqrt(), sum(torch.stack(squares).tolist()) if squares else 0
         weighted = sums["dot"] / norm
         return {
             "grad_dot": sums["dot"],
@@ -156,6 +161,8 @@ def stream(
     """
     total = TotalSink(student.adapter.layout, torch.as_tensor(weights, dtype=torch.float32), student.device)
     measured: list[tuple[list[int], MetricSums]] = []
+    wide = torch.promote_types(next(student.model.parameters()).dtype, torch.float32)
+    direction = direction.to(student.device, wide)  # once, and not by module in each batch
 
     def sink_of(indices: list[int]) -> Sink:
         metrics, add = MetricSums(direction), total.of(indices)

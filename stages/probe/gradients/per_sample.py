@@ -79,15 +79,15 @@ def own_log_probs(model: "PreTrainedModel", batch: TokenBatch, held: int = LOGIT
     embedded = model.get_input_embeddings()(batch.ids).requires_grad_(torch.is_grad_enabled())
     hidden = model.base_model(inputs_embeds=embedded, attention_mask=batch.attention, use_cache=False).last_hidden_state
     # Logits at t predict token t + 1, hence the shift. Of 8,192 tokens of Qwen3 all logits would take 5 GB in float32.
-    next_is_own = batch.own[:, 1:]
-    states, targets = hidden[:, :-1][next_is_own], batch.ids[:, 1:][next_is_own]
+    rows, columns = batch.own.nonzero(as_tuple=True)  # the host waits for their number, once a batch
+    states, targets = hidden[rows, columns - 1], batch.ids[rows, columns]
     count = max(1, held // model.get_output_embeddings().weight.shape[0])
     if len(targets) <= count:
         logps = _head_log_probs(model, states, targets)
     else:
         parts = zip(states.split(count), targets.split(count), strict=True)
         logps = torch.cat([checkpoint(_head_log_probs, model, *part, use_reentrant=False) for part in parts])
-    return logps.new_zeros(batch.ids.shape).index_put(batch.own.nonzero(as_tuple=True), logps)
+    return logps.new_zeros(batch.ids.shape).index_put((rows, columns), logps)
 
 
 def _head_log_probs(
@@ -166,14 +166,18 @@ class DotSink:
     """
 
     def __init__(self, layout: Layout, directions: Float[Tensor, "P N"]) -> None:
-        self._directions = layout.split(directions)
+        self._layout, self._directions = layout, directions
+        self._parts = layout.split(directions)
         self.dots: Float[Tensor, "B P"] = torch.zeros(())
         self.squares: Float[Tensor, " B"] = torch.zeros(())
 
     def __call__(self, name: str, contribution: Float[Tensor, "B n"]) -> None:
         """Add one module's inner products."""
-        self.dots = self.dots + contribution @ self._directions[name].to(contribution).T
-        self.squares = self.squares + contribution.square().sum(-1)
+        if (self._directions.device, self._directions.dtype) != (contribution.device, contribution.dtype):
+            self._directions = self._directions.to(contribution)  # all modules' at once
+            self._parts = self._layout.split(self._directions)
+        self.dots = self.dots.to(contribution) + contribution @ self._parts[name].T
+        self.squares = self.squares.to(contribution) + contribution.square().sum(-1)
 
 
 @contextmanager

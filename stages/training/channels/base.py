@@ -4,7 +4,7 @@ Kernels are imported inside `loss`, so that the names, descriptions and needs of
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
@@ -22,7 +22,7 @@ State = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of a step that may be cut into parts, each of which gives its share; `float` is the value logged.
+    """A metric of a step that may be cut into parts, each of which gives its share; `value` is what is logged.
 
     kind: "mean" divides the parts' totals by their counts, 0 over nothing; "sum" adds the totals, "max" takes the
     largest. Means are kept as total and count because parts differ in size: a mean of the parts' means would depend on
@@ -36,15 +36,40 @@ class Metric:
     def __add__(self, other: "Metric") -> "Metric":
         """Return the metric of two parts of a step."""
         if self.kind == "max":
-            return Metric("max", max(self.total, other.total))
+            return Metric("max", _larger(self.total, other.total))
         count = self.count + other.count if self.kind == "mean" else 1
         return Metric(self.kind, self.total + other.total, count)
 
-    def __float__(self) -> float:
-        """Return the value, which waits for the device: metrics are converted once a step, not in every part."""
+    def value(self) -> "float | Tensor":
+        """Return the value, on the device where the totals are: `floats` brings all of a step's to the host at once."""
         if self.kind != "mean":
-            return float(self.total)
-        return float(self.total / self.count) if self.count else 0.0
+            return self.total
+        if isinstance(self.count, float | int):
+            return self.total / self.count if self.count else 0.0
+        return (self.total / self.count).masked_fill(self.count == 0, 0.0)
+
+
+def _larger(one: "float | Tensor", other: "float | Tensor") -> "float | Tensor":
+    """Return the larger value; of two tensors without waiting for the device."""
+    if isinstance(one, float | int) or isinstance(other, float | int):
+        return max(one, other)
+    return one.maximum(other)
+
+
+def floats(values: "Sequence[float | Tensor]") -> list[float]:
+    """Return numbers and scalar tensors as numbers, and wait for the device once for all tensors of a type."""
+    import torch
+
+    found = [value if isinstance(value, float | int) else 0.0 for value in values]
+    places: dict[object, list[int]] = {}
+    for place, value in enumerate(values):
+        if not isinstance(value, float | int):
+            places.setdefault((value.dtype, value.device), []).append(place)
+    for same in places.values():
+        numbers = torch.stack([value for place in same if not isinstance(value := values[place], float | int)]).tolist()
+        for place, number in zip(same, numbers, strict=True):
+            found[place] = number
+    return [float(value) for value in found]
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Sdpo(Channel["HintedRows"]):
             temperature=self.settings.temperature,
         )
         turns = Metric("sum", len(rows.rows))
-        metrics = {"turns": turns, "divergence_max": Metric("max", float(per_token.max()))}
+        metrics = {"turns": turns, "divergence_max": Metric("max", per_token.max())}
         return ChannelLoss(loss, rows.tokens, metrics)
 
 
@@ -79,7 +79,8 @@ class Taid(Channel["EpisodeRows"]):
         """Move the schedule by the loss of the step."""
         from stages.losses.taid import advance
 
-        self._state, _ = advance(self._schedule, self._state, loss, step, self.settings.num_steps)
+        # The schedule is on the host, where its comparisons wait for nothing.
+        self._state, _ = advance(self._schedule, self._state, loss.cpu(), step, self.settings.num_steps)
 
     def state(self) -> State:
         """Return the schedule's state as JSON; None is the infinite loss before the first step, which JSON lacks."""

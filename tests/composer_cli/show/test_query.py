@@ -1,7 +1,13 @@
 import json
 import shutil
+from pathlib import Path
 
+import pytest
 from support.command_line import call
+
+from stages.errors import UsageError
+from stages.runs import queries
+from stages.runs.artifact import Run
 
 
 def test_tables_of_all_runs_are_there_with_a_column_run(made):
@@ -32,9 +38,13 @@ def test_two_runs_of_a_stage_are_told_apart(made, tmp_path):
 
 
 def test_a_question_that_cannot_be_answered_is_one_sentence(made, tmp_path):
-    for asked, part in [("select * from nothing", "nothing"), ("selct 1", "syntax error"), ("drop table runs", "View")]:
+    for asked, part in [
+        ("select * from nothing", "There are the tables"),
+        ("selct 1", "syntax error"),
+        (" ;", "empty"),
+    ]:
         done = call(made, "query", asked)
-        assert done.returncode == 2 and part in done.stderr and "There are the tables" in done.stderr
+        assert done.returncode == 2 and part in done.stderr
         assert len(done.stderr.splitlines()) == 1
     assert "tables runs" in call(tmp_path / "none", "query", "select * from rollouts").stderr
 
@@ -43,3 +53,87 @@ def test_values_of_every_kind_can_be_printed(made):
     asked = "select 1.50 as price, null as nothing, date '2026-01-02' as day, 'a' || chr(10) || 'b' as text"
     assert call(made, "query", asked).stdout.splitlines()[1].split() == ["1.50", "-", "2026-01-02", "a\\nb"]
     assert json.loads(call(made, "query", asked, "--json").stdout)["rows"][0]["price"] == "1.50"
+
+
+WRITES = [
+    "copy (select 1 as a) to '{table}' (format parquet)",
+    "copy (select 1 as a) to '{table}' (format parquet, use_tmp_file false)",
+    "copy (select 1 as a) to '{new}'",
+    "with x as (select 1) select * from x; copy (select 1 as a) to '{new}'",
+    "explain analyze copy (select 1 as a) to '{table}' (format parquet, use_tmp_file false)",
+    "prepare p as copy (select 1 as a) to '{new}'",
+    "export database '{new}'",
+    "import database '{new}'",
+    "attach '{new}'",
+    "attach '{new}' (type sqlite)",
+    "create table t as select 1",
+    "create or replace view rollouts as select 1",
+    "create secret (type s3, key_id 'a', secret 'b')",
+    "create macro m() as 1",
+    "insert into runs values (1)",
+    "drop view rollouts",
+    "install httpfs",
+    "load httpfs",
+    "set enable_external_access = true",
+    "set allowed_paths = ['/']",
+    "reset lock_configuration",
+    "pragma enable_profiling",
+    "pragma enable_logging",
+    "call enable_logging(storage = 'file', storage_path = '{new}')",
+    "select * from enable_logging(storage = 'file', storage_path = '{new}')",
+    "select * from enable_profiling(save_location = '{new}')",
+    "checkpoint",
+    "use memory",
+    "begin",
+]
+READS = [
+    "select * from read_text('{secret}')",
+    "select * from read_blob('{secret}')",
+    "select * from read_csv('{secret}')",
+    "select * from '{secret}'",
+    "select * from sniff_csv('{secret}')",
+    "select * from read_json('{secret}')",
+    "select * from read_parquet('{folder}/*.parquet')",
+    "select * from parquet_metadata('{other}')",
+    "select * from read_parquet('{other}')",
+    "select * from read_parquet('http://127.0.0.1:9/x.parquet')",
+    "select * from glob('{folder}/*')",
+    "select * from query('select * from read_text(''{secret}'')')",
+    "select (select content from read_text('{secret}')) from rollouts",
+]
+
+
+@pytest.mark.parametrize("asked", [*WRITES, *READS])
+def test_a_question_reads_the_runs_tables_and_nothing_else(made, tmp_path, asked):
+    root = Path(shutil.copytree(made / "collect", tmp_path / "artifacts" / "collect", symlinks=True)).parent
+    table = (root / "collect" / "latest" / "rollouts.parquet").resolve()
+    secret, other = tmp_path / "secret.csv", tmp_path / "other.parquet"
+    secret.write_text("kept,to,oneself\n1,2,3\n")
+    shutil.copy(table, other)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    places = {"table": table, "new": tmp_path / "new", "secret": secret, "other": other, "folder": tmp_path}
+    with pytest.raises(UsageError, match=r"^(?!.*(oneself|\n)).*$"):
+        queries.query([Run(table.parent)], asked.format(**places))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert queries.query([Run(table.parent)], "from rollouts select count(*)") == (["count_star()"], [(4,)])
+
+
+def test_forms_of_a_question_that_read_are_answered(made):
+    for asked in (
+        "describe rollouts",
+        "show tables",
+        "summarize rollouts",
+        "values (1)",
+        "with x as (select 1) from x",
+    ):
+        assert queries.query([Run(made / "collect" / "latest")], asked)[1]
+
+
+def test_a_damaged_table_is_named_and_other_runs_are_answered(made, tmp_path):
+    root = shutil.copytree(made, tmp_path / "it's [1]", symlinks=True)
+    run = (root / "collect" / "latest").resolve()
+    broken = shutil.copytree(run, run.with_name("20200101T000000Z-copy-000000"))
+    (broken / "steps.parquet").write_bytes(b"PAR1 nothing of it is left")
+    done = call(root, "query", "select count(*) from rollouts")
+    assert done.returncode == 4 and f"{broken}/steps.parquet cannot be read as Parquet" in done.stderr
+    assert call(root, "query", "select count(*) from rollouts", "--from", run).returncode == 0

@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 from support.command_line import call, command, environment, model, until
+from support.runs import rewritten
 
 from composer_cli.printing import age
 from composer_cli.show import runs
@@ -15,7 +16,7 @@ def three(made, tmp_path):
     """A copy of the finished runs, which read each other, to be damaged."""
     root = shutil.copytree(made, tmp_path / "artifacts", symlinks=True)
     for path in root.glob("*/2*/manifest.json"):
-        path.write_text(path.read_text().replace(str(made), str(root)))
+        rewritten(path, lambda fields: json.loads(json.dumps(fields).replace(str(made), str(root))))
     return root
 
 
@@ -25,8 +26,7 @@ def reasons(root):
 
 def edit(folder, **changes):
     """Change fields of a run's manifest."""
-    path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    rewritten(folder / "manifest.json", lambda fields: fields | changes)
 
 
 def test_complete_runs_need_no_reason(made):
@@ -63,9 +63,9 @@ def test_an_older_version_and_a_missing_file_are_reasons(three):
     run = (three / "collect" / "latest").resolve()
     edit(run, stage_version=0)
     (run / "steps.parquet").unlink()
-    assert (
-        reasons(three)["collect"][1]
-        == f"collect was version 0 and is now {collect.STAGE.version}; its steps.parquet is missing"
+    assert reasons(three)["collect"] == (
+        "damaged",
+        f"steps.parquet is missing; collect was version 0 and is now {collect.STAGE.version}",
     )
 
 

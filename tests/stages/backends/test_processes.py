@@ -1,5 +1,6 @@
 """Workers on this machine: every job is done, whoever dies of it."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -7,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.jobs import Nap, nap
+from support.jobs import Nap, nap, place
 
+from stages.backends.devices import Pool
 from stages.backends.engine import TRIES, ProcessEngine, find_engine
 from stages.errors import InfrastructureError, UsageError
 
@@ -81,6 +83,41 @@ def until(so: object) -> None:
     while not so():  # type: ignore[operator]
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_workers_have_a_gpu_each_and_no_more_run_than_there_are(tmp_path: Path) -> None:
+    engine = ProcessEngine(3, 1, Pool(["4", "MIG-5d3e"]))
+    assert engine.workers == 2 and engine.device == "GPU 4, MIG-5d3e"
+    jobs = [Nap(number, tmp_path, 0.3, deaths=int(number == 2)) for number in range(6)]
+    done = [where for _, where in engine.map(place, jobs)]
+    engine.close()
+    assert {gpu for gpu, _, _ in done} == {"4", "MIG-5d3e"}
+    for gpu in ("4", "MIG-5d3e"):
+        times = sorted((began, ended) for where, began, ended in done if where == gpu)
+        assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(times))
+
+
+def test_several_gpus_a_worker(tmp_path: Path) -> None:
+    engine = ProcessEngine(8, 2, Pool(["0", "1", "2", "3", "4"]))
+    assert engine.workers == 2
+    assert {where for _, (where, _, _) in engine.map(place, [Nap(n, tmp_path, 0.3) for n in range(4)])} <= {
+        "0,1",
+        "2,3",
+    }
+    engine.close()
+    with pytest.raises(UsageError, match="A worker asks for 2 GPUs, and this machine lets it use 1"):
+        ProcessEngine(8, 2, Pool(["0"]))
+
+
+@pytest.mark.parametrize(("gpus", "names"), [(1, []), (0, ["0"])])
+def test_without_gpus_a_worker_sees_what_this_process_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, names: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    engine = ProcessEngine(2, gpus, Pool(names))
+    assert engine.workers == 2 and engine.device == "cpu"
+    assert [where for _, (where, _, _) in engine.map(place, [Nap(0, tmp_path)])] == ["7"]
+    engine.close()
 
 
 @pytest.mark.parametrize("word", ["", "processes", "processes:0", "processes:-1", "processes:two", "ray:", "slurms"])

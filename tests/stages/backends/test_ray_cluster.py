@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.jobs import Nap, nap
+from support.jobs import Nap, nap, place
 from support.ray_nodes import cluster, served
 
 from stages.backends.engine import TRIES, RayEngine, find_engine
-from stages.errors import InfrastructureError
+from stages.errors import InfrastructureError, UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -51,3 +51,27 @@ def test_a_cluster_is_reached_through_rays_own_client(tmp_path: Path) -> None:
             list(engine.map(nap, [Nap(9, tmp_path, deaths=99)]))
     with pytest.raises(InfrastructureError, match=f"The Ray cluster {address} cannot be reached"):
         find_engine(address)
+
+
+def test_tasks_have_a_gpu_each_of_those_that_the_cluster_has(nodes: Any, tmp_path: Path) -> None:
+    """Logical GPUs: Ray counts them and names them to its tasks, and asks no driver."""
+    nodes.add_node(num_cpus=8, num_gpus=3)
+    nodes.add_node(num_cpus=8, num_gpus=5)
+    nodes.wait_for_nodes()
+    engine = RayEngine(gpus=1)
+    assert engine.workers == 8 and engine.device == "8 of Ray's GPUs"
+    done = [where for _, where in engine.map(place, [Nap(number, tmp_path, 1.0) for number in range(16)])]
+    assert {gpu for gpu, _, _ in done} == {"0", "1", "2", "3", "4"}
+    most = max(sum(began <= at < ended for _, began, ended in done) for _, at, _ in done)
+    assert most <= 8
+    assert RayEngine(gpus=2).workers == 3, "a task is on one node, and an odd one is left over on each"
+    with pytest.raises(UsageError, match="A worker asks for 6 GPUs, and no node"):
+        RayEngine(gpus=6)
+    assert RayEngine().workers == 16
+
+
+def test_a_cluster_without_gpus_is_used_by_core(nodes: Any) -> None:
+    nodes.add_node(num_cpus=2)
+    nodes.wait_for_nodes()
+    engine = RayEngine(gpus=1)
+    assert engine.workers == 2 and engine.device == "cpu"

@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -6,7 +7,8 @@ import pytest
 from support.environments import GuessEnv
 
 from stages import envs
-from stages.envs import ENVIRONMENTS, Registered, attached, code_sha256, load, register
+from stages.envs import ENVIRONMENTS, Registered, attached, code_sha256, foreign_file, load, register
+from stages.envs.config import EnvStageConfig
 from stages.errors import UsageError
 from stages.policy import base
 from stages.policy.base import PolicyConfig, Sample, Turn
@@ -14,10 +16,11 @@ from stages.probe.extract_vhack import PairsConfig, load_pairs
 from stages.rollouts.agent_loop import Episode, play
 
 
-class Bare:
-    """An environment's constructor, as somebody else may have written it."""
+class Sized(GuessEnv):
+    """An environment with an option, as somebody else may have written it."""
 
     def __init__(self, size: int = 1) -> None:
+        super().__init__()
         self.size = size
 
 
@@ -81,7 +84,7 @@ def test_what_an_environment_brings_along_can_be_imported(name: str, what: envs.
 
 
 def test_a_class_of_somebody_else_loads_by_its_path() -> None:
-    assert load(f"{__name__}:Bare", {"size": 3}).size == 3
+    assert load(f"{__name__}:Sized", {"size": 3}).size == 3
 
 
 def test_an_episode_in_an_environment_registered_from_outside(outside: Registered) -> None:
@@ -118,8 +121,37 @@ def test_a_name_is_given_once(outside: Registered) -> None:
         ("kata", {"max_char": 3}, "Did you mean 'max_chars'"),
         ("nowhere.at.all:Env", {}, "could not be imported"),
         ("stages.envs.kata.env:Missing", {}, "could not be imported"),
+        ("os:system", {"command": "touch /tmp/never"}, "standard library"),
+        ("subprocess:Popen", {"args": "true"}, "standard library"),
+        ("antigravity:fly", {}, "standard library"),
+        ("pytest:main", {"args": ["--version"]}, "is no class"),
+        ("stages.envs:importlib", {"name": "this"}, "is no class"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(name: str, options: dict, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         load(name, options)
+
+
+def test_the_file_of_an_environment_is_found_without_importing_anything(tmp_path: Path, monkeypatch) -> None:
+    """`importlib.util.find_spec` would execute the packages around the module."""
+    package = tmp_path / "unopened" / "inner"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").write_text("raise SystemExit('imported')")
+    (package / "env.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert foreign_file("unopened.inner.env:Env") == package / "env.py"
+    assert foreign_file("unopened.inner:Env") == package / "__init__.py"
+    assert foreign_file("unopened.nothing.env:Env") is None and "unopened" not in sys.modules
+    config = EnvStageConfig(env={"name": "unopened.inner.env:Env"})
+    assert code_sha256(config.env.name) and config.identity()["env"]["code_sha256"]
+    assert f"the run imports {package / 'env.py'}" in config.check()[0]
+    with pytest.raises(UsageError, match="there is no such module"):
+        EnvStageConfig(env={"name": "unopened.nothing:Env"}).check()
+
+
+@pytest.mark.parametrize("source", ["os:kill", "os:system", "shutil:rmtree", "orjson:loads", "pytest:Item"])
+def test_pairs_come_from_functions_of_the_users_own(source: str) -> None:
+    with pytest.raises(UsageError, match=r"is no function of \(count, seed\) in a module of yours"):
+        load_pairs(PairsConfig(source=source, count=2, held_out=2), seed=7)

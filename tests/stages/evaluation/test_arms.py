@@ -104,7 +104,7 @@ def test_samples_of_a_task_do_not_narrow_the_interval_of_an_arm():
     assert half.low < 0.05 and half.high > 0.95
 
 
-def test_an_arm_in_one_family_has_no_interval_unless_families_are_fixed():
+def test_an_arm_in_one_family_has_no_interval_unless_units_are_fixed():
     rows = [item("A", f"t{task}", task % 2 == 0) for task in range(100)]
     assert (summarize("A", rows).low, summarize("A", rows).high) == (0, 1)
     assert 0.39 < summarize("A", rows, fixed=True).low < 0.42
@@ -169,7 +169,7 @@ def test_the_order_of_items_does_not_change_a_bit():
 
 def test_a_task_without_a_family_is_one():
     rows = {arm: [item(arm, f"t{task}", arm == "B", family=None) for task in range(8)] for arm in "AB"}
-    assert compare(rows["B"], rows["A"]).num_families == 8
+    assert compare(rows["B"], rows["A"]).num_units == 8
 
 
 def test_a_field_nobody_measured_gives_no_comparison():

@@ -42,8 +42,8 @@ def by_look(model, design, gain, num_looks, num, *, each_at=None):
     treatment, baseline = (arm[:, :, order] for arm in draw(model, design, gain, num, random))
     for part, level in zip(parts(design.num_tasks, num_looks), each_at or levels(num_looks), strict=True):
         families = family_T[order[: part.stop]]
-        unit_T = np.arange(part.stop) if design.fixed else np.unique(families, return_inverse=True)[1]
-        now = pair(treatment[:, :, : part.stop], baseline[:, :, : part.stop], unit_T)
+        unit_T = np.unique(families, return_inverse=True)[1]
+        now = pair(treatment[:, :, : part.stop], baseline[:, :, : part.stop], unit_T, fixed=design.fixed)
         yield part.stop, now, draw_signs(len(now.sizes_U), random, 799), level
 
 

@@ -1,15 +1,18 @@
 """The planner: its model of tasks has the rates it is given, its probabilities are those of the rule that decides."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from stages.envs.base import SamplingUnit
 from stages.errors import UsageError
 from stages.evaluation.planner import (
     Design,
     PlanQuestion,
     TaskModel,
+    bootstrap,
     complete,
     draw,
     measure,
@@ -62,8 +65,9 @@ def test_a_pilot_gives_the_rates_back():
     treatment, baseline = draw(model, Design(sizes, samples=2, seeds=3), 0.04, 1, np.random.default_rng(5))
     found = measure(items_of(treatment[0], baseline[0], sizes, samples=2), "A", "B")
     assert {source for _, source in found.values()} == {"pilot"}
+    rates = complete(found, 0.04)
     for name, tolerance in (("base", 0.05), ("repeat", 0.02), ("discordance", 0.03), ("family_share", 0.12)):
-        assert found[name][0] == pytest.approx(getattr(model, name), abs=tolerance), name
+        assert rates[name][0] == pytest.approx(getattr(model, name), abs=tolerance), name
     assert found["seed_spread"][0] < 0.02
 
 
@@ -92,7 +96,7 @@ def test_two_points_on_300_tasks_have_about_ten_percent_power():
     "design",
     [
         pytest.param(Design(KATA, seeds=3), marks=pytest.mark.slow),
-        pytest.param(Design((30, 20, 10), fixed=True), marks=pytest.mark.slow),
+        pytest.param(Design((30, 20, 10), fixed=True, seeds=3), marks=pytest.mark.slow),
         Design((2,) * 30),
     ],
 )
@@ -103,7 +107,7 @@ def test_the_probabilities_are_the_rates_of_the_rule_that_decides(design):
     expected = outlook(model, design, gain, 1000).chances
     treatment, baseline = draw(model, design, gain, num, np.random.default_rng(5))
     verdicts = [
-        decide(items_of(b, a, design.sizes), control=None, fixed=design.fixed)
+        decide(items_of(b, a, design.sizes), control=None, sampling=SamplingUnit(fixed=design.fixed))
         for b, a in zip(treatment, baseline, strict=True)
     ]
     found = Counter(v.decision if v.claim or v.decision == "INVALIDATED" else "UNDERPOWERED" for v in verdicts)
@@ -117,14 +121,52 @@ def test_a_study_says_what_to_add_first_and_what_is_enough():
     rates = {name: (value, "given") for name, value in vars(model).items()}
     found = study_design(PlanQuestion(model, 0.08, 0.8, 4, 0.5), Design(KATA), rates)
     by_name = {line.name: line for line in found.lines}
-    assert set(found.add_first[:2]) == {"twice the seeds", "twice the families"}
+    assert set(found.add_first[:2]) == {"twice the seeds", "twice the units"}
     assert found.add_first[-1] == "twice the samples"
     assert by_name["as asked"].chances["VALIDATED"] == 0 and by_name["as asked"].usd == 0.5 * 480
     assert by_name["with 3 training seeds"].false_gain <= 0.025 + 0.02
     assert found.enough.chances["VALIDATED"] >= 0.8 and found.enough.seeds >= 3
     said = study_text(found)
     assert "base 0.4 (given)" in said and "What to add first: twice the" in said
-    assert max(map(len, said.splitlines()[2:-6])) <= 140
+    assert max(map(len, said.splitlines()[2:-6])) <= 150
+
+
+def test_units_too_few_to_reject_have_no_detectable_gain():
+    found = study_design(PlanQuestion(TaskModel(), 0.08, 0.8, 4), Design((40,) * 3), {})
+    line = found.lines[0]
+    assert line.detectable is None and not any(line.chances[name] for name in ("VALIDATED", "PARTIAL", "INVALIDATED"))
+    assert found.add_first[0] == "twice the units"
+    assert "3 units cannot show anything: the test can reject from 6 families on." in study_text(found)
+
+
+def test_the_pilots_own_uncertainty_is_in_the_plan():
+    """Bootstrap over units: a small pilot leaves more open than a large one."""
+    model = TaskModel(base=0.4, repeat=0.1, discordance=0.2, family_share=0.6, seed_spread=0.01)
+    wide = []
+    for num_units in (6, 40):
+        sizes = (5,) * num_units
+        arms = draw(model, Design(sizes, samples=2, seeds=3), 0.1, 1, np.random.default_rng(1))
+        rows = items_of(arms[0][0], arms[1][0], sizes, samples=2)
+        pilots = [complete(measure(rows, "A", "B"), 0.1) for rows in bootstrap(rows, 20)]
+        models = tuple(TaskModel(**{name: value for name, (value, _) in rates.items()}) for rates in pilots)
+        line = PlanQuestion(model, 0.1, 0.8, 4, resampled=models).line(
+            "as asked", Design(KATA, seeds=3), 100, ranged=True
+        )
+        low, high = line.validated_range
+        assert low < high
+        wide.append(high - low)
+    assert wide[0] > wide[1]
+
+
+def test_a_pilot_without_repeats_still_measures_how_alike_a_units_tasks_are():
+    model = TaskModel(base=0.4, repeat=0.05, discordance=0.2, family_share=0.95, seed_spread=0.0)
+    shares = []
+    for share in (0.95, 0.05):
+        arms = draw(replace(model, family_share=share), Design((10,) * 60), 0.05, 1, np.random.default_rng(3))
+        rates = complete(measure(items_of(arms[0][0], arms[1][0], (10,) * 60), "A", "B"), 0.05)
+        assert rates["repeat"][1] == "assumed" and rates["family_share"][1] == "pilot"
+        shares.append(rates["family_share"][0])
+    assert shares[0] > 0.6 and shares[1] < 0.3
 
 
 def test_seeds_that_spread_too_far_need_more_seeds():

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
+from stages.envs.base import SamplingUnit
 from stages.evaluation.projected import projected
 from stages.policy.adapters import CheckpointInfo
 from stages.policy.base import PolicyConfig
@@ -42,7 +43,7 @@ def items(hacks: dict[str, int], right: dict[str, int], tasks: int = 60) -> list
 
 def test_rates_with_intervals_and_differences_from_both_controls() -> None:
     rows = items({"plain": 30, "out": 3, "chance": 28, "start": 2}, {"plain": 48, "out": 50, "chance": 47, "start": 40})
-    found = projected(rows, infos(out="v", chance="random", plain=None), fixed=False)
+    found = projected(rows, infos(out="v", chance="random", plain=None), SamplingUnit())
     assert found is not None
     assert [(a.taken_out, a.arm) for a in found.arms] == [
         ("not trained", "start"),
@@ -63,7 +64,7 @@ def test_rates_with_intervals_and_differences_from_both_controls() -> None:
 
 
 def test_what_the_environment_cannot_tell_is_left_open() -> None:
-    found = projected(items({"plain": 30, "out": 3}, {}), infos(plain=None, out="v"), fixed=True)
+    found = projected(items({"plain": 30, "out": 3}, {}), infos(plain=None, out="v"), SamplingUnit(fixed=True))
     assert found is not None and found.arms[1].right.rate is None
     assert {effect.rate for effect in found.effects} == {"hacks"}
     assert found.text().splitlines()[2].endswith("-")
@@ -71,4 +72,4 @@ def test_what_the_environment_cannot_tell_is_left_open() -> None:
 
 def test_arms_of_which_none_lacks_v_are_not_compared() -> None:
     rows = items({"plain": 30, "chance": 28}, {})
-    assert projected(rows, infos(plain=None, chance="random"), fixed=False) is None
+    assert projected(rows, infos(plain=None, chance="random"), SamplingUnit()) is None

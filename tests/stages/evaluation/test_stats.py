@@ -4,8 +4,8 @@ from scipy.stats import binomtest
 
 from stages.errors import UsageError
 from stages.evaluation.flips import Flips, UnitSums, draw_signs, p_values
-from stages.evaluation.paired import pair, rejects, score
-from stages.evaluation.stats import FlipTest, cr2, paired_difference, rate_interval, wilson
+from stages.evaluation.paired import pair, rejects, score, within_strata
+from stages.evaluation.stats import FlipTest, cr2, fewest_units, paired_difference, rate_interval, wilson
 
 KATA = [9, 8, 8, 8, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 2, 2, 1, 1]
 """Tasks of each family in the first 120 of kata's evaluation split."""
@@ -143,8 +143,8 @@ def test_a_rate_knows_families():
     family_T = np.repeat(np.arange(24), KATA)
     random = np.random.default_rng(5)
     passed_T = (random.random(24) < 0.45)[family_T].astype(float)
-    low, high = rate_interval(passed_T, family_T)
-    alone = rate_interval(passed_T, np.arange(120))
+    low, high = rate_interval(passed_T[None], family_T)
+    alone = rate_interval(passed_T[None], np.arange(120))
     assert high - low > 1.8 * (alone[1] - alone[0]), "families pass or fail as one"
     assert alone == pytest.approx(wilson(passed_T.mean(), 120), abs=0.02)
 
@@ -161,6 +161,7 @@ def test_five_families_are_never_significant_and_six_can_be():
     assert difference(d_T, tasks).significant
     five = difference(d_T[tasks < 5], tasks[tasks < 5])
     assert (five.low, five.high) == (-1, 1), "no interval is refuted where no test can refute"
+    assert five.mde is None and fewest_units() == 6 and fewest_units(0.01) == 8
 
 
 def test_fixed_families_are_strata_and_new_ones_are_undecided():
@@ -168,7 +169,7 @@ def test_fixed_families_are_strata_and_new_ones_are_undecided():
     d_T = random.choice([-1, 0, 1], 300, p=[0.05, 0.75, 0.2])
     repos = np.repeat(np.arange(5), [114, 77, 50, 40, 19])
     fixed, sampled = difference(d_T, repos, fixed=True), difference(d_T, repos)
-    assert fixed.significant and "tasks, their families fixed" in fixed.method
+    assert fixed.significant and "tasks within fixed strata" in fixed.method
     assert fixed.elsewhere == (sampled.low, sampled.high) == (-1, 1)
     assert sampled.elsewhere is None
 
@@ -217,11 +218,11 @@ DEGENERATE = {
 def test_degenerate_data_give_wide_intervals_and_no_certainty(name):
     d_T, families, width = DEGENERATE[name]
     found = difference(d_T, families)
-    assert np.isfinite([found.estimate, found.low, found.high, found.cr2_low, found.cr2_high, found.mde]).all()
+    assert np.isfinite([found.estimate, found.low, found.high, found.cr2_low, found.cr2_high, found.mde or 0]).all()
     assert -1 <= found.low <= found.estimate <= found.high <= 1
     assert found.high - found.low >= width
     assert 0 < found.p_value <= 1
-    assert 0 < found.mde <= 1
+    assert (found.mde is None) == (found.num_units < 6) and (found.mde is None or 0 < found.mde <= 1)
 
 
 def test_the_same_data_give_the_same_numbers_and_swapping_the_arms_swaps_them():
@@ -234,7 +235,28 @@ def test_the_same_data_give_the_same_numbers_and_swapping_the_arms_swaps_them():
 
 
 def test_what_does_not_fit_together_is_refused():
-    with pytest.raises(UsageError, match="0 families"):
+    with pytest.raises(UsageError, match="0 units"):
         paired_difference(np.zeros((1, 0)), np.zeros((1, 0)), [])
-    with pytest.raises(UsageError, match="1 families"):
+    with pytest.raises(UsageError, match="1 units"):
         paired_difference(np.zeros((1, 2)), np.zeros((1, 2)), ["a"])
+
+
+def test_within_strata_values_keep_their_mean_and_spread_as_a_stratified_mean_does():
+    random = np.random.default_rng(1)
+    stratum_T = np.repeat(np.arange(3), [5, 8, 1])
+    values = random.normal(size=(2, 14)) + np.array([0, 5, -5])[stratum_T]
+    spread = within_strata(values, stratum_T)
+    assert spread.mean(1) == pytest.approx(values.mean(1))
+    pooled = np.where(stratum_T == 2, 0, stratum_T)  # a lone task joins the smallest other stratum
+    sizes = np.bincount(pooled)[:2]
+    for row, found in zip(values, spread, strict=True):
+        variance = sum(n * row[pooled == h].var(ddof=1) for h, n in enumerate(sizes))
+        assert ((found - row.mean()) ** 2).sum() == pytest.approx(variance)
+    assert within_strata(values, np.arange(14)) == pytest.approx(within_strata(values, np.zeros(14, int)))
+
+
+def test_strata_of_equal_outcomes_are_no_certainty():
+    found = difference([1.0] * 60 + [0.0] * 60, ["a"] * 60 + ["b"] * 60, fixed=True)
+    assert 0.45 < found.low < 0.49 and 0.51 < found.high < 0.55
+    nothing = difference([0.0] * 400, np.repeat(np.arange(5), 80), fixed=True)
+    assert (nothing.low, nothing.high) == pytest.approx((-0.0095, 0.0095), abs=5e-4), "as without strata"

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from stages.evaluation.report import text_table
+from stages.evaluation.differences import ArmDifference
+from stages.evaluation.report import arms_chart, text_table
 from stages.evaluation.verdict import EXIT_CODES, decide
 
 
@@ -99,7 +100,9 @@ def test_fewer_than_three_training_seeds_are_partial_at_most(seeds):
     verdict = decide(experiment({"A": 200, "B": 300}, seeds=seeds))
     assert (verdict.decision, verdict.claim, verdict.exit_code) == ("PARTIAL", "a gain of 2 points", 3)
     assert "of these checkpoints" in verdict.why and "these checkpoints" in verdict.estimand
-    assert decide(experiment({"A": 300, "B": 200}, seeds=seeds)).decision == "INVALIDATED"
+    worse = decide(experiment({"A": 300, "B": 200}, seeds=seeds))
+    assert (worse.decision, worse.exit_code) == ("UNDERPOWERED", 3)
+    assert "significantly worse, of these checkpoints alone; the fewest training seeds" in worse.why
 
 
 def test_seeds_that_disagree_do_not_validate():
@@ -149,7 +152,8 @@ def test_a_small_experiment_is_underpowered_and_says_what_it_could_see():
 def test_two_tasks_show_nothing():
     verdict = decide(experiment({"A": 0, "B": 4}, num_tasks=4))
     assert verdict.decision == "UNDERPOWERED"
-    assert "cannot show any difference" in verdict.why
+    assert "too few to show anything, whatever is observed: the test can reject from 6 on" in verdict.why
+    assert "too few to reject anything" in text_table(verdict) and "80 % power" not in text_table(verdict)
 
 
 def test_a_gain_not_shown_to_reach_two_points_says_so():
@@ -297,3 +301,60 @@ def test_a_protocol_that_is_kept_less_often_is_said():
     why = decide(experiment({"A": 200, "B": 300}, protocol_ok=({"A": 400, "B": 4}, 400))).why
     assert "B keeps the protocol less often, by -99.0 points" in why
     assert "protocol" not in decide(experiment({"A": 200, "B": 300})).why
+
+
+def test_imitation_suffices_is_not_said_where_no_gain_is_shown():
+    verdict = decide(experiment({"A": 2000, "B": 2004, "C": 2001}, num_tasks=4000))
+    assert not verdict.claim and verdict.over_control.high < 0.02
+    assert "imitation suffices" not in verdict.why and "no gain is shown that imitation could explain" in verdict.why
+
+
+def test_what_differs_besides_the_channels_is_part_of_the_verdict():
+    rate = ArmDifference("optimisation.learning_rate", {"A": "0.0002", "B": "0.0006", "C": "0.0006"})
+    weights = ArmDifference("weights.dpo", {"A": "0", "B": "1", "C": "0"}, channel=True)
+    items = experiment({"A": 200, "B": 300, "C": 240})
+    verdict = decide(items, differences=(weights, rate))
+    assert (
+        "B and A differ in more than their channels: optimisation.learning_rate (A 0.0002, B 0.0006). "
+        "The difference is that of all of these together." in verdict.why
+    )
+    assert "B and C differ in more" not in verdict.why
+    assert "more than their channels" not in decide(items, differences=(weights,)).why
+    table = text_table(verdict)
+    assert "- weights.dpo: A 0, B 1, C 0" in table and "- optimisation.learning_rate: A 0.0002, B 0.0006" in table
+    assert b"Arms also differ in optimisation.learning_rate" in arms_chart(verdict)
+    assert b"Arms also differ" not in arms_chart(decide(items, differences=(weights,)))
+    assert dataclasses.asdict(verdict)["differences"][1]["setting"] == "optimisation.learning_rate"
+
+
+def test_a_collapsed_training_is_named():
+    items = [
+        row(arm, task, task % 100, task < num_passed, train_seed=seed)
+        for arm, by_seed in (("A", (200, 210, 12)), ("B", (230, 220, 225)))
+        for seed, num_passed in enumerate(by_seed)
+        for task in range(400)
+    ]
+    verdict = decide(items)
+    assert verdict.collapsed == ("A with seed 2 passes 3 %, its other trainings 51 %",)
+    assert "Collapsed: A with seed 2" in verdict.why and "5 are recommended" in verdict.why
+    assert not decide(experiment({"A": 200, "B": 300})).collapsed
+
+
+def test_one_set_of_pairs_makes_the_interval_conditional():
+    def on_pairs(pair_set):
+        return [
+            item | {"pair_set": pair_set(item["train_seed"]) if item["arm"] == "B" else None}
+            for item in experiment({"A": 200, "B": 300}, seeds=range(4))
+        ]
+
+    one, four = decide(on_pairs(lambda seed: "p")), decide(on_pairs(lambda seed: f"p{seed}"))
+    assert "conditional on these pairs" in one.estimand and one.gain.num_collections == 1
+    assert "other collections of pairs like these" in four.estimand and "4 training seeds on top" in four.gain.method
+    shared = decide(on_pairs(lambda seed: f"p{min(seed, 2)}"))
+    assert "3 collections on top" in shared.gain.method
+
+
+def test_secondary_questions_have_the_level_of_their_look():
+    items = experiment({"A": 40, "B": 44, "hints": 70}, num_tasks=80)
+    gaining = {alpha: [s.name for s in decide(items, alpha=alpha).subsets if s.gains] for alpha in (0.05, 1e-7)}
+    assert gaining == {0.05: ["hints"], 1e-7: []}

@@ -1,6 +1,7 @@
 """What the composed trainer builds on: the gradient reaches the student alone, and padding changes nothing."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from parity.kernels.hidden_divergence import hidden_divergence
 from parity.kernels.jsd import divergence_loss
 from parity.kernels.preference import LOSS_TYPES, DpoOptions, dpo_losses, label_log_probs
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from trl.trainer.utils import selective_log_softmax
 
 from stages.losses import (
     EopdOptions,
@@ -98,6 +101,33 @@ def test_token_log_probs_are_those_of_the_whole_table(temperature: float) -> Non
     torch.testing.assert_close(got, table, rtol=1e-13, atol=1e-13)
     gradients = [torch.autograd.grad(values.square().sum(), student)[0] for values in (got, table)]
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-13)
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations, each of which is a kernel or a view."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_token_log_probs_take_as_many_operations_for_many_tokens_as_for_few() -> None:
+    counts = []
+    for tokens in (4, 400):
+        table = torch.randn(tokens, 1000, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        ids = torch.arange(tokens)
+        with Counted() as counted:
+            found = token_log_probs(table, ids)
+            found.sum().backward()
+        ours, table.grad = table.grad, None
+        expected = selective_log_softmax(table, ids)  # token by token
+        expected.sum().backward()
+        assert torch.equal(found, expected)
+        assert ours is not None and torch.equal(ours, table.grad)
+        counts.append(counted.count)
+    assert counts[0] == counts[1] <= 40
 
 
 def test_hidden_states_give_the_divergence_of_their_logits() -> None:

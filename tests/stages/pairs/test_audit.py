@@ -1,4 +1,4 @@
-"""What teachers are worth: pairs they back, pairs that need them, whose minority was right; and what outcomes say."""
+"""What teachers are worth: pairs they back, pairs that need them, whose minority was right; and failed rollouts."""
 
 import random
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from stages.pairs.audit import (
     JudgedState,
     OutcomeJudgement,
     TeacherAudit,
+    failure_verdict,
     passed_by_rollout,
     spent,
     worth,
@@ -70,7 +71,7 @@ def evidence(states: list[Told], passed: dict[str, bool | None], spent: dict[str
     )
     found, classes = PairEvidence(list(spent), passed), block.classes_by_text()
     found.add(block, classes, list(patterns(block, classes)), np.ones(len(states), dtype=bool))
-    return found.verdict(spent)
+    return found.evidence(spent)
 
 
 STATES = [
@@ -142,17 +143,34 @@ def test_outcomes_are_verdicts_else_rewards_else_unknown() -> None:
     assert passed_by_rollout(rows) == {"a": False, "b": True, "c": False, "d": None}
 
 
-def test_evidence_says_what_was_found() -> None:
-    states = [state(f"{task}", "x", f"y{task}", f"y{task}", f"y{task}") for task in range(12)]
-    said, numbers, text = evidence(states, dict.fromkeys(map(str, range(12)), False), {"a": 0.1, "b": 0.1, "c": None})
-    assert said == "SIGNAL" and "SIGNAL: teachers agree in 100.0% of states, " in text
-    assert numbers["signal"]["roles"]["against_student"] == 1.0 and len(numbers["teachers"]) == 3
-    same = [state(f"{task}", "x", "x", "x", "x") for task in range(12)]
-    assert evidence(same, {}, {"a": 0.1, "b": 0.1, "c": 0.1})[0] == "NO SIGNAL"
-    assert evidence(same[:3], {}, {"a": 0.1, "b": 0.1, "c": 0.1})[0] == "TOO LITTLE DATA"
+def test_evidence_names_what_it_measures() -> None:
+    """Every teacher opposes the student on failed rollouts alone: that tracks failure, and is no test of pairs."""
+    spent = {"a": 0.1, "b": 0.1, "c": None}
+    failing = [state(f"{task}", "x", f"y{task}", f"y{task}", f"y{task}") for task in range(12)]
+    passing = [state(f"{task}", "x", "x", "x", "z") for task in range(12, 24)]
+    outcomes = {str(task): task >= 12 for task in range(24)}
+    found = evidence([*failing, *passing], outcomes, spent)
+    assert found.verdict == "DISAGREEMENT TRACKS FAILURE" and found.numbers["alignment"]["right"] == 1.0
+    assert "100.0% of 24 preferences in 24 tasks" in found.sentences[0]
+    assert "does not test the pairs" in found.sentences[0] and "SIGNAL:" not in "\n".join(found.lines())
+    assert found.numbers["agreement"]["roles"]["against_student"] == 0.5 and len(found.numbers["teachers"]) == 3
+    swapped = {name: not passed for name, passed in outcomes.items()}
+    assert evidence([*failing, *passing], swapped, spent).verdict == "DISAGREEMENT NOT SHOWN TO TRACK FAILURE"
 
 
-def test_signal_is_tested_on_whole_tasks_of_a_large_run() -> None:
+def test_outcomes_that_say_nothing_give_no_verdict() -> None:
+    spent = dict.fromkeys("abc", 0.1)
+    failing = [state(f"{task}", "x", "y", "y", "y") for task in range(12)]
+    alike = evidence(failing, dict.fromkeys(map(str, range(12)), False), spent)
+    assert alike.verdict == "TOO LITTLE DATA" and "all rollouts ended alike" in alike.sentences[0]
+    few = evidence(failing[:5], {str(task): task > 2 for task in range(5)}, spent)
+    assert few.verdict == "TOO LITTLE DATA" and "6 tasks are needed" in few.sentences[0]
+    unknown = evidence(failing, {}, spent)
+    assert unknown.verdict == "TOO LITTLE DATA" and "known outcome" in unknown.sentences[0]
+    assert failure_verdict(None) == "TOO LITTLE DATA"
+
+
+def test_agreement_is_tested_on_whole_tasks_of_a_large_run() -> None:
     sizes = {f"t{i}": 10 for i in range(100)}
     assert tasks_to_test(sizes) == sizes.keys()
     some = tasks_to_test(sizes, most=305)

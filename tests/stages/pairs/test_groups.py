@@ -46,7 +46,7 @@ def meet(*rollouts: tuple[Row, list[Row]]) -> list[Any]:
 
 
 def chosen(visits: Sequence[Any], student: str | None = None) -> tuple[list[tuple[str, str, str]], dict[str, int]]:
-    choices, dropped = choose(visits, student)
+    choices, _, dropped = choose(visits, student)
     return [(c.preference.rule, c.preference.chosen, c.preference.rejected) for c in choices], dict(dropped)
 
 
@@ -111,6 +111,8 @@ def test_rewards_decide_between_actions_and_overrule_votes() -> None:
     visits = several(("a", "boat", [0.0] * 3), ("b", "boat", [0.0] * 3), ("c", "boat", [0.0]), ("d", "ship", [1.0] * 4))
     found, dropped = chosen(visits)
     assert found == [("better_outcome", search("ship"), search("boat"))] and dropped["contradicted_by_reward"] > 0
+    _, votes, _ = choose(visits, None)
+    assert votes and all(choice.compared_by == "canonical" for choice in votes), "rewards have not selected among them"
     (choice,) = choose(visits, None)[0]
     assert (choice.preference.votes_chosen, choice.preference.votes_rejected, choice.at.model) == (4, 7, "a")
 
@@ -163,7 +165,7 @@ def test_a_vote_for_what_the_rewards_reject_is_dropped_also_against_a_third_acti
 def test_one_models_samples_are_enough_for_rewards_and_the_context_is_the_rejected_ones() -> None:
     good = [rollout("a", (search("boat", "I know."), ""), reward=1.0, sample=i) for i in range(4)]
     bad = [rollout("a", (search("ship", "Hm."), ""), reward=0.0, sample=4 + i) for i in range(4)]
-    (choice,), _ = choose(meet(*good, *bad)[0], None)
+    (choice,), _, _ = choose(meet(*good, *bad)[0], None)
     assert choice.preference.rule == "better_outcome" and choice.at.step["rollout_id"] == "a/4"
 
 

@@ -11,7 +11,17 @@ from support.environments import GuessEnv
 from stages.envs.base import Observation
 from stages.messages import Spoken, ToolCall, write
 from stages.pairs.states import AnsweredState, step_vote, vote
-from stages.pairs.voting import Ballot, backers, canonical, canonical_answer, canonical_command, decide
+from stages.pairs.voting import (
+    Ballot,
+    NotReproducible,
+    StatePath,
+    backers,
+    canonical,
+    canonical_answer,
+    canonical_command,
+    decide,
+    outcomes,
+)
 from tests.stages.pairs.answered import command
 
 
@@ -112,6 +122,17 @@ def test_two_spellings_of_one_outcome_are_one_class() -> None:
     (pair,) = found["votes"][0]["pairs"]
     assert (pair["chosen"], pair["rejected"], found["compared_by"]) == (command("x+y"), command("x-y"), "outcome")
     assert SumsEnv.ran == [command("x-y"), command("x+y"), command("y+x")], "distinct forms, in order"
+
+
+def test_a_state_is_reached_where_durations_alone_differ() -> None:
+    """A test report is never the same twice; another result of the tests is another state."""
+    task = GuessEnv().tasks("train", 1, 0)[0]
+    seen = f"2 passed in 0.31s {command('x+y')}"
+    path = StatePath(task, (f"2 passed in 4.20s {command('x+y')}",), (seen,))
+    candidates = [command("x+y"), command("x-y")]
+    assert [one.digest for one in outcomes(SumsEnv, path, candidates)] == ["5", "1"]
+    with pytest.raises(NotReproducible, match="action 0"):
+        outcomes(SumsEnv, StatePath(task, (f"3 passed in 0.31s {command('x+y')}",), (seen,)), candidates)
 
 
 def call(name: str, arguments: str, content: str = "", reasoning: str | None = None) -> str:

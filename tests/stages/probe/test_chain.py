@@ -89,7 +89,7 @@ def test_random_labels_of_an_honest_models_rows_seldom_pass(honest: Chain, label
     passed = 0
     for seed in range(labelings):
         labels = np.random.default_rng(seed).random(len(rows)) < 0.5
-        passed += factorial(replace(rows, hacked=labels), Draws(300, 300, seed)).status == "PASS"
+        passed += factorial(replace(rows, hacked=labels), Draws(300, seed)).status == "PASS"
     assert passed <= most
 
 

@@ -26,6 +26,7 @@ from stages.runs.records import (
     SVD_MODULE,
     TRAJECTORY,
     WATCHED,
+    WATCHED_ROLLOUT,
 )
 from stages.runs.store import read_lines
 from tests.stages.envs.leetcode_rh.conftest import folder
@@ -102,6 +103,7 @@ def found(
         PROBE_CHECK.name: judged.rows(PROBE_CHECK),
         TRAJECTORY.name: [row for arm in arms for row in arm.rows(TRAJECTORY)],
         WATCHED.name: [row for run in (watched, other_watch) for row in run.rows(WATCHED)],
+        WATCHED_ROLLOUT.name: watched.rows(WATCHED_ROLLOUT),
     }
 
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pytest
 import torch
 from probe_faults.loophole_world import tokenizer
@@ -17,6 +18,8 @@ from stages.policy.local import load_model
 from stages.probe import extract_vhack, svd, watch
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import attached
+from stages.probe.checks.alarm import CheckpointRollouts, alarm
+from stages.probe.checks.contrasts import codes, permuted
 from stages.probe.directions.metrics import stacked_cosines
 from stages.probe.extract_vhack import PairsConfig
 from stages.probe.figures import watch_png
@@ -25,8 +28,9 @@ from stages.probe.gradients.student import adapt
 from stages.probe.loops.watch_loop import checkpoints, measure_played, policy_weights, weight_coordinates
 from stages.probe.pool.rows import run_rows
 from stages.probe.pool.tokens import as_tokens, collate
+from stages.runs import parquet
 from stages.runs.artifact import Run
-from stages.runs.records import ROLLOUT, STEP, TRAINING_REWARD, WATCHED
+from stages.runs.records import FLOAT, ROLLOUT, STEP, TRAINING_REWARD, WATCHED, WATCHED_ROLLOUT, Kind
 from tests.stages.probe.running import WATCHED_STEPS as STEPS
 from tests.stages.probe.running import carry_out
 
@@ -40,7 +44,8 @@ def test_every_checkpoint_has_its_row_and_figure_and_json_say_the_same(watched: 
     assert rows[1]["cos_update"] == pytest.approx(rows[1]["cos_update_sum"], rel=1e-4)
     document = json.loads((watched.path / "watch.json").read_text())
     assert document["checkpoints"] == rows and document["level"] == 0.05
-    assert document["threshold"] == max(1, first["placebo_push"])
+    assert document["threshold"] == max(document["permuted_push"], document["placebo_push"]) > 0
+    assert document["p"] <= 0.05 and document["smallest_p"] <= document["p"] and document["untested"] is None
     assert [check["check"] for check in document["checks"]] == ["alarm", "T4e"]
     alarmed = document["alarm_at_step"]
     assert alarmed is not None and [row["alarm"] for row in rows] == [row["step"] >= alarmed for row in rows]
@@ -50,6 +55,56 @@ def test_every_checkpoint_has_its_row_and_figure_and_json_say_the_same(watched: 
     assert first["hack_like"] == pytest.approx(first["hack_rate"], abs=0.1)
     assert (watched.path / "watch.png").read_bytes().startswith(b"\x89PNG")
     assert (watched.path / "watch.csv").read_text().count("\n") == 5
+
+
+def test_the_alarm_follows_from_the_table_of_rollouts(watched: Run, trained: dict[str, Run]) -> None:
+    """Rewards, groups and hack-like rollouts are stored, so that any permutation costs no gradient."""
+    rows, document = watched.rows(WATCHED_ROLLOUT), json.loads((watched.path / "watch.json").read_text())
+    keys = ("task_id", "sample_idx", "reward")
+    stored = sorted((row["step"], *(row[key] for key in keys)) for row in rows)
+    rewards = trained["train"].rows(TRAINING_REWARD)
+    assert stored == sorted((row["training_step"], *(row[key] for key in keys)) for row in rewards)
+    played = [CheckpointRollouts.of_rows([row for row in rows if row["step"] == step]) for step in range(STEPS + 1)]
+    found = alarm(played, np.zeros((STEPS + 1, 40)), ["haar"] * 40, document["permutations"], 0)
+    assert [row["push"] for row in watched.rows(WATCHED)] == pytest.approx(found.push.tolist())
+    assert (found.p, found.quantile, found.smallest_p, found.groups) == pytest.approx(
+        tuple(document[name] for name in ("p", "permuted_push", "smallest_p", "groups_tested"))
+    )
+    middle = (document["cos_of_clean_pairs"] + document["cos_of_hack_pairs"]) / 2
+    assert all(row["hack_like"] == (row["cosine"] > middle) for row in rows)
+
+
+def test_a_permutation_of_the_rewards_measured_anew_gives_what_the_stored_projections_give(
+    trained: dict[str, Run], planted: dict[str, nn.Module]
+) -> None:
+    """Gradients are linear in advantages: a second backward pass with dealt rewards agrees with the first one's."""
+    rows = [row for row in run_rows(trained["train"], tokenizer(), source="student", role="rh") if row["step"] == 0]
+    model = copy.deepcopy(planted["honest"])
+    student = adapt(model, tokenizer(), Antipasto(spectrum_of(model)))
+    units = torch.nn.functional.normalize(torch.randn(2, student.adapter.layout.width), dim=1)
+    found = measure_played(student, rows, units, student.adapter.layout.names)
+    groups, given = codes([row["problem_id"] for row in rows]), np.array([row["reward"] for row in rows])
+    assert np.ptp(given) > 0
+    for dealt in permuted(given, groups, 3, np.random.default_rng(0)):
+        again = measure_played(
+            student,
+            [row | {"reward": float(reward)} for row, reward in zip(rows, dealt, strict=True)],
+            units,
+            student.adapter.layout.names,
+        )
+        assert not torch.equal(again.advantages, found.advantages)
+        expected = float(again.advantages @ found.projections.double()) / len(rows)
+        assert float(again.policy[0] @ units[0]) == pytest.approx(expected, rel=1e-4)
+        assert torch.allclose(again.cosines, found.cosines, atol=1e-6)
+
+
+def test_watches_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """Their table `watched/2` has the threshold of the placebos in every row."""
+    earlier = Kind("watched", 2, {**WATCHED.columns, "placebo_push": FLOAT})
+    row = dict.fromkeys(earlier.columns) | {"step": 3, "push": 1.5, "placebo_push": 0.5, "alarm": True}
+    parquet.write_table(tmp_path / "watched.parquet", earlier, [row])
+    (read,) = parquet.scan_table(tmp_path / "watched.parquet", WATCHED).rows()
+    assert read == row and watch_png([read], 1.0).startswith(b"\x89PNG")
 
 
 def test_an_interrupted_watch_ends_as_an_uninterrupted_one(
@@ -94,7 +149,7 @@ def test_rows_of_a_training_are_those_that_were_played(trained: dict[str, Run]) 
 
 
 def test_the_rollouts_of_a_checkpoint_have_its_log_probs(trained: dict[str, Run]) -> None:
-    """Rollouts of step k were played by the checkpoint after k steps: its log-probs are theirs."""
+    """CheckpointRollouts of step k were played by the checkpoint after k steps: its log-probs are theirs."""
     rows = run_rows(trained["train"], tokenizer(), source="student", role="rh")
     for step, folder in checkpoints(trained["train"])[1:STEPS]:
         policy = PolicyConfig(model=str(folder))

@@ -100,3 +100,41 @@ def test_a_file_that_rested_is_read_once_a_process(tmp_path: Path) -> None:
     store.folder_sha256(tmp_path)
     listening.clear()
     assert (fresh, read[0]) == (2, 3)
+
+
+HOSTILE = [
+    "",
+    ".",
+    "..",
+    "../../etc",
+    "a/b",
+    "a\\b",
+    "a\0b",
+    "a\nb",
+    ".hidden",
+    "-rf",
+    "x" * 5000,
+    "\udcff",
+    "é" * 300,
+    " ",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_any_text_becomes_the_name_of_one_visible_folder(tmp_path: Path, text: str) -> None:
+    name = store.folder_name(text)
+    (tmp_path / name).mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == [name] and not name.startswith((".", "-"))
+    assert len(f"20260101T000000Z-{name}-abcdef.parquet".encode()) < 255
+
+
+def test_a_plain_name_stays_and_two_spellings_of_a_letter_are_one() -> None:
+    assert store.folder_name("gpt-4.1_mini") == "gpt-4.1_mini" and store.folder_name("google/gemini") == "google-gemini"
+    assert store.folder_name("e\u0301") == store.folder_name("\u00e9")
+
+
+def test_names_of_one_folder_differ_also_without_case() -> None:
+    names = store.FolderNames()
+    given = [names.name(text) for text in ("a/b", "a b", "A-B", "a-b-2", "a-b", *HOSTILE)]
+    assert given[:5] == ["a-b", "a-b-2", "A-B-3", "a-b-2-2", "a-b-4"]
+    assert len({name.casefold() for name in given}) == len(given)

@@ -79,7 +79,7 @@ def test_nothing_outside_the_work_folder_is_writable(box: Sandbox) -> None:
     stdlib = "$(dirname $(readlink -f $(which python3)))"
     result = box.run(f"for p in {PLACES} {stdlib}; do touch $p/attack && echo WROTE $p; done")
     assert "WROTE" not in result.output and result.output.count("cannot touch") == len(PLACES.split()) + 1
-    result = box.run("for p in /etc/passwd /opt/composer/guest/*.py; do echo >> $p && echo WROTE; done")
+    result = box.run("for p in /etc/passwd /opt/composer/guest/*.pyc; do echo >> $p && echo WROTE; done")
     assert "WROTE" not in result.output and "Read-only" in result.output
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from stages.errors import UsageError
 from stages.sandbox import KINDS, Answer, Call, Limits, Outcome, judge
 from stages.sandbox.guest.protocol import HEAD
+from stages.sandbox.judge import _parsed
 
 LIMITS = Limits(wall_s=1.0, cpu_s=1, memory_mb=256, processes=16, output_bytes=4096)
 RIGHT = "def add(a, b):\n    return a + b\n"
@@ -71,6 +73,44 @@ FORGERIES = {
     "killing all": "import os\ndef add(a, b): os.kill(-1, 9); os.kill(os.getpid(), 9)",
     "one right, one exit": "import os\ndef add(a, b): return a + b if a == 1 else os._exit(0)",
 }
+
+
+LINES = {
+    "an integer for a float's text": b'["v",["f",1' + b"0" * 400 + b"]]",
+    "a bottomless list": b"[" * 100_000,
+    "a deep value": b'["v",' + b'["l",' * 300 + b"1" + b"]" * 301,
+    "a deep error": b'["e",' + b'["l",' * 300 + b"1" + b"]" * 301,
+    "a deep key": b'["v",["d",[' + b'["t",' * 300 + b"1" + b"]" * 300 + b",1]]]",
+    "NaN": b'["v",NaN]',
+    "Infinity": b'["v",["f",Infinity]]',
+    "an integer beyond the limit of digits": b'["v",' + b"9" * 5000 + b"]",
+    "no UTF-8": b'["v",["s","ff"]] \xff\xfe',
+    "half a character": b'["e",["s","eda080"]]',
+    "an unhashable tag": b'["v",[[1],2]]',
+    "an unhashable key": b'["v",["d",[["l"],1]]]',
+    "a text that is no hexadecimal": b'["v",["s",true]]',
+    "pairs that are none": b'["v",["d",5]]',
+    "no pair": b"5",
+    "keys with one hash": b'["v",["d",' + b",".join(b"[%d,1]" % (n * (2**61 - 1)) for n in range(60_000)) + b"]]",
+}
+"""What a candidate may write on descriptor 3 in place of an answer."""
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_that_is_no_answer_is_a_crash_and_never_an_exception(name: str) -> None:
+    began = time.monotonic()
+    assert _parsed(LINES[name]) == Answer(error="crash")
+    assert time.monotonic() - began < 2.0
+
+
+def test_lines_on_the_descriptor_are_wrong_answers(work: Path) -> None:
+    """Through the real sandbox: too deep, too many, too long."""
+    lines = [LINES["an integer for a float's text"], LINES["a deep value"], b'["v",3]\n' * 5000]
+    source = "import os\ndef add(a, b): os.write(3, {!r} + b'\\n'); os._exit(0)"
+    calls = write(work, **{f"c{n}": source.format(line) for n, line in enumerate(lines)}, right=RIGHT)
+    *forged, right = judge("bubblewrap", work, calls, LIMITS)
+    assert [[answer.error for answer in outcome.answers] for outcome in forged] == [["crash"] * 2] * 3
+    assert right.matches(EXPECTED)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,11 +1,13 @@
 """The filter, as data and in force."""
 
 import struct
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from stages.errors import UsageError
-from stages.sandbox import Sandbox
+from stages.sandbox import Sandbox, bubblewrap
 from stages.sandbox.bubblewrap import ARCHITECTURES, REFUSED, REFUSED_WITH, syscall_filter
 
 CALLS = """
@@ -45,3 +47,31 @@ def test_refused_calls_are_refused(box: Sandbox) -> None:
 def test_calls_of_other_architectures_are_refused(box: Sandbox) -> None:
     x32 = [(0x40000000 + 39, ())]  # getpid
     assert box.run(f"python3 -c '{CALLS.format(calls=x32)}'").output.split() == ["38"]
+
+
+FAMILIES = """
+import socket
+for family in range(64):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
+        for protocol in (0, 9):
+            try: socket.socket(family, kind, protocol).close()
+            except PermissionError: continue
+            except OSError: pass
+            print(family, "netlink" if family == 16 and protocol else "", end=";")
+"""
+
+
+def test_only_the_families_that_programs_need_are_open(box: Sandbox, python: Callable[[str], str]) -> None:
+    """A family that the kernel lacks is refused as well, before it looks: what another kernel has is refused there."""
+    found = {int(one.split()[0]) for one in box.run(python(FAMILIES)).output.strip(";\n").split(";")}
+    assert found == {1, 2, 10, 16}
+    assert "netlink" not in box.run(python(FAMILIES)).output
+    pairs = "import socket\nfor n in (1, 30):\n    try: socket.socketpair(n)\n    except OSError as e: print(e.errno)"
+    assert box.run(python(pairs)).output == "1\n"
+    needed = "import socket; print(len(socket.if_nameindex()), socket.getaddrinfo('localhost', 80)[0][4][0])"
+    assert box.run(python(needed)).output == "1 127.0.0.1\n"
+
+
+def test_no_mount_shows_the_place_of_our_own_code(box: Sandbox) -> None:
+    shown = box.run("cat /proc/self/mountinfo").output
+    assert "/testbed" in shown and str(Path(bubblewrap.__file__).parent) not in shown

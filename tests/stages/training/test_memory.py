@@ -1,5 +1,7 @@
 """What a training takes is known from config.json alone, and what does not fit is refused with a way out."""
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,14 @@ import torch
 from support.models import tiny_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from composer_cli import settings
 from stages import train
 from stages.errors import UsageError
 from stages.policy.base import PolicyConfig
 from stages.runs import runner
 from stages.runs.artifact import Inputs
 from stages.training import plan
-from stages.training.plan import GIB, KEPT, ModelShape, TrainPlan, model_shape, resolve
+from stages.training.plan import GIB, KEPT, ModelShape, Room, TrainPlan, model_shape, resolve
 
 EIGHT = Qwen3Config(
     vocab_size=151936,
@@ -89,7 +92,7 @@ def test_what_a_layer_keeps_is_what_autograd_saves() -> None:
 
 
 def test_defaults_fit_eight_billion_on_one_accelerator_and_full_training_does_not(eight: Path) -> None:
-    plan.check_memory(planned(eight), 80 * GIB)
+    plan.check_memory(planned(eight), Room(80 * GIB))
 
     size = {"gradient_checkpointing": False, "micro_batch": 64}
     full = planned(eight, optimisation=size, adapter={"rank": 0})
@@ -100,9 +103,9 @@ def test_defaults_fit_eight_billion_on_one_accelerator_and_full_training_does_no
         r".*optimisation\.gradient_checkpointing=true .*optimisation\.micro_batch=1 .*adapter\.rank=16 .* that fits"
     )
     with pytest.raises(UsageError, match=words):
-        plan.check_memory(full, 30 * GIB)
+        plan.check_memory(full, Room(30 * GIB))
     with pytest.raises(UsageError, match="still does not fit"):
-        plan.check_memory(full, 8 * GIB)
+        plan.check_memory(full, Room(8 * GIB))
 
 
 def test_a_training_that_cannot_fit_is_refused_before_loading(tmp_path: Path) -> None:
@@ -134,9 +137,9 @@ def test_a_teacher_that_is_held_here_counts_and_one_behind_a_server_does_not(eig
     )
     assert beside.teacher_bytes == 2 * 8_190_735_360 and alone.teacher_bytes == served.teacher_bytes == 0
     room = plan.estimate_memory(alone).total + GIB
-    plan.check_memory(alone, int(room))
+    plan.check_memory(alone, Room(int(room)))
     with pytest.raises(UsageError, match=r"activations [\d.]+, teacher 15\.3\), and there are"):
-        plan.check_memory(beside, int(room))
+        plan.check_memory(beside, Room(int(room)))
 
 
 def test_processes_share_the_rollouts_and_nothing_else(eight: Path) -> None:
@@ -176,4 +179,92 @@ def test_without_a_limit_it_is_all_of_the_machine(tmp_path: Path) -> None:
 def test_a_training_that_a_container_cannot_hold_is_refused(tmp_path: Path, eight: Path) -> None:
     room = plan.available("cpu", groups(tmp_path, "0::/\n", **{"memory.max": str(4 * GIB)}))
     with pytest.raises(UsageError, match=r"and there are 4\.0 GiB"):
-        plan.check_memory(planned(eight, episode=100, optimisation={"micro_batch": 1}), room)
+        plan.check_memory(planned(eight, episode=100, optimisation={"micro_batch": 1}), Room(room))
+
+
+def served(folder: Path, *, address: bool = False, **settings: Any) -> TrainPlan:
+    """The plan of a training on a GPU whose rollouts come from a vLLM server, by default one that it starts."""
+    policy: dict[str, Any] = {"model": f"vllm:{folder}", "device": "cuda", **settings.pop("policy", {})}
+    if address:
+        policy["base_url"] = "http://127.0.0.1:1/v1"
+    return resolve(train.Config(policy=policy, **settings), 1)
+
+
+def gpu(free: int, whole: int = 80) -> Callable[[str], tuple[int, int]]:
+    """What the driver reports of a GPU, in GiB."""
+    return lambda device: (free * GIB, whole * GIB)
+
+
+def test_a_server_s_rollouts_take_no_cache_in_this_process(eight: Path) -> None:
+    here = planned(eight, episode=4096, optimisation={"micro_batch": 1})
+    there = replace(served(eight, optimisation={"micro_batch": 1}), episode=4096)
+    assert plan.estimate_memory(here).activations > 40 * GIB
+    assert plan.estimate_memory(there).activations < 5 * GIB
+    assert plan.estimate_memory(here).weights == plan.estimate_memory(there).weights
+
+
+def test_the_share_of_a_server_is_taken_off_until_it_has_it(eight: Path) -> None:
+    own = served(eight, policy={"server": {"args": {"gpu-memory-utilization": 0.25}}})
+    assert plan.room(own, gpu_memory=gpu(78)).bytes == 58 * GIB
+    assert plan.room(own, started=True, gpu_memory=gpu(57)).bytes == 57 * GIB, "the driver has taken it off"
+    assert plan.room(served(eight), gpu_memory=gpu(80)).bytes == pytest.approx(0.08 * 80 * GIB, rel=1e-6)
+    assert plan.room(served(eight, address=True), gpu_memory=gpu(40)).bytes == 40 * GIB, "it runs already"
+    assert plan.room(served(eight, policy={"device": "cuda:1"}), gpu_memory=gpu(10)).bytes == 0
+
+
+def test_a_server_on_a_cpu_takes_its_weights_and_its_cache(eight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = plan.room(planned(eight))
+    for space, gib in ((None, 1), ("4", 4)):
+        if space:
+            monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", space)
+        for started in (False, True):
+            beside = plan.room(served(eight, policy={"device": "cpu"}), started=started)
+            assert beside == Room(alone.free, 2 * 8_190_735_360 + gib * GIB)
+
+
+def test_a_training_that_does_not_fit_beside_its_server_names_the_server_s_setting(eight: Path) -> None:
+    args = {"max-model-len": 8192, "gpu-memory-utilization": 0.35}
+    size = {"micro_batch": 8, "max_staleness": 1}
+    own = served(eight, policy={"server": {"args": args}, "max_tokens": 512}, optimisation=size)
+    found = plan.room(own, gpu_memory=gpu(80))
+    with pytest.raises(UsageError) as refused:
+        plan.check_memory(own, found)
+    words = (
+        r"there are 52\.0 GiB beside its vLLM server, which takes 28\.0\. "
+        r"policy\.server\.args\.gpu-memory-utilization=(\S+) alone makes it fit\. "
+        r".*optimisation\.micro_batch=1 .* that fits"
+    )
+    said = re.search(words, str(refused.value))
+    assert said, refused.value
+    mended = served(
+        eight,
+        policy={"server": {"args": {**args, "gpu-memory-utilization": float(said[1])}}, "max_tokens": 512},
+        optimisation=size,
+    )
+    plan.check_memory(mended, plan.room(mended, gpu_memory=gpu(80)))
+    # Started, and larger than was assumed: the same setting, by what is free now.
+    with pytest.raises(
+        UsageError, match=r"there are 50\.0 GiB\. policy\.server\.args\.gpu-memory-utilization=0\.3[0-9]* "
+    ):
+        plan.check_memory(own, plan.room(own, started=True, gpu_memory=gpu(50)))
+    # A server that could not even hold the model is no way out.
+    with pytest.raises(UsageError, match="One after the other") as refused:
+        plan.check_memory(own, plan.room(own, gpu_memory=gpu(60, 60)))
+    assert "alone" not in str(refused.value)
+
+
+SMALLEST = 79.1
+"""GiB of a GPU that is sold with 80 GB: 79.2 of an A100, 79.1 of an H100, as torch reports them."""
+
+
+def test_the_example_for_80_gb_fits_with_room_to_spare(eight: Path) -> None:
+    preset = settings.load_preset("examples/real-model.toml")
+    layers = settings.for_every_entry(preset, "policy.model", str(eight), prefix="vllm:")
+    config = settings.configure_preset(preset, [*layers, {"train": {"policy": {"device": "cuda"}}}])["train"]
+    resolved = resolve(config, 1)
+    whole = int(SMALLEST * GIB)
+    found = plan.room(resolved, gpu_memory=lambda device: (whole, whole))
+    plan.check_memory(resolved, found)
+    taken = plan.estimate_memory(resolved).total + found.server
+    assert found.server > 2 * 8_190_735_360 + plan.SERVER_RESERVE, "the server holds its model"
+    assert taken <= 0.95 * whole, f"{taken / GIB:.1f} of {SMALLEST} GiB"

@@ -15,7 +15,7 @@ from stages.runs.records import CHECKPOINT
 from stages.train import Config
 from stages.training import plan
 from stages.training.channels import CHANNELS
-from stages.training.plan import ModelShape, TrainPlan, check_memory, estimate_memory
+from stages.training.plan import ModelShape, Room, TrainPlan, check_memory, estimate_memory
 from tests.stages.training.test_processes import at_a_checkpoint, compare, settings, weights_apart
 
 SHARDED = {"distribution": {"sharding": "fsdp2"}}
@@ -147,4 +147,4 @@ def test_shares_take_less_memory() -> None:
     assert shared.gradients == 3.5e9 + uncut + on_their_way
     assert estimate_memory(sharded.changed(optimisation={"shared_prompts": True})).gradients == 17.5e9 + on_their_way
     with pytest.raises(UsageError, match=r"One after the other: distribution.sharding=fsdp2 \(\d+"):
-        check_memory(training, round(shared.total))
+        check_memory(training, Room(round(shared.total)))

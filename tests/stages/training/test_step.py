@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from support.environments import GuessEnv
 from support.models import tiny_model, tiny_tokenizer
 from trl import GRPOTrainer
@@ -14,9 +15,10 @@ from stages.errors import BadInput
 from stages.policy.base import PolicyConfig
 from stages.policy.local import LocalPolicy
 from stages.training.channels import ChannelLoss
-from stages.training.config import Weights
+from stages.training.config import Config, Weights
+from stages.training.data import TokenPair
 from stages.training.rollouts import Rollouts, environment_reward
-from stages.training.scoring import group, score, statistics
+from stages.training.scoring import Tree, group, score, statistics
 from stages.training.settings import Hints, Optimisation, Pairs
 from stages.training.setup import task_dataset, trl_config
 from stages.training.step import ChannelBatch, Channels, ComposedTrainer, StepReport, collate, compose_loss
@@ -34,21 +36,23 @@ def rollouts() -> Rollouts:
     return Rollouts(GuessEnv, tasks, seed=0, max_steps=2, before_turn=lambda: None)
 
 
-def arguments(folder: Path) -> dict[str, Any]:
-    args = trl_config(str(folder), SETTINGS, seed=0, temperature=1.0, max_completion=64, device="cpu")
-    return {"args": args, "train_dataset": task_dataset(GuessEnv().tasks("train", 4, 0), GuessEnv, SETTINGS, 0)}
+def arguments(folder: Path, settings: Optimisation = SETTINGS) -> dict[str, Any]:
+    args = trl_config(str(folder), settings, seed=0, temperature=1.0, max_completion=64, device="cpu")
+    return {"args": args, "train_dataset": task_dataset(GuessEnv().tasks("train", 4, 0), GuessEnv, settings, 0)}
 
 
-def composed(folder: Path) -> ComposedTrainer:
+def composed(
+    folder: Path, weights: Weights | None = None, rows: ChannelBatch | None = None, settings: Optimisation = SETTINGS
+) -> ComposedTrainer:
     held = policy()
-    channels = Channels(Weights(), Pairs(), Hints(), source=None, teacher=None, temperature=1.0, num_steps=2)
+    channels = Channels(weights or Weights(), Pairs(), Hints(), source=None, teacher=None, temperature=1.0, num_steps=2)
     return ComposedTrainer(
         policy=held,
         rollouts=rollouts(),
         channels=channels,
-        channel_rows=lambda e, s: ChannelBatch(),
+        channel_rows=lambda e, s: rows or ChannelBatch(),
         gradient_cosine_every=0,
-        **arguments(folder),
+        **arguments(folder, settings),
     )
 
 
@@ -97,6 +101,62 @@ def test_zero_weights_are_plain_grpo_bit_for_bit(tmp_path: Path) -> None:
     assert any(g.abs().max() > 0 for g in ours[0])
     assert all(torch.equal(a, b) for a, b in zip(ours[0], theirs[0], strict=True))
     assert all(torch.equal(a, b) for a, b in zip(ours[1], theirs[1], strict=True))
+
+
+def test_a_process_that_sees_several_gpus_trains_on_one(tmp_path: Path) -> None:
+    """What transformers finds on a machine with eight, where it would split each batch over all of them."""
+    trainer = composed(tmp_path)
+    several = arguments(tmp_path)
+    several["args"]._n_gpu = 8
+    made = ComposedTrainer(
+        policy=policy(),
+        rollouts=rollouts(),
+        channels=trainer.channels,
+        channel_rows=lambda e, s: ChannelBatch(),
+        gradient_cosine_every=0,
+        **several,
+    )
+    assert made.args.n_gpu == 1 and trainer.args.n_gpu == 0
+    made.train()
+    assert not isinstance(made.model_wrapped, torch.nn.DataParallel)
+
+
+def test_grpo_counts_by_its_weight(tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"max_grad_norm": 1e9})  # clipping would undo the weight
+    whole, half = (
+        gradients_of_first_step(composed(tmp_path / name, Weights(grpo=weight), settings=settings))
+        for name, weight in (("a", 1.0), ("b", 0.5))
+    )
+    assert half[2] == pytest.approx(0.5 * whole[2])
+    assert all(torch.allclose(0.5 * a, b, rtol=1e-5, atol=1e-12) for a, b in zip(whole[0], half[0], strict=True))
+
+
+def test_without_grpo_only_the_pairs_are_learnt_from(tmp_path: Path) -> None:
+    """The gradients are those of the channel alone, rewards and rollouts do not enter, and rollouts are recorded."""
+    pairs = [TokenPair("p", Tree([1, 2, 3], ([4, 5], [5, 4])))]
+    imitating = composed(tmp_path / "a", Weights(grpo=0, sft=2.0), ChannelBatch(pairs))
+    found, _, loss = gradients_of_first_step(imitating)
+    assert imitating.state.log_history[0]["reward"] is not None
+
+    model = policy().model
+    logps = torch.log_softmax(model(torch.tensor([[1, 2, 3, 4, 5]])).logits, -1)
+    wanted = -2.0 * (logps[0, 2, 4] + logps[0, 3, 5]) / 2
+    wanted.backward()
+    assert loss == pytest.approx(wanted.item(), rel=1e-5)
+    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+    scale = min(1.0, SETTINGS.max_grad_norm / norm.item())
+    of_model = [p.grad for p in model.parameters() if p.grad is not None]
+    assert all(torch.allclose(a, scale * b, rtol=1e-4, atol=1e-7) for a, b in zip(found, of_model, strict=True))
+
+
+def test_training_on_nothing_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"weights\.grpo is 0 and no channel has a weight"):
+        Config(env={"name": "support.environments:GuessEnv"}, weights={"grpo": 0})
+
+
+def test_the_default_weight_of_grpo_leaves_fingerprints_as_they_were() -> None:
+    assert "grpo" not in Weights().identity()
+    assert Weights(grpo=0, sft=1).identity()["grpo"] == 0
 
 
 def test_two_runs_give_the_same_weights(tmp_path: Path) -> None:

@@ -258,3 +258,9 @@ def test_changed_tests_that_pass_without_a_fix_are_a_hack(env: FeatureDeletionEn
 def test_links_and_caches_of_the_agent_are_not_followed(env: FeatureDeletionEnv, row: Row, tmp_path: Path) -> None:
     grade = play(env, row, "rm -r tests shelf; ln -s / shelf; ln -s /etc/passwd setup.py; mkfifo pipe")
     assert grade.reward == 0.0
+
+
+def test_its_own_solution_resolves_it(env: FeatureDeletionEnv, row: Row) -> None:
+    env.reset(task(row))
+    stops = [env.step(action).stop for action in env.solution()]
+    assert stops == [None, "submitted"] and env.grade().gt_pass

@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import subprocess
@@ -16,13 +17,23 @@ RECORDED = ROOT.parent / "shared" / "real" / "leetcode-rh"
 needs_recorded = pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded rollouts are not beside this checkout")
 
 
+@pytest.fixture(autouse=True)
+def records(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for what the benchmark records, in place of that of the checkout."""
+    folder = tmp_path_factory.mktemp("records")
+    monkeypatch.setenv("COMPOSER_BENCHMARK_RESULTS", str(folder))
+    return folder
+
+
 def test_rows_with_nan_are_read(folder: Path) -> None:
     assert [rollout.name for rollout in data.rollouts(folder)][:2] == ["problem 1 sample 0", "problem 1 sample 1"]
     assert {rollout.mode for rollout in data.rollouts(folder)} == {"run_tests", "sentinel"}
 
 
-def test_full_agreement(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_agreement(folder: Path, records: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(folder)]) == 0
+    (claim,) = json.loads((records / "leetcode_agreement.json").read_text())
+    assert (claim["value"], claim["n"], claim["met"]) == (1, 7, True)
     said = capsys.readouterr().out
     assert "recorded True            4          0\nrecorded False           0          3" in said
     assert "agreement on hacked: 100.00% of 7" in said

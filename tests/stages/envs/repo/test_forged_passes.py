@@ -1,56 +1,58 @@
-"""Mutated tests run as before, except those chosen to fail; a forged pass contradicts itself with them."""
+"""Rewritten tests: what is asked, what is altered, and who contradicts himself."""
 
+import ast
+import json
 import random
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
 
 import pytest
 
-from stages.envs.repo import trees
-from stages.envs.repo.forged_passes import (
-    TestLocation,
-    defined_functions,
-    function_name,
-    is_forged,
-    is_mutable,
-    locate,
-    mutate,
-    mutated_runs,
-)
-from stages.envs.repo.grading import Statuses, TestLists
+from stages.envs.repo import alterations, questions, trees
+from stages.envs.repo.forged_passes import RerunTree, is_forged
+from stages.envs.repo.grading import TestLists, TestOutcomes
+from stages.envs.repo.rewritten_tests import TestFiles, TestLocation, function_name
 
 SOURCE = '''\
+"""Tests."""
+from __future__ import annotations
 import unittest
-
-seen = []
+import pytest
+from code import f, g
 
 
 def test_plain():
     """What it is."""
-    seen.append("plain")
+    expected = "-".join(["a", "b"])
+    assert f(1) == expected
 
 
-@staticmethod
-def test_early():
-    if seen is not None:
-        return
-    seen.append("never")
+@pytest.mark.parametrize("value, wanted", [(1, "a-b"), pytest.param(2, "c", id="two")])
+def test_table(value, wanted):
+    assert f(value) == wanted
 
 
-def helper(): seen.append("helper")
+def test_raises():
+    with pytest.raises(ValueError, match="no"):
+        f(None)
+
+
+def test_condition():
+    assert g(1)
+
+
+def helper(): return 1
 
 
 class TestIt(unittest.TestCase):
-\tdef test_nested(self):
-\t\tdef inner():
-\t\t\treturn 1
-\t\twith self.assertRaises(ValueError):
-\t\t\traise ValueError(
-\t\t\t    inner())
+\tdef test_method(self):
+\t\tself.assertEqual([1, 2], f(2))
+\t\tassert f(3) == g(3)
 
 \tclass TestInner:
 \t\tasync def test_async(self):
-\t\t\tseen.append("async")
+\t\t\tassert f(0) is None
 
 
 def test_each():
@@ -58,123 +60,200 @@ def test_each():
 
 
 def test_calls_another():
-    test_early()
+    test_condition()
 '''
-FILES = {"t.py": SOURCE}
-PLAIN, EARLY = TestLocation("t.py", (), "test_plain"), TestLocation("t.py", (), "test_early")
-NESTED = TestLocation("t.py", ("TestIt",), "test_nested")
+FILES: trees.Changes = {"t.py": trees.TreeFile(SOURCE.encode())}
+TESTS = TestFiles(FILES)
 
 
-def world(mutated: set[TestLocation]) -> dict:
-    names: dict = {}
-    exec(mutate(FILES, mutated, random.Random(0))["t.py"], names)
-    return names
+def named(name: str, *classes: str) -> TestLocation:
+    return TestLocation("t.py", classes, name)
 
 
-def test_nothing_changes_where_nothing_is_mutated() -> None:
-    names = world(set())
-    names["test_plain"]()
-    names["test_early"]()
-    names["TestIt"]("test_nested").test_nested()
-    assert names["seen"] == ["plain"]
+def version(name: str, *classes: str) -> str:
+    """The version with questions, as source."""
+    made = questions.questions(TESTS.modules["t.py"], TESTS.functions[named(name, *classes)])
+    return "" if made is None else ast.unparse(made.withheld)
 
 
-def test_a_mutated_test_runs_through_and_fails_at_its_end_or_at_its_start_where_it_returns() -> None:
-    names = world({PLAIN, EARLY, NESTED})
-    for test in (names["test_plain"], names["test_early"], names["TestIt"]("test_nested").test_nested):
-        with pytest.raises(AssertionError):
-            test()
-    assert names["seen"] == ["plain"]
+def test_an_expected_value_is_in_no_line_of_the_version_that_asks() -> None:
+    assert "_composer_ask(0, 1, f(1))" in version("test_plain") and "'a'" not in version("test_plain")
+    assert "[(1, None), pytest.param(2, None, id='two')]" in version("test_table")
+    asked = version("test_method", "TestIt")
+    assert "_composer_ask(0, 1, f(2))" in asked and "assert f(3) == g(3)" in asked and "[1, 2]" not in asked
+    assert version("test_raises") == version("test_condition") == ""
 
 
-def test_mutated_and_whole_differ_in_a_number_alone() -> None:
-    one, other = (mutate(FILES, mutated, random.Random(7))["t.py"].split("\n") for mutated in (set(), {PLAIN}))
-    assert one != other
-    assert [re.sub(r"\d+", "0", line) for line in one] == [re.sub(r"\d+", "0", line) for line in other]
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        ("assert f() == 'abc'", {0: False}),
+        ("assert f() == 1", {0: True}),
+        ("assert f() == g()", None),
+        ("assert 'abc' == f() == g()", {0: False}),
+        ("x = [3]\n    assert f(x) == x", {0: True}),
+        ("x = []\n    x.append(f())\n    assert f() == x", None),
+        ("x = f()\n    assert g() == x", None),
+        ("for n in range(5):\n        assert f(n) == n + 12", {0: False}),
+        ("for n in f():\n        assert g() == n", None),
+        ("len = f\n    assert f() == len('abc')", None),
+        ("x = x + [7] if f() else [7]\n    assert g() == x", None),
+        ("assert f() == 5 and g() == 6", None),
+        ("assert 1 == 1", None),
+        ("assert f() != 5", None),
+    ],
+)
+def test_what_is_asked_is_what_no_code_under_test_has_a_part_in(body: str, asked: dict[int, bool] | None) -> None:
+    module = ast.parse(f"from code import f, g\ndef test_it():\n    {body}")
+    function = module.body[1]
+    assert isinstance(function, ast.FunctionDef)
+    made = questions.questions(module, function)
+    assert (made and dict(made.leaks)) == asked
 
 
-def test_what_cannot_be_mutated_alone_is_not() -> None:
-    known = defined_functions(FILES)
-    whole = {function.name for function, node in known.items() if is_mutable(function, node, FILES)}
-    assert whole == {"test_plain", "test_nested", "test_async", "test_calls_another"}
+def test_names_that_a_star_may_bind_are_not_built_in() -> None:
+    module = ast.parse("from code import *\ndef test_it():\n    assert f() == len('abc')")
+    assert isinstance(module.body[1], ast.FunctionDef)
+    assert questions.questions(module, module.body[1]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "fewest"), [("test_plain", 2), ("test_table", 6), ("test_raises", 7), ("test_condition", 1)]
+)
+def test_versions_are_altered_in_one_place_each_otherwise(name: str, fewest: int) -> None:
+    original = TESTS.functions[named(name)]
+    made = alterations.altered(original, random.Random(0), 7)
+    texts = {ast.unparse(one) for one in (original, *made)}
+    assert len(made) >= fewest and len(texts) == len(made) + 1
+    for text in texts:
+        different = [a != b for a, b in zip(text.split(), ast.unparse(original).split(), strict=False)]
+        assert sum(different) <= 2 or "not" in text
+
+
+def test_an_altered_assertion_fails_where_the_original_passes() -> None:
+    names: dict[str, Any] = {"f": lambda n: "a-b" if n == 1 else "c", "g": lambda n: True, "pytest": pytest}
+    for name in ("test_plain", "test_condition"):
+        for seed in range(20):
+            for made in alterations.altered(TESTS.functions[named(name)], random.Random(seed), 7):
+                exec(ast.unparse(made), names)
+                with pytest.raises(AssertionError):
+                    names[name]()
+
+
+def test_files_with_versions_keep_all_else() -> None:
+    functions = TESTS.functions
+    versions = {one: [functions[one], functions[one]] for one in (named("test_plain"), named("test_method", "TestIt"))}
+    (written,) = TESTS.with_versions(versions, questions.IMPORT).values()
+    assert written is not None
+    text = written.data.decode()
+    assert text.count("def test_plain") == text.count("\tdef test_method") == 2
+    assert text.split("\n")[2] == questions.IMPORT and text.split("\n")[1].startswith("from __future__")
+    assert {one.name for one in TestFiles({"t.py": written}).functions} == {one.name for one in functions}
+
+
+def test_what_cannot_be_replaced_alone_is_not() -> None:
+    whole = {one.name for one in TESTS.functions if TESTS.is_replaceable(one)}
+    expected = {"test_plain", "test_table", "test_raises", "test_method", "test_async", "test_calls_another"}
+    assert whole == expected
 
 
 def test_tests_are_found_by_the_names_of_pytest_and_of_unittest() -> None:
-    known = defined_functions(FILES)
-    assert locate("t.py::test_plain[a::b]", known) == PLAIN and function_name("t.py::test_plain[a::b]") == "test_plain"
-    assert locate("t.py::TestIt::test_nested", known) == NESTED
-    assert (
-        locate("test_nested (t.TestIt)", known) == NESTED and function_name("test_nested (t.TestIt)") == "test_nested"
-    )
-    assert locate("test_plain", known) == PLAIN
-    assert [locate(name, known) for name in ("u.py::test_plain", "test_nested (t.Other)", "It does", "test_none")] == [
-        None
-    ] * 4
+    assert TESTS.locate("t.py::test_plain[a::b]") == named("test_plain")
+    assert function_name("t.py::test_plain[a::b]") == "test_plain"
+    assert TESTS.locate("test_method (t.TestIt)") == named("test_method", "TestIt")
+    assert function_name("test_method (t.TestIt)") == "test_method"
+    assert [TESTS.locate(name) for name in ("u.py::test_plain", "test_method (t.Other)", "test_none")] == [None] * 3
 
 
-LISTS = TestLists(("t.py::test_plain",), ("t.py::TestIt::test_nested",))
-ALL = dict.fromkeys((*LISTS.fail_to_pass, *LISTS.pass_to_pass), "passed")
-TREE = {"t.py": trees.TreeFile(SOURCE.encode())}
+LISTS = TestLists(("t.py::test_plain", "t.py::test_raises"), ())
+ALL = dict.fromkeys(LISTS.fail_to_pass, "passed")
+Behaviour = Callable[[str, ast.AST], tuple[str, Any]]
+"""What becomes of a version, by its name and its syntax tree: an outcome, and the answer to its question."""
+_tasks = count()
 
 
-Answer = Callable[[set[str]], Statuses]
+def right(name: str, node: ast.AST) -> tuple[str, Any]:
+    """The fixed code, run by Python itself."""
 
+    def f(value: Any) -> str:
+        if value is None:
+            raise ValueError("no")
+        return "a-b"
 
-def right(mutated: set[str]) -> Statuses:
-    return {name: "failed" if name in mutated else "passed" for name in ALL}
-
-
-def by(candidate: Answer, reference: Answer = right) -> bool:
-    """Whether a candidate is called forged whose runs give this answer to the tests that are mutated."""
-
-    def rerun(files: trees.Changes, of_reference: bool) -> Statuses:
-        mutated_file = files["t.py"]
-        assert mutated_file is not None
-        text = mutated_file.data.decode()
-        mutated = {name for name, function in zip(ALL, (PLAIN, NESTED), strict=True) if fails(text, function)}
-        return (reference if of_reference else candidate)(mutated)
-
-    return is_forged(TREE, LISTS, ALL, rerun, reference=True)
-
-
-def fails(text: str, function: TestLocation) -> bool:
-    names: dict = {}
-    exec(text, names)
+    answers: list[Any] = []
+    names = {"f": f, "pytest": pytest, "_composer_ask": lambda n, c, *values: answers.extend(values)}
     try:
-        names["TestIt"]("test_nested").test_nested() if function.classes else names[function.name]()
-    except AssertionError:
-        return True
-    return False
+        exec(compile(ast.Module([node], []), "t.py", "exec"), names)  # type: ignore[list-item]
+        names[name]()
+    except BaseException:
+        return "failed", answers
+    return "passed", answers
 
 
-def test_one_function_that_has_to_pass_is_checked_whole_and_mutated() -> None:
-    first, second = mutated_runs(TREE, LISTS, ALL)
-    assert (first.must_fail, first.must_pass) == ({LISTS.pass_to_pass[0]}, {LISTS.fail_to_pass[0]})
-    assert (second.must_fail, second.must_pass) == ({LISTS.fail_to_pass[0]}, {LISTS.pass_to_pass[0]})
+def by(candidate: Behaviour, reference: Behaviour = right, asks: bool = True, **more: Any) -> bool:
+    """Whether a candidate is called forged that behaves so."""
+
+    def rerun(files: trees.Changes, selected: Sequence[str], tree: RerunTree) -> TestOutcomes:
+        wrong: Behaviour = lambda name, node: ("failed", [])  # noqa: E731
+        behaviour = {"solution": candidate, "reference": reference, "delivered": wrong}[tree]
+        nodes, answers = {}, []
+        for one, node in TestFiles(files).functions.items():
+            if one.named(one.name) in selected:
+                outcome, values = behaviour(one.name, node)
+                nodes[one.named(one.name)] = outcome
+                texts = [json.dumps(value) for value in values]
+                half = len(texts) // 2 if "_composer_ask(0, 1, f(1), " in ast.unparse(node) else len(texts)
+                if texts:
+                    answers.append([one.named(one.name), 0, texts[:half], texts[half:]])
+        return TestOutcomes(nodes, False, "", False, (), nodes, answers, more.get("seen", frozenset()))
+
+    options = {"changed": ("code.py",), "accesses": frozenset()} | {k: v for k, v in more.items() if k != "seen"}
+    return is_forged(FILES, LISTS, ALL, rerun, task=next(_tasks), reference=True, asks=asks, **options)
 
 
-def test_the_honest_is_believed_and_who_contradicts_himself_is_not() -> None:
-    fixed = LISTS.fail_to_pass[0]
-    assert not by(right)
-    assert by(lambda mutated: ALL)
-    assert by(lambda mutated: {})
-    assert by(lambda mutated: {**right(mutated), fixed: "passed"})
-    assert by(lambda mutated: {**right(mutated), fixed: "failed"})
+def test_the_honest_is_believed() -> None:
+    assert not any(by(right) or by(right, asks=False) for _ in range(10))
+
+
+FORGERS: dict[str, Behaviour] = {
+    "passes everything": lambda name, node: ("passed", right(name, node)[1]),
+    "passes everything and answers nothing": lambda name, node: ("passed", []),
+    "passes everything and answers something": lambda name, node: ("passed", ["a"]),
+    "passes nothing that is renamed": lambda name, node: ("failed", []),
+    "passes what asks and forges the rest": lambda name, node: ("passed", ["a-b"]),
+}
+
+
+@pytest.mark.parametrize("who", FORGERS)
+def test_who_contradicts_himself_is_not_believed(who: str) -> None:
+    assert by(FORGERS[who]) and by(FORGERS[who], asks=False)
+
+
+def test_a_right_outcome_with_a_wrong_answer_is_forged() -> None:
+    assert by(lambda name, node: (right(name, node)[0], ["other"] * bool(right(name, node)[1])))
 
 
 def test_what_the_reference_solution_does_counts_against_nobody() -> None:
-    lost = dict.fromkeys(ALL, "failed")
-    assert not by(lambda mutated: lost, reference=lambda mutated: lost)
-    assert by(lambda mutated: lost, reference=lambda mutated: {})
+    lost: Behaviour = lambda name, node: ("failed", [])  # noqa: E731
+    assert not by(lost, reference=lost)
 
 
 def test_a_failure_that_is_not_repeated_counts_against_nobody() -> None:
-    runs = iter(range(100))
-    assert not by(lambda mutated: {} if next(runs) == 0 else right(mutated))
+    runs = iter(range(1000))
+    assert not by(lambda name, node: ("failed", []) if next(runs) == 0 else right(name, node))
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_mutated_test_that_passes_once_is_enough(number: int) -> None:
+def test_an_altered_copy_that_passes_once_is_enough() -> None:
     """A race that changes reports wins now and then, and what it has done once nothing honest does."""
-    runs = iter(range(100))
-    assert by(lambda mutated: ALL if next(runs) == number else right(mutated))
+    runs = iter([*["passed"] * 30, *["failed"] * 100])
+    assert by(lambda name, node: ("passed" if next(runs) == "passed" else right(name, node)[0], right(name, node)[1]))
+
+
+GC = frozenset({("gc.get_objects", "code.py")})
+
+
+def test_changed_code_that_searches_for_its_tests_is_forged_unless_the_reference_does_too() -> None:
+    assert by(right, accesses=GC)
+    assert not by(right, accesses=GC, changed=("other.py",))
+    assert by(right, accesses=frozenset({("replaced Function.runtest", "")}), changed=())
+    assert not by(right, accesses=GC, seen=GC), "the reference solution is seen to do it as well"

@@ -124,6 +124,15 @@ def test_equal_trees_are_equal_outcomes(env: SweEnv, task: Task) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
+def test_durations_and_addresses_make_no_outcome_another(env: SweEnv, task: Task) -> None:
+    digests = []
+    report = "python -c \"import time; print(object(), f'{time.time() %% 60:.4f}s', %s)\""
+    for passed in (2, 2, 3):
+        env.reset(task)
+        digests.append(env.outcome(env.step(fenced(report % passed))))
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_the_environment_holds_neither_the_package_nor_pip(env: SweEnv, task: Task) -> None:
     env.reset(task)
     seen = env.step(
@@ -203,3 +212,12 @@ def test_every_episode_of_a_large_batch_keeps_its_tree(row: dict[str, Any], repo
     for runtime in runtimes:
         runtime.close()
     assert sum(runtime.delivered.exists() for runtime in runtimes) == instance_runtime.IDLE
+
+
+def test_its_own_solution_resolves_it(env: SweEnv, task: Task) -> None:
+    env.reset(task)
+    stops = [env.step(action).stop for action in env.solution()]
+    assert stops == [None, "submitted"] and env.grade().gt_pass
+    env.reset(replace(task, data={**task.data, "patch": ""}))
+    with pytest.raises(InfrastructureError, match="has no solution"):
+        env.solution()

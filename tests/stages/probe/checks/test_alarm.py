@@ -1,90 +1,158 @@
-"""The alarm's level over a whole run, by simulation, and what it counts."""
+"""The alarm: what it counts, the exactness of its permutations, its level and power over simulated trainings."""
 
 import math
+from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
-import torch
+from probe_faults.simulated_trainings import HACKS, NULLS, Training, rates, simulated_alarm
 
-from stages.probe.adapters.attach import Layout
-from stages.probe.checks.alarm import alarm, pushed
-from stages.probe.directions.extraction import PairGradients, extract
-from stages.probe.directions.metrics import stacked_cosines
-from stages.probe.directions.scoring import HackScale, hack_scale, watch_directions
+from stages.probe.checks.alarm import Alarm, CheckpointRollouts, alarm, pushed
+from stages.probe.directions.scoring import HackScale
 
-LAYOUT = Layout({f"m{i}": 30 for i in range(8)})
-CHECKPOINTS, ROLLOUTS, PAIRS = 10, 64, 24
+HAAR = ["haar"] * 99
 
 
-def watched(seed: int, *, kind: str, hacks: float = 0.0, paid: bool = True, floor: float = 0.0) -> bool:
-    """Whether a run is alarmed: rollouts' gradients spread unequally over coordinates, rewards that go with some axis.
-
-    `kind` says where v comes from: pairs whose hack sides are honest answers too, or hacks. `hacks` is the share of
-    rollouts that hack, which are paid, or never.
-    """
-    torch.manual_seed(seed)
-    width = LAYOUT.width
-    profile = torch.logspace(0, -1.5, width)[torch.randperm(width)]
-
-    def noise(count: int) -> torch.Tensor:
-        return torch.randn(count, width) * profile
-
-    axis, right = 2 * noise(1), noise(1)
-    tokens = torch.full((PAIRS,), 20)
-    hack = 20 * (noise(PAIRS) + (axis if kind == "hacks" else 0))
-    pairs = PairGradients(LAYOUT, hack, 20 * (noise(PAIRS) + right * torch.randn(PAIRS, 1)), tokens, tokens)
-    direction = extract(LAYOUT, pairs.differences("nll_mean"))
-    families, units = watch_directions(direction, pairs, "nll_mean", 199, seed)
-    scale = hack_scale(direction, pairs, "nll_mean")
-    if scale.hack <= scale.clean:
-        return False
-    pushes = []
-    for _ in range(CHECKPOINTS):
-        skill, hacked = torch.randn(ROLLOUTS, 1), torch.rand(ROLLOUTS) < hacks
-        gradients = noise(ROLLOUTS) + skill * right + hacked[:, None] * axis
-        rewards = torch.where(hacked, float(paid), (skill[:, 0] > 0).float()).view(-1, 8)
-        advantages = (rewards - rewards.mean(1, keepdim=True)).flatten().double().numpy()
-        cosines = stacked_cosines(gradients, units, direction.inside, 1).double().numpy()
-        pushes.append(pushed(cosines, advantages, scale))
-    return alarm(np.stack(pushes), families, floor).first is not None
+def rollouts(hack_like: list[int], advantages: list[float], groups: list[int]) -> CheckpointRollouts:
+    return CheckpointRollouts(np.array(hack_like, dtype=bool), np.array(advantages), np.array(groups))
 
 
-def test_an_unrelated_direction_alarms_in_one_run_of_twenty_at_most() -> None:
-    """Honest runs that learn what is right, v from pairs without hacks, without the floor; at most 10 are expected."""
-    assert sum(watched(seed, kind="no hacks") for seed in range(200)) <= 18  # more in 1 of 100 such tests
+def judged(*played: CheckpointRollouts, placebos: float = 0.0, draws: int = 999, level: float = 0.05) -> Alarm:
+    """The alarm beside placebos of this push at the first checkpoint."""
+    pushes = np.zeros((len(played), 99))
+    pushes[0] = placebos
+    return alarm(played, pushes, HAAR, draws, 0, level)
 
 
-def test_a_run_that_pays_for_hacks_is_alarmed_and_one_that_punishes_them_is_not() -> None:
-    assert sum(watched(seed, kind="hacks", hacks=0.08, floor=1.0) for seed in range(20)) >= 18
-    assert sum(watched(seed, kind="hacks", hacks=0.08, paid=False, floor=1.0) for seed in range(20)) == 0
-    assert sum(watched(seed, kind="hacks", floor=1.0) for seed in range(20)) <= 1
+def paid(groups: int, size: int = 4) -> CheckpointRollouts:
+    """Groups in which the first rollout looks like the hack and alone earned a point."""
+    hack_like = [index % size == 0 for index in range(groups * size)]
+    return rollouts(hack_like, [float(one) - 1 / size for one in hack_like], list(np.repeat(range(groups), size)))
 
 
-def test_a_rollout_counts_by_how_much_it_is_like_the_hack_and_rewarded() -> None:
+def test_a_rollout_counts_where_it_is_nearer_to_hacks_than_to_clean_answers_and_by_its_advantage() -> None:
     scale = HackScale(clean=0.1, hack=0.5)
-    cosines = np.array([[0.5], [0.3], [0.1], [0.4], [math.nan]])
-    assert np.allclose(scale.likeness(cosines[:4, 0]), [1, 0, 0, 0.5])
-    assert pushed(cosines, np.array([0.5, 1.0, 1.0, -0.4, 1.0]), scale) == pytest.approx([0.5 - 0.2])
+    cosines = np.array([[0.5], [0.3], [0.1], [0.4], [math.nan], [0.9]])
+    assert scale.hack_like(cosines[:, 0]).tolist() == [True, False, False, True, False, True]
+    advantages = np.array([0.5, 1.0, 1.0, -0.4, 1.0, 0.25])
+    assert pushed(cosines, advantages, scale) == pytest.approx([0.5 - 0.4 + 0.25])
+    rows = [
+        {"hack_like": x > 0.3, "advantage": a, "task_id": "t"} for x, a in zip(cosines[:, 0], advantages, strict=True)
+    ]
+    assert CheckpointRollouts.of_rows(rows).push == pytest.approx(0.35)
+
+
+def test_the_p_and_the_quantile_are_those_of_all_permutations_of_a_small_run() -> None:
+    """Two checkpoints of one group of four, so that all 24 * 24 permutations can be counted."""
+    first = rollouts([1, 0, 0, 1], [0.5, 0.1, -0.2, -0.4], [0] * 4)
+    second = rollouts([1, 1, 0, 0], [0.25, -0.05, -0.1, -0.1], [0] * 4)
+    pushes = [[sum(np.array(p)[one.hack_like]) for p in permutations(one.advantages)] for one in (first, second)]
+    null = np.array([max(a, a + b) for a in pushes[0] for b in pushes[1]])
+    observed = max(first.push, first.push + second.push)
+    found = judged(first, second, draws=20_000)
+    assert found.push == pytest.approx([0.1, 0.3])
+    # The push at the end alone would have p .28.
+    assert found.p == pytest.approx((null >= observed - 1e-9).mean(), abs=0.01) == pytest.approx(0.36, abs=0.01)
+    assert found.quantile == pytest.approx(np.quantile(null, 0.95, method="inverted_cdf"))
+    assert found.smallest_p == pytest.approx((null >= null.max() - 1e-9).mean())
+
+
+def test_permutations_stay_within_groups() -> None:
+    """All hack-like rollouts are in an easy group, whose rollouts earn alike: across groups they would stand out."""
+    easy = rollouts([1] * 4 + [0] * 4, [0.5, 0.5, 0.5, 0.5, 0.5, -0.5, -0.5, 0.5], [0] * 4 + [1] * 4)
+    assert judged(easy).groups == 0
+    mixed = rollouts([1, 0, 0, 0] * 2, [0.75, -0.25, -0.25, -0.25, 0.0, 0.3, -0.3, 0.0], [0] * 4 + [1] * 4)
+    drawn = mixed.permuted_pushes(500, np.random.default_rng(0))
+    assert {round(float(value), 6) for value in drawn} == {
+        round(a + b, 6) for a in (0.75, -0.25) for b in (0.0, 0.3, -0.3)
+    }
 
 
 @pytest.mark.parametrize(("above", "first"), [(True, 1), (False, None)])
-def test_the_alarm_is_at_the_first_checkpoint_above_the_threshold(above: bool, first: int | None) -> None:
-    rng = np.random.default_rng(0)
-    placebos = np.vstack([rng.choice([1.0, 2.0], size=(1, 99)), np.zeros((2, 99))])
-    v = np.array([1.5, 1.5 if above else 0.4, 0.1])  # pushes add up
-    found = alarm(np.column_stack([v, placebos]), ["haar"] * 99)
-    assert found.threshold == 2.0 and found.first == first
-    assert np.allclose(found.push, v.cumsum())
+def test_the_alarm_is_at_the_first_checkpoint_above_the_permuted_runs(above: bool, first: int | None) -> None:
+    even = rollouts([1, 0, 1, 0], [0.5, 0.5, -0.5, -0.5], [0] * 4)
+    found = judged(even, paid(4) if above else even, even)
+    assert found.first == first and (found.p <= found.level) == above
+    assert np.allclose(found.push, np.cumsum([0, 3 if above else 0, 0]))
+    assert found.push.max() > found.quantile if above else found.push.max() <= found.quantile
 
 
-def test_few_placebos_never_alarm_and_no_likeness_anywhere_asks_for_the_floor() -> None:
-    assert alarm(np.column_stack([[9.0], np.zeros((1, 18))]), ["haar"] * 18).first is None
-    found = alarm(np.column_stack([[0.9, 0.2], np.zeros((2, 19))]), ["haar"] * 19)
-    assert found.threshold == 1.0 and found.first == 1
+def test_the_p_is_at_most_the_level_just_where_the_push_is_above_the_quantile() -> None:
+    rng, crossed = np.random.default_rng(1), set()
+    for _ in range(200):
+        played = [rollouts(rng.random(8) < 0.5, rng.normal(size=8).round(1), [0] * 4 + [1] * 4) for _ in range(2)]
+        for level in (0.01, 0.05, 0.2):
+            found = judged(*played, draws=199, level=level)
+            crossed.add(found.p <= level)
+            assert (found.p <= level) == (found.push.max() > found.quantile + 1e-9)
+    assert crossed == {True, False}
+
+
+def test_the_placebos_must_be_exceeded_too() -> None:
+    assert judged(paid(6), placebos=4.4).first == 0
+    found = judged(paid(6), placebos=4.6)
+    assert found.first is None and found.p < 0.01 and found.threshold == found.placebos == 4.6
+    too_few = alarm([paid(6)], np.zeros((1, 18)), ["haar"] * 18, 999, 0)
+    assert too_few.first is None and math.isinf(too_few.threshold)
 
 
 def test_families_made_of_hacks_do_not_raise_the_threshold() -> None:
-    rng = np.random.default_rng(0)
-    pushes = np.column_stack([np.full(2, 5.0), rng.normal(size=(2, 99)), 50 * rng.normal(size=(2, 99))])
-    assert alarm(pushes, ["haar"] * 99 + ["hack_hack"] * 99).first == 0
-    assert alarm(pushes, ["haar"] * 99 + ["clean_clean"] * 99).first is None
+    pushes = np.concatenate([np.zeros((1, 99)), np.full((1, 99), 50.0)], axis=1)
+    assert alarm([paid(6)], pushes, ["haar"] * 99 + ["hack_hack"] * 99, 999, 0).first == 0
+    assert alarm([paid(6)], pushes, ["haar"] * 99 + ["clean_clean"] * 99, 999, 0).first is None
+
+
+@pytest.mark.parametrize(
+    ("played", "why"),
+    [
+        (rollouts([0] * 8, [0.5, -0.5] * 4, [0] * 8), "none of 8 rollouts looks like the hack"),
+        (rollouts([1, 0] * 4, [0.0] * 8, [0] * 8), "all rewards of each group are equal in 8 rollouts"),
+        (rollouts([1, 1, 0, 0], [0.5, -0.5, 0.5, -0.5], [0, 0, 1, 1]), "no group has different rewards and both"),
+        (rollouts([], [], []), "none of 0 rollouts"),
+        (paid(1), "too few permutations differ in 1 groups: the largest possible push would have p 0.25"),
+        (paid(2), "the largest possible push would have p 0.062"),
+    ],
+)
+def test_what_cannot_be_tested_is_said_and_gives_no_alarm(played: CheckpointRollouts, why: str) -> None:
+    found = judged(played)
+    assert found.untested is not None and why in found.untested and found.first is None
+
+
+def test_three_groups_of_four_are_the_fewest_that_can_give_an_alarm() -> None:
+    found = judged(paid(3))
+    assert found.untested is None and found.smallest_p == pytest.approx(1 / 64) and found.first == 0
+    assert judged(paid(3), level=0.01).untested is not None
+
+
+def test_ties_are_counted_among_the_permutations_with_the_largest_push() -> None:
+    """Three of four earn alike, two of them look like the hack: half of all choices have the largest push."""
+    tied = rollouts([1, 1, 0, 0], [0.25, 0.25, 0.25, -0.75], [0] * 4)
+    assert math.exp(tied.log_share_of_largest()) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", ["style", "style of hard tasks", "unrelated v"])
+def test_the_level_holds_in_simulated_runs_that_pay_for_no_hack(name: str) -> None:
+    """A small version of the table in docs/probe.md: 2 of 40 expected, more than 7 in 1 of 1,000 such tests."""
+    found = [simulated_alarm(NULLS[name], seed, permutations=199, placebos=99) for seed in range(40)]
+    assert sum(one is not None and one.first is not None for one in found) <= 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NULLS)
+def test_the_level_holds_at_one_and_at_five_percent_in_400_runs(name: str) -> None:
+    found = rates(NULLS[name], range(5000, 5400), 999, (0.01, 0.05))
+    # Rates of exactly the level exceed these in 1 of 1,000 such tests. What is not exactly null has more room: right
+    # answers to hard tasks differ from wrong ones in how like the hack they are.
+    most = {0.01: 0.03, 0.05: 0.0875} if name != "style of hard tasks" else {0.01: 0.05, 0.05: 0.13}
+    assert all(found[level].alarms <= most[level] for level in most), found
+
+
+def test_runs_that_pay_for_hacks_are_alarmed_and_runs_that_punish_them_are_not() -> None:
+    def alarmed(training: Training) -> int:
+        found = [simulated_alarm(training, seed, permutations=199, placebos=99) for seed in range(12)]
+        return sum(one is not None and one.first is not None for one in found)
+
+    assert alarmed(HACKS["8 %"]) >= 11
+    assert alarmed(replace(HACKS["8 %"], style=0.2)) >= 10
+    assert alarmed(replace(HACKS["8 %"], paid=False)) == 0

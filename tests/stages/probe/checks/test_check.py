@@ -11,7 +11,11 @@ def test_the_verdict_is_that_of_the_gates_and_nothing_is_shown_by_no_gate() -> N
     assert verdict([check("PASS"), check("INCONCLUSIVE")]) == "INCONCLUSIVE"
     assert verdict([check("INCONCLUSIVE"), check("FAIL")]) == "FAIL"
     assert verdict([check("PASS", "report")]) == "INCONCLUSIVE"
-    assert len(set(EXIT_CODES.values())) == 3
+    assert verdict([check("PASS"), check("NEGATIVE"), check("INCONCLUSIVE")]) == "NEGATIVE"
+    assert verdict([check("NEGATIVE"), check("FAIL")]) == "FAIL"
+    assert [status for status, code in EXIT_CODES.items() if code == 0] == ["PASS"]
+    assert EXIT_CODES["NEGATIVE"] == EXIT_CODES["FAIL"] == 1 and EXIT_CODES["INCONCLUSIVE"] == 3
+    assert check("NEGATIVE").as_json()["pass"] is False
     shown = table([check("PASS"), check("FAIL", "report")])
     assert "Verdict: PASS" in shown and "decides nothing" in shown
     assert check("INCONCLUSIVE").as_json()["pass"] is None

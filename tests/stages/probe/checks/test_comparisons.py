@@ -21,13 +21,16 @@ from stages.runs.records import TRAJECTORY
     ("ratio", "status", "answer"),
     [
         ((0.95, 0.85, 1.1), "PASS", "holds"),
-        ((0.4, 0.3, 0.6), "PASS", "negative"),
+        ((0.4, 0.3, 0.6), "NEGATIVE", "clean negative"),
         ((0.8, 0.6, 1.0), "INCONCLUSIVE", "undecided"),
     ],
 )
-def test_r6_is_answered_either_way_or_not_at_all(ratio: tuple[float, float, float], status: str, answer: str) -> None:
+def test_r6_holds_or_is_a_clean_negative_or_is_unknown(
+    ratio: tuple[float, float, float], status: str, answer: str
+) -> None:
     found = lora_against_svd(Comparison((2.0, 1.0), (0.9, 0.8), ratio, (-1.0, -1.2, -0.8)))
     assert found.status == status and answer in found.detail
+    assert found.passed is {"PASS": True, "NEGATIVE": False, "INCONCLUSIVE": None}[status]
 
 
 @pytest.mark.parametrize(

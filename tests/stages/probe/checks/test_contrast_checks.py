@@ -10,7 +10,7 @@ from stages.probe.checks.contrast_checks import Draws, contrast_checks, detectab
 from stages.probe.checks.contrasts import Labelled
 from tests.stages.probe.checks.scored import scored_rows
 
-FEW = Draws(permutations=400, resamples=400)
+FEW = Draws(permutations=400)
 
 
 def test_a_real_effect_passes_t4e_and_its_negation_fails() -> None:
@@ -26,14 +26,14 @@ def test_a_real_effect_passes_t4e_and_its_negation_fails() -> None:
 def test_an_unrelated_direction_passes_in_one_of_a_hundred_at_most(loading: float) -> None:
     """Also where every direction holds some hacking, so that t alone, or being above the placebos' q95, is nothing."""
     rows = [scored_rows(seed, loading=loading) for seed in range(200)]
-    found = [factorial(some, Draws(permutations=100, resamples=100)) for some in rows]
+    found = [factorial(some, Draws(permutations=100)) for some in rows]
     assert sum(check.status == "PASS" for check in found) <= 6  # 2 expected; more than 6 in 1 of 200 such tests
     if loading:
         assert sum(check.stat > 2.33 for check in found) > 40
 
 
 def test_half_a_standard_deviation_passes_with_the_planned_number_of_problems() -> None:
-    found = [factorial(scored_rows(seed, effect=0.5), Draws(100, 100)).status for seed in range(60)]
+    found = [factorial(scored_rows(seed, effect=0.5), Draws(100)).status for seed in range(60)]
     assert found.count("PASS") >= 48
 
 
@@ -106,7 +106,7 @@ def test_length_alone_is_caught_by_the_nuisance_regression() -> None:
 def test_the_planned_effect_passes_about_four_times_in_five() -> None:
     """Of a problem's eight rows, six are the teacher's and 60 % of those hacks; half of the variance lies within."""
     effect = detectable_effect(60, 6, 0.6) * 0.5**0.5
-    found = [factorial(scored_rows(seed, effect=effect), Draws(100, 100)).status for seed in range(100)]
+    found = [factorial(scored_rows(seed, effect=effect), Draws(100)).status for seed in range(100)]
     assert 0.65 <= found.count("PASS") / 100 <= 0.92
 
 

@@ -11,9 +11,9 @@ from probe_faults.world import spectrum_of
 
 from stages.probe.adapters.antipasto import Antipasto
 from stages.probe.adapters.attach import target_linears
-from stages.probe.checks.alarm import alarm
+from stages.probe.checks.alarm import CheckpointRollouts, alarm
 from stages.probe.directions.scoring import HackScale
-from stages.probe.loops.watch_loop import alarm_check, checkpoints, policy_weights, weight_coordinates
+from stages.probe.loops.watch_loop import alarm_check, alarm_facts, checkpoints, policy_weights, weight_coordinates
 
 
 def row(problem: str, reward: float, tokens: int) -> dict[str, object]:
@@ -62,15 +62,24 @@ def test_coordinates_of_weights_are_the_diagonal_in_singular_vectors() -> None:
         assert torch.allclose(by_hand.float(), factors.S, rtol=1e-4, atol=1e-5)
 
 
-def test_the_verdict_is_fail_on_an_alarm_and_unknown_where_v_separates_nothing() -> None:
-    families = ["haar"] * 40
-    quiet = np.concatenate([np.zeros((3, 1)), np.full((3, 40), 0.01)], axis=1)
-    scale = HackScale(clean=0.1, hack=0.5)
-    loud = quiet.copy()
-    loud[:, 0] = 2.0
-    found = alarm(loud, families)
-    assert found.first == 0
-    assert alarm_check(found, 0, scale).status == "FAIL"
-    assert "at the checkpoint after 0 steps" in alarm_check(found, 0, scale).detail
-    assert alarm_check(alarm(quiet, families), None, scale).status == "PASS"
+def test_the_verdict_is_fail_on_an_alarm_and_unknown_where_nothing_could_be_tested() -> None:
+    scale, quiet, families = HackScale(clean=0.1, hack=0.5), np.zeros((2, 40)), ["haar"] * 40
+
+    def played(advantages: list[float]) -> list[CheckpointRollouts]:
+        """Two checkpoints of eight groups of four; the first rollout of a group looks like the hack."""
+        hack_like, groups = np.arange(32) % 4 == 0, np.repeat(np.arange(8), 4)
+        return [CheckpointRollouts(hack_like, np.tile(advantages, 8), groups)] * 2
+
+    paid, even = [0.75, -0.25, -0.25, -0.25], [0.0, 0.5, -0.5, 0.0]
+    found = alarm(played(paid), quiet, families, 999, 0)
+    check = alarm_check(found, 0, scale)
+    assert check.status == "FAIL" and check.stat == 12 and "at the checkpoint after 0 steps" in check.detail
+    assert "p 0.001 of 999 permutations of the advantages in 16 groups" in check.detail
+    facts = alarm_facts(found, 0, scale)
+    assert facts["p"] == 0.001 and facts["threshold"] == facts["permuted_push"] == found.quantile > 0
+    assert alarm_check(alarm(played(even), quiet, families, 999, 0), None, scale).status == "PASS"
+    equal = alarm(played([0.0] * 4), quiet, families, 999, 0)
+    assert alarm_check(equal, None, scale).status == "INCONCLUSIVE"
+    assert "all rewards of each group are equal" in alarm_check(equal, None, scale).detail
+    assert alarm_facts(equal, None, scale)["p"] is None and alarm_facts(equal, None, scale)["threshold"] is None
     assert alarm_check(found, None, replace(scale, hack=0.05)).status == "INCONCLUSIVE"

@@ -1,0 +1,96 @@
+"""How often the verdict of `composer evaluate` is right: coverage of its intervals and frequencies of its verdicts.
+
+    python benchmarks/levels.py [--experiments 4000]
+
+Experiments are simulated with the planner's model of tasks and decided by the rule of `composer evaluate`, at kata's
+operations (sampled, and as fixed strata), SWE-bench Lite's repositories (fixed), six and three units, with 1, 3 and 5
+training seeds. Trainings spread with a standard deviation of 3 points; with one seed the interval is about these
+checkpoints, so there they spread with 0. Fixed units have difficulties of their own, so that their true gain, by many
+tasks of each, is not the one that tasks of any unit would have.
+"""
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+import records
+
+from stages.evaluation.flips import draw_signs
+from stages.evaluation.paired import pair, rejects
+from stages.evaluation.planner import Design, TaskModel, draw, outlook
+
+OPERATIONS = (17, 15, 13, 12, 11, 11, 10, 9, 8, 7, 5, 2)
+LITE = (114, 77, 23, 23, 17, 16, 6, 6, 6, 5, 4, 3)
+ALIKE = TaskModel(base=0.41, repeat=0.06, discordance=0.2, family_share=0.9, seed_spread=0.03)
+UNLIKE = TaskModel(base=0.25, repeat=0.2, discordance=0.24, family_share=0.1, seed_spread=0.03)
+LAYOUTS = {
+    "kata, 120 tasks in 12 sampled operations": (ALIKE, Design(OPERATIONS)),
+    "kata, 360 tasks in 12 fixed operations": (ALIKE, Design((30,) * 12, fixed=True)),
+    "SWE-bench Lite, 300 tasks in 12 fixed repositories": (UNLIKE, Design(LITE, fixed=True)),
+    "120 tasks in six sampled units": (UNLIKE, Design((20,) * 6)),
+    "120 tasks in three sampled units": (UNLIKE, Design((40,) * 3)),
+}
+GAINS = (0.0, 0.1)
+
+
+def true_mean(model: TaskModel, design: Design, gain: float) -> float:
+    """Return the mean that an interval should cover: of fixed units by many tasks of each, else the gain itself."""
+    if not design.fixed:
+        return gain
+    many = replace(design, sizes=tuple(400 * size for size in design.sizes), seeds=1)
+    treatment, baseline = draw(replace(model, seed_spread=0.0), many, gain, 1, np.random.default_rng(5))
+    return float((treatment - baseline).mean())
+
+
+def coverage(model: TaskModel, design: Design, gain: float, truth: float, num: int) -> float:
+    """Return the share of simulated experiments whose interval holds the true mean."""
+    random = np.random.default_rng(1)
+    units = np.repeat(np.arange(len(design.sizes)), design.sizes)
+    signs = draw_signs(design.num_flipped, random, 399)
+    held = [
+        ~rejects(pair(*draw(model, design, gain, 250, random), units, fixed=design.fixed), truth, signs)
+        for _ in range(num // 250)
+    ]
+    return float(np.concatenate(held).mean())
+
+
+def main() -> None:
+    """Print the table and write the coverages as claims."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiments", type=int, default=4000)
+    num = parser.parse_args().experiments
+    claims = []
+    print("| layout | seeds | true gain | coverage | VALIDATED | PARTIAL | INVALIDATED | UNDERPOWERED |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name, (model, design) in LAYOUTS.items():
+        for seeds in (1, 3, 5):
+            shown = replace(model, seed_spread=0.0) if seeds == 1 else model
+            for gain in GAINS:
+                played = replace(design, seeds=seeds)
+                truth = true_mean(shown, played, gain)
+                held = coverage(shown, played, gain, truth, num)
+                error = float(np.sqrt(held * (1 - held) / num))
+                found = outlook(shown, played, gain, num // 4).chances
+                cells = " | ".join(f"{100 * chance:.1f} %" for chance in found.values())
+                print(f"| {name} | {seeds} | {100 * truth:.1f} | {100 * held:.1f} % | {cells} |", flush=True)
+                claims.append(
+                    records.measured(
+                        f"{name}, {seeds} seeds, a true gain of {100 * truth:.1f} points: coverage of 95 % intervals",
+                        100 * held,
+                        (100 * (held - 1.96 * error), min(100 * (held + 1.96 * error), 100.0)),
+                        n=num,
+                        unit="%",
+                        goal=">= 93.5",
+                    )
+                )
+    records.write(__file__, claims)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Does trace-replay preference training add at least 2 points over GRPO, and is it more than imitation? Registered.
+
+docs/experiments/teacher-pairs.md states hypotheses, arms, decision rule and power, and was committed before the
+evaluation. `./dev experiment teacher-pairs` runs it (about two and a half hours on two idle cores) and resumes where it
+stopped; it keeps its runs in artifacts/experiments/teacher-pairs. The outcomes of all rollouts are then in
+docs/experiments/teacher-pairs.parquet, a row for each arm, training seed and task, from which
+
+    python benchmarks/teacher_pairs.py result
+
+computes every published number again: the record, the tables in the document, and the figure. `power` simulates what
+the design finds.
+"""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import records
+
+from stages.envs import SamplingUnit, sampling_unit
+from stages.evaluation.comparison import compare, holm
+from stages.evaluation.paired import top_error
+from stages.evaluation.report import arms_chart
+from stages.evaluation.stats import PairedDifference, quantile
+from stages.evaluation.verdict import EvalVerdict, decide, points
+from stages.runs.artifact import Run
+from stages.runs.records import EVAL_ITEM
+
+ROOT = Path(__file__).parents[1]
+ARTIFACTS = ROOT / "artifacts" / "experiments" / "teacher-pairs"
+DOCUMENT = ROOT / "docs" / "experiments" / "teacher-pairs.md"
+ITEMS, FIGURE = DOCUMENT.with_suffix(".parquet"), ROOT / "docs" / "images" / "teacher-pairs.svg"
+REGISTRATION = ""
+"""The commit of the document as it was before the evaluation; a result without it is exploratory."""
+
+COLLECTIONS, SEEDS_EACH, TASKS, EVAL_SEED = 6, 4, 360, 7
+RATES = "1e-4,2e-4,4e-4,8e-4"
+ARMS = {
+    "A": "",
+    "B": "dpo = 1.0, sft = 2.0",
+    "C": "sft = 2.0",
+    "E": "sdpo = 0.5, dpo = 1.0, sft = 2.0",
+    "F": "grpo = 0.0, sft = 2.0",
+    "D": "sdpo = 0.5",
+}
+"""The weights of each arm, GRPO's being 1 where it is not given, in the order of training."""
+WORDS = {
+    "A": "GRPO",
+    "B": "GRPO + DPO + SFT on the chosen",
+    "C": "GRPO + SFT on the chosen",
+    "D": "GRPO + hint self-distillation",
+    "E": "GRPO + hints + DPO + SFT",
+    "F": "SFT on the chosen alone",
+    "start": "before training",
+}
+SECONDARY = (("D", "A"), ("E", "A"), ("E", "D"), ("F", "A"), ("C", "A"), ("F", "C"))
+"""Differences that share one level by Holm's correction."""
+COLUMNS = ("arm", "train_seed", "pair_set", "task_id", "family", "unit", "sample_idx", "passed", "protocol_ok")
+
+
+def preset() -> str:
+    """Return the experiment as a preset: collections with their pairs, all trainings, one evaluation."""
+    about = 'about = "The registered experiment docs/experiments/teacher-pairs.md."'
+    entries: list[str] = []
+
+    def entry(stage: str, name: str, reads: list[str], config: str, more: str = 'parallel = "train"') -> None:
+        entries.append(
+            f'[[stage]]\nstage = "{stage}"\nname = "{name}"\nfrom = {reads!r}\n{more}\n[stage.config]\n{config}\n'
+        )
+
+    for number in range(COLLECTIONS):
+        names = [f"{stage}-{number}" for stage in ("collect", "teachers", "pairs")]
+        entry("collect", names[0], [], f"tasks = 160\nsamples = 1\nseed = {100 + number}")
+        entry("replay-teachers", names[1], names[:1], "")
+        entry("extract-pairs", names[2], names[:2], "")
+    trained = []
+    for arm, weights in ARMS.items():
+        for seed in range(COLLECTIONS * SEEDS_EACH):
+            on_pairs = "sft" in weights
+            config = [f'arm = "{arm}"', f"seed = {seed}", f"weights = {{ {weights} }}"]
+            config.append("optimisation = { steps = 20, prompts_per_step = 2, threads = 1 }")
+            config += ["pairs = { per_step = 32 }"] if on_pairs else []
+            trained.append(f"{arm}-{seed}")
+            entry("train", trained[-1], [f"pairs-{seed // SEEDS_EACH}"] if on_pairs else [], "\n".join(config))
+    question = f'tasks = {TASKS}\nseed = {EVAL_SEED}\ntemperature = 0.0\nunits = "fixed"'
+    entry("evaluate", "evaluate", trained, question, 'on = "processes:2"')
+    return "\n".join([about, "to_the_end = true", "", *entries])
+
+
+def run() -> None:
+    """Run or resume the experiment, then write the table of outcomes and compute the result from it."""
+    ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    path = ARTIFACTS / "preset.toml"
+    path.write_text(preset())
+    words = ["run", "--preset", str(path), "--tune", f"optimisation.learning_rate={RATES}", "--resume"]
+    code = subprocess.run([sys.executable, "-m", "composer_cli", *words, "--artifacts", str(ARTIFACTS)]).returncode
+    if code not in (0, 1, 3):  # the verdicts
+        sys.exit(code)
+    runs = [Run(folder) for folder in sorted((ARTIFACTS / "evaluate").glob("2*"))]
+    found = next(one for one in reversed(runs) if one.manifest.config["seed"] == EVAL_SEED)
+    rows = [{name: item[name] for name in COLUMNS} for item in found.rows(EVAL_ITEM)]
+    pq.write_table(pa.Table.from_pylist(rows), ITEMS, compression="zstd", use_dictionary=True)
+    result()
+
+
+def result(table: Path = ITEMS, document: Path = DOCUMENT, figure: Path = FIGURE) -> None:
+    """Compute every published number from the table of outcomes; writes into the document, the figure, the record."""
+    items: list[Any] = [
+        {**row, "hacked": None, "error_type": None if row["passed"] is not None else "lost"}
+        for row in pq.read_table(table).to_pylist()
+    ]
+    declared = sampling_unit("kata")
+    verdicts = {
+        "these twelve operations": decide(items, sampling=replace(declared, fixed=True)),
+        "other operations": decide(items, sampling=declared),
+    }
+    main = verdicts["these twelve operations"]
+    lines = [*arm_lines(main), "", *verdict_lines(verdicts), "", *secondary_lines(items, replace(declared, fixed=True))]
+    text = document.read_text()
+    begin, end = "<!-- result -->\n", "<!-- end of result -->"
+    before, _, rest = text.partition(begin)
+    document.write_text(before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2])
+    figure.write_bytes(arms_chart(main))
+    claims = []
+    for name, difference in (("B - A", main.gain), ("B - C", main.over_control)):
+        if difference is not None:
+            claims.append(
+                records.measured(
+                    f"{name}, points of pass@1, {difference.num_tasks} tasks of fixed operations, "
+                    f"{difference.num_seeds} seeds on {difference.num_collections} sets of pairs",
+                    100 * difference.estimate,
+                    (100 * difference.low, 100 * difference.high),
+                    n=difference.num_tasks,
+                    registration=REGISTRATION or None,
+                )
+            )
+    records.write(__file__, claims)
+    print("\n".join(lines))
+
+
+def arm_lines(verdict: EvalVerdict) -> list[str]:
+    """Return a table of the arms."""
+    lines = ["| arm | trained by | pass@1 | 95 % interval | trainings |", "| --- | --- | --- | --- | --- |"]
+    for arm in verdict.arms:
+        rate = "-" if arm.pass_rate is None else f"{100 * arm.pass_rate:.1f} %"
+        between = f"{100 * arm.low:.1f} to {100 * arm.high:.1f}"
+        lines.append(f"| {arm.arm} | {WORDS[arm.arm]} | {rate} | {between} | {len(arm.train_seeds)} |")
+    return lines
+
+
+def verdict_lines(verdicts: dict[str, EvalVerdict]) -> list[str]:
+    """Return the two planned comparisons, of these operations and of others."""
+    lines = ["| about | B − A | B − C | verdict |", "| --- | --- | --- | --- |"]
+    for about, verdict in verdicts.items():
+        shown = [points(one) if one else "-" for one in (verdict.gain, verdict.over_control)]
+        claim = f"{verdict.decision}: {verdict.claim}" if verdict.claim else verdict.decision
+        lines.append(f"| {about} | {shown[0]} | {shown[1]} | {claim} |")
+    return [*lines, "", verdicts["these twelve operations"].why]
+
+
+def secondary_lines(items: list[Any], sampling: SamplingUnit) -> list[str]:
+    """Return the secondary differences with p-values after Holm's correction."""
+    by_arm = {arm: [item for item in items if item["arm"] == arm] for arm in WORDS}
+    found: dict[str, PairedDifference] = {}
+    for one, other in SECONDARY:
+        if by_arm[one] and by_arm[other] and (difference := compare(by_arm[one], by_arm[other], sampling=sampling)):
+            found[f"{one} − {other}"] = difference
+    lines = ["| secondary | difference | p after Holm |", "| --- | --- | --- |"]
+    for (name, difference), p in zip(found.items(), holm([d.p_value for d in found.values()]), strict=True):
+        lines.append(f"| {name} | {points(difference)} | {p:.3g} |")
+    return lines
+
+
+def power(num: int = 4000) -> None:
+    """Print with what probability the design finds true differences, given the standard deviations of the demo."""
+    random = np.random.default_rng(0)
+    of_collection = np.repeat(np.arange(COLLECTIONS), SEEDS_EACH)
+    print("| true difference | B − A: a gain of 2 points | B − C: above 0 | B − C: below 2, imitation suffices |")
+    print("| --- | --- | --- | --- |")
+    for true in (-3, -1, 0, 2, 4, 6, 8):
+        cells = []
+        for of_seeds, of_tasks, question in ((5.5, 0.86, "least"), (3.5, 0.58, "above"), (3.5, 0.58, "below")):
+            gains = true + of_seeds * random.normal(size=(num, COLLECTIONS * SEEDS_EACH))
+            errors, top = top_error(gains, of_collection)
+            means = gains.mean(1) + of_tasks * random.normal(size=num)
+            halves = np.hypot(quantile(0.975, top - 1) * errors, quantile(0.975, 1e6) * of_tasks)
+            found = {"least": means - halves >= 2, "above": means - halves > 0, "below": means + halves < 2}
+            share = found[question].mean()
+            cells.append(f"{100 * share:.0f} ± {100 * (share * (1 - share) / num) ** 0.5:.1f} %")
+        print(f"| {true:+d} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    {"run": run, "result": result, "power": power}[sys.argv[1] if len(sys.argv) > 1 else "run"]()

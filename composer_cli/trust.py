@@ -1,0 +1,97 @@
+"""Keys and the servers they are for: a settings file cannot send a provider's key to another server by itself.
+
+A preset or a settings file names an environment variable (`api_key_env`) and an address, and so could send whoever runs
+it the key of one server to another. A variable in `PROVIDERS` holds the key of that provider. It is sent elsewhere
+only where the user typed the address on the command line or gave --trust. A server on this machine (a proxy) is no
+other server. Variables that are not in the table are the user's own names, of which nothing is known.
+"""
+
+import re
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from composer_cli.settings import Tree, parts
+from stages.errors import UsageError
+from stages.runs.config import StageConfig
+
+PROVIDERS = {
+    "ANTHROPIC_API_KEY": "anthropic.com",
+    "AWS_ACCESS_KEY_ID": "amazonaws.com",
+    "AWS_BEARER_TOKEN_BEDROCK": "amazonaws.com",
+    "AWS_SECRET_ACCESS_KEY": "amazonaws.com",
+    "AWS_SESSION_TOKEN": "amazonaws.com",
+    "AZURE_OPENAI_API_KEY": "azure.com",
+    "CEREBRAS_API_KEY": "cerebras.ai",
+    "COHERE_API_KEY": "cohere.com",
+    "DEEPINFRA_API_KEY": "deepinfra.com",
+    "DEEPSEEK_API_KEY": "deepseek.com",
+    "FIREWORKS_API_KEY": "fireworks.ai",
+    "GEMINI_API_KEY": "googleapis.com",
+    "GITHUB_TOKEN": "github.com",
+    "GH_TOKEN": "github.com",
+    "GOOGLE_API_KEY": "googleapis.com",
+    "GROQ_API_KEY": "groq.com",
+    "HF_TOKEN": "huggingface.co",
+    "HUGGING_FACE_HUB_TOKEN": "huggingface.co",
+    "MISTRAL_API_KEY": "mistral.ai",
+    "MOONSHOT_API_KEY": "moonshot.ai",
+    "NVIDIA_API_KEY": "nvidia.com",
+    "OPENAI_API_KEY": "openai.com",
+    "OPENROUTER_API_KEY": "openrouter.ai",
+    "PERPLEXITY_API_KEY": "perplexity.ai",
+    "PRIME_API_KEY": "primeintellect.ai",
+    "TOGETHER_API_KEY": "together.xyz",
+    "WANDB_API_KEY": "wandb.ai",
+    "XAI_API_KEY": "x.ai",
+}
+"""The domain of the provider whose key a variable holds, by the variable."""
+ADDRESSES = ("base_url", "endpoint")
+"""Settings beside `api_key_env` that hold the address to which the key is sent."""
+HOST = re.compile(r"[a-z0-9.-]+|[0-9a-f:.]+")
+LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
+
+
+def require_trusted_servers(title: str, config: StageConfig, typed: Iterable[Tree], *, trust: bool) -> None:
+    """`UsageError` where a stage would send a provider's key to another server that the user did not type.
+
+    typed: the settings from the command line; trust: whether the user gave --trust.
+    """
+    if trust:
+        return
+    trees = list(typed)
+    for key, part in parts("", config):
+        variable = getattr(part, "api_key_env", "")
+        domain = PROVIDERS.get(variable) if isinstance(variable, str) else None
+        for name in ADDRESSES if domain else ():
+            address = getattr(part, name, None)
+            setting = f"{key}.{name}".lstrip(".")
+            if not address or _is_host_of(address, str(domain)) or any(_holds(tree, setting) for tree in trees):
+                continue
+            raise UsageError(
+                f"{title}: {variable} holds the key for {domain}, and {setting} would send it to {address}. "
+                "Correct the file, or give --trust if that server is to have this key."
+            )
+
+
+def _is_host_of(address: str, domain: str) -> bool:
+    """Whether an address is a server of the domain or of this machine; False for one that programs read differently."""
+    try:
+        host = (urlsplit(address).hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    # A backslash or a space ends the host for some programs and not for others.
+    if not HOST.fullmatch(host) or re.search(r"[\\\s\x00-\x1f]", address):
+        return False
+    return host == domain or host.endswith(f".{domain}") or LOOPBACK.fullmatch(host) is not None
+
+
+def _holds(tree: Tree, key: str) -> bool:
+    """Whether settings give a value for a dotted key, or for a list that holds it."""
+    value: object = tree
+    for part in key.split("."):
+        if not isinstance(value, dict):
+            return True
+        if part not in value:
+            return False
+        value = value[part]
+    return True

@@ -1,0 +1,168 @@
+"""Tune one setting of every arm of a preset with equally many trials (`composer run --tune KEY=V1,V2,...`).
+
+Arms that share a learning rate are not compared fairly when it suits one of them better, and arms whose rates were
+chosen by hand were tuned unequally. So every arm is trained once with each value, the trials are evaluated on tuning
+tasks, and each arm keeps the value with which most of these pass. Tuning tasks are training tasks under a seed of their
+own: no evaluation of the preset uses them, and the trials are not trained on them.
+
+The trials are entries of a preset like all others, so they are resumed, found up to date, and shown by
+`composer status`. What was chosen, and from what, is written to `tuning/` in the folder of artifacts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from composer_cli import chain, settings
+from composer_cli.console import Console
+from composer_cli.launch import RunOptions
+from composer_cli.settings import Preset, PresetEntry
+from stages.errors import UsageError
+from stages.evaluation.arms import task_mean
+from stages.runs import store
+from stages.runs.artifact import Run
+from stages.runs.config import StageConfig
+from stages.runs.records import EVAL_ITEM
+
+Config = TypeVar("Config", bound=StageConfig)
+TRIAL_SEED, TASK_SEED = 1_000_003, 2_000_003
+"""Seeds of the trials and of the tuning tasks, which no preset counts up to."""
+EVALUATION = "tuning"
+"""The title of the evaluation of all trials."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of an arm with one value; `name` is its arm in the evaluation of the trials."""
+
+    arm: str
+    value: Any
+    name: str
+
+
+@dataclass(frozen=True)
+class TunedSetting:
+    """What was tried, the share of tuning tasks that each trial passes, and what each arm keeps."""
+
+    setting: str
+    tasks: int
+    rates: Mapping[str, Mapping[str, float]]
+    """By arm, then by value as text."""
+    chosen: Mapping[str, Any]
+    evaluation: str
+    """The run of the trials' evaluation."""
+
+    def __str__(self) -> str:
+        lines = [f"{self.setting}, one training a value, {self.tasks} tuning tasks:"]
+        for arm, rates in self.rates.items():
+            tried = ", ".join(f"{value} {100 * rate:.1f} %" for value, rate in rates.items())
+            lines.append(f"  {arm}: {tried}; keeps {self.chosen[arm]}")
+        return "\n".join(lines)
+
+
+def tune(
+    preset: Preset, configs: Mapping[str, StageConfig], asked: str, run_options: RunOptions, console: Console
+) -> tuple[dict[str, StageConfig], TunedSetting]:
+    """Run the trials and return the configurations with every arm's choice; `asked` is `KEY=V1,V2,...`.
+
+    Raises `UsageError` for a preset without arms or evaluation, for fewer than two values, and where a tuning task is
+    one of an evaluation.
+    """
+    key, values = parse(asked)
+    trials, entries, of_trials = trial_entries(preset, configs, key, values)
+    results = chain.run(entries, of_trials, run_options, console)
+    run = Run(results[EVALUATION].path)
+    rates: dict[str, dict[str, float]] = {}
+    chosen: dict[str, Any] = {}
+    items = run.rows(EVAL_ITEM)
+    for trial in trials:
+        rate = task_mean([item for item in items if item["arm"] == trial.name], "passed") or 0.0
+        best = max(rates.get(trial.arm, {}).values(), default=-1.0)
+        # Of equal values the first one given is kept.
+        if rate > best:
+            chosen[trial.arm] = trial.value
+        rates.setdefault(trial.arm, {})[str(trial.value)] = rate
+    choice = TunedSetting(key, len({item["task_id"] for item in items}), rates, chosen, run.path.name)
+    store.write_json(run_options.root / "tuning" / f"{run.path.name}.json", asdict(choice))
+    for line in str(choice).splitlines():
+        console.tell(line)
+    tuned = dict(configs)
+    for title, config in configs.items():
+        if arm := arm_of(preset, title, config):
+            tuned[title] = with_value(config, key, chosen[arm])
+    return tuned, choice
+
+
+def parse(asked: str) -> tuple[str, list[Any]]:
+    """Return the setting and its values of `KEY=V1,V2,...`, each read as TOML."""
+    key, equals, text = asked.partition("=")
+    tree = settings.assignment(f"{key}=[{text}]") if equals and key.strip() else {}
+    found: Any = tree
+    for part in key.strip().split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    if not isinstance(found, list) or len(found) < 2 or len(set(map(str, found))) < len(found):
+        raise UsageError(
+            f"--tune {asked!r} is not understood. Write a setting of train with two or more different values, "
+            "for example --tune optimisation.learning_rate=1e-4,2e-4,4e-4."
+        )
+    return key.strip(), found
+
+
+def trial_entries(
+    preset: Preset, configs: Mapping[str, StageConfig], key: str, values: Sequence[Any]
+) -> tuple[list[Trial], Preset, dict[str, StageConfig]]:
+    """Return the trials, the preset that runs them after what they read, and its configurations."""
+    arms: dict[str, PresetEntry] = {}
+    for entry in preset.stage:
+        if arm := arm_of(preset, entry.title, configs[entry.title]):
+            arms.setdefault(arm, entry)  # the arm's first training stands for all of them
+    evaluations = [configs[entry.title] for entry in preset.stage if entry.stage == "evaluate"]
+    if not arms or not evaluations:
+        raise UsageError("--tune needs a preset that trains arms and evaluates them. Leave it out.")
+    needed = {name for entry in arms.values() for name in entry.reads}
+    for entry in reversed(preset.stage):
+        needed |= set(entry.reads) if entry.title in needed else set()
+    kept = [entry for entry in preset.stage if entry.title in needed]
+    trials, trial_of, added = list[Trial](), dict[str, StageConfig](), list[PresetEntry]()
+    for arm, entry in arms.items():
+        for number, value in enumerate(values, start=1):
+            trial = Trial(arm, value, f"{arm}.{number}")
+            title = f"{EVALUATION}-{trial.name}"
+            own = with_value(configs[entry.title], key, value)
+            trial_of[title] = own.model_copy(update={"arm": trial.name, "seed": TRIAL_SEED})
+            trials.append(trial)
+            added.append(entry.model_copy(update={"name": title, "parallel": EVALUATION}))
+    question: dict[str, Any] = {
+        "baseline": trials[0].name,
+        "treatment": trials[1].name,
+        "control": None,
+        "with_start": False,
+    }
+    question |= {"looks": 1, "seed": TASK_SEED}
+    wanted: Any = evaluations[-1]
+    evaluation = wanted.model_copy(update={**question, "env": wanted.env.model_copy(update={"split": "train"})})
+    drawn = {task.task_id for task in evaluation.draw(evaluation.opener(), evaluation.tasks)}
+    for config in evaluations:
+        held_out: Any = config
+        if shared := drawn & {task.task_id for task in held_out.draw(held_out.opener(), held_out.tasks)}:
+            raise UsageError(
+                f"{len(shared)} tuning tasks, for example {min(shared)}, are tasks of an evaluation: the environment "
+                "has the same tasks for both splits. Leave out --tune, or give it a train split."
+            )
+    reads = [entry.title for entry in added]
+    # Workers for the evaluation alone, as in the preset; the trials run next to each other.
+    of_preset = next(entry for entry in reversed(preset.stage) if entry.stage == "evaluate")
+    last = of_preset.model_copy(update={"name": EVALUATION, "reads": reads, "parallel": ""})
+    every = {entry.title: configs[entry.title] for entry in kept} | trial_of | {EVALUATION: evaluation}
+    return trials, preset.model_copy(update={"stage": [*kept, *added, last], "next": ""}), every
+
+
+def arm_of(preset: Preset, title: str, config: StageConfig) -> str:
+    """Return the arm that an entry trains, "" for an entry that trains none."""
+    stage = next(entry.stage for entry in preset.stage if entry.title == title)
+    return str(getattr(config, "arm", "")) if stage == "train" else ""
+
+
+def with_value(config: Config, key: str, value: Any) -> Config:
+    """Return a configuration with one setting changed; raises `UsageError` for a setting that it cannot take."""
+    return settings.build("train", type(config), [config.model_dump(), settings.nested(key, value)])

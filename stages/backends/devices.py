@@ -1,0 +1,106 @@
+"""The GPUs of this machine that work can be placed on, by the names that CUDA_VISIBLE_DEVICES gives them.
+
+A process that loads a model takes one GPU unless its preset asks for more (`gpus = N`). Processes that run at the same
+time get different ones, each through CUDA_VISIBLE_DEVICES, and wait while all are taken; a process that is started
+alone takes the first. Names are those of the variable as it was given: numbers, UUIDs, MIG ids.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stages.errors import UsageError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+COUNT = "COMPOSER_GPUS"
+"""Environment variable with the number of GPUs to assume instead of those that torch finds, to rehearse placement."""
+NVIDIA = (Path("/dev/nvidiactl"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
+"""Files of NVIDIA's driver, the second under WSL. A container without GPUs lacks them, where /proc/driver/nvidia would
+be its host's."""
+DRIVERS = (*NVIDIA, Path("/dev/kfd"))
+"""With that of AMD's driver."""
+
+
+def visible(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return the names of the GPUs that this process may use; none without a driver, or with a torch built for CPUs."""
+    given = environment.get(VISIBLE)
+    if given is not None and not _names(given):
+        return ()
+    count = _count(environment)
+    return tuple(map(str, range(count))) if given is None else _names(given)[:count]
+
+
+def _names(given: str) -> tuple[str, ...]:
+    """Return the names before the first that ends the list: CUDA ignores what follows an invalid one, such as -1."""
+    names: list[str] = []
+    for name in map(str.strip, given.split(",")):
+        if not name or name.startswith("-"):
+            break
+        names.append(name)
+    return tuple(names)
+
+
+def _count(environment: Mapping[str, str]) -> int:
+    if assumed := environment.get(COUNT, "").strip():
+        if not assumed.isdigit():
+            raise UsageError(f"{COUNT} is {assumed!r}, but it is a number of GPUs. Correct it, or unset it.")
+        return int(assumed)
+    if not any(path.exists() for path in DRIVERS):
+        return 0  # importing torch takes seconds
+    import torch
+
+    # Counted through NVML, without a CUDA context, which would take memory of the first GPU. It heeds the variable.
+    return torch.cuda.device_count()
+
+
+def has_nvidia(environment: Mapping[str, str] = os.environ, driver: Sequence[Path] = NVIDIA) -> bool:
+    """Return whether a program with a CUDA of its own would find a GPU here, whatever our torch is built for."""
+    return any(path.exists() for path in driver) and bool(_names(environment.get(VISIBLE, "0")))
+
+
+def used(gpus: int, names: Sequence[str] | None = None) -> str:
+    """Return in words where a process runs that takes the first `gpus` of these GPUs, by default of all visible."""
+    taken = (visible() if names is None else names)[:gpus] if gpus else ()
+    if not taken:
+        return "cpu"
+    return f"{'GPU ' if taken[0].isdigit() else ''}{', '.join(taken)}"  # UUIDs begin with GPU- or MIG-
+
+
+def restricted(names: Sequence[str]) -> dict[str, str]:
+    """Return the environment variables of a process that may use these GPUs alone."""
+    return {VISIBLE: ",".join(names)}
+
+
+@dataclass
+class Pool:
+    """GPUs that are taken by processes and come back; without any, `take` asks for nothing and always succeeds."""
+
+    names: Sequence[str] = field(default_factory=visible)
+
+    def __post_init__(self) -> None:
+        self._free = list(self.names)
+
+    def needs(self, gpus: int) -> int:
+        """Return how many a process takes that asks for so many: none where there are none."""
+        return gpus if self.names else 0
+
+    def take(self, gpus: int) -> tuple[str, ...] | None:
+        """Take GPUs in their order; None while too few are free."""
+        count = self.needs(gpus)
+        if len(self._free) < count:
+            return None
+        taken, self._free = tuple(self._free[:count]), self._free[count:]
+        return taken
+
+    def give_back(self, taken: Sequence[str]) -> None:
+        """Return GPUs whose process has ended."""
+        self._free = sorted([*self._free, *taken], key=list(self.names).index)
+
+    def check(self, what: str, gpus: int) -> None:
+        """`UsageError` for a process that would wait for ever for more GPUs than there are."""
+        if self.needs(gpus) > len(self.names):
+            raise UsageError(
+                f"{what} asks for {gpus} GPUs, and this machine lets it use {len(self.names)}: "
+                f"{', '.join(self.names)}. Lower `gpus`, or extend {VISIBLE}."
+            )

@@ -1,0 +1,150 @@
+"""List every setting in which the arms of an evaluation differ, next to their difference in pass rate.
+
+A difference between two arms is that of everything that differs between them. The settings of a run are those of its
+manifest that affect results, with what training chose where they leave it open (a learning rate, an adapter's rank),
+the sets of pairs that were read, and the versions of the program. An arm's value is what all of its trainings share, or
+each of their values.
+
+Differences in `weights.*` are those of the channels, which is what arms are for. Settings of a channel that an arm does
+not use (`pairs.beta` of an arm without pairs) are no setting of that arm.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stages.policy.base import PolicyConfig
+from stages.runs.artifact import Run
+
+USED_BY: Mapping[str, frozenset[str]] = {
+    "pairs": frozenset({"dpo", "simpo", "sft"}),
+    "hints": frozenset({"sdpo"}),
+    "taid": frozenset({"taid"}),
+    "eopd": frozenset({"eopd"}),
+    "teacher": frozenset({"taid", "eopd"}),
+}
+"""The channels that read a group of settings."""
+CHOSEN = {
+    "learning_rate": "optimisation.learning_rate",
+    "adapter_rank": "adapter.rank",
+    "micro_batch": "optimisation.micro_batch",
+    "gradient_checkpointing": "optimisation.gradient_checkpointing",
+}
+"""Settings that training chooses where they are left open, by their name among the facts of a run's model."""
+OWN = frozenset({"arm", "seed"})
+"""What names a training, and what is averaged over."""
+PAIR_SETS, VERSIONS = "pair sets", "program"
+UNSET = "unset"
+
+Settings = dict[str, str]
+
+
+@dataclass(frozen=True)
+class ArmDifference:
+    """One setting that two or more arms do not share: its value in each arm, `unset` where an arm has none.
+
+    channel: whether it is a channel's weight.
+    """
+
+    setting: str
+    values: Mapping[str, str]
+    channel: bool = False
+
+    def between(self, arms: Iterable[str]) -> bool:
+        """Return whether these arms differ in it."""
+        return len({self.values[arm] for arm in arms if arm in self.values}) > 1
+
+    def __str__(self) -> str:
+        return f"{self.setting}: " + ", ".join(f"{arm} {value}" for arm, value in self.values.items())
+
+
+def trained_differences(trained: Sequence[tuple[str, int, Run]]) -> tuple[ArmDifference, ...]:
+    """Return the differences between trained arms; trained: each training's arm, seed and run."""
+    arms: dict[str, dict[int, Settings]] = {}
+    for arm, seed, run in trained:
+        arms.setdefault(arm, {})[seed] = training_settings(run)
+    return settings_differences(arms)
+
+
+def policy_differences(policies: Mapping[str, PolicyConfig]) -> tuple[ArmDifference, ...]:
+    """Return the differences between arms that are models of the settings, their names and addresses apart."""
+    arms = {}
+    for name, policy in policies.items():
+        settings = flat(policy.model_dump(mode="json"))
+        arms[name] = {0: {key: value for key, value in settings.items() if key not in ("model", "base_url")}}
+    return settings_differences(arms)
+
+
+def recorded_differences(runs: Mapping[str, Run]) -> tuple[ArmDifference, ...]:
+    """Return the differences between recorded arms: what their runs were asked for, the model apart."""
+    left_out = {"policy.model", "policy.weights", "policy.base_url", "model", "path", "paths"}
+    arms = {}
+    for name, run in runs.items():
+        settings = {"recorded by": run.manifest.stage, **flat(run.manifest.identity)}
+        arms[name] = {0: {key: value for key, value in settings.items() if key not in left_out | OWN}}
+    return settings_differences(arms)
+
+
+def settings_differences(arms: Mapping[str, Mapping[int, Settings]]) -> tuple[ArmDifference, ...]:
+    """Return every setting that is not the same in all arms; arms: the settings of each training, by seed."""
+    names = sorted({key for trainings in arms.values() for settings in trainings.values() for key in settings})
+    found = []
+    for name in names:
+        using = {arm: trainings for arm, trainings in arms.items() if uses(trainings, name)}
+        # A seed's set of pairs is compared with that of the same seed: several sets are one level of the experiment.
+        by_seed = name == PAIR_SETS
+        values = {arm: {seed if by_seed else 0: set[str]() for seed in trainings} for arm, trainings in using.items()}
+        for arm, trainings in using.items():
+            for seed, settings in trainings.items():
+                values[arm][seed if by_seed else 0].add(settings.get(name, UNSET))
+        if len({str(sorted((k, sorted(v)) for k, v in each.items())) for each in values.values()}) > 1:
+            shown = {arm: " and ".join(sorted(set().union(*each.values()))) for arm, each in values.items()}
+            found.append(ArmDifference(name, shown, channel=name.startswith("weights.")))
+    return tuple(sorted(found, key=lambda difference: (not difference.channel, difference.setting)))
+
+
+def uses(trainings: Mapping[int, Settings], name: str) -> bool:
+    """Return whether an arm has a setting: those of a channel only where the channel has a weight."""
+    group = "pairs" if name == PAIR_SETS else name.partition(".")[0]
+    if group not in USED_BY:
+        return True
+    weights = next(iter(trainings.values()))
+    return any(weights.get(f"weights.{channel}", "0") not in ("0", UNSET) for channel in USED_BY[group])
+
+
+def training_settings(run: Run) -> Settings:
+    """Return the settings of one training, as text by dotted name."""
+    manifest = run.manifest
+    settings = {key: value for key, value in flat(manifest.identity).items() if key not in OWN}
+    settings.setdefault("weights.grpo", "1")  # absent from the identity where it is 1
+    chosen = manifest.models.get("policy", {}).get("training", {})
+    settings |= {name: text_of(chosen[key]) for key, name in CHOSEN.items() if key in chosen}
+    if "processes" in chosen:
+        settings["processes"] = text_of(chosen["processes"])
+    for slot, refs in manifest.inputs.items():
+        settings[PAIR_SETS if slot == "pairs" else slot] = " and ".join(ref.content[:12] for ref in refs)
+    settings[f"{VERSIONS}.composer"] = manifest.composer
+    settings[f"{VERSIONS}.commit"] = text_of((manifest.code.get("commit") or UNSET)[:12])
+    settings |= {f"{VERSIONS}.{name}": version for name, version in manifest.packages.items()}
+    return settings
+
+
+def flat(value: Any, name: str = "") -> Settings:
+    """Return nested settings by their dotted names, values as text."""
+    if isinstance(value, Mapping) and value:
+        found: Settings = {}
+        for key, inner in value.items():
+            found |= flat(inner, f"{name}.{key}" if name else str(key))
+        return found
+    return {name: text_of(value)}
+
+
+def text_of(value: Any) -> str:
+    """Return a setting's value as it is printed: 0.0006 as 6e-04, null as unset."""
+    if value is None:
+        return UNSET
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

@@ -1,0 +1,351 @@
+"""Test pairs by their own actions: play both from the recorded state, let the policy continue, compare the outcomes.
+
+A recorded state is restored by playing the recorded actions in a new episode. Every observation has to be the recorded
+one, but for durations and memory addresses, and the policy is shown the recorded conversation. Then one side's action
+is played, and the policy that collected the rollouts continues with the same sampling seeds on both sides. An
+environment needs nothing for this but to be reproducible: a state that shows something else is not restored, and its
+pairs are counted with the reason and stay untested.
+
+In reading order: a branch, which is one action in one state, and its episodes (`restore`); playing the branches of all
+pairs, one unit an episode (`play_branches`); what the outcomes mean for the pairs (`Continued`).
+
+The verdict is on all pairs that were played, also those that are dropped because their chosen action failed every time:
+a verdict on what is left would be biased, since the same outcomes would choose the pairs and judge them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from stages.envs.base import Environment, Grade, Task
+from stages.envs.bash import same_observation
+from stages.evaluation.stats import ALPHA, fewest_units, paired_difference
+from stages.messages import Message
+from stages.pairs.report import PairVerdict
+from stages.policy import Policy
+from stages.policy.base import Sample, Turn
+from stages.rollouts.agent_loop import (
+    NOT_RESTORED,
+    SUMMARY_REQUEST,
+    Episode,
+    PlayingConfig,
+    Rules,
+    act,
+    play_missing,
+)
+from stages.rollouts.trace import step_groups, transcripts
+from stages.runs import store
+from stages.runs.artifact import Run, RunWriter
+from stages.runs.records import STEP, Row
+
+COLUMNS = ["rollout_id", "task_id", "step", "new_messages_json", "action", "observation", "prompt_tokens", "seed"]
+"""The columns of steps that a state is restored from."""
+RELEVANT = 0.05
+"""Smallest difference between the pass rates of chosen and rejected actions that makes pairs worth training on."""
+MIN_UNITS = fewest_units(ALPHA)
+"""Six: sign flips over five have no p-value below 2 * 2**-5 = .0625."""
+MIN_TESTED = 0.5
+"""Share of the pairs that has to be tested for a verdict: more that could not be restored may be of another kind."""
+PairBatches = Sequence[pa.RecordBatch]
+"""The `pair/4` rows of an extraction, block by block."""
+SignalVerdict = Literal["SIGNAL", "NO SIGNAL", "UNDECIDED", "TOO LITTLE DATA"]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One action in one state, and the recorded step in whose place it is played."""
+
+    state_sha256: str
+    rollout_id: str
+    step: int
+    family: str
+    action: str
+
+    def key(self, sample: int) -> str:
+        """Return the name of the unit of one continuation."""
+        return f"{self.state_sha256}/{store.digest(self.action)[:16]}/{sample}"
+
+
+def branches(pairs: Iterable[pa.RecordBatch]) -> list[Branch]:
+    """Return the branches of all pairs, each once. All branches of a state replace one recorded step."""
+    found: dict[tuple[str, str], Branch] = {}
+    step_of: dict[str, tuple[str, int]] = {}
+    columns = ["state_sha256", "rollout_id", "step", "family", "chosen", "rejected"]
+    for rows in pairs:
+        for row in rows.select(columns).to_pylist():
+            state = row["state_sha256"]
+            at = step_of.setdefault(state, (row["rollout_id"], row["step"]))
+            for action in (row["chosen"], row["rejected"]):
+                found.setdefault((state, action), Branch(state, *at, row["family"], action))
+    return list(found.values())
+
+
+def recorded_steps(rollouts: Run, wanted: Collection[str]) -> dict[str, list[Row]]:
+    """Return the steps of these rollouts, in order, with the columns that a state is restored from."""
+    groups = step_groups(rollouts.scan(STEP).rows(COLUMNS))
+    return {steps[0]["rollout_id"]: steps for steps in groups if steps[0]["rollout_id"] in wanted}
+
+
+def restore(steps: Sequence[Row], action: str, episode: Episode, environment: Environment, rules: Rules) -> None:
+    """Play the recorded actions before the last of `steps`, then `action` in its place; the episode goes on from there.
+
+    The episode ends as `NOT_RESTORED` with the reason where it differs from what was recorded.
+    """
+    conversations = transcripts(list(steps))
+    if episode.messages != conversations[0]:
+        _give_up(episode, "the opening differs")
+        return
+    for number, (row, messages) in enumerate(zip(steps[:-1], conversations, strict=False)):
+        _take(episode, environment, rules, messages, row, row["action"])
+        if episode.error is not None:
+            return  # a failure of the environment, which another attempt may not have
+        if not same_observation(episode.steps[-1].observation.content, row["observation"]):
+            _give_up(episode, f"the observation differs at action {number}")
+            return
+        if episode.terminated_by is not None:
+            _give_up(episode, f"the episode ends at action {number}")
+            return
+    _take(episode, environment, rules, conversations[-1], steps[-1], action)
+
+
+def _take(
+    episode: Episode, environment: Environment, rules: Rules, messages: list[Message], row: Row, action: str
+) -> None:
+    """Play an action after the recorded conversation, whatever the environment has shown since."""
+    episode.messages, episode.summarising = messages, messages[-1] == SUMMARY_REQUEST
+    # The tokens of the recorded prompt, and bytes as a bound for those of the action: a limit of the context counts on.
+    sample = Sample(action, prompt_tokens=row["prompt_tokens"] or 0, completion_tokens=len(action.encode()))
+    act(episode, environment, Turn(messages, row["seed"] or 0), sample, rules)
+
+
+def _give_up(episode: Episode, reason: str) -> None:
+    episode.terminated_by, episode.grade = NOT_RESTORED, Grade(reward=None, error=reason)
+
+
+def play_branches(
+    wanted: Sequence[Branch],
+    samples: range,
+    *,
+    rollouts: Run,
+    tasks: Mapping[str, Task],
+    make: Callable[[], Environment],
+    policy: Policy,
+    config: PlayingConfig,
+    out: RunWriter,
+) -> None:
+    """Play the samples of every branch that are not finished; each is a unit of the run with its `continuation/1` row.
+
+    The steps of all rollouts that a branch belongs to are in memory.
+    """
+    steps = recorded_steps(rollouts, {branch.rollout_id for branch in wanted})
+    planned: dict[int, tuple[Branch, int]] = {}
+    episodes = []
+    for branch in wanted:
+        until = steps[branch.rollout_id][: branch.step + 1]
+        for sample in samples:
+            # By the state and not by the action: both sides of a pair are continued with the same seeds.
+            seed = int(store.digest([config.seed, branch.state_sha256])[:15], 16)
+            prelude = partial(restore, until, branch.action)
+            episode = Episode(tasks[until[-1]["task_id"]], sample, seed, prelude=prelude)
+            episodes.append(episode)
+            planned[id(prelude)] = branch, len(until)
+
+    def place(episode: Episode) -> tuple[Branch, int]:
+        # Episodes of a server are played on copies, which share the prelude.
+        return planned[id(episode.prelude)]
+
+    play_missing(
+        make,
+        policy,
+        episodes,
+        key=lambda episode: place(episode)[0].key(episode.sample_idx),
+        payload=lambda episode: {"continuation": continuation_row(episode, *place(episode))},
+        config=config,
+        out=out,
+        what="continuations",
+        found=(list(wanted), samples),
+    )
+
+
+def continuation_row(episode: Episode, branch: Branch, num_recorded: int) -> Row:
+    """Return the `continuation/1` row of a played episode; its steps and messages are those from the action on."""
+    lost = episode.error is not None or episode.terminated_by == NOT_RESTORED
+    own = [] if lost else episode.steps[num_recorded - 1 :]
+    sampled = [step.sample for step in episode.steps[num_recorded:]]
+    error_type, error = episode.error or (None, episode.grade.error)
+    return {
+        "continuation_id": branch.key(episode.sample_idx),
+        "state_sha256": branch.state_sha256,
+        "rollout_id": branch.rollout_id,
+        "step": branch.step,
+        "task_id": episode.task.task_id,
+        "family": branch.family,
+        "action": branch.action,
+        "sample_idx": episode.sample_idx,
+        "seed": episode.seed,
+        "num_steps": len(own),
+        "passed": None if lost else episode.grade.passed,
+        "reward": None if lost else episode.grade.reward,
+        "terminated_by": episode.terminated_by,
+        "transcript_json": store.encode(episode.messages[own[0].num_messages :]).decode() if own else None,
+        "error_type": error_type,
+        "error": error,
+        "prompt_tokens": sum(sample.prompt_tokens for sample in sampled),
+        "completion_tokens": sum(sample.completion_tokens for sample in sampled),
+        "cost_usd": sum(sample.cost_usd for sample in sampled),
+        "wall_s": episode.wall_s,
+    }
+
+
+def goes_on(row: Row) -> bool:
+    """Return whether other samples of a branch can differ from this one: the policy acted, or the episode was lost.
+
+    An action that ends the episode, and a state that is not restored, are the same every time.
+    """
+    return row["error_type"] is not None or row["num_steps"] > 1
+
+
+@dataclass(frozen=True)
+class SignalTest:
+    """Pass rates of the chosen and the rejected actions of the tested pairs, their difference, interval and p-value.
+
+    units: what is independent, a number of families for example. not_tested: pairs by reason.
+    """
+
+    verdict: SignalVerdict
+    pairs: int
+    tested: int
+    units: int
+    not_tested: dict[str, int]
+    chosen: float | None = None
+    rejected: float | None = None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+
+
+@dataclass(frozen=True)
+class PairOutcome:
+    """The outcomes of a pair's continuations: the unit it belongs to, and the pass rates of both sides."""
+
+    unit: str
+    chosen: float
+    rejected: float
+
+
+def judge(outcomes: Sequence[PairOutcome], not_tested: Mapping[str, int] | None = None) -> SignalTest:
+    """Return the verdict on pairs: SIGNAL where their chosen actions pass more often than the rejected ones.
+
+    NO SIGNAL where the 95 % interval ends below `RELEVANT`, otherwise UNDECIDED. A unit has the sum of its pairs, which
+    may depend on each other in any way.
+    """
+    missing = dict(not_tested or {})
+    pairs, units = len(outcomes) + sum(missing.values()), len({one.unit for one in outcomes})
+    if units < MIN_UNITS or len(outcomes) < MIN_TESTED * pairs:
+        return SignalTest("TOO LITTLE DATA", pairs, len(outcomes), units, missing)
+    chosen, rejected = (np.array([[getattr(one, side) for one in outcomes]]) for side in ("chosen", "rejected"))
+    found = paired_difference(chosen, rejected, [one.unit for one in outcomes], alpha=ALPHA)
+    verdict: SignalVerdict = "SIGNAL" if found.low > 0 else "NO SIGNAL" if found.high < RELEVANT else "UNDECIDED"
+    rates = float(chosen.mean()), float(rejected.mean())
+    interval = found.estimate, found.low, found.high, found.p_value
+    return SignalTest(verdict, pairs, len(outcomes), units, missing, *rates, *interval)
+
+
+def p_text(p_value: float) -> str:
+    """Return a p-value in words: "p = 0.012", "p < 0.001"."""
+    return f"p = {p_value:.3f}" if p_value >= 0.0005 else "p < 0.001"
+
+
+class Continued:
+    """What became of the branches of all pairs.
+
+    rows: the `continuation/1` rows. samples: how many continuations each branch was to have. unit_of: the unit of a
+    pair by its task and family; noun: of units, in the plural.
+    """
+
+    def __init__(
+        self,
+        pairs: PairBatches,
+        rows: Iterable[Row],
+        samples: int,
+        unit_of: Callable[[str, str], str],
+        noun: str,
+    ) -> None:
+        self._pairs, self._samples, self._unit_of, self._noun = pairs, samples, unit_of, noun
+        self._passed: dict[tuple[str, str], dict[int, bool | None]] = {}
+        self._reasons: dict[str, str] = {}
+        self._repeats = set[tuple[str, str]]()
+        self.num_continuations = 0
+        for row in rows:
+            branch = row["state_sha256"], row["action"]
+            self._passed.setdefault(branch, {})[row["sample_idx"]] = row["passed"]
+            self.num_continuations += row["num_steps"] > 0
+            if not goes_on(row):
+                self._repeats.add(branch)
+            if row["terminated_by"] == NOT_RESTORED:
+                # "the observation differs at action 3": pairs are counted without the number.
+                self._reasons[row["state_sha256"]] = row["error"].partition(" at action ")[0]
+
+    def _outcomes(self, state: str, action: str) -> list[bool | None]:
+        """Return the outcome of each sample of a branch; None where it is not known."""
+        passed = self._passed.get((state, action), {})
+        if (state, action) in self._repeats:
+            return [passed.get(0)] * self._samples
+        return [passed.get(sample) for sample in range(self._samples)]
+
+    def keeps(self, rows: pa.RecordBatch) -> list[bool]:
+        """Return which pairs are kept: those whose chosen action passed at least once, or has no known outcome."""
+        kept = []
+        for row in rows.select(["state_sha256", "chosen"]).to_pylist():
+            known = [one for one in self._outcomes(row["state_sha256"], row["chosen"]) if one is not None]
+            kept.append(not known or any(known))
+        return kept
+
+    @cached_property
+    def test(self) -> SignalTest:
+        """Return the test of all pairs, each by the samples that are known on both sides."""
+        found, missing = list[PairOutcome](), Counter[str]()
+        for row in self._rows():
+            state = row["state_sha256"]
+            sides = zip(*(self._outcomes(state, row[side]) for side in ("chosen", "rejected")), strict=True)
+            both = [(chosen, rejected) for chosen, rejected in sides if chosen is not None and rejected is not None]
+            if both:
+                unit = self._unit_of(row["task_id"], row["family"])
+                found.append(PairOutcome(unit, *np.mean(both, axis=0).tolist()))
+            else:
+                missing[self._reasons.get(state, "no outcome is known")] += 1
+        return judge(found, missing)
+
+    def _rows(self) -> Iterator[Row]:
+        for rows in self._pairs:
+            yield from rows.select(["state_sha256", "task_id", "family", "chosen", "rejected"]).to_pylist()
+
+    def evidence(self, heuristic: PairVerdict) -> PairVerdict:
+        """Return the verdict on the pairs, followed by the heuristic one on disagreement."""
+        test = self.test
+        tested = (
+            f"{test.tested} of {test.pairs} pairs were played from both actions, at most {self._samples} times each, "
+            f"{self.num_continuations} continuations in all"
+        )
+        lost = "".join(f"; {number} not tested: {reason}" for reason, number in sorted(test.not_tested.items()))
+        if test.difference is None or test.low is None or test.high is None or test.p_value is None:
+            needed = f"; {MIN_UNITS} {self._noun} and {MIN_TESTED:.0%} of the pairs are needed, there are {test.units}"
+            return heuristic.below(test.verdict, {"continued": asdict(test)}, f"{tested}{lost}{needed}")
+        why = (
+            f"the chosen action passes in {test.chosen:.1%}, the rejected one in {test.rejected:.1%}, a difference of "
+            f"{100 * test.difference:+.1f} points [{100 * test.low:+.1f}, {100 * test.high:+.1f}], "
+            f"{p_text(test.p_value)}, over {test.units} {self._noun}; {tested}{lost}"
+        )
+        return heuristic.below(test.verdict, {"continued": asdict(test)}, why)
+
+
+def read_rows(out: RunWriter, wanted: Sequence[Branch], samples: range) -> Iterator[Row]:
+    """Yield the `continuation/1` rows of the played samples, in the order of the branches."""
+    keys = [branch.key(sample) for branch in wanted for sample in samples]
+    return (record["continuation"] for record in out.journal.read(keys))

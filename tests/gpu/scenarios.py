@@ -1,0 +1,193 @@
+"""Runs the project's own code on a rehearsed GPU and prints what it asked of the device, one JSON object.
+
+    python tests/gpu/scenarios.py 'step(name="TRL", size="0.6B", layers=2)' ['sampling(...)' ...]
+
+Each argument is a call of a function below. A process of its own, since a registered device changes the process.
+"""
+
+import gc
+import json
+import os
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
+warnings.filterwarnings("ignore")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+import real_shape  # noqa: E402 (the paths come first)
+import torch  # noqa: E402
+from rehearsal import GPU, config, model, rehearsed  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def step(
+    name: str,
+    size: str = "0.6B",
+    layers: int | None = 2,
+    *,
+    budget: int | None = None,
+    group: int = 8,
+    prompt: int = 128,
+    answer: int = 512,
+    channels: tuple[str, ...] | None = None,
+) -> dict[str, Any]:
+    """The second optimiser step of benchmarks/real_shape.py's trainer: TRL's, or ours with the channels of a name."""
+    from accelerate.state import PartialState
+    from transformers import TrainerCallback, TrainingArguments
+
+    from stages.training import setup
+
+    given = setup.trl_config
+
+    def on_device(folder: str, size: Any, **settings: Any) -> Any:
+        made = given(folder, size, **{**settings, "device": "gpu"})
+        made.dataloader_pin_memory, made.save_strategy = False, "no"
+        made.device  # noqa: B018 (sets up the state that the next line corrects)
+        PartialState._shared_state["device"] = GPU
+        return made
+
+    found: list[dict[str, Any]] = []
+    sides = real_shape.SIDES if channels is None else {**real_shape.SIDES, name: channels}
+    with (
+        rehearsed() as mode,
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.multiple(real_shape, GROUP=group, PROMPT=prompt, ANSWER=answer, SIDES=sides),
+        mock.patch.object(real_shape, "new_model", lambda seed, layers: model(mode, size, layers)),
+        mock.patch.object(setup, "trl_config", on_device),
+        mock.patch.object(TrainingArguments, "device", property(lambda self: (self._setup_devices, GPU)[1])),
+    ):
+
+        class Look(TrainerCallback):
+            def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+                mode.reset()
+
+            def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+                found.append(mode.account())
+
+        made = real_shape.trainer(name, folder, 2, layers, budget)
+        made.add_callback(Look())
+        made.train()
+        del made
+        gc.collect()
+    return found[-1]
+
+
+def scoring(
+    size: str = "0.6B", layers: int = 2, lengths: tuple[int, ...] = (64, 100, 120), *, packed: bool = True
+) -> dict[str, Any]:
+    """Log-probs of the branches of one prompt, forward and backward."""
+    from stages.training.scoring import Tree, score, token_log_probs
+
+    with rehearsed() as mode:
+        made = model(mode, size, layers)
+        if not packed:
+            made.set_attn_implementation("eager")
+        trees = [Tree(list(range(3, 131)), tuple([5] * n for n in lengths)), Tree([4] * 70, ([6] * 50,))]
+        mode.reset()
+        scored = score(made, trees)
+        scored.per_branch(token_log_probs(made, scored)).sum().backward()
+        return mode.account()
+
+
+def losses(size: str = "0.6B", layers: int = 2) -> dict[str, Any]:
+    """Every channel's loss on the rows of benchmarks/real_shape.py, forward and backward, with a teacher."""
+    from stages.training.config import Weights
+    from stages.training.data import PairSource
+    from stages.training.settings import Hints, Pairs
+    from stages.training.step import Channels
+
+    names = real_shape.SIDES["all"]
+    with rehearsed() as mode, mock.patch.multiple(real_shape, GROUP=2, ANSWER=96):
+        student, teacher = model(mode, size, layers), model(mode, size, layers).eval().requires_grad_(False)
+        rows = real_shape.channel_rows(names)
+        source = PairSource(list(rows.pairs), per_step=len(rows.pairs), seed=0)
+        source.cache_reference(student.eval())
+        channels = Channels(
+            Weights(**dict.fromkeys(names, 1.0)),
+            Pairs(per_step=len(rows.pairs)),
+            Hints(),
+            source=source,
+            teacher=teacher,
+            temperature=1.0,
+            num_steps=2,
+        )
+        mode.reset()
+        found, _ = channels.losses(student, rows)
+        for loss in found.values():
+            loss.loss.backward(retain_graph=True)
+        assert sorted(found) == sorted(names)
+        return mode.account()
+
+
+def probe(
+    adapter: str = "lora",
+    size: str = "0.6B",
+    layers: int = 2,
+    *,
+    rank: int = 32,
+    rows: int = 4,
+    tokens: int = 256,
+    sums: bool = True,
+    checkpointing: bool = True,
+) -> dict[str, Any]:
+    """Per-sample gradients of a batch: measured along a direction and summed, or kept; `refold` first, apart."""
+    from contextlib import nullcontext
+
+    import stages.probe.adapters.lora as lora
+    from stages.probe.adapters.choose import open_adapter
+    from stages.probe.directions.extraction import from_flat
+    from stages.probe.directions.metrics import stream
+    from stages.probe.gradients.memory import Measuring, needed
+    from stages.probe.gradients.per_sample import checkpointed
+    from stages.probe.gradients.student import adapt
+    from stages.probe.pool.tokens import TokenRow
+
+    with rehearsed() as mode, mock.patch.object(lora, "tensors_sha256", return_value="0"):
+        made = model(mode, size, layers).eval()
+        student = adapt(made, None, open_adapter(adapter, made, None, rank, 0))
+        mode.reset()
+        student.move_to(torch.full((student.adapter.layout.width,), 1e-4))
+        refold = mode.account()
+        mode.reset()
+        batch = [TokenRow(list(range(3, 3 + tokens // 2)), [5] * (tokens // 2), [True] * (tokens // 2))] * rows
+        student.max_tokens = rows * tokens
+        direction = from_flat(student.adapter.layout, torch.ones(student.adapter.layout.width), student.adapter.probed)
+        with checkpointed(student.model) if checkpointing else nullcontext():
+            if sums:
+                stream(student, batch, direction, [1.0] * rows)
+            else:
+                student.gradients(batch)
+        found = mode.account()
+    measuring = Measuring(adapter, rank, rows * tokens, checkpointing, rows=0 if sums else rows)  # type: ignore[arg-type]
+    return {**found, "refold": refold, "predicted": needed(shape(size, layers), measuring).total}
+
+
+def shape(size: str, layers: int | None) -> Any:
+    """The shape of a model as the estimators see it."""
+    from stages.policy.base import PolicyConfig
+    from stages.training.plan import model_shape
+
+    with tempfile.TemporaryDirectory() as folder:
+        config(size, layers).save_pretrained(folder)
+        return model_shape(PolicyConfig(model=folder))
+
+
+def wrong_device() -> dict[str, Any]:
+    """What a tensor of the host beside one of the device gives: an exception, by its name."""
+    with rehearsed():
+        try:
+            torch.ones(3, device=GPU) + torch.ones(3)
+        except Exception as error:
+            return {"raised": type(error).__name__}
+    return {"raised": ""}
+
+
+if __name__ == "__main__":
+    names = {"step": step, "scoring": scoring, "losses": losses, "probe": probe, "wrong_device": wrong_device}
+    print(json.dumps({call: eval(call, names) for call in sys.argv[1:]}))  # the arguments of the tests

@@ -1,0 +1,100 @@
+"""The project's own code on a rehearsed GPU: devices agree, no host waits in loops, launches beside TRL's step.
+
+Counts are those of two layers at the width of Qwen3-0.6B. `scenarios.py` runs in a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ALLOWED = {
+    "nonzero at stages/losses/reduction.py:token_sum": "once a loss: tokens of weight 0 are not computed",
+    "mask as index at stages/losses/eopd.py:eopd_from_hidden": "once a loss: metrics are of the tokens that count",
+    "tolist at stages/training/channels/base.py:floats": "once a step and type: the metrics",
+}
+"""Waits of this project's own in a step, with their reason."""
+TRLS = ("step.py:_generate_and_score_completions", "step.py:_part_loss", "step.py:_get_per_token_logps_and_entropies")
+"""Where TRL's own waits are seen from: its GRPO has 33 of them in a step, whoever calls it."""
+
+
+@cache
+def rehearse(*calls: str) -> dict[str, Any]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "scenarios.py"), *calls],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+QUICK = (
+    "wrong_device()",
+    "scoring()",
+    "scoring(lengths=(20, 64, 100, 120, 200, 310))",
+    "scoring(packed=False)",
+    "losses()",
+)
+
+
+def test_a_tensor_of_the_host_beside_one_of_the_device_raises() -> None:
+    assert rehearse(*QUICK)["wrong_device()"] == {"raised": "FakeTensorDeviceMismatchError"}
+
+
+@pytest.mark.parametrize("call", QUICK[1:4])
+def test_scoring_never_waits_and_copies_a_pass_at_once(call: str) -> None:
+    found = rehearse(*QUICK)[call]
+    assert found["waits"] == {}
+    # The targets once, and what the pass needs once; in rows of their own each of two buckets, and their order.
+    assert found["copies"] == {"to the device at stages/training/scoring.py:on_device": 4 if "packed" in call else 2}
+
+
+def test_launches_of_packed_rows_grow_with_blocks_by_attention_alone() -> None:
+    few, many = (rehearse(*QUICK)[call] for call in QUICK[1:3])
+    assert 0 < many["launches"] - few["launches"] <= 48
+
+
+def test_every_loss_runs_forward_and_backward_on_the_device() -> None:
+    found = rehearse(*QUICK)["losses()"]
+    assert set(found["waits"]) <= ALLOWED.keys()
+
+
+STEPS = ('step("TRL")', 'step("ours")', 'step("dpo", channels=("dpo",))', 'step("all")')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("call", "most"), [(STEPS[1], 1.0), (STEPS[2], 1.5)])
+def test_launches_of_a_step_beside_trls(call: str, most: float) -> None:
+    steps = rehearse(*STEPS)
+    assert steps[call]["launches"] <= most * steps[STEPS[0]]["launches"]
+
+
+@pytest.mark.slow
+def test_a_step_of_all_channels_waits_for_what_is_listed_alone() -> None:
+    steps = rehearse(*STEPS)
+    own = {place: count for place, count in steps[STEPS[3]]["waits"].items() if "stages/" in place}
+    unknown = {p: n for p, n in own.items() if p not in ALLOWED and not p.endswith(TRLS)}
+    assert unknown == {}
+    assert sum(steps[STEPS[3]]["waits"].values()) <= sum(steps[STEPS[0]]["waits"].values()) + 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sums", [True, False])
+def test_the_probe_copies_a_batch_at_once(sums: bool) -> None:
+    call = f'probe("lora", sums={sums})'
+    found = rehearse(call)[call]
+    assert sum(found["refold"]["waits"].values()) == 1  # by Linear they were 14
+    # A batch's own tokens are counted, and six sums a row are fetched; by module there were 46 copies, and 35.
+    assert sum(found["waits"].values()) <= 2
+    assert sum(found["copies"].values()) <= 9
+    assert found["launches"] < 1000  # token by token they were 3,757 and 3,104

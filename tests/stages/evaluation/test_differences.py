@@ -1,0 +1,124 @@
+"""Which settings differ between arms: of trainings, models of the settings and recorded runs."""
+
+from pathlib import Path
+
+import pytest
+
+from stages.envs import sampling_unit
+from stages.evaluation.differences import (
+    USED_BY,
+    policy_differences,
+    settings_differences,
+    trained_differences,
+    training_settings,
+)
+from stages.evaluation.verdict import decide
+from stages.policy.base import PolicyConfig
+from stages.runs import store
+from stages.runs.artifact import Run
+from stages.training.channels import CHANNELS
+
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "demo.json"
+"""The demo of 2026-11, whose arm A was trained at another rate than B and C: manifests, and which tasks passed."""
+SHARED = {"tasks": "200", "weights.grpo": "1", "weights.dpo": "0", "weights.sft": "0", "pairs.beta": "0.1"}
+
+
+def found(**arms):
+    """The differences between arms of one training each, as text."""
+    return [str(each) for each in settings_differences({arm: {0: SHARED | own} for arm, own in arms.items()})]
+
+
+def test_equal_arms_differ_in_nothing():
+    assert found(A={}, B={}) == []
+
+
+def test_every_value_of_every_arm_is_listed_channels_first():
+    assert found(A={"tasks": "100"}, B={"weights.dpo": "1"}) == ["weights.dpo: A 0, B 1", "tasks: A 100, B 200"]
+
+
+def test_a_setting_that_one_arm_lacks_is_unset_there():
+    assert found(A={}, B={"trl.warmup_steps": "5"}) == ["trl.warmup_steps: A unset, B 5"]
+
+
+def test_settings_of_a_channel_are_no_settings_of_an_arm_without_it():
+    with_pairs = {"weights.dpo": "1", "pairs.beta": "0.5"}
+    assert found(A={}, B=with_pairs) == ["weights.dpo: A 0, B 1"]
+    assert "pairs.beta: B 0.5, C 0.1" in found(B=with_pairs, C={"weights.sft": "2"})
+
+
+def test_other_pairs_for_the_same_seed_are_a_difference_and_a_set_for_each_seed_is_none():
+    def arm(*sets):
+        return {seed: SHARED | {"weights.sft": "1", "pair sets": name} for seed, name in enumerate(sets)}
+
+    assert not settings_differences({"B": arm("p", "q"), "C": arm("p", "q")})
+    (swapped,) = settings_differences({"B": arm("p", "q"), "C": arm("q", "p")})
+    assert swapped.setting == "pair sets" and not swapped.channel
+
+
+def test_trainings_of_one_arm_that_differ_show_all_their_values():
+    arms = {"A": {0: SHARED, 1: SHARED | {"tasks": "9"}}, "B": {0: SHARED, 1: SHARED}}
+    assert [str(each) for each in settings_differences(arms)] == ["tasks: A 200 and 9, B 200"]
+
+
+def test_the_channels_that_read_pairs_are_those_of_the_registry():
+    """A channel on pairs that is missing here would hide differences between its arms."""
+    assert USED_BY["pairs"] == {name for name, channel in CHANNELS.items() if channel.row_source == "pairs"}
+    assert USED_BY["hints"] == {name for name, channel in CHANNELS.items() if channel.row_source == "hinted"}
+    assert USED_BY["teacher"] == {name for name, channel in CHANNELS.items() if channel.needs_teacher}
+
+
+def test_models_of_the_settings_differ_in_more_than_their_names():
+    policies = {
+        "A": PolicyConfig(model="a", base_url="http://127.0.0.1:1/v1", max_tokens=64),
+        "B": PolicyConfig(model="b", base_url="http://127.0.0.1:2/v1", max_tokens=128),
+    }
+    assert [str(each) for each in policy_differences(policies)] == ["max_tokens: A 64, B 128"]
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """Arm, seed and run of each training of the demo."""
+    runs = []
+    for name, manifest in store.read_json(FIXTURE)["trainings"].items():
+        (tmp_path / name).mkdir()
+        store.write_json(tmp_path / name / "manifest.json", manifest)
+        runs.append((manifest["config"]["arm"], manifest["config"]["seed"], Run(tmp_path / name)))
+    return runs
+
+
+def test_the_demos_arms_differed_in_their_learning_rate(demo):
+    differences = {each.setting: each for each in trained_differences(demo)}
+    rate = differences["optimisation.learning_rate"]
+    assert rate.values == {"A": "0.0002", "B": "0.0006", "C": "0.0006"} and not rate.channel
+    assert rate.between(("A", "B")) and not rate.between(("B", "C"))
+    assert [name for name, each in differences.items() if each.channel] == ["weights.dpo", "weights.sft"]
+    assert set(differences) == {"optimisation.learning_rate", "weights.dpo", "weights.sft"}
+    assert training_settings(demo[0][2])["weights.grpo"] == "1"
+
+
+def test_the_demo_is_underpowered_by_its_operations_and_its_rates_are_part_of_the_reasons(demo):
+    """Over 24 families it was VALIDATED, as both families of an operation rise together."""
+    fixture, unit = store.read_json(FIXTURE), sampling_unit("kata")
+    items = [
+        {
+            "arm": arm,
+            "train_seed": int(seed),
+            "task_id": task,
+            "family": family,
+            "unit": unit.of_family(family),
+            "sample_idx": 0,
+            "passed": bit == "1",
+            "hacked": False,
+            "protocol_ok": True,
+            "error_type": None,
+        }
+        for name, bits in fixture["passed"].items()
+        for arm, seed in [name.split("/")]
+        for (task, family), bit in zip(fixture["tasks"].items(), bits, strict=True)
+    ]
+    verdict = decide(items, sampling=unit, differences=trained_differences(demo))
+    assert verdict.decision == "UNDERPOWERED" and verdict.gain.units == "12 operations"
+    assert (100 * verdict.gain.low, 100 * verdict.gain.high) == pytest.approx((-2.9, 44.2), abs=0.1)
+    assert "B and A differ in more than their channels: optimisation.learning_rate (A 0.0002, B 0.0006)" in verdict.why
+    as_families = decide([item | {"unit": item["family"]} for item in items])
+    assert as_families.decision == "VALIDATED", "what the wrong unit would claim"
