@@ -41,7 +41,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TunedSetting:
     """What was tried, the share of tuning tasks that each trial passes, and what each arm keeps."""
 
     setting: str
@@ -62,7 +62,7 @@ class Choice:
 
 def tune(
     preset: Preset, configs: Mapping[str, StageConfig], asked: str, run_options: RunOptions, console: Console
-) -> tuple[dict[str, StageConfig], Choice]:
+) -> tuple[dict[str, StageConfig], TunedSetting]:
     """Run the trials and return the configurations with every arm's choice; `asked` is `KEY=V1,V2,...`.
 
     Raises `UsageError` for a preset without arms or evaluation, for fewer than two values, and where a tuning task is
@@ -82,7 +82,7 @@ def tune(
         if rate > best:
             chosen[trial.arm] = trial.value
         rates.setdefault(trial.arm, {})[str(trial.value)] = rate
-    choice = Choice(key, len({item["task_id"] for item in items}), rates, chosen, run.path.name)
+    choice = TunedSetting(key, len({item["task_id"] for item in items}), rates, chosen, run.path.name)
     store.write_json(run_options.root / "tuning" / f"{run.path.name}.json", asdict(choice))
     for line in str(choice).splitlines():
         console.tell(line)

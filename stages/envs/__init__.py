@@ -11,6 +11,7 @@ gsm8k/ - grade-school maths from JSON lines or the hub, a reward for the right n
 leetcode_rh/ - LeetCode problems whose prompt gives a loophole away; problems and recorded rollouts by path
 repo/ - what environments share whose tasks are repositories: trees, sessions, test outcomes, verdicts
 swe/ - repositories in SWE-bench's shape: trees, outcomes of tests, strict and loose verdicts
+tasks/ - tasks of the user's own, a row each: a prompt, files, a test
 feature_deletion/ - tasks made from any tested package by removing a feature of it
 """
 
@@ -42,6 +43,7 @@ __all__ = [
     "Task",
     "attached",
     "code_sha256",
+    "content_sha256",
     "foreign_file",
     "has_solutions",
     "is_shipped",
@@ -85,6 +87,7 @@ ENVIRONMENTS: dict[str, Registered] = {
         system="stages.envs.kata.tasks:SYSTEM",
     ),
     "feature-deletion": Registered("stages.envs.feature_deletion.env:FeatureDeletionEnv"),
+    "tasks": Registered("stages.envs.tasks.env:TasksEnv"),
     "swe-lite": Registered("stages.envs.swe.env:SweEnv"),
     "swe-mini": Registered("stages.envs.swe.mini:SweMiniEnv"),
 }
@@ -149,6 +152,17 @@ def code_sha256(name: str) -> str | None:
     # Composer's own environments are not digested: a refactoring of them must not make every run a new one.
     path = foreign_file(name)
     return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else None
+
+
+def content_sha256(name: str, options: Mapping[str, Any]) -> str | None:
+    """Return a digest of the files that the options of an environment name; None where it does not declare any.
+
+    An environment declares them by a static method `content`, which takes its options.
+    """
+    if not is_shipped(name):
+        return None  # nothing foreign is called for a fingerprint
+    content = getattr(_factory(name), "content", None)
+    return None if content is None else content(**options)
 
 
 def is_shipped(name: str) -> bool:

@@ -38,6 +38,7 @@ class EnvConfig(Settings):
     def identity(self) -> dict[str, Any]:
         """Return the settings, with digests of a curriculum's tasks and of the file of a user's own environment."""
         own, code = super().identity(), envs.code_sha256(self.name)
+        content = envs.content_sha256(self.name, self.options)
         # The digest of its tasks in place of its path: a moved run is the same curriculum. Without one the key is
         # absent, so that fingerprints of runs without a curriculum stay what they were.
         del own["curriculum"]
@@ -45,6 +46,7 @@ class EnvConfig(Settings):
             **own,
             **({"curriculum": task_table.identity(self.curriculum)} if self.curriculum else {}),
             **({"code_sha256": code} if code else {}),
+            **({"content_sha256": content} if content else {}),
         }
 
     def label(self) -> str:

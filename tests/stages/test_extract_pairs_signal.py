@@ -23,7 +23,8 @@ TASKS = 12
 """Of eight operations."""
 FEW = 8
 """Of seven: six units are needed for a test."""
-HARD = tuple(operation.name for operation in OPERATIONS if operation.name in {"ratio", "average", "xor", "quotient"})
+HARD = ("ratio", "larger", "difference", "distance", "remainder", "xor")
+"""The operations of seven of the tasks: six units, so that pairs on them alone can be judged."""
 ALL = tuple(operation.name for operation in OPERATIONS)
 Actor = Callable[[list[dict[str, str]]], str]
 
@@ -126,8 +127,9 @@ def test_teachers_that_share_a_wrong_answer_give_none(tmp_path: Path, url: str) 
     assert heuristic.manifest.summary["alignment"]["right"] == 1.0 and heuristic.manifest.outcome.ok is None
     assert len(heuristic.rows(PAIR)) > 0 and "SIGNAL:" not in (heuristic.path / "report.txt").read_text()
     found = played.manifest.summary
-    assert found["disagreement"] == "DISAGREEMENT TRACKS FAILURE" and found["verdict"] != "SIGNAL"
-    assert found["continued"]["not_tested"] == {}
+    assert found["disagreement"] == "DISAGREEMENT TRACKS FAILURE"
+    assert found["verdict"] in ("UNDECIDED", "NO SIGNAL") and found["continued"]["units"] == len(HARD)
+    assert (found["continued"]["difference"], found["continued"]["not_tested"]) == (0.0, {})
     # No continuation of a chosen action passes, so no pair is left, and the report counts them.
     assert played.rows(PAIR) == []
     assert found["dropped"]["chosen_continuations_fail"] == len(heuristic.rows(PAIR))

@@ -10,10 +10,10 @@ from typing import Literal
 
 from stages.envs import folders
 from stages.envs.base import TWIN, Grade, Split, Task
-from stages.envs.feature_deletion import rows, task_generator, worker
+from stages.envs.feature_deletion import rows, task_generator
 from stages.envs.feature_deletion.package import Package
 from stages.envs.feature_deletion.task_generator import TaskSource
-from stages.envs.repo import forged_passes, grading, session, trees
+from stages.envs.repo import forged_passes, grading, runner, session, trees
 from stages.envs.repo.forged_passes import RerunTree
 from stages.envs.repo.grading import (
     NEUTRAL,
@@ -94,7 +94,7 @@ class FeatureDeletionEnv(RepoEnvironment):
         hidden = task_generator.hidden_paths(self.sandbox, task.data, self._package, self._requirements)
         self._session = RepoSession(
             self._delivered,
-            lambda folder: worker.open_package_sandbox(
+            lambda folder: runner.open_package_sandbox(
                 self.sandbox, folder, session.LIMITS, self._requirements, hidden=hidden
             ),
             max_chars=self.max_chars,
@@ -172,7 +172,7 @@ class FeatureDeletionEnv(RepoEnvironment):
 def _test_runtime(sandbox: str, requirements: Path | None, timeout_s: float) -> TestRuntime:
     """Return how tests of a package are run: in a sandbox with the requirements, for at most `timeout_s` seconds."""
     limits = replace(grading.LIMITS, wall_s=timeout_s)
-    return TestRuntime(lambda folder: worker.open_package_sandbox(sandbox, folder, limits, requirements))
+    return TestRuntime(lambda folder: runner.open_package_sandbox(sandbox, folder, limits, requirements))
 
 
 @lru_cache(maxsize=64)

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.envs.feature_deletion import worker
 from stages.envs.feature_deletion.definitions import Definition, definitions
 from stages.envs.feature_deletion.guest.scan import ALL_NAMES, shingles
 from stages.envs.feature_deletion.selection import Removal
 from stages.envs.feature_deletion.worker import GUEST, LIMITS
-from stages.envs.repo import trees
+from stages.envs.repo import runner, trees
 from stages.errors import InfrastructureError
 from stages.runs import store
 
@@ -83,7 +82,7 @@ def survey_copies(
             hidden: tuple[Path, ...] = ()
             # Hiding the standard library or the test runner would break every command; copies there remain `places`.
             if sandbox == "bubblewrap":
-                needed = [Path(sysconfig.get_path("stdlib")), *worker.readonly_paths(requirements)]
+                needed = [Path(sysconfig.get_path("stdlib")), *runner.readonly_paths(requirements)]
                 # os.walk follows no links, so the files that are found have their real paths.
                 needed += [folder.resolve() for folder in needed]
                 hidden = tuple(path for path in found if not any(path.is_relative_to(folder) for folder in needed))
@@ -105,7 +104,7 @@ def find_copies(
     where = shlex.join(map(str, roots)) or EVERYWHERE[sandbox]
     with trees.scratch() as folder, trees.scratch() as empty:
         (folder / "needles.json").write_text(json.dumps(_request(found)))
-        with worker.open_package_sandbox(
+        with runner.open_package_sandbox(
             sandbox, empty, LIMITS, requirements, readonly=(GUEST, folder), hidden=hidden
         ) as box:
             result = box.run(f"python3 -P {GUEST}/scan.py {folder}/needles.json {where}")

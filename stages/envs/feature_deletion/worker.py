@@ -17,21 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from stages.envs import folders
 from stages.envs.feature_deletion.package import import_hint
-from stages.envs.repo import grading, trees
+from stages.envs.repo import runner, trees
 from stages.envs.repo.grading import PASSING
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.sandbox import CommandResult, Limits, Sandbox, open_sandbox
-from stages.sandbox.bubblewrap import TESTBED
+from stages.sandbox import CommandResult, Limits
 
-RUNNER = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
-COVERAGE = ("pytest-cov", "coverage")
-INSTALL = "pip install 'composer-post-training[feature-deletion]'"
 GUEST = Path(__file__).parent / "guest"
 LIMITS = Limits(wall_s=600, cpu_s=600, memory_mb=4096, processes=256, file_mb=256, disk_mb=2048, output_bytes=256 << 20)
 CHECK_S = 0.2
@@ -51,68 +45,6 @@ HANG_S = 5.0
 COMPILED_FROM = (".c", ".cc", ".cpp", ".pyx", ".rs")
 """Endings of the sources of extension modules."""
 MISSING = re.compile(r"No module named '([\w.]+)'")
-
-
-@cache
-def distribution_paths(distributions: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return the top-level files and folders of installed distributions; `UsageError` where one is not installed."""
-    paths: list[Path] = []
-    for name in distributions:
-        try:
-            files = metadata.files(name) or []
-        except metadata.PackageNotFoundError:
-            raise UsageError(f"Feature deletion runs tests with {name}, which is not installed: {INSTALL}.") from None
-        site = Path(str(metadata.distribution(name).locate_file(".")))
-        first = {file.parts[0] for file in files} - {"..", "__pycache__"}
-        # A .pth file would run its lines, or add its paths, in every Python of the sandbox.
-        paths += [site / part for part in sorted(first) if not part.endswith(".pth") and (site / part).exists()]
-    return tuple(paths)
-
-
-def readonly_paths(requirements: Path | None = None, *, coverage: bool = False) -> tuple[Path, ...]:
-    """Return the paths to bind: the reporting plugin, the runner, coverage if asked for, and further requirements."""
-    further = (requirements,) if requirements else ()
-    tools = (*RUNNER, *COVERAGE) if coverage else RUNNER
-    return (grading.GUEST, *distribution_paths(tools), *further)
-
-
-def open_package_sandbox(
-    kind: str,
-    tree: Path,
-    limits: Limits,
-    requirements: Path | None,
-    *,
-    coverage: bool = False,
-    readonly: Sequence[Path] = (),
-    hidden: Sequence[Path] = (),
-) -> Sandbox:
-    """Open a sandbox on a package's tree, in which `python3 -m pytest` finds the runner, then the package.
-
-    Visible are also the further requirements of the tests, coverage if asked for, and the paths in `readonly`; `hidden`
-    are files of this machine that are not visible. Plugins of pytest among the requirements are loaded by name.
-    """
-    shown = (*readonly, *readonly_paths(requirements, coverage=coverage))
-    root = TESTBED if kind == "bubblewrap" else str(tree)
-    site = metadata.distribution("pytest").locate_file(".")
-    package, runner = [root, f"{root}/src"], [str(Path(str(site))), str(grading.GUEST)]
-    # The runner first, so that no file of the tree shadows pytest. Without a sandbox its folder holds all that is
-    # installed here, maybe the package too, so there the package comes first.
-    search_path = [*runner, *package] if kind == "bubblewrap" else [*package, *runner]
-    options = ["-p", "no:cacheprovider"]
-    if requirements:
-        search_path.append(str(requirements))
-        # PYTEST_DISABLE_PLUGIN_AUTOLOAD keeps plugins of this machine out, and these as well unless they are named.
-        for distribution in metadata.distributions(path=[str(requirements)]):
-            plugins = (entry for entry in distribution.entry_points if entry.group == "pytest11")
-            options += (word for entry in plugins for word in ("-p", entry.value))
-    env = {
-        **grading.WITHOUT_PLUGINS,
-        "PYTHONPATH": ":".join(search_path),
-        "PYTEST_ADDOPTS": " ".join(options),
-        # The core on sys.monitoring supports no dynamic contexts (coverage 7.17), so no record of lines per test.
-        "COVERAGE_CORE": "ctrace",
-    }
-    return open_sandbox(kind, tree, limits=limits, readonly=shown, env=env, hidden=hidden)
 
 
 def install(requirements: Sequence[str], folder: Path) -> None:
@@ -198,7 +130,9 @@ class TestWorker(ExitStack):
             folders.copy(root, self.tree)
             # The jobs are outside of the tree and read-only, so that no test changes a job that is still to come.
             readonly = (GUEST, self._jobs)
-            opened = open_package_sandbox(sandbox, self.tree, LIMITS, requirements, coverage=True, readonly=readonly)
+            opened = runner.open_package_sandbox(
+                sandbox, self.tree, LIMITS, requirements, coverage=True, readonly=readonly
+            )
             self._sandbox = stack.enter_context(opened)
             self.push(stack.pop_all())
 

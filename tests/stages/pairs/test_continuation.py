@@ -219,6 +219,20 @@ def test_both_sides_are_compared_on_the_samples_that_both_have() -> None:
     assert (found.chosen, found.rejected, found.verdict) == (1.0, 0.0, "SIGNAL")
 
 
+def test_the_verdict_is_on_all_pairs_and_not_on_those_that_their_outcomes_chose() -> None:
+    """In half of the pairs the rejected action passes instead: without these, twelve of twelve would be a signal."""
+    families = [str(number) for number in range(24)]
+    pairs = [batch(*(pair(name, "a", "b", name) for name in families))]
+    rows = [
+        row
+        for number, name in enumerate(families)
+        for row in (*rows_of(name, "a", number % 2 == 0), *rows_of(name, "b", number % 2 == 1))
+    ]
+    found = continued(pairs, rows, samples=1)
+    assert sum(found.keeps(pairs[0])) == 12
+    assert (found.test.tested, found.test.difference, found.test.verdict) == (24, 0.0, "UNDECIDED")
+
+
 def outcomes(differences: Sequence[float], units: int) -> list[PairOutcome]:
     """Pairs of these differences; those without one pass or fail on both sides, in turn."""
     return [

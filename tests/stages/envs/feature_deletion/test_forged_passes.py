@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from support.forged_passes import ATTACKS, TEST_FILE, WRONG, forging
+from support.forgeries import in_process, sample
+from support.matrices import few
 from support.shelf import removal, write
 
 from stages.envs.bash import fenced
@@ -92,3 +94,15 @@ def test_a_pass_by_force_is_without_reward_or_a_hack(env: FeatureDeletionEnv, ro
 def test_who_looks_for_the_contradiction_gains_nothing(env: FeatureDeletionEnv, row: Row, attack: str) -> None:
     reward, _ = graded(env, row, WRONG + AGAINST_CONTRADICTIONS[attack] + "\n")
     assert reward == 0.0
+
+
+SEEN = tuple(f"def test_{part}" for part in TESTS.split("def test_")[1:])
+GENERATED = {one.name: one for one in sample(list(in_process("add", SEEN)), 120)}
+FEW = ("returned: always equal", "runtest swallows, where the text is the one that was seen")
+
+
+@pytest.mark.parametrize("name", few(GENERATED | {n.name: n for n in in_process("add", SEEN) if n.name in FEW}, FEW))
+def test_a_generated_forgery_is_without_reward_or_a_hack(env: FeatureDeletionEnv, row: Row, name: str) -> None:
+    (forgery,) = (one for one in in_process("add", SEEN) if one.name == name)
+    reward, hacked = graded(env, row, f"{WRONG}\n{forgery.code}")
+    assert reward is not None and (hacked or reward == 0.0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stages.envs.base import Task
-from stages.envs.feature_deletion import worker
+from stages.envs.repo import runner
 from stages.envs.swe.env import SweEnv
 
 BASE = {
@@ -103,7 +103,7 @@ def venvs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = folder / "acme__abacus-1.0"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
     site = next(place.glob("lib/python3*/site-packages"))
-    for path in worker.distribution_paths(worker.RUNNER):
+    for path in runner.distribution_paths(runner.RUNNER):
         (shutil.copytree if path.is_dir() else shutil.copy)(path, site / path.name)
     return folder
 

@@ -2,6 +2,7 @@
 
 import pytest
 from support.forged_passes import ATTACKS, PATCHED_REPORT, SWALLOW, TEST_FILE, WRONG, forging
+from support.forgeries import in_process, sample
 from support.matrices import few
 
 from stages.envs.base import Task
@@ -58,3 +59,19 @@ def test_the_second_run_tells_a_forged_report_from_an_honest_solution(env: SweEn
         grade = env.grade()
         assert (grade.reward, grade.gt_pass, grade.hacked) == expected
         assert env.verdict is not None and env.verdict.strict, "the first run alone believes both"
+
+
+GENERATED = {one.name: one for one in sample(list(in_process("add")), 120)}
+FEW = ("returned: always equal", "returned: the last constant of the caller", "returned: what the source line expects")
+
+
+@pytest.mark.parametrize("name", few(GENERATED, FEW))
+def test_a_generated_forgery_is_without_reward_or_a_hack(env: SweEnv, task: Task, name: str) -> None:
+    env.reset(task)
+    folder = env._open_session().folder
+    (folder / "abacus" / "sums.py").write_text(f"{WRONG}\n{GENERATED[name].code}")
+    for path, text in GENERATED[name].files:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    grade = env.grade()
+    assert grade.reward is not None and (grade.hacked or grade.reward == 0.0)

@@ -11,7 +11,7 @@ import pytest
 from support import container_image
 
 from stages.envs.bash import fenced
-from stages.envs.feature_deletion import worker
+from stages.envs.repo import runner
 from stages.envs.swe import engine
 from stages.envs.swe.env import SweEnv
 from stages.envs.swe.instances import check_out
@@ -36,7 +36,7 @@ NEWER = {"eval_script": SCRIPT, "log_parser": "parse_log_pytest", "eval_type": "
 def image(repos: Path, row: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base commit at /testbed, with history that nobody may see, and a Python with pytest."""
     context, tag = tmp_path_factory.mktemp("image"), f"localhost/composer-abacus:{os.getpid()}"
-    container_image.fill(context / "root", worker.distribution_paths(worker.RUNNER))
+    container_image.fill(context / "root", runner.distribution_paths(runner.RUNNER))
     testbed = context / "root" / "testbed"
     (testbed / ".git").mkdir(parents=True)
     (testbed / ".git" / "answer").touch()

@@ -1,0 +1,5 @@
+"""Tasks of the user's own, a row each: a prompt, files to work on, and a test that decides.
+
+rows.py - read and check rows of JSON lines, Parquet or a data set of the hub; split them by family
+env.py  - the environment: a shell on the files, graded by the test with hidden files added and originals restored
+"""

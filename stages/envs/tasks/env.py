@@ -1,0 +1,179 @@
+"""The environment `tasks`: rows of the user's own, played in a shell and graded by their test.
+
+The agent works in a sandbox on the task's files. For grading its changes are applied to the delivered files, but for
+those to tests and test configuration, which are restored (`editable` of a row exempts files); then the hidden files are
+written over them, and the test is run in a fresh sandbox. So the test finds what the task's author wrote, whatever the
+agent left in its place. A command is believed by its exit code, which code under test can influence: where a pass
+must not be forged, give ids of pytest, whose outcomes are reported by a plugin and checked as those of SWE-bench are.
+"""
+
+import hashlib
+import os
+import shlex
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stages.envs import folders
+from stages.envs.base import Grade, Split, Task
+from stages.envs.repo import grading, runner, session, trees
+from stages.envs.repo.grading import Statuses, TestLists, TestOutcomes, TestRuntime, judge, run_pytest
+from stages.envs.repo.session import RepoEnvironment, RepoSession
+from stages.envs.repo.trees import TreeFile
+from stages.envs.tasks import rows
+from stages.errors import BadInput, InfrastructureError, UsageError
+from stages.messages import Message
+from stages.runs import store
+from stages.runs.records import Row
+
+EXIT_CODE = "exit code 0"
+"""The name of the only test of a task whose test is a command."""
+CLONES = Path("~/.cache/composer/tasks").expanduser()
+_cloning = threading.Lock()
+
+
+class TasksEnv(RepoEnvironment):
+    """Implements Environment, ComparesOutcomes and HasSolutions.
+
+    `path`: a file of JSON lines or Parquet, or a data set of the hub. Without splits in the rows they are divided by
+    family: `eval_share` of the families, drawn by `split_seed`, are held out. `max_chars`: of a longer output the agent
+    sees the head and the tail.
+    """
+
+    name = "tasks"
+
+    def __init__(
+        self,
+        sandbox: str = "bubblewrap",
+        path: str = "",
+        split_seed: int = 0,
+        eval_share: float = 0.25,
+        max_chars: int = 10_000,
+    ) -> None:
+        if not path:
+            raise UsageError("Which tasks? Give --set env.path=FILE, JSON lines with a prompt and a test each.")
+        if not 0 < eval_share < 1:
+            raise UsageError(f"env.eval_share is {eval_share}. It is a share of the families, between 0 and 1.")
+        self.sandbox, self._path, self.max_chars = sandbox, path, max_chars
+        self._split_seed, self._eval_share = split_seed, eval_share
+        self._delivered: Path | None = None
+
+    @staticmethod
+    def content(path: str = "", **options: Any) -> str | None:
+        """Return a digest of the rows, which a run's fingerprint contains: edited rows are other tasks."""
+        del options
+        file = Path(path).expanduser()
+        return store.file_sha256(file) if file.is_file() else None
+
+    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
+        """Return the first `count` tasks of a split in an order drawn from the seed."""
+        found = rows.split_rows(rows.load(self._path), self._split_seed, self._eval_share)[split]
+        if count > len(found):
+            raise UsageError(
+                f"{self._path} holds {len(found)} tasks for {split}, not {count}. Ask for fewer tasks, or set "
+                "env.eval_share."
+            )
+        # By digest, so that a longer list starts with the shorter one and another order of rows changes nothing.
+        ordered = sorted(found, key=lambda row: store.digest([seed, row["id"]]))
+        return [Task(row["id"], self.name, split, rows.family_of(row), row["prompt"], row) for row in ordered[:count]]
+
+    def reset(self, task: Task) -> list[Message]:
+        """Set up the task's files as a repository of one commit."""
+        self.close()
+        self._row = task.data
+        self._delivered = folders.make("tree")
+        fill(self._delivered, task.data)
+        self._session = RepoSession(
+            self._delivered,
+            lambda folder: runner.open_package_sandbox(self.sandbox, folder, session.LIMITS, None),
+            max_chars=self.max_chars,
+            package=task.task_id,
+            label=task.task_id,
+        )
+        return [{"role": "system", "content": self._system}, {"role": "user", "content": task.prompt}]
+
+    def _solved(self) -> trees.Changes | None:
+        written = self._row["solution"]
+        return None if written is None else texts(written)
+
+    def _graded(self, session: RepoSession) -> Grade:
+        """Return the strict and the loose verdict of the row's test."""
+        self._tampered, self._logs = False, list[str]()
+        hidden, wanted = self._row["hidden"], tuple(one.split()[0] for one in self._row["tests"])
+        verdict = judge(
+            session.delivered,
+            session.folder,
+            TestLists(wanted or (EXIT_CODE,), (), skip_fails=True),
+            self._statuses,
+            tests=hidden.keys() | {one.partition("::")[0] for one in wanted},
+            source=set(self._row["editable"]),
+        )
+        hacked = verdict.hacked or self._tampered
+        work = verdict.work(self._logs[0])
+        return Grade(float(verdict.strict), verdict.strict, verdict.loose, hacked, session.protocol_ok, work=work)
+
+    def _statuses(self, folder: Path) -> Statuses:
+        """Run the row's test with the hidden files in place, and note log and tampering."""
+        trees.apply(texts(self._row["hidden"]), folder)
+        limits = replace(grading.LIMITS, wall_s=self._row["timeout_s"])
+        runtime = TestRuntime(lambda tree: runner.open_package_sandbox(self.sandbox, tree, limits, None))
+        if self._row["tests"]:
+            outcomes = run_pytest(runtime, folder, ["-q", *self._row["tests"]])
+            self._tampered |= outcomes.tampered
+        else:
+            # In a shell of its own: `exit` of the command ends that, and not the sandbox's.
+            result = runtime.run(folder, f"bash -c {shlex.quote(self._row['test'])}")
+            passed = result.returncode == 0 and not result.timed_out
+            outcomes = TestOutcomes({EXIT_CODE: "passed" if passed else "failed"}, False, result.output)
+        self._logs.append(outcomes.log)
+        return outcomes.statuses
+
+    def close(self) -> None:
+        """End all processes and delete the folders; safe to call twice."""
+        super().close()
+        delivered, self._delivered = self._delivered, None
+        if delivered is not None:
+            folders.remove(delivered)
+
+
+def texts(files: Mapping[str, str | None]) -> trees.Changes:
+    """Return files of a row as changes of a tree; a script with a first line `#!` is executable."""
+    return {
+        path: None if text is None else TreeFile(text.encode(), text.startswith("#!")) for path, text in files.items()
+    }
+
+
+def fill(folder: Path, row: Row | Mapping[str, Any]) -> None:
+    """Write what a task is delivered with into a private folder: archive or commit, then the files of the row."""
+    if row["archive"]:
+        with trees.scratch() as place:
+            inside = trees.extract_archive(rows.source_path(row, "archive"), place)
+            folders.copy(inside, folder)
+    elif row["git"]:
+        with trees.scratch() as place:
+            archive = place / "tree.tar"
+            repository = mirror(row["git"]) if rows.is_address(row["git"]) else rows.source_path(row, "git")
+            try:
+                trees.git(repository, "archive", "--format=tar", f"--output={archive}", row["commit"])
+            except RuntimeError as error:
+                raise BadInput(f"{row['git']} has no commit {row['commit']} that can be read ({error}).") from None
+            (place / "files").mkdir()
+            folders.copy(trees.extract_archive(archive, place / "files"), folder)
+    trees.apply(texts(row["files"]), folder)
+
+
+def mirror(address: str) -> Path:
+    """Return a clone of a repository, made once on this machine."""
+    place = CLONES / hashlib.sha256(address.encode()).hexdigest()[:16]
+    with _cloning:
+        if not (place / "HEAD").is_file():
+            CLONES.mkdir(parents=True, exist_ok=True)
+            with trees.scratch() as scratch:
+                try:
+                    trees.git(scratch, "clone", "--quiet", "--mirror", "--", address, str(scratch / "clone"))
+                    os.rename(scratch / "clone", place)
+                except (RuntimeError, OSError) as error:
+                    raise InfrastructureError(f"{address} cannot be cloned ({error}).") from None
+    return place

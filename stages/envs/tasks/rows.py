@@ -1,0 +1,235 @@
+"""Rows of tasks: what a row may hold, where rows come from, and how they are split into train and eval.
+
+A row has a prompt; files to work on (texts in the row, an archive, or a commit of a git repository); and a test: a
+command whose exit code 0 passes, or ids of pytest that must pass. It may have hidden files, which the agent never sees
+and which the test finds in place; a solution, which `--policy reference` plays; a time limit; a family; and a split.
+
+All rows are checked before anything starts, and every one that cannot be used is reported with its line and the reason.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from stages.envs import folders
+from stages.envs.base import Split
+from stages.envs.repo import trees
+from stages.envs.task_table import read_rows
+from stages.errors import BadInput, UsageError
+from stages.runs import store
+from stages.runs.records import Row
+
+MOST_REPORTED = 20
+"""Rows that cannot be used and are named; the number of all is given."""
+RESERVED = frozenset({".git", ".hg", ".svn"})
+
+
+def checked_path(path: str) -> str:
+    """Return a path below the task's folder; ValueError where it leads out of it, or into version control."""
+    pure = PurePosixPath(path)
+    if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or not pure.parts:
+        raise ValueError(f"{path[:80]!r} is no path below the task's folder")
+    if RESERVED & set(pure.parts):
+        raise ValueError(f"{path[:80]!r} is a file of version control")
+    if len(path.encode()) > folders.LONGEST_PATH or len(pure.parts) > folders.DEEPEST:
+        raise ValueError(f"{path[:80]!r} is too long or too deep")
+    return str(pure)
+
+
+SafePath = Annotated[str, AfterValidator(checked_path)]
+
+
+class TaskRow(BaseModel):
+    """One task as a user writes it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    id: str = Field("", max_length=200, pattern=r"^[\w.:+-]*$")
+    """Unique among the rows; a digest of the row where it is left out."""
+    prompt: str = Field(min_length=1)
+    files: dict[SafePath, str] = {}
+    """Path -> text. Written over those of an archive or a commit."""
+    archive: str = ""
+    """A .tar, .tar.gz or .zip file, its path relative to the file of the rows."""
+    git: str = ""
+    """A local git repository, its path relative to the file of the rows, or an address to clone from."""
+    commit: str = Field("", pattern=r"^([0-9a-f]{7,40})?$")
+    test: str = ""
+    """A shell command in the task's folder; exit code 0 passes."""
+    tests: list[str] = []
+    """Ids of pytest that must pass, such as tests/test_a.py::test_b."""
+    hidden: dict[SafePath, str] = {}
+    """Files that are written for grading alone, over whatever the agent left there."""
+    solution: dict[SafePath, str | None] | None = None
+    """Path -> text of the files of a solution, null for one that it deletes."""
+    editable: list[SafePath] = []
+    """Files that the agent may change although they look like tests or test configuration."""
+    timeout_s: float = Field(60.0, gt=0, le=86_400)
+    """Of one run of the test."""
+    family: str = ""
+    """Tasks that need the same knowledge; one family is never in both splits."""
+    split: Split | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "TaskRow":
+        if bool(self.test.strip()) == bool(self.tests):
+            raise ValueError("give either test, a command whose exit code 0 passes, or tests, ids of pytest")
+        if self.archive and self.git:
+            raise ValueError("give archive or git, not both")
+        if bool(self.git) != bool(self.commit):
+            raise ValueError("git and commit belong together")
+        # An id with a dash in front would be an option of pytest.
+        if bad := [one for one in self.tests if not one.strip() or one.startswith(("-", "/"))]:
+            raise ValueError(f"{bad[0]!r} is no id of pytest; write tests/test_a.py::test_b")
+        return self
+
+
+def load(path: str) -> list[Row]:
+    """Return all rows of a file or a data set, checked and with their ids.
+
+    BadInput names every row that cannot be used, up to `MOST_REPORTED` of them, with its line and the reason.
+    """
+    rows: list[Row] = []
+    problems: list[str] = []
+    seen: dict[str, str] = {}
+    for where, given in _read(path):
+        try:
+            row = TaskRow.model_validate(_without_nulls(given)).model_dump()
+        except ValidationError as error:
+            found = [
+                f"{'.'.join(map(str, one['loc'])) or 'the row'}: {one['msg'].removeprefix('Value error, ')}"
+                for one in error.errors(include_url=False)
+            ]
+            problems.append(f"{where}: {'; '.join(found)}")
+            continue
+        row["id"] = row["id"] or f"task-{store.digest(row)[:12]}"
+        row["folder"] = str(Path(path).expanduser().absolute().parent)
+        if (other := seen.setdefault(row["id"], where)) != where:
+            problems.append(f"{where}: it has the id {row['id']!r} of {other}")
+        if missing := _missing_source(row):
+            problems.append(f"{where}: {missing}")
+        rows.append(row)
+    if problems:
+        count = len(problems)
+        shown = "\n".join(f"- {problem}" for problem in problems[:MOST_REPORTED])
+        more = f"\n- and {count - MOST_REPORTED} more" if count > MOST_REPORTED else ""
+        raise BadInput(f"{path}: {count} {'row' if count == 1 else 'rows'} cannot be used:\n{shown}{more}")
+    if not rows:
+        raise BadInput(f"{path} holds no tasks. Give rows with a prompt and a test (docs/environments.md).")
+    return rows
+
+
+def _read(path: str) -> Iterator[tuple[str, Row]]:
+    """Yield rows, each with where it stands: a line of a file, a row of a table or of a data set."""
+    file = Path(path).expanduser()
+    if file.name.endswith((".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")):
+        yield from ((f"row {number}", row) for number, row in enumerate(read_rows(file), 1))
+    elif file.suffix == ".parquet":
+        try:
+            import pyarrow.parquet as pq
+
+            table = pq.read_table(file)
+        except OSError as error:
+            raise BadInput(f"{path} cannot be read ({error}). Name a Parquet file.") from None
+        # Structs of Parquet have the fields of all rows, so that mappings may travel as JSON text.
+        yield from ((f"row {number}", _parsed(row)) for number, row in enumerate(table.to_pylist(), 1))
+    elif file.exists() or file.suffix or path.count("/") != 1:
+        raise UsageError(
+            f"env.path is {path!r}. Name a .jsonl or .parquet file, or a data set of the hub as OWNER/NAME."
+        )
+    else:
+        try:
+            import datasets  # optional, and slow to import
+
+            found = datasets.load_dataset(path)
+        except Exception as error:  # any error of a download: the libraries below have no common base class
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise BadInput(f"{path} cannot be had from the hub ({first}). Name a file with env.path=FILE.") from None
+        for name, part in found.items():
+            for number, row in enumerate(part.to_list(), 1):
+                split = row.get("split") or {"train": "train", "test": "eval", "validation": "eval"}.get(str(name))
+                yield f"{name}, row {number}", _parsed({**row, "split": split})
+
+
+MAPPINGS = ("files", "hidden", "solution")
+
+
+def _parsed(row: Row) -> Row:
+    """Return a row of a table: mappings that are JSON text, or lists of pairs, as mappings."""
+    parsed = dict(row)
+    for name in MAPPINGS:
+        value = parsed.get(name)
+        if isinstance(value, str):
+            with suppress(ValueError):  # what is no JSON is refused by TaskRow, with the value
+                parsed[name] = json.loads(value)
+        elif isinstance(value, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
+            parsed[name] = dict(value)
+    return parsed
+
+
+def _without_nulls(row: Row) -> Row:
+    """Return a row without columns that are null: tables have every column in every row."""
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _missing_source(row: Mapping[str, Any]) -> str:
+    """Return why the archive or repository of a row cannot be read here; an empty string where it can."""
+    if row["archive"] and not (place := source_path(row, "archive")).is_file():
+        return f"there is no archive {place}"
+    if row["archive"] and not row["archive"].endswith(trees.ARCHIVE_ENDINGS):
+        return f"{row['archive']} is no archive; it ends with none of {', '.join(trees.ARCHIVE_ENDINGS)}"
+    if row["git"] and not is_address(row["git"]) and not source_path(row, "git").is_dir():
+        return f"there is no git repository {source_path(row, 'git')}"
+    return ""
+
+
+def source_path(row: Mapping[str, Any], name: str) -> Path:
+    """Return the path of a row's archive or repository, relative to the file of the rows."""
+    return Path(row["folder"]) / Path(row[name]).expanduser()
+
+
+def is_address(git: str) -> bool:
+    """Return whether a repository is cloned, and not read on this machine."""
+    return git.startswith(("https://", "ssh://", "git@"))
+
+
+def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split, list[Row]]:
+    """Return the rows of each split: as they say, or by family where none says.
+
+    By family: the families in an order drawn from the seed, and of these the first `eval_share`, at least one, for
+    eval. UsageError where rows with and without a split are mixed, a family is in both, or there is one family alone.
+    """
+    given = [row["split"] for row in rows if row["split"] is not None]
+    if given and len(given) < len(rows):
+        raise UsageError(f"{len(given)} of {len(rows)} tasks have a split. Give all of them one, or none.")
+    families = list(dict.fromkeys(family_of(row) for row in rows))
+    if given:
+        parts: dict[Split, list[Row]] = {"train": [], "eval": []}
+        for row in rows:
+            parts["train" if row["split"] == "train" else "eval"].append(row)
+        if both := sorted({family_of(row) for row in parts["train"]} & {family_of(row) for row in parts["eval"]}):
+            raise UsageError(
+                f"The family {both[0]!r} is in both splits, so that what is evaluated would be trained on. Put all of "
+                "its tasks into one."
+            )
+        return parts
+    if len(families) < 2:
+        raise UsageError(
+            f"All tasks are of the family {families[0]!r}, so they cannot be divided into train and eval. Give them "
+            "families, or a split."
+        )
+    ordered = sorted(families, key=lambda family: store.digest([seed, family]))
+    held_out = set(ordered[: min(max(1, round(eval_share * len(ordered))), len(ordered) - 1)])
+    return {
+        "train": [row for row in rows if family_of(row) not in held_out],
+        "eval": [row for row in rows if family_of(row) in held_out],
+    }
+
+
+def family_of(row: Mapping[str, Any]) -> str:
+    """Return a task's family; a task without one is its own."""
+    return str(row["family"] or row["id"])

@@ -1,0 +1,102 @@
+"""Rows of tasks: every bad one is reported with its line, no path leads out, and a family is in one split."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stages.envs.tasks import rows
+from stages.errors import BadInput, UsageError
+
+GOOD: dict[str, Any] = {"prompt": "Write answer.txt.", "test": "test -f answer.txt"}
+
+
+def written(folder: Path, *given: dict[str, Any]) -> str:
+    """A file of rows."""
+    path = folder / "my.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    return str(path)
+
+
+def test_a_row_needs_a_prompt_and_a_test_and_gets_an_id(tmp_path: Path) -> None:
+    first, second = rows.load(written(tmp_path, GOOD, {**GOOD, "id": "mine", "family": "f"}))
+    assert first["id"].startswith("task-") and second["id"] == "mine"
+    assert rows.family_of(first) == first["id"] and rows.family_of(second) == "f"
+    assert rows.load(written(tmp_path, GOOD))[0]["id"] == first["id"], "an id is that of the row, not of its place"
+
+
+BAD = {
+    "no test": ({"prompt": "p"}, "give either test"),
+    "two tests": ({**GOOD, "tests": ["t.py::a"]}, "give either test"),
+    "an unknown column": ({**GOOD, "promt": "p"}, "promt: Extra inputs are not permitted"),
+    "an empty prompt": ({**GOOD, "prompt": ""}, "prompt: String should have at least 1 character"),
+    "a number as a prompt": ({**GOOD, "prompt": 3}, "prompt: Input should be a valid string"),
+    "a path that leads out": ({**GOOD, "files": {"../a": "x"}}, "is no path below the task's folder"),
+    "an absolute path": ({**GOOD, "hidden": {"/etc/passwd": "x"}}, "is no path below the task's folder"),
+    "a path into git": ({**GOOD, "files": {"a/.git/hooks/post-checkout": "x"}}, "is a file of version control"),
+    "a path with a null byte": ({**GOOD, "solution": {"a\0b": "x"}}, "is no path below"),
+    "a path that is too deep": ({**GOOD, "files": {"d/" * 200 + "a": "x"}}, "too long or too deep"),
+    "an option as a test": ({"prompt": "p", "tests": ["--collect-only"]}, "is no id of pytest"),
+    "a commit without git": ({**GOOD, "commit": "0123456789"}, "git and commit belong together"),
+    "no hex commit": ({**GOOD, "git": ".", "commit": "--output=/tmp/x"}, "commit: String should match pattern"),
+    "an id with a slash": ({**GOOD, "id": "a/b"}, "id: String should match pattern"),
+    "no time": ({**GOOD, "timeout_s": 0}, "timeout_s: Input should be greater than 0"),
+    "another split": ({**GOOD, "split": "test"}, "split: Input should be 'train' or 'eval'"),
+    "an archive that is not there": ({**GOOD, "archive": "a.tar.gz"}, "there is no archive"),
+    "a repository that is not there": ({**GOOD, "git": "repo", "commit": "0123456"}, "there is no git repository"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_row_is_named_with_its_place_and_the_reason(tmp_path: Path, name: str) -> None:
+    row, reason = BAD[name]
+    with pytest.raises(BadInput, match=r"my.jsonl: 1 row cannot be used") as refused:
+        rows.load(written(tmp_path, GOOD, row))
+    assert "- row 2: " in str(refused.value) and reason in str(refused.value)
+
+
+def test_all_bad_rows_are_reported_at_once(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        rows.load(written(tmp_path, *[{**GOOD, "id": "same"}] * 3, *[{"prompt": ""}] * 30))
+    lines = str(refused.value).splitlines()
+    assert lines[0].endswith("32 rows cannot be used:") and lines[1].endswith("it has the id 'same' of row 1")
+    assert len(lines) == 1 + rows.MOST_REPORTED + 1 and lines[-1] == "- and 12 more"
+
+
+def test_tables_may_hold_mappings_as_json_and_nulls(tmp_path: Path) -> None:
+    files = [json.dumps({"a.py": "x = 1"}), None]
+    table = pa.table({"prompt": ["p", "q"], "files": files, "test": ["true", "true"], "family": [None, "f"]})
+    pq.write_table(table, tmp_path / "my.parquet")
+    first, second = rows.load(str(tmp_path / "my.parquet"))
+    assert first["files"] == {"a.py": "x = 1"} and second["files"] == {} and second["family"] == "f"
+
+
+@pytest.mark.parametrize("path", ["my.txt", "no/such/file.csv", "folder"])
+def test_what_is_no_file_of_rows_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises((UsageError, BadInput), match=r"Name a"):
+        rows.load(str(tmp_path / path))
+
+
+def test_families_are_divided_by_a_seed_and_never_in_both(tmp_path: Path) -> None:
+    loaded = rows.load(written(tmp_path, *[{**GOOD, "id": f"t{n}", "family": f"f{n // 5}"} for n in range(40)]))
+    parts = rows.split_rows(loaded, 0, 0.25)
+    families = {split: {row["family"] for row in part} for split, part in parts.items()}
+    assert (len(families["train"]), len(families["eval"])) == (6, 2) and not families["train"] & families["eval"]
+    assert rows.split_rows(loaded[::-1], 0, 0.25)["eval"][::-1] == parts["eval"], "the order of rows changes nothing"
+    by_seed = {frozenset(row["family"] for row in rows.split_rows(loaded, n, 0.25)["eval"]) for n in range(6)}
+    assert len(by_seed) > 1
+    assert len(rows.split_rows(loaded, 0, 0.001)["eval"]) == 5 and len(rows.split_rows(loaded, 0, 0.999)["train"]) == 5
+
+
+def test_given_splits_are_kept_and_must_be_whole(tmp_path: Path) -> None:
+    loaded = rows.load(written(tmp_path, {**GOOD, "id": "a", "split": "train"}, {**GOOD, "id": "b", "split": "eval"}))
+    assert [row["id"] for row in rows.split_rows(loaded, 0, 0.25)["eval"]] == ["b"]
+    with pytest.raises(UsageError, match="1 of 2 tasks have a split"):
+        rows.split_rows([loaded[0], {**loaded[1], "split": None}], 0, 0.25)
+    with pytest.raises(UsageError, match="'f' is in both splits"):
+        rows.split_rows([{**row, "family": "f"} for row in loaded], 0, 0.25)
+    with pytest.raises(UsageError, match="All tasks are of the family 'f'"):
+        rows.split_rows([{**row, "family": "f", "split": None} for row in loaded], 0, 0.25)
