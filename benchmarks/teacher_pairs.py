@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 ARTIFACTS = ROOT / "artifacts" / "experiments" / "teacher-pairs"
 DOCUMENT = ROOT / "docs" / "experiments" / "teacher-pairs.md"
 ITEMS, FIGURE = DOCUMENT.with_suffix(".parquet"), ROOT / "docs" / "images" / "teacher-pairs.svg"
-REGISTRATION = ""
+REGISTRATION = "ee36b55"
 """The commit of the document as it was before the evaluation; a result without it is exploratory."""
 
 COLLECTIONS, SEEDS_EACH, TASKS, EVAL_SEED = 6, 4, 360, 7

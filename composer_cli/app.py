@@ -122,7 +122,7 @@ def run(
     artifacts: options.Artifacts = options.ARTIFACTS,
 ) -> None:
     """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE, or STAGE.KEY=VALUE."""
-    from composer_cli import chain, settings, tuning
+    from composer_cli import chain, settings
     from composer_cli.console import Console
     from composer_cli.executors import base, jobs
     from composer_cli.launch import RunOptions, require_one_process
@@ -147,6 +147,8 @@ def run(
         )
     elif dry_run:
         if tune:
+            from composer_cli import tuning
+
             _, wanted, configs = tuning.trial_entries(wanted, configs, *tuning.parse(tune))
         chain.show_plan(wanted, configs, artifacts, json)
     else:
@@ -155,6 +157,8 @@ def run(
         )
         console = Console(quiet, watch=watch)
         if tune:
+            from composer_cli import tuning  # with the statistics and numpy, which a chain without trials does not need
+
             configs, _ = tuning.tune(wanted, configs, tune, run_options, console)
         results = chain.run(wanted, configs, run_options, console)
         raise typer.Exit(chain.show(wanted, results, artifacts, json))

@@ -124,15 +124,19 @@ def label(inputs: Inputs, config: Config) -> str:
     return f"{env}-{config.treatment}-vs-{config.baseline}"
 
 
-def arm_differences(inputs: Inputs, config: Config) -> tuple[ArmDifference, ...]:
-    """Return every setting in which the arms differ: trained ones, models of the settings, recorded ones."""
-    infos = [(CheckpointInfo.of(run), run) for run in inputs.many("arms")]
+def arm_differences(inputs: Inputs, infos: list[CheckpointInfo], config: Config) -> tuple[ArmDifference, ...]:
+    """Return every setting in which the arms differ: trained ones, models of the settings, recorded ones.
+
+    infos: of the trained ones, in the order of the inputs.
+    """
     recorded: dict[str, Run] = {}
     for run in inputs.many("recorded"):
         if not run.holds(CHECKPOINT):
             recorded |= {row["model"]: run for row in run.scan(ROLLOUT).rows(["model"]) if row["model"]}
     return (
-        *trained_differences([(info.arm, info.train_seed, run) for info, run in infos]),
+        *trained_differences(
+            [(info.arm, info.train_seed, run) for info, run in zip(infos, inputs.many("arms"), strict=True)]
+        ),
         *policy_differences(config.policies),
         *recorded_differences(recorded),
     )
@@ -172,7 +176,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     sampling = config.sampling() if played else config.declared(of_recorded)
     tasks = config.draw(make(), config.tasks) if played else []
     infos = [CheckpointInfo.of(run) for run in inputs.many("arms")]
-    differing = arm_differences(inputs, config)
+    differing = arm_differences(inputs, infos, config)
     refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
     parts = comparison.parts(len(tasks), config.looks) or [range(0)]
     taken: list[Look] = []

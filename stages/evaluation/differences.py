@@ -59,7 +59,7 @@ class ArmDifference:
 
 
 def trained_differences(trained: Sequence[tuple[str, int, Run]]) -> tuple[ArmDifference, ...]:
-    """Return the differences between trained arms; trained: each training's arm, seed and run."""
+    """Return the settings in which trained arms differ; trained: arm, seed and run of each training."""
     arms: dict[str, dict[int, Settings]] = {}
     for arm, seed, run in trained:
         arms.setdefault(arm, {})[seed] = training_settings(run)
@@ -67,7 +67,7 @@ def trained_differences(trained: Sequence[tuple[str, int, Run]]) -> tuple[ArmDif
 
 
 def policy_differences(policies: Mapping[str, PolicyConfig]) -> tuple[ArmDifference, ...]:
-    """Return the differences between arms that are models of the settings, their names and addresses apart."""
+    """Return the settings in which arms given as `policies.NAME` differ, other than the model and its address."""
     arms = {}
     for name, policy in policies.items():
         settings = flat(policy.model_dump(mode="json"))
@@ -76,7 +76,7 @@ def policy_differences(policies: Mapping[str, PolicyConfig]) -> tuple[ArmDiffere
 
 
 def recorded_differences(runs: Mapping[str, Run]) -> tuple[ArmDifference, ...]:
-    """Return the differences between recorded arms: what their runs were asked for, the model apart."""
+    """Return the settings in which the runs of recorded arms differ, other than the model."""
     left_out = {"policy.model", "policy.weights", "policy.base_url", "model", "path", "paths"}
     arms = {}
     for name, run in runs.items():

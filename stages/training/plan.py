@@ -44,6 +44,8 @@ REDUCED = 4
 Gloo holds them once more (measured: benchmarks/sharding.py)."""
 VOCABULARY_CHUNK = 32_768
 """Logits of one token that are held at once, as in TRL; `stages.training.scoring` holds fewer."""
+TOKEN_CHUNK = 4096
+"""Tokens whose logits are held at once, as in TRL (1.16, kernels/chunked_logprob.py TOKEN_CHUNK_SIZE)."""
 GIB = 2**30
 
 
@@ -329,8 +331,12 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     if size.gradient_checkpointing:
         # The input of every layer, and all of one layer at a time while it is recomputed.
         kept = shape.bytes * shape.layers * shape.hidden + kept / shape.layers
-    head = 8 * min(shape.vocabulary, VOCABULARY_CHUNK)  # float32 logits and their gradients
-    training = (size.micro_batch or 1) * length * (kept + head)
+    tokens = (size.micro_batch or 1) * length
+    # One tile of logits, whatever the tokens. On a GPU Triton's kernel writes the gradient over it; elsewhere it goes
+    # through float32 logits and their gradients.
+    number = shape.bytes if plan.device.startswith("cuda") else 8
+    tile = number * min(tokens, TOKEN_CHUNK) * min(shape.vocabulary, VOCABULARY_CHUNK)
+    training = tokens * kept + tile
     cache = 2 * shape.bytes * shape.layers * shape.kv  # keys and values of one token
     rollouts = -(-size.prompts_per_step // plan.processes) * size.generations
     generation = rollouts * (length * cache + 4 * shape.vocabulary)  # with the float32 logits of the next token

@@ -124,7 +124,8 @@ def test_units_of_an_unfinished_run_are_checked_too(say, runs):
     rewritten(folder / "manifest.json", lambda fields: fields | {"status": "interrupted", "files": {}})
     flip(next((folder / "steps").glob("*.jsonl.gz")))
     code, _, err = say("status", "--check", "--artifacts", runs)
-    assert code == 4 and "is damaged after line" in err
+    # A flipped bit is noticed by the checksum at the end, or before that by a line that is no JSON any more.
+    assert code == 4 and "Restore it, or delete its run folder" in err and str(folder / "steps") in err
 
 
 @pytest.mark.parametrize("name", ["../../secret.parquet", "/etc/passwd", "a/../../b", ""])
@@ -140,7 +141,7 @@ def test_a_manifest_cannot_name_files_outside_its_folder(say, runs, name):
 
 
 def test_a_key_in_a_run_does_not_make_its_manifest_look_damaged(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOME_KEY", 'sk-"quoted"/é')
+    monkeypatch.setenv("SOME_KEY", 'sk-"quoted"/\\e')
     secret = secret_in("SOME_KEY")
     record = artifact.Manifest(composer="", stage="collect", stage_version=1, fingerprint="", reason=f"key {secret}")
     artifact.write_manifest(tmp_path, record)

@@ -14,21 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from stages.envs.feature_deletion.definitions import Edit, FunctionNode, apply_edits
+from stages.envs.feature_deletion.definitions import Edit, apply_edits
 from stages.envs.feature_deletion.worker import TestRunReport
 from stages.envs.repo import trees
+from stages.envs.repo.alterations import OPPOSITES
 from stages.envs.repo.grading import by_name
+from stages.envs.repo.rewritten_tests import FunctionNode
 
-OPPOSITES = {
-    "assertTrue": "assertFalse",
-    "assertIn": "assertNotIn",
-    "assertIs": "assertIsNot",
-    "assertIsNone": "assertIsNotNone",
-    "assertIsInstance": "assertNotIsInstance",
-    "assertEqual": "assertNotEqual",
-    "assertAlmostEqual": "assertNotAlmostEqual",
-}
-OPPOSITES |= {value: key for key, value in OPPOSITES.items()}
 RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "warns", "assertWarns"})
 EQUALITY = re.compile(r"assert\w*equals?$|^eq_?$|^assert_\w*equal\w*$", re.IGNORECASE)
 HELPER = re.compile(r"^_?(assert|check|eq|verify|validate|compare)")

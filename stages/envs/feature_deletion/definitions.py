@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from stages.envs.repo.rewritten_tests import FunctionNode
+
 STUB = "raise NotImplementedError"
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Node = FunctionNode | ast.ClassDef
 
 

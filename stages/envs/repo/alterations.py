@@ -33,10 +33,11 @@ OPPOSITES = {
     "assertIsInstance": "assertNotIsInstance",
     "assertEqual": "assertNotEqual",
     "assertAlmostEqual": "assertNotAlmostEqual",
-    "assertLess": "assertGreaterEqual",
-    "assertGreater": "assertLessEqual",
 }
 OPPOSITES |= {value: key for key, value in OPPOSITES.items()}
+ORDERED = {"assertLess": "assertGreaterEqual", "assertGreater": "assertLessEqual"}
+ORDERED |= {value: key for key, value in ORDERED.items()}
+NEGATED = OPPOSITES | ORDERED
 OPERATORS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
     ast.In: ast.NotIn,
@@ -120,8 +121,8 @@ def _changes(node: ast.AST, rng: random.Random) -> list[Callable[[Any], None]]:
         calls = [any(isinstance(n, ast.Call) for n in ast.walk(side)) for side in node.args[:2]]
         place = 0 if calls[1] and not calls[0] else 1
         found += (partial(_argue, place, value) for value in others(node.args[place], rng))
-    if name in OPPOSITES and isinstance(node.func, ast.Attribute):
-        found.append(lambda call: setattr(call.func, "attr", OPPOSITES[name]))
+    if name in NEGATED and isinstance(node.func, ast.Attribute):
+        found.append(lambda call: setattr(call.func, "attr", NEGATED[name]))
     if name in RAISES and node.args:
         names = WARNINGS if "arn" in name else EXCEPTIONS
         raised = {one.id for one in ast.walk(node.args[0]) if isinstance(one, ast.Name)}

@@ -26,6 +26,11 @@ class InContainers:
     def __init__(self, sandbox: str = "bubblewrap", anyway: bool = False) -> None:
         self.sandbox = sandbox if anyway else "container"
 
+    def unused(self) -> None:
+        """Not called here."""
+
+    tasks = reset = step = grade = unused
+
     def close(self) -> None:
         """Nothing to free."""
 

@@ -65,7 +65,7 @@ def _rewritten(run: Run, rows: list[dict[str, object]], folder: Path) -> Run:
     from stages.runs import artifact
     from stages.runs.artifact import RunWriter
 
-    record = run.manifest.model_copy(deep=True)
+    record = run.manifest.model_copy(deep=True, update={"files": {}})  # those of the other run are not here
     out = RunWriter(folder, record, cache=folder)
     out.table(POOL_ROW, rows)
     artifact.write_manifest(folder, record)

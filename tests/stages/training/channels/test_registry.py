@@ -74,7 +74,8 @@ def test_a_negative_weight_is_refused(tiny: Path) -> None:
 
 
 def test_names_and_help_come_from_the_classes() -> None:
-    assert list(Weights.model_fields) == list(CHANNELS) == ["dpo", "simpo", "sft", "sdpo", "taid", "eopd"]
+    assert list(Weights.model_fields) == ["grpo", *CHANNELS]
+    assert list(CHANNELS) == ["dpo", "simpo", "sft", "sdpo", "taid", "eopd"]
     for name, channel in CHANNELS.items():
         assert channel.name == name
         assert Weights.model_fields[name].description == channel.description
