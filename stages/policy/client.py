@@ -334,7 +334,7 @@ class Rejected(Failed):
 class Fatal(Failed, UsageError):
     """An answer after which no request to this server can succeed, with these settings."""
 
-    def __init__(self, message: str, *, billed_usd: float | None) -> None:
+    def __init__(self, message: str, *, billed_usd: float | None = None) -> None:
         super().__init__(message)
         self.billed_usd = billed_usd
 
