@@ -105,7 +105,7 @@ def test_an_archive_that_explodes_is_refused_before_it_does(
     monkeypatch.setattr(trees, "LARGEST_ARCHIVE", 1 << 20)
     archive = EXPLODING[name](tmp_path / name)
     assert archive.stat().st_size < 30_000
-    with pytest.raises(BadInput, match="holds more than 1 MiB. Give a smaller one"):
+    with pytest.raises(BadInput, match=r"holds more than 1 MiB\. Give a smaller one"):
         unpacked(tmp_path, archive)
     assert sum(file.stat().st_size for file in (tmp_path / "target").rglob("*") if file.is_file()) <= 1 << 20
 
