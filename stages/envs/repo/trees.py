@@ -167,11 +167,11 @@ LARGEST_ARCHIVE = 1 << 30
 MOST_MEMBERS = 100_000
 """Limit on the entries of an archive: a megabyte can hold millions of empty files."""
 MOST_LINKS = 8
-COMPRESSED: tuple[tuple[bytes, Callable[[Path], IO[bytes]]], ...] = (
-    (b"\x1f\x8b", gzip.open),
-    (b"BZh", bz2.open),
-    (b"\xfd7zXZ\0", lzma.open),
-)
+COMPRESSED: dict[bytes, Callable[[Path], IO[bytes]]] = {
+    b"\x1f\x8b": lambda path: gzip.open(path),
+    b"BZh": lambda path: bz2.open(path),
+    b"\xfd7zXZ\0": lambda path: lzma.open(path),
+}
 """The first bytes of a compressed tar archive, and what opens it."""
 Member = tuple[str, int, int, Callable[[], bytes | None]]
 """Name, stated size, mode and reader of a file in an archive."""
@@ -185,9 +185,7 @@ def extract_archive(archive: Path, folder: Path) -> Path:
     """
     try:
         written = 0
-        for number, (name, size, mode, data) in enumerate(_members(archive)):
-            if number == MOST_MEMBERS:
-                raise _too_many(archive)
+        for name, size, mode, data in _members(archive):
             # The stated size, before anything is unpacked: a small archive can hold terabytes of zeros.
             if written + size > LARGEST_ARCHIVE:
                 raise _too_large(archive)
@@ -210,17 +208,19 @@ def _members(archive: Path) -> Iterator[Member]:
     """Yield the files of an archive and the links of a tar archive, in their order; nothing is unpacked before."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zip_file:
+            if len(zip_file.infolist()) > MOST_MEMBERS:
+                raise _too_many(archive)
             for entry in zip_file.infolist():
                 if not entry.is_dir():
                     yield entry.filename, entry.file_size, 0o644, partial(zip_file.read, entry)
         return
     with _plain_tar(archive) as plain, tarfile.open(fileobj=plain, mode="r:") as tar_file:
-        for info in tar_file:
+        for number, info in enumerate(tar_file):
+            if number == MOST_MEMBERS:
+                raise _too_many(archive)
             if info.isfile() or info.islnk() or info.issym():
                 mode = 0o755 if info.mode & 0o100 else 0o644
                 yield info.name, info.size, mode, partial(_linked_content, tar_file, info)
-            elif len(tar_file.members) > MOST_MEMBERS:
-                raise _too_many(archive)
 
 
 @contextmanager
@@ -233,7 +233,7 @@ def _plain_tar(archive: Path) -> Iterator[IO[bytes]]:
     with open(archive, "rb") as file:
         start = file.read(8)
         file.seek(0)
-        opener = next((opener for magic, opener in COMPRESSED if start.startswith(magic)), None)
+        opener = next((opener for magic, opener in COMPRESSED.items() if start.startswith(magic)), None)
         if opener is None:
             yield file
             return
