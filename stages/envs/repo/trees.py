@@ -16,7 +16,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -167,10 +167,10 @@ LARGEST_ARCHIVE = 1 << 30
 MOST_MEMBERS = 100_000
 """Limit on the entries of an archive: a megabyte can hold millions of empty files."""
 MOST_LINKS = 8
-COMPRESSED: dict[bytes, Callable[[Path], IO[bytes]]] = {
-    b"\x1f\x8b": lambda path: gzip.open(path),
-    b"BZh": lambda path: bz2.open(path),
-    b"\xfd7zXZ\0": lambda path: lzma.open(path),
+COMPRESSED: dict[bytes, Callable[[Path], AbstractContextManager[IO[bytes]]]] = {
+    b"\x1f\x8b": gzip.GzipFile,
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\0": lzma.LZMAFile,
 }
 """The first bytes of a compressed tar archive, and what opens it."""
 Member = tuple[str, int, int, Callable[[], bytes | None]]
