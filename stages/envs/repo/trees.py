@@ -16,11 +16,11 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from stages.envs import folders
 from stages.envs.folders import DEEPEST, LONGEST_PATH, TreeEntry, UnwieldyTree, remove, unlink, write
@@ -167,7 +167,7 @@ LARGEST_ARCHIVE = 1 << 30
 MOST_MEMBERS = 100_000
 """Limit on the entries of an archive: a megabyte can hold millions of empty files."""
 MOST_LINKS = 8
-COMPRESSED: dict[bytes, Callable[[Path], AbstractContextManager[IO[bytes]]]] = {
+COMPRESSED: dict[bytes, Callable[[Path], Any]] = {
     b"\x1f\x8b": gzip.GzipFile,
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\0": lzma.LZMAFile,
