@@ -80,6 +80,8 @@ def _megabytes(size: Any) -> Any:
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400, allow_inf_nan=False)]
 Variables = Annotated[dict[str, str], AfterValidator(_without_host_variables)]
 User = str | int | None
+Keys = list[str | int]
+"""Where a value is in task.toml."""
 Network = Literal["public", "no-network", "allowlist"]
 
 
@@ -408,7 +410,8 @@ def _assembled(
             _problem(folder, root, None, "there is neither environment/Dockerfile nor environment.docker_image")
         )
     steps = []
-    for section in config.steps or [None]:
+    sections: Sequence[StepSection | None] = config.steps or [None]
+    for section in sections:
         above = "" if section is None else f"steps/{section.name}/"
         instruction = _text(folder, f"{above}{INSTRUCTION}", root, problems)
         if instruction is not None and not without_canary(instruction).strip():
@@ -465,11 +468,11 @@ def _separate(config: TaskConfig, step: StepSection | None, paths: frozenset[str
     return ContainerSource(settings.model_copy(update={"docker_image": image}), ENVIRONMENT)
 
 
-def _refused(config: TaskConfig, paths: frozenset[str]) -> Iterator[tuple[list[str | int], str]]:
+def _refused(config: TaskConfig, paths: frozenset[str]) -> Iterator[tuple[Keys, str]]:
     """Yield what Harbor can do and no machine of ours does: the keys in task.toml, and the reason."""
-    verifiers = [(["verifier"], config.verifier)]
+    verifiers: list[tuple[Keys, VerifierSection]] = [(["verifier"], config.verifier)]
     verifiers += [(["steps", number, "verifier"], step.verifier) for number, step in enumerate(config.steps)]
-    environments = [(["environment"], config.environment)]
+    environments: list[tuple[Keys, EnvironmentSection]] = [(["environment"], config.environment)]
     environments += [([*keys, "environment"], one.environment) for keys, one in verifiers if one.environment]
     for keys, environment in environments:
         if environment.os != "linux":
@@ -484,7 +487,7 @@ def _refused(config: TaskConfig, paths: frozenset[str]) -> Iterator[tuple[list[s
             yield [*keys, "skills_dir"], "it brings skills for an agent's own program, and the agent has bash alone"
         if environment.network_mode == "allowlist":
             yield [*keys, "network_mode"], "it needs some hosts of the internet alone, and hosts are not filtered here"
-    phases = [(["agent"], config.agent), *verifiers]
+    phases: list[tuple[Keys, AgentSection | VerifierSection]] = [(["agent"], config.agent), *verifiers]
     phases += [(["steps", number, "agent"], step.agent) for number, step in enumerate(config.steps)]
     for keys, phase in phases:
         if phase.network_mode not in (None, config.environment.network_mode):
