@@ -4,7 +4,7 @@ import base64
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from composer_cli.printing import duration
 from composer_cli.show.facts import metric_titles
@@ -134,7 +134,7 @@ def dash(number: int) -> int:
 
 PALETTE = 12
 """Colours of arms besides grey, c1 to c12 in the style sheets."""
-DASHES = ("solid", "dashed", "dotted")
+DASHES: tuple[Literal["solid", "dashed", "dotted"], ...] = ("solid", "dashed", "dotted")
 
 
 FORMATS: dict[str, Callable[..., str]] = {

@@ -31,7 +31,6 @@ pytestmark = [
     ),
 ]
 SECOND = 1000.0
-WEIGHTS = {"weights": {"grpo": 1.0}}
 
 
 @pytest.fixture(scope="module")
