@@ -3,7 +3,7 @@
 import gzip
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,11 @@ def read_rows(path: Path) -> list[Row]:
     A file named *.gz is unpacked. The tokens NaN, Infinity and -Infinity, which are no JSON but which Python and others
     write, are read as None: the number is unknown. Raises BadInput with the file, and the line where there is one.
     """
+    return [parse_line(path, number, line) for number, line in numbered_lines(path)]
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file that are not blank with their numbers; BadInput where it cannot be read."""
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
@@ -53,17 +58,17 @@ def read_rows(path: Path) -> list[Row]:
         raise BadInput(f"{path} is damaged ({error}). Get it anew.") from None
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}). Name a file of JSON lines.") from None
-    rows = []
     # split and not splitlines, which also cuts at U+2028 and its like, and these are legal inside a JSON string.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            # json and not orjson: orjson refuses the tokens NaN and Infinity, which parse_constant maps to None.
-            row = json.loads(line, parse_constant=lambda _: None)
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"{path}, line {number}, is not JSON ({error}).") from None
-        if not isinstance(row, dict):
-            raise BadInput(f"{path}, line {number}, is {line.strip()[:40]!r}, not a JSON object.")
-        rows.append(row)
-    return rows
+    yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+
+
+def parse_line(path: Path, number: int, line: str) -> Row:
+    """Return the JSON object of a line; BadInput names file and line where it is none."""
+    try:
+        # json and not orjson: orjson refuses the tokens NaN and Infinity, which parse_constant maps to None.
+        row = json.loads(line, parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}, line {number}, is not JSON ({error}).") from None
+    if not isinstance(row, dict):
+        raise BadInput(f"{path}, line {number}, is {line.strip()[:40]!r}, not a JSON object.")
+    return row

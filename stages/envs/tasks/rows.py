@@ -18,13 +18,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from stages.envs import folders
 from stages.envs.base import Split
 from stages.envs.repo import trees
-from stages.envs.task_table import read_rows
+from stages.envs.task_table import numbered_lines, parse_line
 from stages.errors import BadInput, UsageError
 from stages.runs import hub, store
 from stages.runs.records import Row
 
 MOST_REPORTED = 20
 """Rows that cannot be used and are named; the number of all is given."""
+LABELS = frozenset({"id", "family", "split"})
+"""Fields that do not change what a task asks for."""
 RESERVED = frozenset({".git", ".hg", ".svn"})
 
 
@@ -83,8 +85,13 @@ class TaskRow(BaseModel):
         if bool(self.git) != bool(self.commit):
             raise ValueError("git and commit belong together")
         # An id with a dash in front would be an option of pytest.
-        if bad := [one for one in self.tests if not one.strip() or one.startswith(("-", "/"))]:
+        if bad := [one for one in self.tests if not one.strip() or one.startswith(("-", "/")) or "\0" in one]:
             raise ValueError(f"{bad[0]!r} is no id of pytest; write tests/test_a.py::test_b")
+        if "\0" in self.test:
+            raise ValueError("test holds the character NUL, which no shell takes")
+        for paths in (self.files, self.hidden, self.solution or {}):
+            if inside := [path for path in paths if any(str(above) in paths for above in PurePosixPath(path).parents)]:
+                raise ValueError(f"{inside[0]!r} lies in another file of the row")
         return self
 
 
@@ -96,7 +103,17 @@ def load(path: str) -> list[Row]:
     rows: list[Row] = []
     problems: list[str] = []
     seen: dict[str, str] = {}
+    contents: dict[str, str] = {}
     for where, given in _read(path):
+        if isinstance(given, BadInput):
+            problems.append(f"{where}: {given}")
+            continue
+        try:
+            json.dumps(given, ensure_ascii=False).encode()
+        except (ValueError, TypeError, RecursionError):
+            # json.loads takes "\\ud800", which no file can hold.
+            problems.append(f"{where}: it holds what is no text, such as half of a character (\\ud800)")
+            continue
         try:
             row = TaskRow.model_validate(_without_nulls(given)).model_dump()
         except ValidationError as error:
@@ -106,9 +123,13 @@ def load(path: str) -> list[Row]:
             ]
             problems.append(f"{where}: {'; '.join(found)}")
             continue
+        content = store.digest({name: value for name, value in row.items() if name not in LABELS})
         row["id"] = row["id"] or f"task-{store.digest(row)[:12]}"
         row["folder"] = str(Path(path).expanduser().absolute().parent)
-        if (other := seen.setdefault(row["id"], where)) != where:
+        # Under two ids one task would count twice, and could be trained on and evaluated.
+        if (other := contents.setdefault(content, where)) != where:
+            problems.append(f"{where}: it is the task of {other} again")
+        elif (other := seen.setdefault(row["id"], where)) != where:
             problems.append(f"{where}: it has the id {row['id']!r} of {other}")
         if missing := _missing_source(row):
             problems.append(f"{where}: {missing}")
@@ -123,11 +144,15 @@ def load(path: str) -> list[Row]:
     return rows
 
 
-def _read(path: str) -> Iterator[tuple[str, Row]]:
-    """Yield rows, each with where it stands: a line of a file, a row of a table or of a data set."""
+def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
+    """Yield rows, each with its place: a line of a file, a row of a table or of a data set; or why it is none."""
     file = Path(path).expanduser()
     if file.name.endswith((".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")):
-        yield from ((f"row {number}", row) for number, row in enumerate(read_rows(file), 1))
+        for number, line in numbered_lines(file):
+            try:
+                yield f"line {number}", parse_line(file, number, line)
+            except BadInput as error:
+                yield f"line {number}", error
     elif file.suffix == ".parquet":
         try:
             import pyarrow.parquet as pq
@@ -183,8 +208,10 @@ def _missing_source(row: Mapping[str, Any]) -> str:
         return f"there is no archive {place}"
     if row["archive"] and not row["archive"].endswith(trees.ARCHIVE_ENDINGS):
         return f"{row['archive']} is no archive; it ends with none of {', '.join(trees.ARCHIVE_ENDINGS)}"
-    if row["git"] and not is_address(row["git"]) and not source_path(row, "git").is_dir():
-        return f"there is no git repository {source_path(row, 'git')}"
+    if row["git"] and not is_address(row["git"]):
+        place = source_path(row, "git")
+        if not any((place / objects).is_dir() for objects in (".git/objects", "objects")):
+            return f"there is no git repository {place}"
     return ""
 
 
