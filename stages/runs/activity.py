@@ -25,7 +25,7 @@ def telling(told: Told) -> Iterator[None]:
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Name what this process does until the block ends: `with doing("installing pytest"):`."""
+    """Name what this process does, such as "installing pytest", until the block ends."""
     listeners = list(_told)
     for told in listeners:
         _tell(told, what)
