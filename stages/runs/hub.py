@@ -48,7 +48,7 @@ def _ask(url: str) -> str | None:
     found: list[str | None] = []
 
     def ask() -> None:
-        from huggingface_hub.utils import get_session
+        from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
         try:
             with get_session().stream("GET", url, timeout=ANSWER_S) as response:  # the page itself is not read
