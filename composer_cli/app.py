@@ -143,6 +143,9 @@ def run(
     from stages.policy.base import VLLM
 
     require_one_process("composer run")
+    run_options = RunOptions(
+        artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
+    )
     wanted = settings.load_preset(preset)
     model = settings.for_every_entry(wanted, "policy.model", policy, prefix=VLLM) if policy else []
     typed = [*map(settings.assignment, set_ or [])]
@@ -165,9 +168,6 @@ def run(
             _, wanted, configs = tuning.trial_entries(wanted, configs, *tuning.parse(tune))
         chain.show_plan(wanted, configs, artifacts, json)
     else:
-        run_options = RunOptions(
-            artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
-        )
         console = Console(quiet, watch=watch)
         if tune:
             from composer_cli import tuning  # with the statistics and numpy, which a chain without trials does not need

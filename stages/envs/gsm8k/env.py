@@ -13,7 +13,7 @@ from stages.envs.base import Grade, Observation, Split, Task
 from stages.envs.task_table import read_rows
 from stages.errors import BadInput, UsageError
 from stages.messages import Message
-from stages.runs import store
+from stages.runs import hub, store
 from stages.runs.records import Row
 
 SYSTEM = "Solve the problem. End with a line #### and the answer as a number."
@@ -71,7 +71,8 @@ def load(split: Split, path: str, eval_path: str) -> list[MathQuestion]:
         try:
             import datasets  # optional, and slow to import
 
-            rows = datasets.load_dataset(HUB_ID, HUB_CONFIG, split=HUB_SPLIT[split])
+            with hub.offline_if_unreachable():
+                rows = datasets.load_dataset(HUB_ID, HUB_CONFIG, split=HUB_SPLIT[split])
         except Exception as error:  # any error of a download: the libraries below have no common base class
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise BadInput(

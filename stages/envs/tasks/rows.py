@@ -20,7 +20,7 @@ from stages.envs.base import Split
 from stages.envs.repo import trees
 from stages.envs.task_table import numbered_lines, parse_line
 from stages.errors import BadInput, UsageError
-from stages.runs import store
+from stages.runs import hub, store
 from stages.runs.records import Row
 
 MOST_REPORTED = 20
@@ -170,7 +170,8 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
         try:
             import datasets  # optional, and slow to import
 
-            found = datasets.load_dataset(path)
+            with hub.offline_if_unreachable():
+                found = datasets.load_dataset(path)
         except Exception as error:  # any error of a download: the libraries below have no common base class
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise BadInput(f"{path} cannot be had from the hub ({first}). Name a file with env.path=FILE.") from None
