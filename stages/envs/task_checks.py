@@ -1,4 +1,4 @@
-"""Check tasks before anything is spent on them: does each tell its solution from nothing, always, and from forgeries?
+"""Check tasks before anything is spent on them: that each tells its solution from nothing, always, and from forgeries.
 
 Every task is played several times with its own solution, several times with nothing, and once with each of a set of
 cheap forgeries: what an agent that is rewarded for passing tries first. A forgery takes the files that the solution
@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import Field
 
@@ -278,9 +278,8 @@ def play_once(environment: Environment, task: Task, play: Play) -> Played:
     try:
         environment.reset(task)
         if kind != "nothing":
-            assert isinstance(environment, HasSolutions)  # `drawn` has made sure of it
             try:
-                solution = list(environment.solution())
+                solution = list(cast(HasSolutions, environment).solution())  # `drawn` has made sure of it
             except InfrastructureError:
                 return Played(None, has_solution=False)
             for text in solution if kind == "solution" else forged(name, solution):

@@ -110,7 +110,9 @@ def _questions(source: str, rows: list[Row]) -> list[MathQuestion]:
 
 @dataclass(eq=False)
 class Gsm8kEnv:
-    """Implements Environment, HasSolutions and HasSize. The reward is 1 when `answer_number` equals the recorded number, else 0.
+    """Implements Environment, HasSolutions and HasSize.
+
+    The reward is 1 when `answer_number` equals the recorded number, else 0.
 
     `path`: a file of JSON lines with `question` and `answer`, the latter ending with `#### <number>`; `eval_path`:
     another one for the split eval. Without `path` the rows are those of openai/gsm8k on the hub.
