@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from composer_cli import commands, options, swe
+from composer_cli import commands, options, swe, tasks
 from composer_cli.printing import (
     FAILED,
     USAGE,
@@ -30,8 +31,20 @@ from stages.errors import UsageError
 
 DISTRIBUTION = "composer-post-training"
 
+
+class ComposerGroup(TyperGroup):
+    """The commands by their names, of which some are two words: `tasks` is a stage, and `tasks check` a command."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first two words name, else that of the first."""
+        if (command := self.get_command(ctx, name := " ".join(args[:2]))) is not None:
+            return name, command, args[2:]
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="composer",
+    cls=ComposerGroup,
     help="Post-train coding agents, one stage at a time. Every stage reads and writes runs that last.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -130,6 +143,9 @@ def run(
     from stages.policy.base import VLLM
 
     require_one_process("composer run")
+    run_options = RunOptions(
+        artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
+    )
     wanted = settings.load_preset(preset)
     model = settings.for_every_entry(wanted, "policy.model", policy, prefix=VLLM) if policy else []
     typed = [*map(settings.assignment, set_ or [])]
@@ -152,9 +168,6 @@ def run(
             _, wanted, configs = tuning.trial_entries(wanted, configs, *tuning.parse(tune))
         chain.show_plan(wanted, configs, artifacts, json)
     else:
-        run_options = RunOptions(
-            artifacts, resume=resume, clean=clean, max_cost=max_cost, on=None if on == base.LOCAL else on
-        )
         console = Console(quiet, watch=watch)
         if tune:
             from composer_cli import tuning  # with the statistics and numpy, which a chain without trials does not need
@@ -164,6 +177,7 @@ def run(
         raise typer.Exit(chain.show(wanted, results, artifacts, json))
 
 
+app.command("tasks check")(tasks.check)
 for _command in (
     commands.status,
     commands.show,

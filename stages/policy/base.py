@@ -159,6 +159,11 @@ class PolicyConfig(Settings):
         return self.model.removeprefix(VLLM)
 
     @property
+    def folder(self) -> Path:
+        """Return the folder that the model is, if it is one."""
+        return Path(self.source).expanduser()
+
+    @property
     def scripted(self) -> bool:
         """Return whether actions come from no model; a folder or a server's model may have such a name."""
         return self.model in (REFERENCE, NOOP) and self.base_url is None and not Path(self.model).is_dir()

@@ -6,7 +6,7 @@ from pkgutil import resolve_name
 import orjson
 
 from stages.errors import BadInput, InfrastructureError, UsageError
-from stages.policy import KINDS, adapters, background, base, kind_of
+from stages.policy import KINDS, adapters, background, base, kind_of, require_source
 from stages.policy.base import PolicyConfig, weights_identity
 from stages.policy.client import CONNECT_S, Broken, Client, Response, Unreachable, classified
 
@@ -72,6 +72,7 @@ def _listed(config: PolicyConfig) -> Response:
 
 def _weights(config: PolicyConfig) -> str:
     """Return a line about a folder or hub id: its tokenizer is read, of its weights only whether there are any."""
+    require_source(config)
     from stages.policy.local import load_tokenizer, resolve
 
     source = resolve(config, cache=Path(), listener=lambda what, done, total: None)

@@ -20,9 +20,9 @@ from typing import Any
 
 from stages.backends import ranks
 from stages.errors import UsageError
-from stages.policy import adapters, base
+from stages.policy import adapters, base, require_source
 from stages.policy.base import PolicyConfig
-from stages.runs import reporting, store
+from stages.runs import hub, reporting, store
 from stages.training.channels import CHANNELS
 from stages.training.config import Config
 from stages.training.settings import Optimisation
@@ -72,6 +72,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     """
     if base.is_embedded(policy.model):
         return None
+    require_source(policy)
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -81,7 +82,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     if adapters.is_adapter(source):
         return model_shape(adapters.base_of(Path(source), policy)[0])
     try:
-        config: Any = AutoConfig.from_pretrained(source if Path(source).is_dir() else policy.model)
+        config: Any = AutoConfig.from_pretrained(source if Path(source).is_dir() else hub.source(policy.model))
         with init_empty_weights(), no_init_weights():  # drawing weights that have no memory takes most of the time
             model: Any = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError):

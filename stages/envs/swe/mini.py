@@ -27,6 +27,7 @@ from stages.envs.swe.instance_runtime import InstanceRuntime
 from stages.envs.swe.instances import has_commit
 from stages.errors import BadInput, UsageError
 from stages.runs import store
+from stages.runs.activity import doing
 from stages.runs.records import Row
 from stages.sandbox.bubblewrap import TESTBED
 
@@ -119,8 +120,10 @@ def _prepare_environment(row: Mapping[str, Any], folder: Path) -> None:
     if not (shared / venvs.DONE).exists():
         shutil.rmtree(shared, ignore_errors=True)
         python = shared / "venv" / "bin" / "python"
-        reason = _run_module(sys.executable, "venv", str(shared / "venv"))
-        if reason := reason or _run_module(str(python), *PIP, "install", *RUNNER):
+        with doing(f"installing {', '.join(RUNNER)}"):
+            reason = _run_module(sys.executable, "venv", str(shared / "venv"))
+            reason = reason or _run_module(str(python), *PIP, "install", *RUNNER)
+        if reason:
             raise UsageError(
                 f"The environment for tests of swe-mini cannot be built ({reason}). It is built once: connect to a "
                 "package index, or let pip find the packages without one (PIP_NO_INDEX, PIP_FIND_LINKS)."
