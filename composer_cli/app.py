@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from composer_cli import commands, options, swe
+from composer_cli.help import CommandGroup
 from composer_cli.printing import (
     FAILED,
     USAGE,
@@ -32,6 +33,7 @@ DISTRIBUTION = "composer-post-training"
 
 app = typer.Typer(
     name="composer",
+    cls=CommandGroup,
     help="Post-train coding agents, one stage at a time. Every stage reads and writes runs that last.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -92,7 +94,10 @@ def composer(
 
 
 probe = typer.Typer(
-    help="Measure whether training pushes toward reward hacking.", rich_markup_mode=None, no_args_is_help=True
+    cls=CommandGroup,
+    help="Measure whether training pushes toward reward hacking.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
 )
 for _name, _stage in STAGES.items():
     _group = probe if _stage.group == "probe" else app
@@ -120,6 +125,7 @@ def run(
     quiet: options.Quiet = False,
     watch: options.Watch = False,
     artifacts: options.Artifacts = options.ARTIFACTS,
+    all_: options.All = False,
 ) -> None:
     """Run a preset: a chain of stages. Settings are written ENTRY.KEY=VALUE, or STAGE.KEY=VALUE."""
     from composer_cli import chain, settings
