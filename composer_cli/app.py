@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from composer_cli import commands, options, swe
+from composer_cli import commands, options, swe, tasks
 from composer_cli.help import CommandGroup
 from composer_cli.printing import (
     FAILED,
@@ -31,9 +31,20 @@ from stages.errors import UsageError
 
 DISTRIBUTION = "composer-post-training"
 
+
+class ComposerGroup(CommandGroup):
+    """The commands by their names, of which some are two words: `tasks` is a stage, and `tasks check` a command."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first two words name, else that of the first."""
+        if (command := self.get_command(ctx, name := " ".join(args[:2]))) is not None:
+            return name, command, args[2:]
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="composer",
-    cls=CommandGroup,
+    cls=ComposerGroup,
     help="Post-train coding agents, one stage at a time. Every stage reads and writes runs that last.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -170,6 +181,7 @@ def run(
         raise typer.Exit(chain.show(wanted, results, artifacts, json))
 
 
+app.command("tasks check")(tasks.check)
 for _command in (
     commands.status,
     commands.show,
