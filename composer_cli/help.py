@@ -98,7 +98,7 @@ class CommandGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands, those of the pipeline first."""
-        pipeline, others = [], []
+        pipeline, others = list[tuple[str, str]](), list[tuple[str, str]]()
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
             if command is not None and not command.hidden:
@@ -114,8 +114,8 @@ class CommandGroup(TyperGroup):
 
 def first_sentence(text: str) -> str:
     """Return the first sentence of a help text."""
-    first, more, _ = text.partition(". ")
-    return f"{first}." if more else text
+    first, more, _ = text.partition("\n\n")[0].partition(". ")
+    return f"{first}." if more else first
 
 
 def described(config: Any, prefix: str = "") -> list[tuple[str, str, str]]:
