@@ -1,4 +1,4 @@
-"""The examples for real models: each is checked by a dry run, and the probe's runs on a tiny model with recorded rows."""
+"""The examples for real models: a dry run of each, and the probe on a tiny model with recorded rows."""
 
 import gzip
 import json
@@ -102,7 +102,7 @@ def test_the_probe_runs_on_a_tiny_model_of_its_architecture_with_recorded_rollou
     recorded(tmp_path / "pool", 6)
     pairs = [{"prompt": "ab", "hack": "cc" + "d" * i, "clean": "ee" + "f" * i} for i in range(8)]
     (tmp_path / "pairs.json").write_text(json.dumps(pairs))
-    own = '{ folder = "%s", model = "tiny", eos_id = %d }' % (tmp_path / "pool", tokenizer.eos_token_id)
+    own = f'{{ folder = "{tmp_path / "pool"}", model = "tiny", eos_id = {tokenizer.eos_token_id} }}'
     words = ["run", "--preset", "examples/probe-leetcode.toml", "--json"]
     given = [
         f"R1-svd.model.model={tmp_path / 'tiny'}",
