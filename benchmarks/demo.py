@@ -23,7 +23,7 @@ VERDICTS = {0: "VALIDATED", 1: "INVALIDATED", 3: "PARTIAL or UNDERPOWERED"}
 
 
 def measure(artifacts: Path) -> None:
-    """Run the demo in a folder of artifacts, and write its duration, its differences and what it found to the record."""
+    """Run the demo in a folder of artifacts, and write its duration and its differences to the record."""
     begun = time.monotonic()
     words = ["run", "--preset", "demo", "--clean", "--artifacts", str(artifacts)]
     code = subprocess.run([sys.executable, "-m", "composer_cli", *words], cwd=ROOT).returncode
