@@ -13,6 +13,7 @@ leetcode_rh/ - LeetCode problems whose prompt gives a loophole away; problems an
 repo/ - what environments share whose tasks are repositories: trees, sessions, test outcomes, verdicts
 swe/ - repositories in SWE-bench's shape: trees, outcomes of tests, strict and loose verdicts
 tasks/ - tasks of the user's own, a row each: a prompt, files, a test
+harbor/ - task folders in Harbor's format, played in containers or in bubblewrap
 feature_deletion/ - tasks made from any tested package by removing a feature of it
 """
 
