@@ -124,10 +124,7 @@ def run(*left_out: str) -> None:
 
 def result(table: Path = ITEMS, document: Path = DOCUMENT, figure: Path = FIGURE) -> None:
     """Compute every published number from the table of outcomes; writes into the document, the figure, the record."""
-    items: list[Any] = [
-        {**row, "hacked": None, "error_type": None if row["passed"] is not None else "lost"}
-        for row in pq.read_table(table).to_pylist()
-    ]
+    items = read_items(table)
     declared = sampling_unit("kata")
     verdicts = {
         "these twelve operations": decide(items, sampling=replace(declared, fixed=True)),
@@ -155,6 +152,46 @@ def result(table: Path = ITEMS, document: Path = DOCUMENT, figure: Path = FIGURE
             )
     records.write(__file__, claims)
     print("\n".join(lines))
+
+
+def sentence() -> str:
+    """Return what the experiment shows in plain words, for README: computed from the table of outcomes."""
+    verdict = decide(read_items(ITEMS), sampling=replace(sampling_unit("kata"), fixed=True))
+    rates = {arm.arm: arm.pass_rate for arm in verdict.arms}
+    shown = {arm: f"{100 * rate:.0f} %" for arm, rate in rates.items() if rate is not None}
+    assert verdict.gain is not None and verdict.over_control is not None
+    return (
+        f"*[A registered experiment](docs/experiments/teacher-pairs.md) on generated repair tasks, with a small model "
+        f"trained on the spot: {verdict.gain.num_seeds} trainings an arm on {verdict.gain.num_collections} collections "
+        f"of pairs, {verdict.gain.num_tasks} held-out tasks. GRPO alone (A) passes {shown['A']}; with preference pairs "
+        f"and imitation (B) {shown['B']}; with imitation alone beside it (C) {shown['C']}. "
+        f"B − A is {points(verdict.gain)}, B − C {points(verdict.over_control)}: "
+        f"{SHOWN[_shown(verdict.over_control)]} About larger models it says nothing.*"
+    )
+
+
+SHOWN = {
+    "gain": "preference training adds something to imitation.",
+    "suffices": "a gain of 2 points over imitation is ruled out, so imitation of the chosen actions suffices here.",
+    "loss": "preference training is worse than imitation of the chosen actions here.",
+    "open": "whether preference training adds anything to imitation of the chosen actions is not shown.",
+}
+
+
+def _shown(over_control: PairedDifference) -> str:
+    if over_control.low > 0:
+        return "gain"
+    if over_control.high < 0:
+        return "loss"
+    return "suffices" if over_control.high < 0.02 else "open"
+
+
+def read_items(table: Path) -> list[Any]:
+    """Return the table of outcomes as items of an evaluation."""
+    return [
+        {**row, "hacked": None, "error_type": None if row["passed"] is not None else "lost"}
+        for row in pq.read_table(table).to_pylist()
+    ]
 
 
 def arm_lines(verdict: EvalVerdict) -> list[str]:

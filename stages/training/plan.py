@@ -111,7 +111,8 @@ class TrainPlan:
     config: its optimisation and adapter are filled in. shape: of the model; None for a small embedded model, or where
     it is not known yet. small: whether the model is trained whole in one pass by default. episode: longest, in tokens
     after the prompt. processes: each holds the whole model, and its share of a step's rollouts. teacher_bytes: of a
-    model to distil from in this process, 0 where a server has it or its size is not known yet.
+    model to distil from in this process, 0 where a server has it or its size is not known yet. direction: whether one
+    is taken out of the training.
     """
 
     config: Config
@@ -120,6 +121,7 @@ class TrainPlan:
     episode: int
     processes: int = 1
     teacher_bytes: int = 0
+    direction: bool = False
 
     @cached_property
     def device(self) -> str:
@@ -187,7 +189,9 @@ def resolve(config: Config, processes: int, inputs: Container[str] = ()) -> Trai
     rollouts = size.prompts_per_step * size.generations
     teacher = None if config.teacher is None or config.teacher.served else model_shape(config.teacher)
     teacher_bytes = 0 if teacher is None else teacher.parameters * teacher.bytes
-    plan = TrainPlan(config, shape, small, config.max_steps * policy.max_tokens, processes, teacher_bytes).changed(
+    plan = TrainPlan(
+        config, shape, small, config.max_steps * policy.max_tokens, processes, teacher_bytes, "direction" in inputs
+    ).changed(
         optimisation={
             "learning_rate": rate if size.learning_rate is None else size.learning_rate,
             "micro_batch": size.micro_batch or (rollouts if small else size.generations),
@@ -287,14 +291,15 @@ class MemoryEstimate:
     optimiser: float
     activations: float
     teacher: float = 0.0
+    direction: float = 0.0
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.weights + self.gradients + self.optimiser + self.activations + self.teacher
+        return sum(asdict(self).values())
 
     def __str__(self) -> str:
-        held = {name: value for name, value in asdict(self).items() if value or name != "teacher"}
+        held = {name: value for name, value in asdict(self).items() if value or name not in ("teacher", "direction")}
         parts = ", ".join(f"{name} {value / GIB:.1f}" for name, value in held.items())
         return f"{self.total / GIB:.1f} GiB ({parts})"
 
@@ -343,7 +348,18 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
     if plan.config.policy.served:
         generation = 0  # the server's, and in its share
     # Rollouts are generated before the step is trained on, so the larger of the two counts.
-    return MemoryEstimate(weights, gradients, optimiser, max(training, generation), plan.teacher_bytes)
+    activations = max(training, generation)
+    direction = 0.0
+    if plan.direction:
+        area = sum(width * height for width, height in shape.linears)
+        # v, and the random direction that is taken out in its place, beside what is trained as it was before a step.
+        copies = 1 + (plan.config.probe.project == "random")
+        shares = plan.processes if plan.sharded else 1
+        held = (copies * shape.bytes * area + 4 * (trained if rank else area)) / shares
+        # v is found before anything is trained: float32 sums, and the gradients of a pair.
+        finding = shape.bytes * shape.parameters + (4 + shape.bytes) * area
+        direction = max(held, finding - weights - gradients - optimiser - activations)
+    return MemoryEstimate(weights, gradients, optimiser, activations, plan.teacher_bytes, direction)
 
 
 WAYS: dict[str, Callable[[TrainPlan], TrainPlan]] = {

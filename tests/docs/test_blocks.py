@@ -32,7 +32,7 @@ from composer_cli.stage_command import SHORTCUTS, read_positionals
 from stages import STAGES
 from stages.errors import UsageError
 
-FRESH = {"guide.md"}
+FRESH = {"guide.md", "tutorial.md"}
 """Documents that begin with no runs at all."""
 ALWAYS = {"README.md", "python.md", "environments.md", "workers.md"}
 """Documents that are executed in every run of the tests: one of commands, one of Python, one of each kind of file."""

@@ -279,3 +279,21 @@ def test_on_a_gpu_the_estimate_is_near_the_peak_that_was_tracked(
     size = {"generations": 8, "prompts_per_step": 1, "micro_batch": 8}
     found = plan.estimate_memory(planned(eight, episode=answer, optimisation=size)).total / GIB
     assert 1.0 <= found / tracked <= 1.15  # on fake tensors: GRPO, LoRA of rank 16, activations recomputed
+
+
+def test_a_direction_of_eight_billion_weights_fits_an_adapters_training(eight: Path) -> None:
+    """v in bfloat16; with a random direction in its place both; of all weights their float32 values before a step."""
+    settings: dict[str, Any] = {"optimisation": {"micro_batch": 1, "prompts_per_step": 1, "generations": 2}}
+    area = sum(width * height for width, height in shape_of(eight).linears)
+
+    def estimate(project: str, rank: int, episode: int) -> plan.MemoryEstimate:
+        found = planned(eight, episode=episode, adapter={"rank": rank}, probe={"project": project}, **settings)
+        return plan.estimate_memory(replace(found, direction=True))
+
+    # Finding v takes most in a short training: float32 sums and a pair's gradients, before there is anything to train.
+    short = estimate("v", 16, 512)
+    assert short.total == pytest.approx(2 * shape_of(eight).parameters + 6 * area) and short.total < 0.95 * 79.1 * GIB
+    v, random, whole = estimate("v", 16, 60_000), estimate("random", 16, 60_000), estimate("v", 0, 60_000)
+    assert v.direction == 2 * area + v.gradients and random.direction == 4 * area + random.gradients
+    assert whole.direction == (2 + 4) * area
+    assert plan.estimate_memory(planned(eight)).direction == 0
