@@ -1,7 +1,8 @@
 """Policies: models that answer turns, in this process or behind a server. Teachers are policies, too.
 
 base.py - the question (`Turn`), the answer (`Sample`), the protocol `Policy`, and its settings `PolicyConfig`
-local.py - a Hugging Face model in this process; token ids and log-probs captured while sampling
+local.py - a Hugging Face model in this process: loading, and turns as prompts and samples
+sampling.py - tokens drawn from such a model: batches that fit into memory, keys and values written in place
 endpoint.py - an OpenAI-compatible server: retries, a budget, a cache of paid answers, a probe, an adaptive limit
 client.py - HTTP requests through openai's client, and responses read as samples or typed errors
 batches.py - many requests to a server in one file, at a lower price
