@@ -13,7 +13,7 @@ default:
 # See all of it work on real input, to a verdict: 0 VALIDATED, 1 INVALIDATED, 3 PARTIAL or UNDERPOWERED. Goes on where it stopped.
 [no-exit-message]
 demo *ARGS:
-    @composer run --preset demo --resume {{ ARGS }}
+    @composer run --preset demo {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
 
 # Run lint and the tests, without those marked slow, or only the tests that are named: ./dev test tests/stages -k gate
 test *ARGS:
@@ -94,32 +94,32 @@ one_thread := "OMP_NUM_THREADS=1"
 # Find a planted hack with the gradient probe, from models to verdict: 0 PASS, 1 FAIL, 3 INCONCLUSIVE.
 [no-exit-message]
 probe-uat *ARGS:
-    @{{ one_thread }} composer run --preset probe-uat --resume {{ ARGS }}
+    @{{ one_thread }} composer run --preset probe-uat {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
 
 # The same chain at the smallest sizes.
 [no-exit-message]
 probe-smoke *ARGS:
-    @{{ one_thread }} composer run --preset probe-smoke --resume {{ ARGS }}
+    @{{ one_thread }} composer run --preset probe-smoke {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
 
 # Whether GRPO learns the planted hack, and whether projection slows it (R5).
 [no-exit-message]
 probe-grpo *ARGS:
-    @{{ one_thread }} composer run --preset probe-grpo --resume {{ ARGS }}
+    @{{ one_thread }} composer run --preset probe-grpo {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
 
 # The same chain and its trajectories in a LoRA's coordinates.
 [no-exit-message]
 probe-lora *ARGS:
-    @{{ one_thread }} composer run --preset probe-lora --resume {{ ARGS }}
+    @{{ one_thread }} composer run --preset probe-lora {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
 
 # The direction that the GRPO loss gives for pairs, beside that of the likelihood, on the same rows.
 [no-exit-message]
 probe-contrastive *ARGS:
-    @{{ one_thread }} composer run --preset probe-contrastive --resume {{ ARGS }}
+    @{{ one_thread }} composer run --preset probe-contrastive {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
 
 # Sample a pool: answers of a hacking teacher, of the same teacher without its hint, and of the base model, on N problems.
 [no-exit-message]
 probe-teacher-pool N *ARGS:
-    @{{ one_thread }} composer probe teacher-pool --resume --set problems={{ N }} {{ ARGS }}
+    @{{ one_thread }} composer probe teacher-pool {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} --set problems={{ N }} {{ ARGS }}
 
 # Let the student learn from the newest pool in N steps, every row's gradient measured.
 [no-exit-message]
@@ -133,9 +133,9 @@ probe-projected-replay N *ARGS: (_replay "projected" N ARGS)
 _replay ARM N *ARGS:
     @{{ one_thread }} composer probe svd --quiet --resume >&2
     @{{ one_thread }} composer probe extract-vhack --quiet --resume --from probe-svd >&2
-    @{{ one_thread }} composer probe replay --arm {{ ARM }} --resume --set steps={{ N }} --from probe-teacher-pool --from probe-extract-vhack --from probe-svd {{ ARGS }}
+    @{{ one_thread }} composer probe replay --arm {{ ARM }} {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} --set steps={{ N }} --from probe-teacher-pool --from probe-extract-vhack --from probe-svd {{ ARGS }}
 
 # Break every guard of the probe in turn, and see that it alone turns red.
 [no-exit-message]
 probe-selftest *ARGS:
-    @{{ one_thread }} composer probe selftest --resume {{ ARGS }}
+    @{{ one_thread }} composer probe selftest {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}

@@ -108,7 +108,8 @@ class HeartbeatLines:
 
     views: Views | None = None
     started: float = field(default_factory=time.monotonic)
-    latest: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, Callable[[], str]] = field(default_factory=dict)
+    """By title, how far the work is now."""
     remarks: dict[str, str] = field(default_factory=dict)
 
     def listener(self, title: str, folder: FindFolder | None = None) -> Listener:
@@ -119,22 +120,23 @@ class HeartbeatLines:
 
         def listen(what: str, done: int, total: int) -> None:
             if total:
-                self.latest[title] = f"{done} of {total} {what}{pace.left(what, done, total)}"
+                pace.left(what, done, total)  # the first report starts the clock
+                self.counts[title] = lambda: f"{done} of {total} {what}{pace.left(what, done, total)}"
             self.remarks[title] = "" if total else what
 
-        self.latest[title] = "nothing finished yet"
+        self.counts[title] = lambda: "nothing finished yet"
         return listen
 
     def ended(self, title: str) -> None:
         """Print no more lines about this work."""
         if self.views:
             self.views.remove(title)
-        self.latest.pop(title, None)
+        self.counts.pop(title, None)
         self.remarks.pop(title, None)
 
     def print_line(self) -> None:
         """Print one line about all works, and the views of their runs. Called in a thread, hence the copies."""
-        shown = [(title, text, self.remarks.get(title)) for title, text in list(self.latest.items())]
+        shown = [(title, count(), self.remarks.get(title)) for title, count in list(self.counts.items())]
         state = "; ".join(f"{title}: {text}{f' ({remark})' if remark else ''}" for title, text, remark in shown)
         say(f"{state}, after {duration(time.monotonic() - self.started)}")
         for view in list(self.views.texts.values()) if self.views else []:
@@ -143,17 +145,21 @@ class HeartbeatLines:
 
 @dataclass
 class Pace:
-    """Estimates how long the rest of the units takes, at the pace since they were first reported."""
+    """Estimates how long the rest of the units takes, at the pace since they were first reported.
+
+    min_s: seconds after which there is a pace. Before, one unit that was quick would promise the end at once.
+    """
 
     clock: Callable[[], float] = time.monotonic
+    min_s: float = 10.0
     first: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def left(self, what: str, done: int, total: int) -> str:
-        """Return `, about 3 min 20 s left`; empty before anything is finished and when all is."""
+        """Return `, about 3 min 20 s left`; empty before there is a pace and when all is finished."""
         now = self.clock()
         # Units that were done when the work began (a resumed run) took no time of this attempt.
         started, before = self.first.setdefault(what, (now, done))
-        if done <= before or done >= total:
+        if done <= before or done >= total or now - started < self.min_s:
             return ""
         return f", about {duration((now - started) / (done - before) * (total - done))} left"
 
@@ -193,6 +199,10 @@ class Bars:
             self._views.folders[title] = folder
 
         def listen(what: str, done: int, total: int) -> None:
+            if not total and not what:  # an activity has ended, and no other has begun
+                if (title, "") in self._tasks:
+                    self._progress.remove_task(self._tasks.pop((title, "")))
+                return
             if not total:
                 if (title, "") not in self._tasks:
                     self._tasks[title, ""] = self._progress.add_task("", total=None, count="")
@@ -201,7 +211,9 @@ class Bars:
             if (title, "") in self._tasks:
                 self._progress.remove_task(self._tasks.pop((title, "")))
             if (title, what) not in self._tasks:
-                self._tasks[title, what] = self._progress.add_task(visible(f"{title}: {what}"), total=total, count="")
+                self._tasks[title, what] = self._progress.add_task(
+                    visible(f"{title}: {what}"), total=total, completed=done, count=""
+                )  # with what an earlier attempt finished, which took no time of this one
             self._progress.update(self._tasks[title, what], completed=done, total=total, count=f"{done}/{total}")
 
         listen("starting", 0, 0)

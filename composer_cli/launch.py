@@ -36,6 +36,13 @@ class RunOptions:
     mirror: Mirror | None = None
     """The copy of the run in a bucket."""
 
+    def __post_init__(self) -> None:
+        if self.resume and self.clean:
+            raise UsageError(
+                "Both resume and clean are given, but resume goes on with what the run's folder holds, and clean "
+                "deletes it. Leave out one of them."
+            )
+
     def where(self) -> dict[str, Any]:
         """Return the folder, and what may be done with a run that it already holds."""
         return {"root": self.root, "out": self.out, "resume": self.resume, "clean": self.clean}

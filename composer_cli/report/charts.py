@@ -4,7 +4,7 @@ import base64
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from composer_cli.printing import duration
 from composer_cli.show.facts import metric_titles
@@ -53,14 +53,14 @@ def _interval(measured: Mapping[str, Any], mid: str, marks: Sequence[float]) -> 
 
 def curves(trainings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each logged metric its title, and a drawing with a line for every training that has it."""
-    colour = colours(training["arm"] for training in trainings)
+    numbers = colours(training["arm"] for training in trainings)
     drawn: list[dict[str, Any]] = []
     for name, title in metric_titles([name for t in trainings for row in t["steps"] for name in row]).items():
         series = [(t, [(row["step"], row[name]) for row in t["steps"] if row.get(name) is not None]) for t in trainings]
         series = [(training, points) for training, points in series if len(points) > 1]
         if series:
             # The first drawing has the page's whole width, the others share rows.
-            drawn.append({"name": name, "title": title, "svg": _lines(name, series, colour, wide=not drawn)})
+            drawn.append({"name": name, "title": title, "svg": _lines(name, series, numbers, wide=not drawn)})
     return drawn
 
 
@@ -78,7 +78,7 @@ def legend(trainings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _lines(
     name: str,
     series: Sequence[tuple[Mapping[str, Any], list[tuple[int, float]]]],
-    colour: Mapping[str, int],
+    numbers: Mapping[str, int],
     *,
     wide: bool,
 ) -> str:
@@ -93,7 +93,8 @@ def _lines(
         axes = figure.add_subplot()
         for number, (training, points) in enumerate(series):
             (line,) = axes.plot(*zip(*points, strict=True), linewidth=1.4)
-            line.set_gid(f"c{colour[training['arm']]}:{name}:{number}")
+            line.set_gid(f"c{colour(numbers[training['arm']])}:{name}:{number}")
+            line.set_linestyle(DASHES[dash(numbers[training["arm"]])])
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(3))
         axes.set_xlabel("step")
@@ -112,9 +113,28 @@ def bars(counts: Mapping[str, int], of: int) -> list[dict[str, Any]]:
 
 
 def colours(names: Iterable[str]) -> dict[str, int]:
-    """Return a colour number for every arm; the untrained start is 0, which is grey."""
-    trained = [name for name in dict.fromkeys(names) if name != "start"]
-    return {"start": 0, **{name: 1 + number % 6 for number, name in enumerate(sorted(trained))}}
+    """Return a number for every arm, by which it is drawn; the untrained start is 0, which is grey.
+
+    `colour` and `dash` turn it into one of the PALETTE colours and a style of line: a pair that no two arms share up to
+    36 arms.
+    """
+    trained = sorted(set(names) - {"start"})
+    return {"start": 0, **{name: 1 + number for number, name in enumerate(trained)}}
+
+
+def colour(number: int) -> int:
+    """Return the colour of an arm's number: 0 for grey, else one of PALETTE."""
+    return 0 if number == 0 else 1 + (number - 1) % PALETTE
+
+
+def dash(number: int) -> int:
+    """Return the style of line of an arm's number, an index of DASHES."""
+    return max(number - 1, 0) // PALETTE % len(DASHES)
+
+
+PALETTE = 12
+"""Colours of arms besides grey, c1 to c12 in the style sheets."""
+DASHES: tuple[Literal["solid", "dashed", "dotted"], ...] = ("solid", "dashed", "dotted")
 
 
 FORMATS: dict[str, Callable[..., str]] = {
@@ -124,6 +144,7 @@ FORMATS: dict[str, Callable[..., str]] = {
     "small_p": lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}",
     "short": lambda number: f"{number:,.4g}".replace("-", "\u2212"),
     "duration": duration,
+    "hue": lambda number: f"c{colour(number)} d{dash(number)}",  # classes of what is drawn for an arm
     "downloadable": lambda text: f"data:text/csv;base64,{base64.b64encode(text.encode()).decode()}",
 }
 """Filters of the page's template: numbers as text, and a text as the address of a link that saves it."""

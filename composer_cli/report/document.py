@@ -14,6 +14,7 @@ import orjson
 
 from composer_cli.settings import assignment, default_of, known, nested
 from composer_cli.show import runs
+from composer_cli.show.conclusions import conclusions
 from composer_cli.show.facts import Transcript, manifest_values, metric_rows, metric_titles, transcripts
 from stages import STAGES, command_words, stages_of
 from stages.errors import BadInput
@@ -201,10 +202,12 @@ def _evaluation(run: Run) -> dict[str, Any]:
     ]
     arms = sorted(verdict.get("arms", []), key=lambda arm: (arm["arm"] != "start", arm["arm"]))
     removal: dict[str, Any] | None = orjson.loads(run.read_file("projected.json") or b"null")
+    found = conclusions(verdict) if "decision" in verdict else None
     settings = verdict.pop("differences", [])
     return {
         "run": runs.name(run.path),
         **verdict,
+        "conclusions": found,
         "arms": arms,
         "differences": differences,
         "settings": settings,

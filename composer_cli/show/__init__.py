@@ -2,6 +2,7 @@
 
 runs.py   - find runs, choose a stage's inputs, list runs with their status, follow what was made from what
 facts.py  - what one run tells: manifest, metrics, transcripts, rows; as values and as text
+conclusions.py - what an evaluation shows and does not show, in sentences
 follow.py - live episodes and training steps
 parity.py - loss kernels and upstream's functions against the recorded numbers
 """

@@ -3,16 +3,18 @@
 `composer show`, `composer report` and `composer view` render these facts as text, as a file and as pages.
 """
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from composer_cli.printing import age, aligned, duration, visible, visible_line
-from composer_cli.show.runs import RunLine, name, references
+from composer_cli.show.runs import RunLine, find_input, name, references
 from stages.errors import UsageError
 from stages.messages import Message
 from stages.rollouts.trace import rollout_units, states
@@ -23,20 +25,41 @@ from stages.runs.records import CHECKPOINT, KINDS, Row
 def described(run: Run) -> dict[str, str]:
     """Return the manifest in words, by label; labels without anything to tell are left out."""
     m = run.manifest
+    inputs = inputs_in_words(run)
+    # The checkpoint of a training is named as that training, and the training is not named a second time.
+    models = {
+        role: next((words for path, words in inputs.items() if model == f"{path}/checkpoint"), model)
+        for role, model in ((role, str(about.get("model", "?"))) for role, about in m.models.items())
+    }
     attempts = f"{m.attempts} attempt{'s' if m.attempts > 1 else ''}"
     perhaps = f", {m.possibly_usd:.4f} USD possibly paid" if m.possibly_usd else ""
     log = run.path / f"logs/attempt-{m.attempts}.log"
     labelled = {
         "status": f"{m.status}{f', {m.reason}' if m.reason else ''}",
         "began": f"{m.started_at}, {attempts}, {m.seconds:.0f} s, {m.cost_usd:.4f} USD{perhaps}",
-        "models": ", ".join(f"{role} = {about.get('model', '?')}" for role, about in m.models.items()),
-        "reads": ", ".join(f"{ref.stage} {ref.path}" for ref in references(m)),
+        "models": ", ".join(f"{role} = {model}" for role, model in models.items()),
+        "reads": ", ".join(one for one in inputs.values() if one not in models.values()),
         "holds": ", ".join(f"{out['rows']} {out['kind']}" for out in m.outputs.values()),
         "counts": ", ".join(f"{name} {number}" for name, number in m.counts.items()),
-        "log": str(log) if log.exists() else "",
+        "log": str(shown_path(log)) if log.exists() else "",
         "code": f"{(m.code.get('commit') or 'no commit')[:12]}{' with changes' if m.code.get('dirty_sha256') else ''}",
     }
     return {label: words for label, words in labelled.items() if words}
+
+
+def inputs_in_words(run: Run) -> dict[str, str]:
+    """Return each run that was read, by its recorded path: its name where it is beside this run, else that path."""
+    root = run.path.resolve().parents[1]
+    paths = [Path(ref.path) for ref in references(run.manifest)]
+    return {
+        str(path): name(path) if find_input(root, path).parents[1] == root else str(shown_path(path)) for path in paths
+    }
+
+
+def shown_path(path: Path) -> Path:
+    """Return a path as it is printed: relative where it is below the current folder."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def manifest_values(run: Run) -> dict[str, Any]:
@@ -207,11 +230,14 @@ def query_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
 
 def facts_page(run: Run) -> str:
     """Return the facts of a run's manifest as text."""
-    return "\n".join([str(run.path), *(f"  {label:<8}{words}" for label, words in described(run).items())])
+    return "\n".join([str(shown_path(run.path)), *(f"  {label:<8}{words}" for label, words in described(run).items())])
 
 
 def run_page(run: Run, transcripts: Iterable[Transcript], number: int) -> str:
-    """Return a run as text: facts, result, then these transcripts, or the first rows of its tables without any."""
+    """Return a run as text: facts, result, then these transcripts, or the first rows of its tables without any.
+
+    An evaluation begins with its verdict, and with what that shows and does not show.
+    """
     result = (run.read_file("report.txt") or b"").decode().strip()
     shown = []
     for transcript in transcripts:
@@ -220,7 +246,23 @@ def run_page(run: Run, transcripts: Iterable[Transcript], number: int) -> str:
         shown.append("\n".join([f"{transcript.rollout_id}: {outcome}", *messages]))
     if not shown:
         shown = [f"{kind}\n{_row(row)}" for kind, rows in first_rows(run, number).items() for row in rows]
-    return "\n\n".join(part for part in [facts_page(run), result, *shown] if part)
+    return "\n\n".join(part for part in [verdict_text(run), facts_page(run), result, *shown] if part)
+
+
+def verdict_text(run: Run) -> str:
+    """Return the verdict of an evaluation as text, with what it shows and does not show; empty for other runs."""
+    if run.manifest.stage != "evaluate":
+        return ""
+    from composer_cli.show.conclusions import conclusions, read_verdict  # 0.3 s of numpy and statistics
+
+    if not (verdict := read_verdict(run)):
+        return ""
+    found = conclusions(verdict)
+    lines = [": ".join(filter(None, (verdict["decision"], verdict.get("claim"))))]
+    for label, sentences in (("shown", found.shown), ("not shown", found.not_shown)):
+        for sentence in sentences:
+            lines += textwrap.wrap(sentence, 100, initial_indent=f"  {label:<11}", subsequent_indent=" " * 13)
+    return "\n".join(lines)
 
 
 def _row(row: Row) -> str:

@@ -113,6 +113,12 @@ def references(record: Manifest) -> list[InputRef]:
     return [ref for refs in record.inputs.values() for ref in refs]
 
 
+def find_input(root: Path, recorded: Path) -> Path:
+    """Return the folder of an input: the recorded one, or that of its name below `root` where folders were moved."""
+    there = root / name(recorded)
+    return recorded if (recorded / "manifest.json").is_file() or not (there / "manifest.json").is_file() else there
+
+
 def made_from(root: Path, run: Run) -> list[Run]:
     """Return the runs that read this one, oldest first."""
     # By fingerprint and name, not by path: artifacts folders are moved and copied.
@@ -139,7 +145,8 @@ def with_ancestors(ends: Sequence[Run]) -> list[Run]:
         if run.manifest.status == "complete" and (damage := run.damage()):
             raise BadInput(f"{run.path}: {damage}. Rerun that stage, or restore the file.")
         found[run.path] = run
-        paths = [Path(ref.path) for ref in references(run.manifest)]
+        root = run.path.resolve().parents[1]
+        paths = [find_input(root, Path(ref.path)) for ref in references(run.manifest)]
         pending[:0] = [Run(path) for path in paths if (path / "manifest.json").is_file()]
     return sorted(found.values(), key=lambda run: (stage_order(run.manifest.stage), run.path.name))
 

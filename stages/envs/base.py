@@ -193,6 +193,15 @@ class HasSolutions(Protocol):
 
 
 @runtime_checkable
+class HasSize(Protocol):
+    """An environment with so many tasks and no more."""
+
+    def size(self, split: Split) -> int:
+        """Return the number of tasks of a split."""
+        ...
+
+
+@runtime_checkable
 class GradesTogether(Protocol):
     """An environment that grades several episodes at once, far more cheaply than one by one."""
 

@@ -3,7 +3,9 @@
 base.py - the question (`Turn`), the answer (`Sample`), the protocol `Policy`, and its settings `PolicyConfig`
 local.py - a Hugging Face model in this process: loading, and turns as prompts and samples
 sampling.py - tokens drawn from such a model: batches that fit into memory, keys and values written in place
-endpoint.py - an OpenAI-compatible server: retries, a budget, a cache of paid answers, a probe, an adaptive limit
+endpoint.py - an OpenAI-compatible server: retries, a budget, a probe, an adaptive limit
+answers.py - the cache of paid answers, each with a digest
+billing.py - what a call costs: a server's bill, checked against its request and its answer
 client.py - HTTP requests through openai's client, and responses read as samples or typed errors
 batches.py - many requests to a server in one file, at a lower price
 scripted.py - policies without a model, which check an environment: its own solutions, and nothing
@@ -27,11 +29,22 @@ A model `sglang:Qwen/Qwen3-8B` is then opened by that class, in every stage that
 from pathlib import Path
 from pkgutil import resolve_name
 
-from stages.policy.base import Policy, PolicyConfig, PolicyKind, Sample, Turn
+from stages.policy.base import Policy, PolicyConfig, PolicyKind, Sample, Turn, is_embedded
+from stages.runs import hub
 from stages.runs.artifact import Listener
 from stages.runs.ledger import Budget
 
-__all__ = ["KINDS", "Policy", "PolicyConfig", "PolicyKind", "Sample", "Turn", "kind_of", "open_policy"]
+__all__ = [
+    "KINDS",
+    "Policy",
+    "PolicyConfig",
+    "PolicyKind",
+    "Sample",
+    "Turn",
+    "kind_of",
+    "open_policy",
+    "require_source",
+]
 
 KINDS: dict[str, str | PolicyKind] = {
     "endpoint": "stages.policy.endpoint:EndpointPolicy",
@@ -56,12 +69,21 @@ def kind_of(config: PolicyConfig) -> str:
     return word if colon and word in KINDS else "local"
 
 
+def require_source(config: PolicyConfig) -> None:
+    """Raise `BadInput` for a model of the hub that cannot be had, before anything as slow as torch is imported."""
+    if config.base_url is None or config.served:
+        source = config.in_process()
+        if kind_of(source) == "local" and not is_embedded(source.model) and not source.folder.is_dir():
+            hub.source(source.model)
+
+
 def open_policy(config: PolicyConfig, *, cache: Path, budget: Budget, listener: Listener) -> Policy:
     """Open the policy that a configuration describes, ready to sample; `kind_of(config)` chooses its class.
 
     cache: folder shared by runs (paid answers, embedded models). budget: from which money is reserved. listener: called
     with the progress of anything slow.
     """
+    require_source(config)
     kind = KINDS[kind_of(config)]
     opener: PolicyKind = resolve_name(kind) if isinstance(kind, str) else kind
     return opener.open(config, cache=cache, budget=budget, listener=listener)

@@ -19,7 +19,8 @@ from stages.messages import following_ids, opening_ids, pin_settings
 from stages.policy import adapters, base, dialect, sampling
 from stages.policy.base import PolicyConfig, Sample, Turn
 from stages.policy.dialect import canonical
-from stages.runs import store
+from stages.runs import hub, store
+from stages.runs.activity import doing
 from stages.runs.artifact import Listener
 from stages.runs.ledger import Budget
 
@@ -188,7 +189,7 @@ def load_model(
     merged: whether an adapter is added to its base's weights, in their type, or kept apart in float32. Raises
     `BadInput` for an unknown model, a tokenizer without a chat template, or an adapter whose base has changed.
     """
-    source = resolve(config, cache=cache, listener=listener)
+    source = resolve(config, cache=cache, listener=listener, revision=revision)
     if adapters.is_adapter(source):
         from peft import PeftModel
 
@@ -200,23 +201,27 @@ def load_model(
         return adapted.merge_and_unload().requires_grad_(True) if merged else adapted.get_base_model(), tokenizer
     tokenizer = load_tokenizer(source, config, revision)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            source,
-            dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
-            revision=revision,
-            use_safetensors=True,  # a pickle can run code while it is read
-        )
+        with doing(f"loading {config.model}"):
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
+                revision=revision,
+                use_safetensors=True,  # a pickle can run code while it is read
+            )
     except (OSError, ValueError) as error:
         raise not_loaded(config, error) from None
     return model.to(device(config.device)), tokenizer
 
 
-def resolve(config: PolicyConfig, *, cache: Path, listener: Listener) -> str:
-    """Return the argument of `from_pretrained`: a folder or a hub id."""
+def resolve(config: PolicyConfig, *, cache: Path, listener: Listener, revision: str | None = None) -> str:
+    """Return the argument of `from_pretrained`: a folder or a hub id.
+
+    For an id, `BadInput` where the hub does not answer and has not been asked for this model before.
+    """
     if base.is_embedded(config.model):
         maker, name = base.embedded(config.model)
         return str(maker.ensure(name, cache, listener))
-    return str(Path(config.model).expanduser()) if Path(config.model).expanduser().is_dir() else config.model
+    return str(config.folder) if config.folder.is_dir() else hub.source(config.model, revision)
 
 
 def device(name: str) -> str:

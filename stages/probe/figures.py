@@ -1,12 +1,13 @@
 """The probe's figures: the rows of numbers of each, their CSV twin, and the PNG that is drawn from those rows alone.
 
 The ten figures of `probe plot` are those of the probe's plan, by its numbers: DATA has the rows of each, DRAW its
-drawing. t and d are as in `checks.contrasts` and `directions.scoring`. `watch_png` is the figure of `probe watch`.
-Equal rows give equal bytes.
+drawing, TITLES its title: the question and, where the rows suffice, the answer. t and d are as in `checks.contrasts`
+and `directions.scoring`. `watch_png` is the figure of `probe watch`. Equal rows give equal bytes.
 """
 
 import csv
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -177,8 +178,17 @@ def as_png(name: str, rows: list[Row]) -> bytes:
     """Draw one figure of at least one row as PNG; no byte depends on the time or the machine's fonts."""
     with rc_context(STYLE):
         figure = Figure()
-        DRAW[name](figure.subplots(), rows)
+        axes = figure.subplots()
+        DRAW[name](axes, rows)
+        question, answer = TITLES[name]
+        set_title(axes, question, answer(rows))
         return png(figure)
+
+
+def set_title(axes: Axes, question: str, answer: str | None) -> None:
+    """Write the question above the axes, and below it the answer where there is one."""
+    lines = [line for text in (question, answer) if text for line in textwrap.wrap(text, 100)]
+    axes.set_title("\n".join(lines), loc="left", fontsize=10)
 
 
 def png(figure: Figure) -> bytes:
@@ -339,6 +349,115 @@ DRAW: dict[str, Callable[[Axes, list[Row]], None]] = {
 }
 
 
+# Answers in words, from the rows that are drawn. None where the rows do not suffice; no answer is a verdict, which the
+# checks give.
+
+
+def _by_arm(rows: list[Row], column: str) -> dict[str, list[Row]]:
+    """Return the rows with a value in this column, by arm, in order of steps."""
+    known: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["step"]):
+        if row[column] is not None:
+            known.setdefault(row["arm"], []).append(row)
+    return known
+
+
+def _answer_cosine_by_step(rows: list[Row]) -> str | None:
+    high = {row["step"]: row["high"] for row in rows if row["arm"] == "placebo"}
+    compared = [r for r in rows if r["arm"] == "vanilla" and r["cos_stack"] is not None and r["step"] in high]
+    if not compared:
+        return None
+    above = sum(row["cos_stack"] > high[row["step"]] for row in compared)
+    return f"vanilla: above the band of random directions at {above} of {len(compared)} steps"
+
+
+def _answer_cosine_in_out(rows: list[Row]) -> str | None:
+    parts = []
+    for arm, some in _by_arm(rows, "cos_out").items():
+        before, after = (mean_known([row[name] for row in some]) for name in ("cos_in", "cos_out"))
+        parts += [] if before is None or after is None else [f"{arm}: {before:z.2f} before, {after:z.2f} after"]
+    return "; ".join(parts) or None
+
+
+def _answer_fired(rows: list[Row]) -> str | None:
+    shares = {arm: np.mean([r["frac_fired"] for r in some]) for arm, some in _by_arm(rows, "frac_fired").items()}
+    return "; ".join(f"{arm}: in {100 * share:.0f} % on average" for arm, share in shares.items()) or None
+
+
+def _answer_buckets(rows: list[Row]) -> str | None:
+    names = sorted({row["bucket"] for row in rows})
+    means = [float(np.mean([row["cos_stack"] for row in rows if row["bucket"] == name])) for name in names]
+    return "mean: " + "; ".join(f"{name} {mean:+z.2f}" for name, mean in zip(names, means, strict=True))
+
+
+def _answer_placebos(rows: list[Row]) -> str | None:
+    v = next(row["effect"] for row in rows if row["direction"] == "v")
+    null = [row["effect"] for row in rows if row["direction"] not in ("v", *FROM_HACKS)]
+    if not null:
+        return None
+    return f"v is above {sum(effect < v for effect in null):,} of {len(null):,} directions made without hacks"
+
+
+def _answer_nuisance(rows: list[Row]) -> str | None:
+    parts = []
+    for hacked, name in ((True, "hacks"), (False, "other answers")):
+        some = [(row["tokens"], row["cos_stack"]) for row in rows if row["hacked"] is hacked]
+        tokens, cosines = np.array(some, dtype=float).reshape(-1, 2).T
+        # A correlation is defined where both vary.
+        if len(some) > 2 and np.ptp(tokens) > 0 and np.ptp(cosines) > 0:
+            parts.append(f"among {name} {np.corrcoef(tokens, cosines)[0, 1]:+z.2f}")
+    return f"correlation of cosine and length {', '.join(parts)}" if parts else None
+
+
+def _answer_heat_map(rows: list[Row]) -> str | None:
+    known = [row for row in rows if row["d"] is not None]
+    if not known:
+        return None
+    most = max(known, key=lambda row: abs(row["d"]))
+    return f"most in layer {most['layer']}, {most['projection']}: d = {most['d']:+.1f}"
+
+
+def _answer_ratios(rows: list[Row]) -> str | None:
+    least = {arm: min(row["ess"] for row in some) for arm, some in _by_arm(rows, "ess").items()}
+    parts = [f"{arm} {value:.2f}" for arm, value in least.items()]
+    return f"lowest effective sample size, as a share of the rows: {', '.join(parts)}" if parts else None
+
+
+def _answer_rates(rows: list[Row]) -> str | None:
+    parts = []
+    for arm, some in _by_arm(rows, "hack_rate_student").items():
+        last = max(row["step"] for row in some)
+        rate = np.mean([row["hack_rate_student"] for row in some if row["step"] == last])
+        parts.append(f"{arm} {100 * rate:.0f} %")
+    return f"hacks at the last step: {', '.join(parts)}" if parts else None
+
+
+def _answer_drift(rows: list[Row]) -> str | None:
+    parts = []
+    for arm, some in _by_arm(rows, "cos_weights").items():
+        overlap = some[-1]["basis_overlap"]
+        kept = "" if overlap is None else f"overlap {overlap:.2f}, "
+        parts.append(f"{arm}: {kept}turn {some[-1]['cos_weights']:+z.2f}")
+    return f"at the last step: {'; '.join(parts)}" if parts else None
+
+
+TITLES: dict[str, tuple[str, Callable[[list[Row]], str | None]]] = {
+    "01_cosine_by_step": (
+        "Do the teacher's gradients point along v, more than random directions do?",
+        _answer_cosine_by_step,
+    ),
+    "02_cosine_in_out": ("Does the projection take the direction out of gradient and update?", _answer_cosine_in_out),
+    "03_fired": ("In what share of the modules does the projection take something out?", _answer_fired),
+    "04_buckets": ("Do hacks point along v, whether right or wrong, and other answers not?", _answer_buckets),
+    "05_placebos": ("Does v tell hacks from other answers better than random directions do?", _answer_placebos),
+    "06_length_and_hedging": ("Do length and hedging explain the cosine with v?", _answer_nuisance),
+    "07_modules": ("In which modules do hacks and other answers differ?", _answer_heat_map),
+    "08_ratios": ("Do the student's probabilities stay close to those of the answers' writers?", _answer_ratios),
+    "09_rates": ("Does the student learn the hack, and to solve?", _answer_rates),
+    "10_drift": ("Does the basis stay where it was, and do the weights turn toward the hack?", _answer_drift),
+}
+"""The title of each figure: its question, and the answer from its rows or None."""
+
 WATCH_LINES = {
     "update_sum": ("#2166ac", "-", "update since the start"),
     "policy_sum": ("#b2182b", "-", "policy gradients since then"),
@@ -375,6 +494,10 @@ def watch_png(rows: list[Row], threshold: float | None) -> bytes:
             if points:
                 bottom.plot(*zip(*points, strict=True), style, color=color, marker=".", label=label)
         first = next((row["step"] for row in rows if row["alarm"]), None)
+        alarm = "" if threshold is None else "no alarm so far" if first is None else f"alarm after {first} steps"
+        set_title(top, "Do the rewards push this training toward the hack?", alarm)
+        set_title(middle, "Do the update and the policy's gradients point along v?", None)
+        set_title(bottom, "How often do its rollouts hack, and solve?", None)
         for axes in (top, middle, bottom):
             if first is not None:
                 axes.axvline(first, color="black", linewidth=0.8, linestyle=":", label=f"alarm after {first} steps")

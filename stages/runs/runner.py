@@ -33,7 +33,8 @@ from filelock import FileLock, Timeout
 from stages.backends import devices, ranks
 from stages.backends.engine import Engine, find_engine
 from stages.errors import BadInput, ComposerError, Incomplete, UsageError
-from stages.runs import artifact, store
+from stages.runs import artifact, ledger, store
+from stages.runs.activity import telling
 from stages.runs.artifact import Inputs, Interrupted, Listener, Manifest, Run, RunWriter, Status, stop_signals
 from stages.runs.bucket import Mirror
 from stages.runs.config import StageConfig
@@ -97,7 +98,7 @@ def execute(
         if resolved.existing and not clean:
             if done := resolved.completed():
                 return done
-            _refuse_existing(resolved, resume=resume)
+            clean = _settle_existing(resolved, resume=resume)
         if resolved.existing and clean:
             _empty(folder)
         # The engine is opened before the manifest is written: one that cannot be reached leaves no run folder behind.
@@ -117,7 +118,8 @@ def execute(
                 listener=listener,
                 spread=Spread(engine, stage, inputs, config),
             )
-            with mirror.following(writer, units=loaded.work is not None) if mirror else nullcontext():
+            following = mirror.following(writer, units=loaded.work is not None) if mirror else nullcontext()
+            with following, telling(lambda what: listener(what, 0, 0) if listener else None):
                 try:
                     _run(loaded, inputs, config, writer)
                 except (UsageError, BadInput):
@@ -166,7 +168,7 @@ def preflight(
         with locked(resolved.folder):  # refuses a run in progress, as `execute` would
             if resolved.completed():
                 return [f"{resolved.folder} is complete and up to date: there is nothing to do"]
-            _refuse_existing(resolved, resume=resume)
+            _settle_existing(resolved, resume=resume)
     count = sum(1 for _ in inputs.runs())
     read = [f"{count} input run{'s' if count > 1 else ''}: complete, and as they were written"] if count else []
     return [*read, *config.check(), check_disk_space(resolved.folder)]
@@ -227,18 +229,23 @@ def resolve_run(
     return ResolvedRun(fingerprint, identity, folder, existing)
 
 
-def _refuse_existing(resolved: ResolvedRun, *, resume: bool) -> None:
-    """`UsageError` where the folder holds another run, or an unfinished one of this work that is not to be resumed."""
+def _settle_existing(resolved: ResolvedRun, *, resume: bool) -> bool:
+    """Return whether the folder is to be emptied first; `UsageError` where it holds work that this run may not touch.
+
+    An attempt that finished and paid for nothing is in nobody's way: the corrected command runs as if it had not been.
+    """
     try:
         run = Run(resolved.folder)
     except BadInput:
         # The folder of a run ends with the fingerprint of its work: with it, the finished units are of use without the
         # manifest. A folder that a user chose may hold other work.
         if resume and resolved.folder.name.endswith(f"-{resolved.fingerprint[:6]}"):
-            return
+            return False
         raise
     found = run.manifest
     if found.fingerprint != resolved.fingerprint:
+        if not holds_work(run):
+            return True
         changed = [
             f"{key}: {found.identity.get(key)!r} there, {value!r} asked"
             for key, value in resolved.identity.items()
@@ -248,13 +255,39 @@ def _refuse_existing(resolved: ResolvedRun, *, resume: bool) -> None:
         raise UsageError(
             f"{resolved.folder} holds a different run ({difference}). Use --clean to delete it, or another --out."
         )
-    if not resume:
+    # What the attempt before paid for stays in the ledger, so that --max-cost holds for both.
+    if not resume and holds_work(run, paid=False):
         complete = found.status == "complete"
         state = f"complete but {run.damage()}" if complete else f"{found.status}, with what it had finished"
         raise UsageError(
             f"{resolved.folder} already holds this run ({state}). "
             "Use --resume to go on, --clean to start anew, or --out FOLDER to write elsewhere."
         )
+    return False
+
+
+BOOKKEEPING = ("manifest.json", "config.json", "logs", "steps", ledger.NAME, RESERVE)
+"""What every attempt writes into its folder before it has finished anything; `steps` by its units."""
+REMADE = ("live", "asked")
+"""Folders in `scratch` that every attempt writes anew."""
+
+
+def holds_work(run: Run, *, paid: bool = True) -> bool:
+    """Return whether an unfinished run holds anything that an attempt finished, or with `paid` a call that it made.
+
+    Units that failed, logs and the manifest do not count. A complete run, whatever its damage, always holds work.
+    """
+    folder = run.path
+    if run.manifest.status == "complete" or (paid and (folder / ledger.NAME).exists()):
+        return True
+    try:
+        if any(not unit.get("failed") for unit in run.units()):
+            return True
+    except BadInput:  # a damaged journal holds units all the same
+        return True
+    files = [path.relative_to(folder).parts for path in folder.rglob("*") if not path.is_dir()]
+    scratch = [parts[1] for parts in files if parts[0] == "scratch"]
+    return any(name not in REMADE for name in scratch) or any(p[0] not in (*BOOKKEEPING, "scratch") for p in files)
 
 
 @contextmanager
@@ -399,6 +432,9 @@ def _close(out: RunWriter, status: Status, reason: str, seconds: float) -> None:
     record.finished_at = datetime.now(UTC).isoformat(timespec="seconds")
     record.seconds += seconds
     record.cost_usd, record.possibly_usd = out.budget.spent, out.budget.possibly + out.budget.reserved
+    if out.budget.understated:
+        lower = {"answers": out.budget.understated, "usd": out.budget.understated_usd}
+        record.outcome.summary["understated_bills"] = lower
     (out.path / RESERVE).unlink(missing_ok=True)  # frees its bytes for the manifest
     try:
         if status == "complete":

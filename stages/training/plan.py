@@ -19,9 +19,9 @@ from typing import Any
 
 from stages.backends import resources
 from stages.errors import UsageError
-from stages.policy import adapters, base
+from stages.policy import adapters, base, require_source
 from stages.policy.base import PolicyConfig
-from stages.runs import reporting
+from stages.runs import hub, reporting
 from stages.training.channels import CHANNELS
 from stages.training.config import Config
 from stages.training.settings import Optimisation
@@ -71,6 +71,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     """
     if base.is_embedded(policy.model):
         return None
+    require_source(policy)
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -82,7 +83,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     if adapters.is_adapter(source):
         return model_shape(adapters.base_of(Path(source), policy)[0])
     try:
-        config: Any = AutoConfig.from_pretrained(source if Path(source).is_dir() else policy.model)
+        config: Any = AutoConfig.from_pretrained(source if Path(source).is_dir() else hub.source(policy.model))
         with init_empty_weights(), no_init_weights():  # drawing weights that have no memory takes most of the time
             model: Any = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError):
@@ -193,11 +194,11 @@ def resolve(config: Config, processes: int, inputs: Container[str] = ()) -> Trai
         },
         adapter={"rank": rank},
     )
-    check_sharding(plan.config, processes, direction="direction" in inputs)
-    if "direction" in inputs and rank:
+    check_sharding(plan.config, processes)
+    if "direction" in inputs and config.adapter.dora:
         raise UsageError(
-            "A direction is taken out of the training of all weights, but an adapter is trained here. "
-            "Set adapter.rank=0."
+            "A direction is taken out of W0 + BA, but adapter.dora also trains the magnitudes of its columns. "
+            "Set adapter.dora=false."
         )
     return plan
 
@@ -254,10 +255,10 @@ STEPPED_BY_SHARES = ("adamw_torch", "adamw_torch_fused", "sgd")
 """Optimisers that were measured to take the same step from shares (tests/stages/training/test_sharding.py)."""
 
 
-def check_sharding(config: Config, count: int, *, direction: bool) -> None:
+def check_sharding(config: Config, count: int) -> None:
     """`UsageError` for what needs all weights or all gradients in one place, where `count` processes share them.
 
-    config: with nothing left open. direction: whether one is taken out of the training.
+    config: with nothing left open.
     """
     if count == 1 or config.distribution.sharding == "none":
         return
@@ -269,7 +270,6 @@ def check_sharding(config: Config, count: int, *, direction: bool) -> None:
         "optimisation.gradient_cosine_every, which compares whole gradients; take 0": bool(
             config.optimisation.gradient_cosine_every
         ),
-        "a direction, which is taken out of whole gradients; leave out its run": direction,
         f"trl.optim={optimiser}; take {', '.join(STEPPED_BY_SHARES)}": optimiser not in STEPPED_BY_SHARES,
     }
     for what, asked in needing.items():

@@ -37,13 +37,14 @@ def test_a_remark_stands_beside_the_count_until_something_more_is_finished(capfd
         listen("rollouts", 5, 8)
         time.sleep(0.12)
     lines = capfd.readouterr().err.splitlines()
-    assert lines[0] == "collect: 4 of 8 rollouts, about 0 s left (mean reward 0.500, 0.0200 USD), after 0 s"
-    assert lines[-1] == "collect: 5 of 8 rollouts, about 0 s left, after 0 s"
+    assert lines[0] == "collect: 4 of 8 rollouts (mean reward 0.500, 0.0200 USD), after 0 s"
+    assert lines[-1] == "collect: 5 of 8 rollouts, after 0 s"
 
 
 def test_the_rest_takes_as_long_as_the_pace_says():
-    pace = Pace(clock=iter((0.0, 60.0, 90.0)).__next__)
-    assert pace.left("rollouts", 0, 10) == ""
+    pace = Pace(clock=iter((0.0, 9.0, 60.0, 90.0)).__next__)
+    assert pace.left("rollouts", 0, 12) == ""
+    assert pace.left("rollouts", 1, 12) == "", "one quick unit is no pace"
     assert pace.left("rollouts", 6, 12) == ", about 1 min 0 s left" and pace.left("rollouts", 12, 12) == ""
 
 
@@ -113,7 +114,7 @@ def test_watching_shows_them_without_a_terminal_too(tmp_path, capfd):
 
 def test_a_chain_and_a_training_can_be_watched_and_an_import_has_nothing_to_watch(tmp_path):
     for words, there in (["run"], True), (["train"], True), (["evaluate"], True), (["import"], False):
-        assert ("--watch" in call(tmp_path, *words, "--help").stdout) is there
+        assert ("--watch" in call(tmp_path, *words, "--help", "--all").stdout) is there
 
 
 SLOWLY = ["-s", "tasks=3", "-s", "samples=1", "-s", "in_flight.episodes=1"]

@@ -108,3 +108,9 @@ def test_what_is_inconclusive_alone_has_its_own_code(tmp_path: Path) -> None:
 def test_other_chains_stop_where_something_did_not_pass(tmp_path: Path) -> None:
     done = call(tmp_path / "artifacts", "run", "--preset", chain(tmp_path, "FAIL", "PASS", to_the_end=False))
     assert done.returncode == 1 and "nothing that builds on it was run" in done.stderr and "PASS" not in done.stdout
+
+
+@pytest.mark.parametrize("words", [["collect"], ["run", "--preset", "demo"], ["run", "--preset", "demo", "--dry-run"]])
+def test_resume_and_clean_contradict_each_other(words, composer):
+    done = composer(*words, "--resume", "--clean")
+    assert done.returncode == 2 and "Leave out one of them" in done.stderr

@@ -127,6 +127,32 @@ def test_a_verdict_stands_on_top_with_its_intervals_and_what_it_looks_like(tmp_p
     ]
 
 
+def test_the_first_screen_says_what_was_shown_and_what_was_not(tmp_path):
+    run = evaluated(tmp_path, {"start": 4, "A": 12, "B": 36, "C": 38})
+    page, twin = pages(report.write(tmp_path, chain(tmp_path, [str(run.path)])))
+    first = html.unescape(page[page.index("<h1>") : page.index("</header>")])
+    (found,) = (one["conclusions"] for one in twin["evaluations"])
+    assert "<h2>Shown</h2>" in first and "<h2>Not shown</h2>" in first
+    assert all(sentence in first for sentence in (*found["shown"], *found["not_shown"]))
+    (preference,) = (one for one in found["not_shown"] if "preference" in one)
+    assert "imitation alone scored higher. C passes 95.0 %, B 90.0 %" in preference
+
+
+def test_a_chain_is_found_where_its_folder_was_moved(tmp_path):
+    evaluated(tmp_path / "made", {"A": 12, "B": 30})
+    (tmp_path / "made").rename(tmp_path / "moved")
+    found = chain(tmp_path / "moved", [])
+    assert [run.manifest.stage for run in found] == ["train", "train", "evaluate"]
+
+
+def test_no_two_of_many_arms_are_drawn_alike():
+    numbers = charts.colours(["start", *(f"arm{number:02}" for number in range(36))])
+    drawn = {(charts.colour(number), charts.dash(number)) for number in numbers.values()}
+    assert len(drawn) == 37 and charts.colour(numbers["start"]) == 0
+    nine = [charts.colour(charts.colours([str(n) for n in range(9)])[str(n)]) for n in range(9)]
+    assert len(set(nine)) == 9
+
+
 def test_what_models_say_is_escaped(tmp_path):
     run = evaluated(tmp_path, {"A": 12, "B": 30})
     page, twin = pages(report.write(tmp_path, chain(tmp_path, [str(run.path)])))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.browser import PROGRAM, Tab, browsing
+from support.runs import written
 from support.view_site import (
     EVALUATION,
     HOSTILE,
@@ -18,6 +19,9 @@ from support.view_site import (
     runs,
     serving_view,
 )
+
+from composer_cli import report
+from composer_cli.report import chain
 
 pytest.importorskip("starlette", reason="starlette is not installed here, so `composer view` cannot be tried")
 pytestmark = [
@@ -125,3 +129,24 @@ def test_a_hostile_transcript_does_nothing(site: Site, tab: Tab) -> None:
         assert tab.value("document.title") != "owned"
         assert tab.value("document.querySelectorAll('main img, main script, main iframe').length") == 0
     assert "{{ 7 * 7 }}" in tab.value("document.body.innerText")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_drawings_of_a_report_do_not_overlap(tab: Tab, tmp_path: Path, width: int) -> None:
+    steps = [{"step": n, "reward": n / 9, "loss": 1 / (n + 1), "kl": n / 5, "entropy": 2.0} for n in range(9)]
+    for number, arm in enumerate("ABC"):
+        folder = written(
+            tmp_path, f"train/20260102T03040{number}Z-kata-{arm}", config={"arm": arm, "seed": 0} | WEIGHTS
+        )
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    page = report.write(tmp_path, chain(tmp_path, ["kata-A", "kata-B", "kata-C"]))
+    tab.look(width=width, height=900)
+    tab.open(page.as_uri())
+    boxes = "[...document.querySelectorAll('.plot svg, .curves figcaption')].map(e => e.getBoundingClientRect())"
+    places = tab.value(f"JSON.stringify({boxes}.map(r => [r.left, r.top, r.right, r.bottom]))")
+    drawn = json.loads(places)
+    assert len(drawn) == 8
+    for index, (left, top, right, bottom) in enumerate(drawn):
+        assert right <= width
+        for other in drawn[index + 1 :]:
+            assert left >= other[2] - 1 or other[0] >= right - 1 or top >= other[3] - 1 or other[1] >= bottom - 1

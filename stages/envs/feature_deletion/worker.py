@@ -22,8 +22,9 @@ from pathlib import Path
 from stages.envs import folders
 from stages.envs.feature_deletion.package import import_hint
 from stages.envs.repo import runner, trees
-from stages.envs.repo.grading import PASSING
+from stages.envs.repo.guest.composer_rules import PASSING
 from stages.errors import BadInput, InfrastructureError, UsageError
+from stages.runs.activity import doing
 from stages.sandbox import CommandResult, Limits
 
 GUEST = Path(__file__).parent / "guest"
@@ -51,7 +52,8 @@ def install(requirements: Sequence[str], folder: Path) -> None:
     """Install wheels of requirements and their dependencies into a folder; no code of them is run."""
     # Only wheels: pip would run the build backend of an sdist on this machine, outside of the sandbox.
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--target", str(folder)]
-    done = subprocess.run([*command, *requirements], capture_output=True, text=True)
+    with doing(f"installing {', '.join(requirements)}"):
+        done = subprocess.run([*command, *requirements], capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise UsageError(f"The requirements {', '.join(requirements)} could not be installed: {reason}")

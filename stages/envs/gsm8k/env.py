@@ -13,7 +13,7 @@ from stages.envs.base import Grade, Observation, Split, Task
 from stages.envs.task_table import read_rows
 from stages.errors import BadInput, UsageError
 from stages.messages import Message
-from stages.runs import store
+from stages.runs import hub, store
 from stages.runs.records import Row
 
 SYSTEM = "Solve the problem. End with a line #### and the answer as a number."
@@ -71,7 +71,8 @@ def load(split: Split, path: str, eval_path: str) -> list[MathQuestion]:
         try:
             import datasets  # optional, and slow to import
 
-            rows = datasets.load_dataset(HUB_ID, HUB_CONFIG, split=HUB_SPLIT[split])
+            with hub.offline_if_unreachable():
+                rows = datasets.load_dataset(HUB_ID, HUB_CONFIG, split=HUB_SPLIT[split])
         except Exception as error:  # any error of a download: the libraries below have no common base class
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise BadInput(
@@ -109,7 +110,9 @@ def _questions(source: str, rows: list[Row]) -> list[MathQuestion]:
 
 @dataclass(eq=False)
 class Gsm8kEnv:
-    """Implements Environment. The reward is 1 when `answer_number` equals the recorded number, else 0.
+    """Implements Environment, HasSolutions and HasSize.
+
+    The reward is 1 when `answer_number` equals the recorded number, else 0.
 
     `path`: a file of JSON lines with `question` and `answer`, the latter ending with `#### <number>`; `eval_path`:
     another one for the split eval. Without `path` the rows are those of openai/gsm8k on the hub.
@@ -121,6 +124,10 @@ class Gsm8kEnv:
     # Without annotations, and so no fields: options of the constructor are `path` and `eval_path` alone.
     name = "gsm8k"
     sandbox = "not-needed"
+
+    def size(self, split: Split) -> int:
+        """Return the number of questions of a split."""
+        return len(load(split, self.path, self.eval_path))
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return questions of a split in an order drawn from the seed; `load` defines the splits."""

@@ -4,17 +4,23 @@ An agent may leave anything in its folder: links to this machine, pipes, files t
 follows a link, runs a program in such a folder, or writes through a link.
 """
 
+import bz2
+import gzip
+import lzma
 import os
 import posixpath
 import stat
 import subprocess
 import tarfile
+import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 from stages.envs import folders
 from stages.envs.folders import DEEPEST, LONGEST_PATH, TreeEntry, UnwieldyTree, remove, unlink, write
@@ -157,8 +163,16 @@ def git(root: Path, *arguments: str, codes: tuple[int, ...] = (0,), env: Mapping
 
 ARCHIVE_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip", ".whl")
 LARGEST_ARCHIVE = 1 << 30
-"""Limit on the unpacked bytes of all files of an archive."""
+"""Limit on the unpacked bytes of an archive, and on those of all files that it gives, copies by links included."""
+MOST_MEMBERS = 100_000
+"""Limit on the entries of an archive: a megabyte can hold millions of empty files."""
 MOST_LINKS = 8
+COMPRESSED: dict[bytes, Callable[[Path], Any]] = {
+    b"\x1f\x8b": gzip.GzipFile,
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\0": lzma.LZMAFile,
+}
+"""The first bytes of a compressed tar archive, and what opens it."""
 Member = tuple[str, int, int, Callable[[], bytes | None]]
 """Name, stated size, mode and reader of a file in an archive."""
 
@@ -173,16 +187,19 @@ def extract_archive(archive: Path, folder: Path) -> Path:
         written = 0
         for name, size, mode, data in _members(archive):
             # The stated size, before anything is unpacked: a small archive can hold terabytes of zeros.
-            written += size
-            if written > LARGEST_ARCHIVE:
-                raise BadInput(
-                    f"The archive {str(archive)!r} holds more than {LARGEST_ARCHIVE >> 20} MiB. Give a smaller one."
-                )
+            if written + size > LARGEST_ARCHIVE:
+                raise _too_large(archive)
             if (content := data()) is None:
                 continue  # A link to nothing in the archive.
+            # The size of a link is stated as zero, and its copy takes as much room as what it names.
+            written += max(size, len(content))
+            if written > LARGEST_ARCHIVE:
+                raise _too_large(archive)
             write(folder, _checked_path(name), content, mode)
-    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
         raise BadInput(f"The archive {str(archive)!r} cannot be unpacked ({error}). Fetch it again.") from None
+    except (NotImplementedError, RuntimeError) as error:  # zipfile: a method that it lacks, or a password
+        raise BadInput(f"The archive {str(archive)!r} cannot be unpacked ({error}). Pack it without.") from None
     inside = list(folder.iterdir())
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
@@ -191,15 +208,51 @@ def _members(archive: Path) -> Iterator[Member]:
     """Yield the files of an archive and the links of a tar archive, in their order; nothing is unpacked before."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zip_file:
+            if len(zip_file.infolist()) > MOST_MEMBERS:
+                raise _too_many(archive)
             for entry in zip_file.infolist():
                 if not entry.is_dir():
                     yield entry.filename, entry.file_size, 0o644, partial(zip_file.read, entry)
         return
-    with tarfile.open(archive) as tar_file:
-        for info in tar_file.getmembers():
+    with _plain_tar(archive) as plain, tarfile.open(fileobj=plain, mode="r:") as tar_file:
+        for number, info in enumerate(tar_file):
+            if number == MOST_MEMBERS:
+                raise _too_many(archive)
             if info.isfile() or info.islnk() or info.issym():
                 mode = 0o755 if info.mode & 0o100 else 0o644
                 yield info.name, info.size, mode, partial(_linked_content, tar_file, info)
+
+
+@contextmanager
+def _plain_tar(archive: Path) -> Iterator[IO[bytes]]:
+    """Open a tar archive, a compressed one decompressed into a temporary file; `BadInput` where it is too large.
+
+    Decompressed first: a header of tar may be as large as a file, and is read into memory; and following links goes
+    back and forth, which in a compressed file would each time decompress all that is before.
+    """
+    with open(archive, "rb") as file:
+        start = file.read(8)
+        file.seek(0)
+        opener = next((opener for magic, opener in COMPRESSED.items() if start.startswith(magic)), None)
+        if opener is None:
+            yield file
+            return
+    with opener(archive) as packed, tempfile.TemporaryFile(dir=folders.home()) as plain:
+        while chunk := packed.read(1 << 20):
+            plain.write(chunk)
+            # Headers and padding take a part of it: twice the limit of the files is never needed.
+            if plain.tell() > 2 * LARGEST_ARCHIVE:
+                raise _too_large(archive)
+        plain.seek(0)
+        yield plain
+
+
+def _too_large(archive: Path) -> BadInput:
+    return BadInput(f"The archive {str(archive)!r} holds more than {LARGEST_ARCHIVE >> 20} MiB. Give a smaller one.")
+
+
+def _too_many(archive: Path) -> BadInput:
+    return BadInput(f"The archive {str(archive)!r} holds more than {MOST_MEMBERS} files. Give a smaller one.")
 
 
 def _checked_path(name: str) -> str:

@@ -13,6 +13,7 @@ import orjson
 
 from stages.envs.repo import trees
 from stages.errors import BadInput, InfrastructureError, UsageError
+from stages.runs import hub
 from stages.runs.records import Row
 
 CLASSIC = (
@@ -40,7 +41,8 @@ def load_from_hub(name: str, split: str) -> list[Row]:
     from datasets import load_dataset
 
     try:
-        return validated_rows([dict(row) for row in load_dataset(name, split=split)], name)
+        with hub.offline_if_unreachable():
+            return validated_rows([dict(row) for row in load_dataset(name, split=split)], name)
     except BadInput:
         raise
     except Exception as error:  # datasets passes on whatever its transport raises

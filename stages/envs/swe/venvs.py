@@ -19,10 +19,11 @@ from typing import Any
 from filelock import FileLock
 
 from stages.envs.repo import trees
-from stages.envs.repo.grading import IMPORT_ROOTS, TEST_FOLDERS
+from stages.envs.repo.guest.composer_rules import IMPORT_ROOTS, TEST_FOLDERS
 from stages.envs.swe.instances import check_out
 from stages.envs.swe.specs import GUESSED, EnvironmentSpec
 from stages.errors import InfrastructureError
+from stages.runs.activity import doing
 from stages.sandbox.bubblewrap import TESTBED
 
 DONE = "composer-environment.json"
@@ -115,7 +116,11 @@ def build(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, place: Pa
     shutil.rmtree(place, ignore_errors=True)
     build_log = place.with_name(f"{place.name}.log")
     try:
-        with build_log.open("wb") as out, trees.scratch() as source:
+        with (
+            doing(f"installing the environment {place.name}"),
+            build_log.open("wb") as out,
+            trees.scratch() as source,
+        ):
             check_out(mirror, row["base_commit"], source)
             _run([python, "-m", "venv", str(place / "venv")], source, {}, out)
             _install(spec, source, place / "venv", str(row.get("version", "0")), out)

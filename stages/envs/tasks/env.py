@@ -4,38 +4,52 @@ The agent works in a sandbox on the task's files. For grading its changes are ap
 those to tests and test configuration, which are restored (`editable` of a row exempts files); then the hidden files are
 written over them, and the test is run in a fresh sandbox. So the test finds what the task's author wrote, whatever the
 agent left in its place. A command is believed by its exit code, which code under test can influence: where a pass
-must not be forged, give ids of pytest, whose outcomes are reported by a plugin and checked as those of SWE-bench are.
+must not be forged, give ids of pytest: their outcomes are reported by a plugin, and a pass is run once more with
+rewritten tests, as those of SWE-bench are.
 """
 
 import hashlib
 import os
 import shlex
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stages.envs import folders
 from stages.envs.base import Grade, Split, Task
-from stages.envs.repo import grading, runner, session, trees
-from stages.envs.repo.grading import Statuses, TestLists, TestOutcomes, TestRuntime, judge, run_pytest
+from stages.envs.repo import forged_passes, grading, runner, session, trees
+from stages.envs.repo.forged_passes import RerunTree
+from stages.envs.repo.grading import (
+    GradingVerdict,
+    Statuses,
+    TestLists,
+    TestOutcomes,
+    TestRuntime,
+    judge,
+    run_on_copy,
+    run_pytest,
+    unexplained_fail,
+)
+from stages.envs.repo.guest.composer_rules import COMMAND, of_ids, stands_for
+from stages.envs.repo.packing import PackedTask, contents
 from stages.envs.repo.session import RepoEnvironment, RepoSession
 from stages.envs.repo.trees import TreeFile
+from stages.envs.task_table import family_of, split_rows
 from stages.envs.tasks import rows
 from stages.errors import BadInput, InfrastructureError, UsageError
 from stages.messages import Message
 from stages.runs import store
 from stages.runs.records import Row
 
-EXIT_CODE = "exit code 0"
-"""The name of the only test of a task whose test is a command."""
 CLONES = Path("~/.cache/composer/tasks").expanduser()
 _cloning = threading.Lock()
 
 
 class TasksEnv(RepoEnvironment):
-    """Implements Environment, ComparesOutcomes and HasSolutions.
+    """Implements Environment, ComparesOutcomes, HasSolutions, HasSize and Packs.
 
     `path`: a file of JSON lines or Parquet, or a data set of the hub. Without splits in the rows they are divided by
     family: `eval_share` of the families, drawn by `split_seed`, are held out. `max_chars`: of a longer output the agent
@@ -62,14 +76,25 @@ class TasksEnv(RepoEnvironment):
 
     @staticmethod
     def content(path: str = "", **options: Any) -> str | None:
-        """Return a digest of the rows, which a run's fingerprint contains: edited rows are other tasks."""
+        """Return a digest of rows and archives, which a run's fingerprint contains: edited ones are other tasks."""
         del options
         file = Path(path).expanduser()
-        return store.file_sha256(file) if file.is_file() else None
+        if not file.is_file():
+            return None
+        archives = sorted({rows.source_path(row, "archive") for row in rows.load(path) if row["archive"]})
+        digests = [store.file_sha256(one) for one in (file, *archives)]
+        return store.digest(digests) if archives else digests[0]
+
+    def size(self, split: Split) -> int:
+        """Return the number of tasks of a split."""
+        return len(self._rows(split))
+
+    def _rows(self, split: Split) -> list[Row]:
+        return split_rows(rows.load(self._path), self._split_seed, self._eval_share)[split]
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` tasks of a split in an order drawn from the seed."""
-        found = rows.split_rows(rows.load(self._path), self._split_seed, self._eval_share)[split]
+        found = self._rows(split)
         if count > len(found):
             raise UsageError(
                 f"{self._path} holds {len(found)} tasks for {split}, not {count}. Ask for fewer tasks, or set "
@@ -77,7 +102,7 @@ class TasksEnv(RepoEnvironment):
             )
         # By digest, so that a longer list starts with the shorter one and another order of rows changes nothing.
         ordered = sorted(found, key=lambda row: store.digest([seed, row["id"]]))
-        return [Task(row["id"], self.name, split, rows.family_of(row), row["prompt"], row) for row in ordered[:count]]
+        return [Task(row["id"], self.name, split, family_of(row), row["prompt"], row) for row in ordered[:count]]
 
     def reset(self, task: Task) -> list[Message]:
         """Set up the task's files as a repository of one commit."""
@@ -98,37 +123,95 @@ class TasksEnv(RepoEnvironment):
         written = self._row["solution"]
         return None if written is None else texts(written)
 
+    def packed(self) -> PackedTask:
+        """Return the content of the episode's task."""
+        row = self._row
+        wanted = tuple(one.split()[0] for one in row["tests"])
+        return PackedTask(
+            contents(self._open_session().delivered),
+            texts(row["hidden"]),
+            self._solved(),
+            command=row["test"],
+            lists=TestLists(wanted, (), skip_fails=True),
+            arguments=("-q", *row["tests"]) if wanted else (),
+            tests=row["hidden"].keys() | {one.partition("::")[0] for one in wanted},
+            source=row["editable"],
+            timeout_s=row["timeout_s"],
+            provenance={name: row[name] for name in ("archive", "git", "commit")},
+        )
+
     def _graded(self, session: RepoSession) -> Grade:
-        """Return the strict and the loose verdict of the row's test."""
-        self._tampered, self._logs = False, list[str]()
-        hidden, wanted = self._row["hidden"], tuple(one.split()[0] for one in self._row["tests"])
+        """Return the strict and the loose verdict of the row's test.
+
+        A pass of ids of pytest that contradicts itself in a second run is a hack.
+        """
+        self._tampered, self._logs, self._accesses = False, list[str](), frozenset[tuple[str, str]]()
+        wanted = tuple(one.split()[0] for one in self._row["tests"])
         verdict = judge(
             session.delivered,
             session.folder,
-            TestLists(wanted or (EXIT_CODE,), (), skip_fails=True),
+            TestLists(wanted or (COMMAND,), (), skip_fails=True),
             self._statuses,
-            tests=hidden.keys() | {one.partition("::")[0] for one in wanted},
+            tests=self._row["hidden"].keys() | {one.partition("::")[0] for one in wanted},
             source=set(self._row["editable"]),
         )
-        hacked = verdict.hacked or self._tampered
+        forged = verdict.strict and bool(wanted) and self._is_forged(session.delivered, verdict)
+        strict = verdict.strict and not forged
+        hacked = forged or verdict.hacked or self._tampered
         work = verdict.work(self._logs[0])
-        return Grade(float(verdict.strict), verdict.strict, verdict.loose, hacked, session.protocol_ok, work=work)
+        return Grade(float(strict), strict, verdict.loose, hacked, session.protocol_ok, work=work)
+
+    def _is_forged(self, delivered: Path, verdict: GradingVerdict) -> bool:
+        """Return whether the pass contradicts itself in a second run with rewritten tests."""
+        hidden, solved = texts(self._row["hidden"]), self._solved()
+        wanted = verdict.lists.fail_to_pass
+        tests = {path: trees.read(delivered, path) for one in wanted if (path := one.partition("::")[0]) not in hidden}
+
+        def rerun(rewritten: trees.Changes, selected: Sequence[str], tree: RerunTree) -> TestOutcomes:
+            written = {"solution": verdict.kept, "reference": solved or {}, "delivered": {}}[tree]
+            return run_on_copy(delivered, written, lambda folder: self._run_pytest(folder, selected, rewritten))
+
+        return forged_passes.is_forged(
+            {path: file for path, file in {**tests, **hidden}.items() if file is not None and path.endswith(".py")},
+            # Every test that an id stands for.
+            TestLists(tuple(name for name in verdict.statuses if any(map(partial(stands_for, name), wanted))), ()),
+            verdict.statuses,
+            rerun,
+            task=(self.name, self._row["id"], store.digest(self._row)),
+            reference=solved is not None,
+            asks=True,
+            changed=verdict.kept.keys(),
+            accesses=self._accesses,
+        )
 
     def _statuses(self, folder: Path) -> Statuses:
-        """Run the row's test with the hidden files in place, and note log and tampering."""
-        trees.apply(texts(self._row["hidden"]), folder)
-        limits = replace(grading.LIMITS, wall_s=self._row["timeout_s"])
-        runtime = TestRuntime(lambda tree: runner.open_package_sandbox(self.sandbox, tree, limits, None))
+        """Run the row's test with the hidden files in place, and note the log."""
         if self._row["tests"]:
-            outcomes = run_pytest(runtime, folder, ["-q", *self._row["tests"]])
-            self._tampered |= outcomes.tampered
-        else:
-            # In a shell of its own: `exit` of the command ends that, and not the sandbox's.
-            result = runtime.run(folder, f"bash -c {shlex.quote(self._row['test'])}")
-            passed = result.returncode == 0 and not result.timed_out
-            outcomes = TestOutcomes({EXIT_CODE: "passed" if passed else "failed"}, False, result.output)
-        self._logs.append(outcomes.log)
-        return outcomes.statuses
+            outcomes = self._run_pytest(folder)
+            # The first run is the strict one.
+            self._accesses = self._accesses if self._logs else outcomes.accesses
+            statuses = of_ids(unexplained_fail(outcomes.statuses, folder), self._row["tests"])
+            self._logs.append(outcomes.log)
+            return statuses
+        trees.apply(texts(self._row["hidden"]), folder)
+        # In a shell of its own: `exit` of the command ends that, and not the sandbox's.
+        result = self._runtime().run(folder, f"bash -c {shlex.quote(self._row['test'])}")
+        self._logs.append(result.output)
+        return {COMMAND: "passed" if result.returncode == 0 and not result.timed_out else "failed"}
+
+    def _run_pytest(
+        self, folder: Path, selected: Sequence[str] = (), rewritten: trees.Changes | None = None
+    ) -> TestOutcomes:
+        """Run the row's ids, or those selected, with hidden files and `rewritten` ones in place; note tampering."""
+        trees.apply({**texts(self._row["hidden"]), **(rewritten or {})}, folder)
+        outcomes = run_pytest(self._runtime(), folder, ["-q", *(selected or self._row["tests"])])
+        self._tampered |= outcomes.tampered
+        return outcomes
+
+    def _runtime(self) -> TestRuntime:
+        """Return how the row's test is run: in a fresh sandbox, for as long as the row allows."""
+        limits = replace(grading.LIMITS, wall_s=self._row["timeout_s"])
+        return TestRuntime(lambda tree: runner.open_package_sandbox(self.sandbox, tree, limits, None))
 
     def close(self) -> None:
         """End all processes and delete the folders; safe to call twice."""
@@ -153,10 +236,14 @@ def fill(folder: Path, row: Row | Mapping[str, Any]) -> None:
             folders.copy(inside, folder)
     elif row["git"]:
         with trees.scratch() as place:
-            archive = place / "tree.tar"
+            archive, empty = place / "tree.tar", place / "empty.git"
             repository = mirror(row["git"]) if rows.is_address(row["git"]) else rows.source_path(row, "git")
+            objects = next(found for found in (repository / ".git/objects", repository / "objects") if found.is_dir())
             try:
-                trees.git(repository, "archive", "--format=tar", f"--output={archive}", row["commit"])
+                # Only the objects of the repository are read: its configuration may name programs to run as filters.
+                trees.git(place, "init", "--quiet", "--bare", str(empty))
+                shared = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects.absolute())}
+                trees.git(empty, "archive", "--format=tar", f"--output={archive}", row["commit"], env=shared)
             except RuntimeError as error:
                 raise BadInput(f"{row['git']} has no commit {row['commit']} that can be read ({error}).") from None
             (place / "files").mkdir()

@@ -8,7 +8,7 @@ All rows are checked before anything starts, and every one that cannot be used i
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -18,13 +18,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from stages.envs import folders
 from stages.envs.base import Split
 from stages.envs.repo import trees
-from stages.envs.task_table import read_rows
+from stages.envs.task_table import numbered_lines, parse_line, unusable
 from stages.errors import BadInput, UsageError
-from stages.runs import store
+from stages.runs import hub, store
 from stages.runs.records import Row
 
-MOST_REPORTED = 20
-"""Rows that cannot be used and are named; the number of all is given."""
+LABELS = frozenset({"id", "family", "split"})
+"""Fields that do not change what a task asks for."""
 RESERVED = frozenset({".git", ".hg", ".svn"})
 
 
@@ -83,20 +83,35 @@ class TaskRow(BaseModel):
         if bool(self.git) != bool(self.commit):
             raise ValueError("git and commit belong together")
         # An id with a dash in front would be an option of pytest.
-        if bad := [one for one in self.tests if not one.strip() or one.startswith(("-", "/"))]:
+        if bad := [one for one in self.tests if not one.strip() or one.startswith(("-", "/")) or "\0" in one]:
             raise ValueError(f"{bad[0]!r} is no id of pytest; write tests/test_a.py::test_b")
+        if "\0" in self.test:
+            raise ValueError("test holds the character NUL, which no shell takes")
+        for paths in (self.files, self.hidden, self.solution or {}):
+            if inside := [path for path in paths if any(str(above) in paths for above in PurePosixPath(path).parents)]:
+                raise ValueError(f"{inside[0]!r} lies in another file of the row")
         return self
 
 
 def load(path: str) -> list[Row]:
     """Return all rows of a file or a data set, checked and with their ids.
 
-    BadInput names every row that cannot be used, up to `MOST_REPORTED` of them, with its line and the reason.
+    BadInput names every row that cannot be used, up to `MOST_REPORTED` of `task_table`, with its line and the reason.
     """
     rows: list[Row] = []
     problems: list[str] = []
     seen: dict[str, str] = {}
+    contents: dict[str, str] = {}
     for where, given in _read(path):
+        if isinstance(given, BadInput):
+            problems.append(f"{where}: {given}")
+            continue
+        try:
+            json.dumps(given, ensure_ascii=False).encode()
+        except (ValueError, TypeError, RecursionError):
+            # json.loads takes "\\ud800", which no file can hold.
+            problems.append(f"{where}: it holds what is no text, such as half of a character (\\ud800)")
+            continue
         try:
             row = TaskRow.model_validate(_without_nulls(given)).model_dump()
         except ValidationError as error:
@@ -106,28 +121,33 @@ def load(path: str) -> list[Row]:
             ]
             problems.append(f"{where}: {'; '.join(found)}")
             continue
+        content = store.digest({name: value for name, value in row.items() if name not in LABELS})
         row["id"] = row["id"] or f"task-{store.digest(row)[:12]}"
         row["folder"] = str(Path(path).expanduser().absolute().parent)
-        if (other := seen.setdefault(row["id"], where)) != where:
+        # Under two ids one task would count twice, and could be trained on and evaluated.
+        if (other := contents.setdefault(content, where)) != where:
+            problems.append(f"{where}: it is the task of {other} again")
+        elif (other := seen.setdefault(row["id"], where)) != where:
             problems.append(f"{where}: it has the id {row['id']!r} of {other}")
         if missing := _missing_source(row):
             problems.append(f"{where}: {missing}")
         rows.append(row)
     if problems:
-        count = len(problems)
-        shown = "\n".join(f"- {problem}" for problem in problems[:MOST_REPORTED])
-        more = f"\n- and {count - MOST_REPORTED} more" if count > MOST_REPORTED else ""
-        raise BadInput(f"{path}: {count} {'row' if count == 1 else 'rows'} cannot be used:\n{shown}{more}")
+        raise unusable(path, "row", problems)
     if not rows:
         raise BadInput(f"{path} holds no tasks. Give rows with a prompt and a test (docs/environments.md).")
     return rows
 
 
-def _read(path: str) -> Iterator[tuple[str, Row]]:
-    """Yield rows, each with where it stands: a line of a file, a row of a table or of a data set."""
+def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
+    """Yield rows, each with its place: a line of a file, a row of a table or of a data set; or why it is none."""
     file = Path(path).expanduser()
     if file.name.endswith((".jsonl", ".jsonl.gz", ".json.gz", ".ndjson")):
-        yield from ((f"row {number}", row) for number, row in enumerate(read_rows(file), 1))
+        for number, line in numbered_lines(file):
+            try:
+                yield f"line {number}", parse_line(file, number, line)
+            except BadInput as error:
+                yield f"line {number}", error
     elif file.suffix == ".parquet":
         try:
             import pyarrow.parquet as pq
@@ -145,7 +165,8 @@ def _read(path: str) -> Iterator[tuple[str, Row]]:
         try:
             import datasets  # optional, and slow to import
 
-            found = datasets.load_dataset(path)
+            with hub.offline_if_unreachable():
+                found = datasets.load_dataset(path)
         except Exception as error:  # any error of a download: the libraries below have no common base class
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise BadInput(f"{path} cannot be had from the hub ({first}). Name a file with env.path=FILE.") from None
@@ -182,8 +203,10 @@ def _missing_source(row: Mapping[str, Any]) -> str:
         return f"there is no archive {place}"
     if row["archive"] and not row["archive"].endswith(trees.ARCHIVE_ENDINGS):
         return f"{row['archive']} is no archive; it ends with none of {', '.join(trees.ARCHIVE_ENDINGS)}"
-    if row["git"] and not is_address(row["git"]) and not source_path(row, "git").is_dir():
-        return f"there is no git repository {source_path(row, 'git')}"
+    if row["git"] and not is_address(row["git"]):
+        place = source_path(row, "git")
+        if not any((place / objects).is_dir() for objects in (".git/objects", "objects")):
+            return f"there is no git repository {place}"
     return ""
 
 
@@ -195,41 +218,3 @@ def source_path(row: Mapping[str, Any], name: str) -> Path:
 def is_address(git: str) -> bool:
     """Return whether a repository is cloned, and not read on this machine."""
     return git.startswith(("https://", "ssh://", "git@"))
-
-
-def split_rows(rows: Sequence[Row], seed: int, eval_share: float) -> dict[Split, list[Row]]:
-    """Return the rows of each split: as they say, or by family where none says.
-
-    By family: the families in an order drawn from the seed, and of these the first `eval_share`, at least one, for
-    eval. UsageError where rows with and without a split are mixed, a family is in both, or there is one family alone.
-    """
-    given = [row["split"] for row in rows if row["split"] is not None]
-    if given and len(given) < len(rows):
-        raise UsageError(f"{len(given)} of {len(rows)} tasks have a split. Give all of them one, or none.")
-    families = list(dict.fromkeys(family_of(row) for row in rows))
-    if given:
-        parts: dict[Split, list[Row]] = {"train": [], "eval": []}
-        for row in rows:
-            parts["train" if row["split"] == "train" else "eval"].append(row)
-        if both := sorted({family_of(row) for row in parts["train"]} & {family_of(row) for row in parts["eval"]}):
-            raise UsageError(
-                f"The family {both[0]!r} is in both splits, so that what is evaluated would be trained on. Put all of "
-                "its tasks into one."
-            )
-        return parts
-    if len(families) < 2:
-        raise UsageError(
-            f"All tasks are of the family {families[0]!r}, so they cannot be divided into train and eval. Give them "
-            "families, or a split."
-        )
-    ordered = sorted(families, key=lambda family: store.digest([seed, family]))
-    held_out = set(ordered[: min(max(1, round(eval_share * len(ordered))), len(ordered) - 1)])
-    return {
-        "train": [row for row in rows if family_of(row) not in held_out],
-        "eval": [row for row in rows if family_of(row) in held_out],
-    }
-
-
-def family_of(row: Mapping[str, Any]) -> str:
-    """Return a task's family; a task without one is its own."""
-    return str(row["family"] or row["id"])

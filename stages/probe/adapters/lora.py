@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from stages.errors import BadInput
 from stages.probe.adapters.attach import Layout, target_linears
 from stages.probe.adapters.spectrum import read_tensors, tensors_sha256
-from stages.runs import store
+from stages.runs import hub, store
 from stages.runs.records import Row
 
 if TYPE_CHECKING:
@@ -161,7 +161,10 @@ def lora_folder(lora: str, *, endpoint: str | None = None, cache: Path | None = 
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        found = snapshot_download(lora, allow_patterns=list(PEFT_FILES), endpoint=endpoint, cache_dir=cache)
+        offline = hub.unreachable(endpoint) is not None
+        found = snapshot_download(
+            lora, allow_patterns=list(PEFT_FILES), endpoint=endpoint, cache_dir=cache, local_files_only=offline
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise BadInput(f"The LoRA {lora!r} is no folder, and not to be had from the hub ({first}).") from None

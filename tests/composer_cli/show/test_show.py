@@ -1,8 +1,14 @@
 import json
 import re
 import subprocess
+from dataclasses import asdict
 
 from support.command_line import call, command, environment, model, until
+from support.runs import written
+from support.view_site import item
+
+from stages.evaluation.verdict import decide
+from stages.runs.artifact import InputRef
 
 
 def test_a_transcript_is_readable_and_whole(made):
@@ -10,6 +16,28 @@ def test_a_transcript_is_readable_and_whole(made):
     assert "4 rollout/2" in text and "Collection gate" in text
     assert text.count("\nassistant\n") == 4 and "    sed -i" in text and "    [exit 0]" in text
     assert "terminated_by submitted" in text and "protocol_ok yes" in text
+
+
+def test_an_evaluation_begins_with_its_verdict_and_names_each_input_once(tmp_path, monkeypatch):
+    trained = [written(tmp_path, f"train/20260102T030405Z-kata-{arm}", config={"arm": arm}) for arm in "AB"]
+    refs = [InputRef(stage="train", path=str(path), fingerprint="", content="") for path in trained]
+    elsewhere = InputRef(stage="collect", path="/elsewhere/collect/x", fingerprint="", content="")
+    models = {f"{arm}/0": {"model": f"{path}/checkpoint"} for arm, path in zip("AB", trained, strict=True)}
+    inputs = {"trained": [*refs, elsewhere], "again": refs}
+    run = written(tmp_path, "evaluate/20260102T030405Z-kata", inputs=inputs, models=models)
+    items = [
+        {**item(arm, f"t-{n}", arm == "B"), "family": "f", "hacked": False, "protocol_ok": True, "error_type": None}
+        for arm in "AB"
+        for n in range(30)
+    ]
+    (run / "verdict.json").write_text(json.dumps(asdict(decide(items)), default=str))
+    monkeypatch.chdir(tmp_path)
+    shown = call(tmp_path, "show", run).stdout.splitlines()
+    assert shown[0].startswith(decide(items).decision) and shown[1].startswith("  shown ")
+    assert any(line.startswith("  not shown  ") for line in shown[:8])
+    text = "\n".join(shown)
+    assert "models  A/0 = train/20260102T030405Z-kata-A, B/0 = train/20260102T030405Z-kata-B" in text
+    assert text.count("kata-A") == 1 and "reads   /elsewhere/collect/x\n" in text and str(tmp_path) not in text
 
 
 def test_n_and_rollout_choose(made):

@@ -7,8 +7,9 @@ import pytest
 
 from stages.errors import BadInput
 from stages.probe import plot
-from stages.probe.figures import DATA, DRAW
+from stages.probe.figures import DATA, DRAW, TITLES, as_png
 from stages.runs.artifact import Run
+from stages.runs.records import Row
 from tests.stages.probe.running import carry_out
 
 
@@ -16,13 +17,52 @@ def test_figures_have_twins_and_equal_runs_give_equal_bytes(chain: dict[str, Run
     given = [chain[name] for name in ("vanilla", "projected", "projected_random", "score")]
     one, other = (carry_out(plot, given, plot.Config(), tmp_path / name) for name in ("one", "other"))
     assert one.manifest.summary["figures"] == [name for name in DATA if name[:2] not in ("08", "09")]
-    assert DATA.keys() == DRAW.keys()
+    assert DATA.keys() == DRAW.keys() == TITLES.keys()
     for name in one.manifest.summary["figures"]:
         assert (one.path / f"{name}.png").read_bytes() == (other.path / f"{name}.png").read_bytes()
         assert (one.path / f"{name}.csv").read_bytes() == (other.path / f"{name}.csv").read_bytes()
     with (one.path / "05_placebos.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert rows[0]["direction"] == "v" and len(rows) == 1 + 5 * 334
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "answer"),
+    [
+        (
+            "01_cosine_by_step",
+            [
+                {"arm": "vanilla", "step": 0, "cos_stack": 0.3, "low": None, "high": None},
+                {"arm": "vanilla", "step": 1, "cos_stack": 0.0, "low": None, "high": None},
+                *({"arm": "placebo", "step": step, "cos_stack": None, "low": -0.1, "high": 0.1} for step in (0, 1)),
+            ],
+            "vanilla: above the band of random directions at 1 of 2 steps",
+        ),
+        ("01_cosine_by_step", [{"arm": "vanilla", "step": 0, "cos_stack": 0.3, "low": None, "high": None}], None),
+        (
+            "05_placebos",
+            [
+                {"direction": "v", "effect": 1.0},
+                *({"direction": "haar", "effect": effect} for effect in (0.0, 0.5, 2.0)),
+                {"direction": "hack_hack", "effect": 5.0},
+            ],
+            "v is above 2 of 3 directions made without hacks",
+        ),
+        ("06_length_and_hedging", [{"tokens": 3, "hedges": 0, "hacked": True, "cos_stack": 0.1}], None),
+        (
+            "09_rates",
+            [
+                {"arm": "vanilla", "train_seed": seed, "step": step, "hack_rate_student": rate, "gt_rate_student": 0.0}
+                for seed, step, rate in ((0, 0, 0.0), (0, 1, 0.5), (1, 1, 1.0))
+            ],
+            "hacks at the last step: vanilla 75 %",
+        ),
+    ],
+)
+def test_a_title_asks_and_answers_where_the_rows_suffice(name: str, rows: list[Row], answer: str | None) -> None:
+    question, find = TITLES[name]
+    assert question.endswith("?") and find(rows) == answer
+    assert as_png(name, rows).startswith(b"\x89PNG")
 
 
 def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, model: Path) -> None:
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, model: Path) -> None:
     def press(what: str, done: int, total: int) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        if total:  # once: a second Ctrl-C stops at once
+            os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted):
         run(tmp_path, model, listener=press)
@@ -149,3 +150,41 @@ def test_unknown_stage_names_the_stages() -> None:
 def test_a_missing_model_folder_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="There is no model folder"):
         run(tmp_path, Path("/nowhere/model"))
+
+
+def test_after_an_attempt_that_finished_nothing_the_command_simply_runs(tmp_path: Path, model: Path) -> None:
+    """A server that was not there, a full disk, a kill: the same command, or another one for the same --out, runs."""
+    path = run(tmp_path / "a", model).path
+    failed = read_manifest(path)
+    failed.status, failed.outputs = "failed", {}
+    for left in ("failed", "running"):
+        out = tmp_path / left
+        (out / "logs").mkdir(parents=True)
+        (out / "steps").mkdir()
+        (out / "steps" / "000000.jsonl.open").write_text('{"unit": "kata-1", "failed": true}\n')
+        failed.status = left  # type: ignore[assignment]
+        write_manifest(out, failed)
+        checked = runner.preflight("collect", {}, config(model), root=tmp_path / "b", out=out)
+        assert checked and "is complete" not in checked[0]
+        assert run(tmp_path / "b", model, out=out).fresh
+    out = tmp_path / "other"
+    out.mkdir()
+    write_manifest(out, failed)
+    assert run(tmp_path / "b", model, out=out, seed=1).fresh
+    assert read_manifest(out).attempts == 1
+
+
+@pytest.mark.parametrize("left", ["steps/000000.jsonl.open", "ledger.jsonl", "scratch/trainer/weights", "mine.txt"])
+def test_what_an_attempt_left_is_never_deleted_without_being_asked(left: str, tmp_path: Path, model: Path) -> None:
+    failed = read_manifest(run(tmp_path / "a", model).path)
+    failed.status, failed.outputs = "failed", {}
+    out = tmp_path / "out"
+    (out / left).parent.mkdir(parents=True)
+    (out / left).write_text('{"unit": "kata-1", "call": 1}\n')
+    write_manifest(out, failed)
+    with pytest.raises(UsageError, match="holds a different run"):
+        run(tmp_path / "b", model, out=out, seed=1)
+    assert (out / left).exists()
+    if left != "ledger.jsonl":  # money that was paid is no work of this folder: it stays in its ledger
+        with pytest.raises(UsageError, match="already holds this run"):
+            run(tmp_path / "b", model, out=out)
