@@ -18,7 +18,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
-RAISED = {"ComposerError", "UsageError", "BadInput", "Incomplete", "InfrastructureError", "Retryable", "Rejected"}
+RAISED = {
+    "ComposerError",
+    "UsageError",
+    "BadInput",
+    "Incomplete",
+    "InfrastructureError",
+    "Retryable",
+    "Rejected",
+    "NoteChanged",
+}
 """What is raised with a sentence for people. `Retryable` and `Rejected` are what a server did: a row's `error`."""
 VALIDATORS = {"model_validator", "field_validator"}
 """Their `ValueError` is shown as a refused setting."""
